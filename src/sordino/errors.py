@@ -1,0 +1,74 @@
+"""Everything Sordino raises on purpose.
+
+    SordinoError
+    ├── UserError               a mistake in the input: exit code 2, one sentence
+    │   ├── ConfigError         a TOML file or an option that cannot be read
+    │   ├── DataError           data that cannot be trained on
+    │   ├── PlanError           a plan whose certificate would be meaningless; `rule` names why
+    │   ├── EngineError         a release that asks for what the engine does not offer
+    │   ├── SideConditionError  a closed form asked outside the range where it is proved
+    │   └── UnreachableError    a calibration target that no value can meet
+    ├── BudgetError             a round that would overspend: the run stops before it
+    └── CertificateError        a certificate that disagrees with what ran: exit code 1
+
+A user's error says what was found, what is needed, and how to fix it.
+"""
+
+from __future__ import annotations
+
+
+class SordinoError(Exception):
+    """Root of the tree."""
+
+
+class UserError(SordinoError):
+    """A mistake in the input: `found`, `needed`, `fix`, said in one sentence."""
+
+    def __init__(self, found: str, needed: str = "", fix: str = "") -> None:
+        self.found, self.needed, self.fix = found, needed, fix
+        parts = [f"found {found}"]
+        if needed:
+            parts.append(f"needed {needed}")
+        if fix:
+            parts.append(f"fix: {fix}")
+        super().__init__("; ".join(parts))
+
+
+class ConfigError(UserError):
+    """A TOML file or an option that cannot be read."""
+
+
+class DataError(UserError):
+    """Data that cannot be trained on."""
+
+
+class PlanError(UserError):
+    """A plan that cannot be certified. `rule` is the name of the broken rule (docs/privacy.md)."""
+
+    def __init__(self, rule: str, found: str, needed: str = "", fix: str = "") -> None:
+        self.rule = rule
+        super().__init__(f"[{rule}] {found}", needed, fix)
+
+
+class EngineError(UserError):
+    """A release that needs what the engine does not offer, or an engine that failed."""
+
+
+class SideConditionError(UserError):
+    """A closed form asked outside the range where it is proved; the numbers are in the sentence."""
+
+
+class UnreachableError(UserError):
+    """A calibration target that no value of the free quantity can meet."""
+
+
+class BudgetError(SordinoError):
+    """A round that would overspend a budget; nothing of it was released."""
+
+
+class CertificateError(SordinoError):
+    """A certificate that disagrees with what ran; `field` is the first field that differs."""
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field = field
+        super().__init__(message)

@@ -1,0 +1,24 @@
+"""Shared by all tests: one thread per process, and a visible skip where real data is absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+_BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+if "SORDINO_DATA" not in os.environ and _BESIDE.is_dir():
+    os.environ["SORDINO_DATA"] = str(_BESIDE)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real data sets; the test is skipped, visibly, where it is absent."""
+    folder = os.environ.get("SORDINO_DATA", "")
+    if not Path(folder).is_dir() or not folder:
+        pytest.skip("SORDINO_DATA does not name a folder of real data")
+    return Path(folder)
