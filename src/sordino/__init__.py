@@ -1,0 +1,75 @@
+"""Sordino: differentially private federated learning, with a certificate that is true of what ran.
+
+Names are loaded when first used, so that `import sordino` and the calculator do not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sordino.version import __version__
+
+if TYPE_CHECKING:
+    from sordino import recipes as recipes
+    from sordino.data.task import Records as Records
+    from sordino.data.task import Task as Task
+    from sordino.engines.inprocess import InProcess as InProcess
+    from sordino.parts.encode import Clip as Clip
+    from sordino.parts.local import LocalSgd as LocalSgd
+    from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
+    from sordino.parts.samplers import Everyone as Everyone
+    from sordino.parts.samplers import FixedSize as FixedSize
+    from sordino.parts.samplers import Poisson as Poisson
+    from sordino.parts.samplers import RoundRobin as RoundRobin
+    from sordino.parts.schedules import Decay as Decay
+    from sordino.parts.server import Adam as Adam
+    from sordino.parts.server import Sgd as Sgd
+    from sordino.plan import Plan as Plan
+    from sordino.privacy.mechanisms import Gaussian as Gaussian
+    from sordino.privacy.mechanisms import Laplace as Laplace
+    from sordino.privacy.release import CentralNoise as CentralNoise
+    from sordino.privacy.release import NoNoise as NoNoise
+    from sordino.train import Result as Result
+    from sordino.train import calibrated as calibrated
+    from sordino.train import train as train
+
+_HOME = {
+    "recipes": "recipes",
+    "Records": "data.task",
+    "Task": "data.task",
+    "InProcess": "engines.inprocess",
+    "Clip": "parts.encode",
+    "LocalSgd": "parts.local",
+    "LaplacianSmoothing": "parts.postprocess",
+    "Everyone": "parts.samplers",
+    "FixedSize": "parts.samplers",
+    "Poisson": "parts.samplers",
+    "RoundRobin": "parts.samplers",
+    "Decay": "parts.schedules",
+    "Adam": "parts.server",
+    "Sgd": "parts.server",
+    "Plan": "plan",
+    "Gaussian": "privacy.mechanisms",
+    "Laplace": "privacy.mechanisms",
+    "CentralNoise": "privacy.release",
+    "NoNoise": "privacy.release",
+    "Result": "train",
+    "calibrated": "train",
+    "train": "train",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sordino' has no attribute {name!r}")
+    module = import_module(f"sordino.{_HOME[name]}")
+    value = module if name == "recipes" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

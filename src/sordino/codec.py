@@ -1,0 +1,158 @@
+"""One codec for every value of a plan: dataclasses <-> TOML, JSON, hash.
+
+A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concrete part names its `kind`:
+
+    @dataclass(frozen=True)
+    class Poisson(Sampler, kind="poisson"): ...
+
+Wherever a family is the declared type, the written form is a table with that `kind`. Reading is strict: an unknown
+key, an unknown kind or a wrong type is a `ConfigError` that names the nearest known word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import tomli_w
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from sordino.errors import ConfigError
+
+T = TypeVar("T")
+STRICT = ConfigDict(extra="forbid", strict=True)
+_BRANCHES = {"float", "int", "str", "bool", "none"}  # how pydantic names the branches of a union in an error's path
+
+
+class Part:
+    """Root of everything that can stand in a plan; `kind` is its name in a file."""
+
+    kind: ClassVar[str] = ""
+    members: ClassVar[dict[str, type[Part]]] = {}
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        kind = kind or cls.__dict__.get("kind", "")  # dataclass(slots=True) makes the class a second time
+        if not kind and Part in cls.__bases__:
+            cls.members = {}  # a new family
+        elif kind:
+            cls.kind = kind
+            cls.members[kind] = cls
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls.kind:
+            return _with_kind(cls.kind, handler(source))
+        choices = {kind: handler.generate_schema(member) for kind, member in sorted(cls.members.items())}
+        return core_schema.tagged_union_schema(choices=choices, discriminator=_kind_of)
+
+
+def _kind_of(value: Any) -> str | None:
+    return value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+
+
+def _with_kind(kind: str, inner: CoreSchema) -> CoreSchema:
+    """The part's own schema, with `kind` taken off when read and put on when written."""
+
+    def strip(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if value.get("kind", kind) != kind:
+            raise ValueError(f"kind {value['kind']!r} where only {kind!r} fits")
+        return {name: item for name, item in value.items() if name != "kind"}
+
+    def label(value: Any, dump: Callable[[Any], Any]) -> Any:
+        written = dump(value)
+        return {"kind": kind, **written} if isinstance(written, dict) else written
+
+    schema = core_schema.no_info_before_validator_function(strip, inner)
+    schema["serialization"] = core_schema.wrap_serializer_function_ser_schema(label, schema=inner)
+    return schema
+
+
+def dump(value: Any, cls: Any = None) -> Any:
+    """Plain data (dicts, lists, numbers) of a value; fields that are None are left out."""
+    return TypeAdapter(cls or type(value)).dump_python(value, mode="python", exclude_none=True)
+
+
+def plain(value: Any) -> Any:
+    """Tuples to lists and infinities to words, so that two equal values have one written form."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def to_json(value: Any, cls: Any = None) -> str:
+    """Canonical JSON: sorted keys, no spaces; the input of `digest`."""
+    return json.dumps(plain(dump(value, cls)), sort_keys=True, separators=(",", ":"))
+
+
+def digest(value: Any, cls: Any = None) -> str:
+    """sha256 of the canonical JSON."""
+    return hashlib.sha256(to_json(value, cls).encode()).hexdigest()
+
+
+def to_toml(value: Any, cls: Any = None) -> str:
+    """The value as a TOML document."""
+    return tomli_w.dumps(plain(dump(value, cls)))
+
+
+def read(cls: Any, data: Any, where: str = "") -> Any:
+    """The value of type `cls` that plain data describes, or a `ConfigError` in one sentence."""
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise _sentence(error, cls, where) from None
+    except TypeError as error:
+        raise ConfigError(f"{where or 'a value'} that is not plain data ({error})", "numbers, text, lists") from None
+
+
+def json_schema(cls: Any) -> dict[str, Any]:
+    """JSON Schema of a type, for editors."""
+    return TypeAdapter(cls).json_schema(mode="validation")
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The known word that a mistyped one most likely meant, or all of them."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
+
+
+def _kinds() -> dict[str, type[Part]]:
+    return {kind: part for family in Part.__subclasses__() for kind, part in family.members.items()}
+
+
+def _fields_at(loc: tuple[Any, ...], cls: Any) -> list[str]:
+    """Known keys of the table an error points into: the innermost kind on the path, or the field types along it."""
+    for step in reversed(loc):
+        if step in _kinds():
+            return [field.name for field in dataclasses.fields(_kinds()[step])]  # type: ignore[arg-type]
+    for step in loc:
+        found = {f.name: f.type for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+        cls = found.get(step, cls)
+    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def _sentence(error: ValidationError, cls: Any, where: str) -> ConfigError:
+    first = max(error.errors(include_url=False), key=lambda entry: len(entry["loc"]))  # the branch that got furthest
+    loc = first["loc"]
+    named = [str(step) for step in loc if step not in _kinds() and step not in _BRANCHES and "[" not in str(step)]
+    path = ".".join([*([where] if where else []), *named])
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return ConfigError(f"unknown key {path}", "a known key", nearest(str(loc[-1]), _fields_at(loc[:-1], cls)))
+    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return ConfigError(f"no {path}", f"a value for {path}", f"add {loc[-1]} = ...")
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        context = first.get("ctx", {})
+        known = [tag.strip(" '") for tag in str(context.get("expected_tags", "")).split(",") if tag]
+        word = str(context.get("tag", ""))
+        found = f"kind {word!r} in {path}" if word else f"no kind in {path}"
+        return ConfigError(found, "a known kind", nearest(word, known))
+    return ConfigError(f"{path} = {first['input']!r}", first["msg"].lower())

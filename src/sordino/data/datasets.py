@@ -1,0 +1,95 @@
+"""Data sets by name: `load("mnist")`. Nothing is read or downloaded before `load`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sordino.codec import nearest
+from sordino.data import bundled, images, own, tabular, text
+from sordino.data.records import Dataset, finish, take
+from sordino.errors import ConfigError
+
+__all__ = ["Dataset", "descriptions", "load", "names"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """How to read a set, and what to say of it."""
+
+    read: Callable[..., Dataset]
+    description: str
+    licence: str
+
+
+_SETS = {
+    "digits": _Entry(bundled.digits, "1,797 handwritten digits, 8x8, bundled with scikit-learn", "CC BY 4.0 (UCI)"),
+    "breast_cancer": _Entry(bundled.breast_cancer, "569 tumours, 30 measurements, bundled", "CC BY 4.0 (UCI)"),
+    "diabetes": _Entry(bundled.diabetes, "442 patients, disease progression (regression), bundled", "public"),
+    "wine": _Entry(bundled.wine, "178 wines of 3 cultivars, 13 measurements, bundled", "CC BY 4.0 (UCI)"),
+    "mnist": _Entry(images.mnist, "70,000 handwritten digits, 28x28", "CC BY-SA 3.0 (as commonly listed)"),
+    "mnist_writers": _Entry(
+        images.mnist_writers, "MNIST with its 539 real writers as clients", "CC BY-SA 3.0; writers BSD-style (QMNIST)"
+    ),
+    "fashion_mnist": _Entry(images.fashion_mnist, "70,000 pictures of clothes, 28x28", "MIT"),
+    "femnist": _Entry(
+        images.femnist, "LEAF FEMNIST, 62 characters, 105 real writers as clients", "public domain (NIST SD19)"
+    ),
+    "cifar10": _Entry(images.cifar10, "pictures of 10 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
+    "adult": _Entry(tabular.adult, "UCI Adult: income above 50,000 dollars", "CC BY 4.0"),
+    "insurance": _Entry(tabular.insurance, "1,338 yearly medical charges (regression)", "public domain / DbCL"),
+    "heart_disease": _Entry(tabular.heart_disease, "UCI heart disease, 4 hospitals as clients", "CC BY 4.0"),
+    "lending_club": _Entry(
+        tabular.loans, "10,000 loans: interest rate from 10 numbers (regression)", "Lending Club public releases"
+    ),
+    "shakespeare": _Entry(
+        text.shakespeare, "next character in Shakespeare, roles as clients", "free, non-commercial distribution only"
+    ),
+    "npz": _Entry(own.npz, "your own arrays: path to an .npz with x and y", "yours"),
+    "csv": _Entry(own.table, "your own table of numbers: path to a .csv, and its target column", "yours"),
+}
+_ALIASES = {"loans": "lending_club"}
+
+
+def names() -> list[str]:
+    """The names that `load` knows."""
+    return list(_SETS)
+
+
+def descriptions() -> dict[str, str]:
+    """One line for each name."""
+    return {name: entry.description for name, entry in _SETS.items()}
+
+
+def load(
+    name: str = "digits", *, train: int | None = None, test: int | None = None, validation: bool = False, **options: Any
+) -> Dataset:
+    """A data set, checked: finite, of matching lengths, labels in range.
+
+    `train` and `test` keep the first records of each part (sets with groups may be ordered by group). With `validation`
+    the test part is the training records after the first `train`: `load("mnist", train=50000, validation=True)` is
+    tested on the last 10,000 training images.
+    """
+    name = _ALIASES.get(name, name)
+    if name not in _SETS:
+        raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
+    entry = _SETS[name]
+    _check_options(name, entry, options)
+    data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
+    return finish(take(data, train, test, validation))
+
+
+def _check_options(name: str, entry: _Entry, options: dict[str, Any]) -> None:
+    """Refuse options the set does not know, and ask for those it cannot do without."""
+    parameters = inspect.signature(entry.read).parameters
+    known = [*parameters, "train", "test", "validation"]
+    unknown = next((option for option in options if option not in known), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"unknown option {unknown!r} of data set {name}", "one of " + ", ".join(known), nearest(unknown, known)
+        )
+    for option, parameter in parameters.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise ConfigError(f"data set {name} without {option}", f"the option {option}")

@@ -1,0 +1,200 @@
+"""Images: MNIST, also by writer, Fashion-MNIST, FEMNIST, CIFAR-10. Pixels are uint8 here; `finish` divides by 255."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sordino.data.records import Array, Dataset, Ints
+from sordino.data.sources import Source, find, read
+from sordino.errors import DataError
+
+_FILES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
+
+
+def _four(folder: str, base: str, sums: tuple[str, ...]) -> tuple[Source, ...]:
+    return tuple(Source(f"{folder}/{f}", f"md5:{s}", base + f) for f, s in zip(_FILES, sums, strict=True))
+
+
+MNIST = _four(
+    "mnist",
+    _MNIST,
+    (
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+)
+FASHION_MNIST = _four(
+    "fashion_mnist",
+    _FASHION,
+    (
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+)
+WRITERS = Source("mnist/mnist_writers.npz", "sha256:b779726f22dba99b6b69afac5e362a6aee1cae9ad0c97ae003d166ed35d8fdb0")
+QMNIST = (
+    Source(
+        "mnist/qmnist-train-labels-idx2-int.gz",
+        "md5:0058f8dd561b90ffdd0f734c6a30e5e4",
+        _QMNIST + "qmnist-train-labels-idx2-int.gz",
+    ),
+    Source(
+        "mnist/qmnist-test-labels-idx2-int.gz",
+        "md5:5b5b05890a5e13444e108efe57b788aa",
+        _QMNIST + "qmnist-test-labels-idx2-int.gz",
+    ),
+)
+FEMNIST = Source(
+    "femnist/femnist_leaf_subset.npz", "sha256:3558f0b1cea35aec0137ce3407e9cbdffd3004f7067cc4f73faf9eb1723470af"
+)
+CIFAR10 = Source(
+    "cifar10/cifar-10-python.tar.gz",
+    "md5:c58f30108f718f92721af3b95e74349a",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+)
+CIFAR10_LABELS = Source("cifar10/labels.npz", "sha256:b4f5bb8db0d9df30be17bb35661f3814077d871968ecc4ff7e4afc0995d2aad8")
+CIFAR10_SHEETS = (  # two of training images, one of test images
+    Source("cifar10/train_1.webp", "sha256:33ee1170f92bf498b555fd84884f47b0fd5cf861cd8906ba0494510ca02d8860"),
+    Source("cifar10/train_2.webp", "sha256:f0cd79b244135a07833be96f5a711f71baf12b52ebbb0558a5e2b87a0fb99d41"),
+    Source("cifar10/test.webp", "sha256:1925251749113162ebc2866d7e46840a66fa4573713aa743599fd9d0370e7362"),
+)
+
+_IDX_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
+
+
+def idx(packed: bytes) -> Array:
+    """An array in the idx format: two zero bytes, type, number of axes, their lengths, the values."""
+    raw = gzip.decompress(packed)
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES:
+        raise DataError("a file that is not idx", "the idx header of unsigned bytes or 32-bit integers")
+    kind, axes = _IDX_TYPES[raw[2]], raw[3]
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">i4", axes, 4))
+    return np.frombuffer(raw, kind, offset=4 + 4 * axes).reshape(shape)
+
+
+def mnist(standard: bool = False) -> Dataset:
+    """Handwritten digits, in the canonical order; `standard`: (x - 0.1307) / 0.3081, the published constants."""
+    data = _from_idx(MNIST)
+    return replace(data, x=_standard(data.x), test_x=_standard(data.test_x)) if standard else data
+
+
+def _standard(pixels: Array) -> Array:
+    return (pixels.astype(np.float32) / np.float32(255) - np.float32(0.1307)) / np.float32(0.3081)
+
+
+def fashion_mnist() -> Dataset:
+    """Ten kinds of clothes, in the canonical order."""
+    return _from_idx(FASHION_MNIST)
+
+
+def _from_idx(sources: tuple[Source, ...]) -> Dataset:
+    x, y, test_x, test_y = (idx(read(source)) for source in sources)
+    return Dataset(x=x[:, None], y=y, test_x=test_x[:, None], test_y=test_y, classes=10)
+
+
+def mnist_writers() -> Dataset:
+    """MNIST with the NIST writer of every image as its group; test writers are other people."""
+    data = _from_idx(MNIST)
+    train, test = _writer_numbers()
+    groups = np.unique(train, return_inverse=True)[1].astype(np.int64)
+    test_groups = np.unique(test, return_inverse=True)[1].astype(np.int64) + groups.max() + 1
+    return Dataset(
+        x=data.x, y=data.y, test_x=data.test_x, test_y=data.test_y, groups=groups, test_groups=test_groups, classes=10
+    )
+
+
+def _writer_numbers() -> tuple[Array, Array]:
+    """NIST's writer of each training and test image: the packed file where there is one, else QMNIST's third column."""
+    if find(WRITERS):
+        with np.load(io.BytesIO(read(WRITERS))) as file:
+            return file["writer_train"], file["writer_test"]
+    train, test = (idx(read(source)) for source in QMNIST)
+    return train[:, 2], test[:10_000, 2]  # QMNIST's first 10,000 test images are MNIST's
+
+
+def femnist() -> Dataset:
+    """62 handwritten characters; the groups are the writers, each with training and test images. White is 1."""
+    with np.load(io.BytesIO(read(FEMNIST))) as file:
+        return Dataset(
+            x=file["x_train"][:, None],
+            y=file["y_train"],
+            test_x=file["x_test"][:, None],
+            test_y=file["y_test"],
+            groups=file["writer_train"].astype(np.int64),
+            test_groups=file["writer_test"].astype(np.int64),
+            classes=62,
+        )
+
+
+def cifar10() -> Dataset:
+    """Ten kinds of objects, canonical order: the first 20,000 where the data folder has sheets, else all 50,000."""
+    return _cifar_from_sheets() if find(CIFAR10_LABELS) else _cifar_from_tar(read(CIFAR10))
+
+
+def _cifar_from_sheets() -> Dataset:
+    with np.load(io.BytesIO(read(CIFAR10_LABELS))) as file:
+        y, test_y = file["y_train"], file["y_test"]
+    *train, test_x = (_tiles(read(sheet)) for sheet in CIFAR10_SHEETS)
+    x = np.concatenate(train)
+    return Dataset(x=x, y=y[: len(x)], test_x=test_x, test_y=test_y, classes=10)
+
+
+def _tiles(webp: bytes) -> Array:
+    """The 100x100 images of a sheet, [10000, 3, 32, 32]."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(webp)) as image:
+        sheet = np.asarray(image.convert("RGB"))
+    return sheet.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
+
+
+def _cifar_from_tar(packed: bytes) -> Dataset:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as tar:
+        batches = [_cifar_batch(tar, f"data_batch_{i}") for i in range(1, 6)]
+        test_x, test_y = _cifar_batch(tar, "test_batch")
+    x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
+    return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=10)
+
+
+def _cifar_batch(tar: tarfile.TarFile, name: str) -> tuple[Array, Ints]:
+    member = tar.extractfile(f"cifar-10-batches-py/{name}")
+    if member is None:
+        raise DataError(f"no {name} in the CIFAR-10 archive", "the canonical archive")
+    batch = _ArraysOnly(member, encoding="bytes").load()
+    return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], dtype=np.int64)
+
+
+def _dtype(spec: str | bytes, *_: Any) -> np.dtype[Any]:
+    """np.dtype as old pickles call it: dtype("u1", 0, 1)."""
+    return np.dtype(spec.decode() if isinstance(spec, bytes) else spec, copy=True)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles NumPy arrays and nothing else, so that an archive cannot run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return np.empty(0).__reduce__()[0]
+        known = {"numpy ndarray": np.ndarray, "numpy dtype": _dtype}
+        if f"{module} {name}" not in known:
+            raise DataError(f"{module}.{name} in the CIFAR-10 archive", "arrays only", "restore the canonical archive")
+        return known[f"{module} {name}"]

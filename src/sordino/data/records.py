@@ -1,0 +1,179 @@
+"""A data set in memory, and the checks that every data set passes before it is trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import ConfigError, DataError
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Dataset:
+    """Training and test records, and the natural client of each where the data has one."""
+
+    x: Array  # float32 [n, ...], or int64 [n, length] for text
+    y: Array  # int64 labels or float32 targets, [n]
+    test_x: Array
+    test_y: Array
+    groups: Ints | None = None  # natural client of each training record, [n]
+    test_groups: Ints | None = None  # same numbering; new numbers for clients that only appear in the test
+    classes: int | None = None  # None: regression
+    target_unit: float = 1.0  # regression: one unit of y in the original unit (dollars, percent)
+    name: str = ""
+    description: str = ""
+    licence: str = ""
+
+
+def fixed_order(n: int) -> Ints:
+    """A permutation that is public and the same everywhere: the numbers 0 .. n - 1 sorted by their SplitMix64."""
+    z = (np.arange(n, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(z ^ (z >> np.uint64(31)), kind="stable").astype(np.int64)
+
+
+def hold_out(
+    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, target_unit: float = 1.0
+) -> Dataset:
+    """The last 20% of the fixed order are the test; within every group where there are groups.
+
+    Checked before the records are reordered, so that a message names the record as the file numbers it.
+    """
+    x, y = _checked(x, y, groups, classes, "")
+    order = fixed_order(len(y))
+    parts = [order] if groups is None else [order[groups[order] == g] for g in np.unique(groups)]
+    train = np.concatenate([part[: len(part) - len(part) // 5] for part in parts])
+    test = np.concatenate([part[len(part) - len(part) // 5 :] for part in parts])
+    return Dataset(
+        x=x[train],
+        y=y[train],
+        test_x=x[test],
+        test_y=y[test],
+        groups=None if groups is None else groups[train],
+        test_groups=None if groups is None else groups[test],
+        classes=classes,
+        target_unit=target_unit,
+    )
+
+
+def to_unit(values: Array, low: float | Array, high: float | Array) -> Array:
+    """From a public range to [-1, 1], clipped there, so that a record's norm has a public bound."""
+    return np.asarray(np.clip(2 * (values - low) / (high - low) - 1, -1, 1), dtype=np.float32)
+
+
+def take(data: Dataset, train: int | None, test: int | None, validation: bool) -> Dataset:
+    """The first `train` and `test` records; with `validation` the test is what follows the training records taken."""
+    if validation:
+        data = _with_validation(data, train)
+    _check_count("train", train, len(data.y))
+    _check_count("test", test, len(data.test_y))
+    return replace(
+        data,
+        x=data.x[:train],
+        y=data.y[:train],
+        groups=None if data.groups is None else data.groups[:train],
+        test_x=data.test_x[:test],
+        test_y=data.test_y[:test],
+        test_groups=None if data.test_groups is None else data.test_groups[:test],
+    )
+
+
+def _with_validation(data: Dataset, train: int | None) -> Dataset:
+    """The same data with the training records after the first `train` as its test."""
+    if train is None:
+        raise ConfigError("validation = true without train", "how many records to train on", "add train = 50000 (say)")
+    _check_count("train", train, len(data.y) - 1)
+    groups = None if data.groups is None else data.groups[train:]
+    return replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=groups)
+
+
+def _check_count(option: str, asked: int | None, present: int) -> None:
+    if asked is not None and not 1 <= asked <= present:
+        raise DataError(f"{option} = {asked}", f"between 1 and the {present} records there are")
+
+
+def finish(data: Dataset) -> Dataset:
+    """Final types and checks. Pixels (uint8) are divided by 255, their public range."""
+    x, y = _checked(data.x, data.y, data.groups, data.classes, "")
+    test_x, test_y = _checked(data.test_x, data.test_y, data.test_groups, data.classes, "test_")
+    if x.shape[1:] != test_x.shape[1:]:
+        raise DataError(
+            f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}", "the same shape"
+        )
+    return replace(data, x=x, y=y, test_x=test_x, test_y=test_y)
+
+
+def _checked(x: Array, y: Array, groups: Ints | None, classes: int | None, part: str) -> tuple[Array, Array]:
+    """One part, in its final types: matching lengths, labels in range, finite. `part` is "" or "test_"."""
+    _check_shapes(x, y, groups, part)
+    x, y = _features(x, part + "x"), _targets(y, classes, part + "y")
+    _check_finite(part + "x", x)
+    _check_finite(part + "y", y)
+    return x, y
+
+
+def _features(x: Array, label: str) -> Array:
+    if x.dtype == np.uint8:
+        return np.divide(x, np.float32(255), dtype=np.float32)
+    if np.issubdtype(x.dtype, np.integer):
+        return x.astype(np.int64, copy=False)
+    return _float32(x, label)
+
+
+def _targets(y: Array, classes: int | None, name: str) -> Array:
+    """int64 labels inside 0 .. classes - 1, or float32 targets."""
+    if classes is None:
+        return _float32(y, name)
+    if not np.issubdtype(y.dtype, np.integer):
+        raise DataError(
+            f"{name} of type {y.dtype}", "integer labels", "store it as int64, or leave classes out for regression"
+        )
+    wrong = np.flatnonzero((y < 0) | (y >= classes))
+    if len(wrong):
+        raise DataError(f"label {y[wrong[0]]} in {name}, record {wrong[0]}", f"labels from 0 to {classes - 1}")
+    return y.astype(np.int64, copy=False)
+
+
+def _float32(values: Array, label: str) -> Array:
+    """`values` in float32; what overflows becomes infinite and is refused by the next check."""
+    if not (np.issubdtype(values.dtype, np.number) or values.dtype == np.bool_):
+        raise DataError(f"{label} of type {values.dtype}", "numbers")
+    if np.issubdtype(values.dtype, np.complexfloating):
+        raise DataError(f"{label} of type {values.dtype}", "real numbers")
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32, copy=False)
+
+
+def _check_shapes(x: Array, y: Array, groups: Ints | None, part: str) -> None:
+    if x.ndim < 2 or y.ndim != 1:
+        raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
+    lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
+        raise DataError(found, "the same number in each")
+    if not len(y):
+        raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
+
+
+def _check_finite(label: str, values: Array) -> None:
+    """Refuse NaN and infinite values: how many, and where the first is."""
+    if not np.issubdtype(values.dtype, np.floating):
+        return
+    finite = np.isfinite(values)
+    if finite.all():
+        return
+    wrong = int(values.size - np.count_nonzero(finite))
+    record, *inside = (int(i) for i in np.unravel_index(int(np.argmin(finite)), values.shape))
+    where = f"record {record}" + (f", position {tuple(inside)}" if inside else "")
+    raise DataError(
+        f"{wrong} NaN or infinite value(s) in {label}, the first in {where}",
+        "finite numbers",
+        "impute missing values by public constants before training",
+    )

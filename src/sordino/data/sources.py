@@ -1,0 +1,126 @@
+"""Where files come from: a local folder, the cache, or the canonical download; always with the checksum verified.
+
+Order: the folder named by SORDINO_DATA, then the cache (SORDINO_CACHE, default ~/.cache/sordino), then the network.
+The bytes that are checked are the bytes that are parsed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import os
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from sordino.errors import DataError
+
+TIMEOUT = 30.0  # seconds without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file: where it lies below a data folder, its sum, and its canonical address if it has one."""
+
+    path: str  # "adult/adult.data"; a local copy may also be stored as "adult/adult.data.gz"
+    digest: str  # "md5:..." or "sha256:..." of the content at `path`
+    url: str = ""  # empty: there is no canonical download
+
+
+def cache_folder() -> Path:
+    """The folder that downloads go to."""
+    return Path(os.environ.get("SORDINO_CACHE") or "~/.cache/sordino").expanduser()
+
+
+def find(source: Source) -> Path | None:
+    """The local copy of a file, or None."""
+    folders = [cache_folder()]
+    named = os.environ.get("SORDINO_DATA")
+    if named:
+        folders.insert(0, _existing(Path(named).expanduser()))
+    candidates = [folder / (source.path + ending) for folder in folders for ending in ("", ".gz")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def read(source: Source) -> bytes:
+    """The verified content of a file, downloaded into the cache where there is no local copy."""
+    path = find(source) or _download(source)
+    content = _content(path, unpack=path.name.endswith(".gz") and not source.path.endswith(".gz"))
+    _verify(source, content, str(path), "delete the file and load again, or restore it from its source")
+    return content
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise DataError(
+            f"SORDINO_DATA = {folder}", "an existing folder", "correct the variable, or unset it to download"
+        )
+    return folder
+
+
+def _content(path: Path, unpack: bool) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes()) if unpack else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"the file {path}, which cannot be read ({error})", "an intact file", "restore it") from error
+
+
+def _verify(source: Source, content: bytes, where: str, fix: str) -> None:
+    kind, _, wanted = source.digest.partition(":")
+    found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
+    if found != wanted:
+        raise DataError(f"{where} with {kind} {found}", f"{kind} {wanted} for {source.path}", fix)
+
+
+def _download(source: Source) -> Path:
+    """Fetch into a temporary file beside the target, verify, then rename: the cache never holds half a file."""
+    if not source.url:
+        raise DataError(
+            f"no local copy of {source.path}, which has no canonical download",
+            f"the file {source.path} with {source.digest}",
+            "set SORDINO_DATA to a folder that holds it",
+        )
+    target = cache_folder() / source.path
+    part = _temporary(target)
+    try:
+        _fetch(source, part)
+        _verify(
+            source, part.read_bytes(), f"a download of {source.url}", "try again; if it persists the source has changed"
+        )
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _temporary(target: Path) -> Path:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=target.name + ".", suffix=".part", dir=target.parent)
+    except OSError as error:
+        raise DataError(
+            f"a cache that cannot be written ({error})", "a writable folder", "set SORDINO_CACHE"
+        ) from error
+    os.close(handle)
+    return Path(name)
+
+
+def _fetch(source: Source, part: Path) -> None:
+    request = urllib.request.Request(source.url, headers={"User-Agent": "sordino"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, part.open("wb") as out:
+            shutil.copyfileobj(answer, out, 1 << 20)
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise DataError(
+            f"no local copy of {source.path}, and its download failed ({error})",
+            f"the file from {source.url}",
+            f"go online, set SORDINO_DATA to a folder that holds {source.path}, or save the file as "
+            f"{cache_folder() / source.path}",
+        ) from error

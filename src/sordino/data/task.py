@@ -1,0 +1,178 @@
+"""A task: a model, a loss, the clients' records, and public test records."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sordino.codec import nearest
+from sordino.errors import ConfigError, DataError
+from sordino.layout import Layout
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one loss per record [b]
+
+
+def _per_record(values: Tensor) -> Tensor:
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def _aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs, targets.to(outputs.dtype).reshape(outputs.shape)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": lambda out, y: F.cross_entropy(out, y, reduction="none"),
+    "mse": lambda out, y: _per_record(F.mse_loss(*_aligned(out, y), reduction="none")),
+    "absolute": lambda out, y: _per_record(F.l1_loss(*_aligned(out, y), reduction="none")),
+    "logistic": lambda out, y: _per_record(F.binary_cross_entropy_with_logits(*_aligned(out, y), reduction="none")),
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Aligned records: x [n, ...], y [n, ...]."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """All clients' records in one table; client i holds rows index[offsets[i] : offsets[i + 1]].
+
+    Nothing is kept per client but one offset, so a million clients cost eight megabytes.
+    """
+
+    records: Records
+    index: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, clients: Sequence[Any]) -> Clients:
+        """From a list with one entry per client: (x, y), `Records`, or any map-style Dataset of (x, y) pairs."""
+        if len(clients) == 0:
+            raise DataError("an empty list of clients", "at least one client", "pass one data set per client")
+        parts = [_records(entry, f"client {i}") for i, entry in enumerate(clients)]
+        full = [part for part in parts if len(part)]
+        if not full:
+            raise DataError(f"{len(parts)} clients without a record", "at least one record")
+        table = Records(torch.cat([part.x for part in full]), torch.cat([part.y for part in full]))
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        return cls(table, np.arange(offsets[-1], dtype=np.int64), offsets)
+
+    @property
+    def population(self) -> int:
+        return len(self.offsets) - 1
+
+    def size(self, client: int) -> int:
+        """How many records a client holds."""
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    def rows(self, client: int) -> NDArray[np.int64]:
+        """Rows of the table that a client holds."""
+        return self.index[self.offsets[client] : self.offsets[client + 1]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on whose data; `test` is declared public."""
+
+    model: nn.Module
+    clients: Clients
+    test: Records | None = None
+    loss: str | Loss = "cross_entropy"
+
+    @classmethod
+    def of(cls, model: nn.Module, clients: Sequence[Any], test: Any = None, loss: str | Loss = "cross_entropy") -> Task:
+        """From a module and a list with one data set per client: (x, y) tensors or map-style data sets."""
+        return cls(model, Clients.of(clients), None if test is None else _records(test, "test"), loss)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.loss, str) and self.loss not in LOSSES:
+            raise ConfigError(f"loss {self.loss!r}", "a known loss or a function", nearest(self.loss, list(LOSSES)))
+        _finite(self.clients.records, "the clients' data")
+        if self.test is not None:
+            _finite(self.test, "the test data")
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.model)
+
+    @property
+    def losses(self) -> Loss:
+        """The loss, one value per record."""
+        return LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+
+    def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
+        """Mean loss on the whole test set; accuracy for classes, root mean square error for numbers."""
+        if self.test is None:
+            return {}
+        model = copy.deepcopy(self.model)
+        self.layout.load(model, vector)
+        return evaluate(model.eval(), self.test, self.losses, batch)
+
+
+def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> dict[str, float]:
+    """Metrics of a model in eval mode over all of `test`."""
+    total, figure = 0.0, 0.0
+    with torch.no_grad():
+        for x, y in zip(torch.split(test.x, batch), torch.split(test.y, batch), strict=True):
+            out = model(x)
+            total += float(losses(out, y).double().sum())
+            figure += float(_hits(out, y) if _is_label(y) else (out.reshape(y.shape) - y).square().double().sum())
+    mean = figure / len(test)
+    named = {"accuracy": mean} if _is_label(test.y) else {"rmse": mean**0.5}
+    return {"loss": total / len(test), **named}
+
+
+def _is_label(y: Tensor) -> bool:
+    return not y.is_floating_point()
+
+
+def _hits(out: Tensor, y: Tensor) -> Tensor:
+    labels = out.argmax(-1) if out.dim() > 1 and out.shape[-1] > 1 else (out.reshape(y.shape) > 0)
+    return (labels == y).sum()
+
+
+def _records(entry: Any, name: str) -> Records:
+    if isinstance(entry, Records):
+        return entry
+    pair = entry if isinstance(entry, tuple | list) and len(entry) == 2 else _collated(entry, name)
+    try:
+        x, y = torch.as_tensor(pair[0]), torch.as_tensor(pair[1])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} of a kind that is no tensor ({error})", "(x, y) tensors or a data set") from None
+    if len(x) != len(y):
+        raise DataError(f"{name} with {len(x)} inputs and {len(y)} targets", "as many targets as inputs")
+    return Records(x, y)
+
+
+def _collated(entry: Any, name: str) -> tuple[Tensor, Tensor]:
+    """A map-style data set as two tensors."""
+    if isinstance(entry, Mapping) or not (hasattr(entry, "__len__") and hasattr(entry, "__getitem__")):
+        raise DataError(f"{name} of type {type(entry).__name__}", "(x, y) tensors or a map-style data set")
+    pairs = [entry[i] for i in range(len(entry))]
+    if not pairs:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64)
+    xs, ys = zip(*pairs, strict=True)
+    return torch.stack([torch.as_tensor(x) for x in xs]), torch.as_tensor(cast(Any, ys))
+
+
+def _finite(records: Records, name: str) -> None:
+    for side, tensor in (("x", records.x), ("y", records.y)):
+        if tensor.is_floating_point() and not all(bool(part.isfinite().all()) for part in torch.split(tensor, 65536)):
+            count = int((~tensor.isfinite()).sum())
+            raise DataError(
+                f"{count} NaN or infinite values in {side} of {name}", "finite numbers", "drop or impute them first"
+            )

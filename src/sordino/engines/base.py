@@ -1,0 +1,55 @@
+"""What an engine is: it runs the clients of one round and hands back one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from sordino.data.task import Task
+from sordino.parts.encode import Public
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan
+from sordino.rng import Streams
+
+
+@dataclass(frozen=True)
+class ClientJob:
+    """One round's work: every client of `cohort` starts at `start`."""
+
+    public: Public
+    start: Tensor  # [d]
+    cohort: Cohort
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The sum of the encoded messages, and how many came. `diagnostics` are for simulation: not private."""
+
+    total: Tensor  # [d'], float64
+    received: int
+    diagnostics: dict[str, float] = field(default_factory=dict)
+
+
+class Worker(Protocol):
+    """An engine made ready for one plan and one task."""
+
+    def collect(self, job: ClientJob) -> Collected: ...
+    @property
+    def header(self) -> dict[str, str | int]: ...
+
+
+class Engine(Protocol):
+    """Where clients run. `offers` is what it can do for a release: "secure_sum", "shuffler"."""
+
+    @property
+    def offers(self) -> frozenset[str]: ...
+    def prepare(self, plan: Plan, task: Task, streams: Streams) -> Worker: ...
+
+
+def chunks(cohort: Cohort, size: int) -> Iterator[Cohort]:
+    """The cohort in pieces of at most `size`."""
+    for first in range(0, len(cohort), size):
+        yield cohort[first : first + size]

@@ -1,0 +1,142 @@
+"""All clients in this process: a chunk of them batched, or one at a time, by a rule of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.data.task import Task
+from sordino.engines.base import ClientJob, Collected, chunks
+from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
+from sordino.errors import PlanError
+from sordino.parts.encode import finite_rows
+from sordino.parts.gradients import Batch
+from sordino.parts.norms import row_norms
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan
+from sordino.rng import Streams
+
+Path = Literal["batched", "sequential"]
+BATCH_BELOW = 2e7  # FLOP per local step: below, one bmm over many clients beats one client at a time
+ROW_BYTES = 1 << 28  # what a chunk's working rows may take
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """Simulates every client here. It stands in for a secure sum and a shuffler, so it offers both."""
+
+    path: Path | None = None
+    chunk: int | None = None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({"secure_sum", "shuffler"})
+
+    def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
+        """Choose the path once, from the model and the plan, never from a clock."""
+        path = self.path or _path(plan, task)
+        chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if path == "batched" else 1)
+        if path == "sequential" and chunk != 1:
+            raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
+        return InProcessWorker(plan, task, streams, path, chunk)
+
+
+def _path(plan: Plan, task: Task) -> Path:
+    largest = int(np.diff(task.clients.offsets).max())
+    batch = min(getattr(plan.local, "batch", None) or largest, largest)
+    small = step_flops(task, batch) < BATCH_BELOW
+    return "batched" if small and can_batch(task) else "sequential"
+
+
+class InProcessWorker:
+    """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
+
+    def __init__(self, plan: Plan, task: Task, streams: Streams, path: Path, chunk: int) -> None:
+        self.plan, self.task, self.streams = plan, task, streams
+        self.path, self.chunk = path, chunk
+        self.objective = ManyClients(task) if path == "batched" else OneClient(task)
+
+    @property
+    def header(self) -> dict[str, str | int]:
+        return {"engine": "inprocess", "path": self.path, "chunk": self.chunk}
+
+    def collect(self, job: ClientJob) -> Collected:
+        """Run the cohort; clients of like size share a chunk."""
+        sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
+        order = job.cohort[np.argsort(sizes, kind="stable")]
+        total = self._encode(torch.zeros(1, len(job.start)), job)[0].double()
+        norms: list[Tensor] = []
+        for chunk in chunks(order, self.chunk):
+            rows = self._solve(chunk, job)
+            norms.append(row_norms(rows))
+            total += self._encode(finite_rows(rows, norms[-1]), job).sum(0, dtype=torch.float64)
+        return Collected(total, len(order), _diagnostics(norms, job.public.radius))
+
+    def _solve(self, clients: Cohort, job: ClientJob) -> Tensor:
+        """Messages [m, d] of a chunk."""
+        t = job.public.t
+        drawn = [
+            self.plan.local.indices(self.task.clients.size(int(c)), self.streams.at(t, "batches", int(c)))
+            for c in clients
+        ]
+        batches = self._batches(clients, drawn)
+        if self.path == "batched":
+            return self.plan.local.solve(self.objective, job.start, batches, len(clients), job.public)
+        with torch.random.fork_rng(devices=[]):  # dropout and its kin
+            torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
+            return self.plan.local.solve(self.objective, job.start, batches, 1, job.public)
+
+    def _batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
+        """One Batch per step: rows of the table gathered for all clients of the chunk."""
+        table, records = _padded(drawn), self.task.clients.records
+        owned = [self.task.clients.rows(int(c)) for c in clients]
+        rows = np.stack(
+            [
+                own[np.maximum(picks, 0)] if len(own) else np.zeros_like(picks)
+                for own, picks in zip(owned, table, strict=True)
+            ],
+            axis=1,
+        )
+        real = (table >= 0).transpose(1, 0, 2)  # [steps, m, b]
+        whole, busy = np.all(real, axis=(1, 2)), np.any(real, axis=2)
+        for step in range(len(rows)):
+            where = torch.from_numpy(rows[step])
+            mask = None if whole[step] else torch.from_numpy(real[step])
+            active = None if busy[step].all() else torch.from_numpy(busy[step]).to(torch.float32)
+            yield Batch(records.x[where], records.y[where], mask, active)
+
+    def _encode(self, rows: Tensor, job: ClientJob) -> Tensor:
+        for step in self.plan.encode:
+            rows = step.encode(rows, job.public)
+        return rows
+
+
+def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """[m, steps, b], -1 where a client has fewer steps or records."""
+    steps = max((len(picks) for picks in drawn), default=0)
+    width = max((picks.shape[1] for picks in drawn), default=1)
+    table = np.full((len(drawn), steps, width), -1, dtype=np.int64)
+    for i, picks in enumerate(drawn):
+        table[i, : len(picks), : picks.shape[1]] = picks
+    return table
+
+
+def _diagnostics(norms: list[Tensor], radius: float) -> dict[str, float]:
+    """Of raw updates: not private, so marked as such wherever they are written."""
+    if not norms:
+        return {}
+    every = torch.cat(norms)
+    sound = every[every.isfinite()]
+    figures = {"nonfinite_updates": float(len(every) - len(sound))}
+    if len(sound):
+        figures |= {
+            "update_norm_mean": float(sound.mean()),
+            "clipped_fraction": float((sound > radius).double().mean()),
+        }
+    return figures

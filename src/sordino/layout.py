@@ -1,0 +1,90 @@
+"""The model as one flat vector: where each named tensor lies, and which entries are trained.
+
+Order: trainable parameters in the module's order, then floating-point buffers (they are uploaded too, so they are
+clipped too). Integer buffers and frozen parameters are not aggregated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import DataError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One named tensor's place in the vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    trainable: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Flat vector <-> named tensors."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """The layout of a module's trainable parameters and floating-point buffers."""
+        slots: list[Slot] = []
+        for name, tensor, trainable in _named(model):
+            start = slots[-1].stop if slots else 0
+            slots.append(Slot(name, tensor.shape, start, trainable))
+        if not any(slot.trainable for slot in slots):
+            raise DataError("a model with no trainable parameter", "at least one parameter with requires_grad")
+        return cls(tuple(slots))
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.slots[-1].stop
+
+    @property
+    def trainable(self) -> int:
+        """How many entries, from the front, are trained (the rest are buffers)."""
+        return max(slot.stop for slot in self.slots if slot.trainable)
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Named views of [d] or [m, d]: [*shape] or [m, *shape]."""
+        return {s.name: rows[..., s.start : s.stop].view(*rows.shape[:-1], *s.shape) for s in self.slots}
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """A module's vector, as a copy."""
+        return torch.cat([tensor.detach().reshape(-1) for _, tensor, _ in _named(model)])
+
+    def load(self, model: nn.Module, vector: Tensor) -> None:
+        """Copy a vector into a module."""
+        views = self.views(vector)
+        with torch.no_grad():
+            for name, tensor, _ in _named(model):
+                tensor.copy_(views[name])
+
+    def bind(self, model: nn.Module, vector: Tensor, gradient: Tensor) -> None:
+        """Make the module's tensors views of `vector`, and its gradients views of `gradient`."""
+        views, slopes = self.views(vector), self.views(gradient)
+        for name, tensor, trainable in _named(model):
+            tensor.data = views[name]
+            if trainable:
+                tensor.grad = slopes[name]
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter, True
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            yield name, buffer, False

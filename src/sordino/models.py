@@ -1,0 +1,356 @@
+"""The papers' nets, each a frozen value that builds a module for one record's shape.
+
+    SPECS["dp_mnist_cnn"]().build((1, 28, 28), 10)       [b, 1, 28, 28] -> [b, 10]
+    build_seeded(SmallCnn(groups=8), (3, 32, 32), 10, seed=7)
+
+Every module is free of what couples records or hides state: no batch norm, no dropout, no in-place step. So a record's
+gradient is a function of that record alone, which a per-record clip needs. All of them run under
+`torch.func.functional_call`, and all but `CharLstm` under `torch.func.vmap` over stacked parameters.
+Counts in the docstrings are trainable parameters, weights and biases.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from sordino.codec import Part
+from sordino.errors import ConfigError
+
+Shape = tuple[int, ...]  # of ONE record, without the batch axis
+Layers = list[tuple[str, nn.Module]]
+
+
+class Spec(Part):
+    """An architecture as a value: `build` makes a module from [b, *shape] to [b, outputs]."""
+
+    @abstractmethod
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        """A module for records of this shape."""
+
+
+def build_seeded(spec: Spec, shape: Shape, outputs: int, seed: int) -> nn.Module:
+    """`spec.build` with weights that depend on `seed` alone; the global torch generator is left as it was.
+
+    Initial weights are public, so a plain torch generator serves; it reads the low 32 bits of `seed`.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return spec.build(shape, outputs)
+
+
+# ---- linear models and perceptrons ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic(Spec, kind="logistic"):
+    """Logistic regression on the flattened record, W x + c (papers 000, 001, 004).
+
+    7,850 parameters for 28x28 and 10 classes. The loss is convex, so `zero` starts at 0: every seed starts alike.
+    """
+
+    zero: bool = True
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        net = _named([("flatten", nn.Flatten()), *_dense(_flat(self, shape, outputs), (), outputs)])
+        if self.zero:
+            for parameter in net.parameters():
+                nn.init.zeros_(parameter)
+        return net
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Logistic, kind="linear"):
+    """Linear regression: `Logistic` with a loss on real targets (papers 001, 002). 11 parameters for 10 features."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp(Spec, kind="mlp"):
+    """Perceptron with ReLU between the layers of `hidden`. 50,890 parameters for 28x28, (64,) and 10 classes."""
+
+    hidden: tuple[int, ...] = (64,)
+
+    def __post_init__(self) -> None:
+        _positive(self, hidden=self.hidden)
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        return _named([("flatten", nn.Flatten()), *_dense(_flat(self, shape, outputs), self.hidden, outputs)])
+
+
+# ---- convolutional nets ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SvhnCnn(Spec, kind="svhn_cnn"):
+    """Paper 000, Section 5: two 5x5 convolutions with 2x2 pools, dense 384 and 192.
+
+    3,431,754 parameters for 3x32x32 and 10 classes, the paper's "about 3.4M", which needs 128 channels in the second
+    convolution; `channels=(64, 64)` is the lighter net, 1,756,426. Without the local response norm of the authors.
+    """
+
+    channels: tuple[int, int] = (64, 128)
+
+    def __post_init__(self) -> None:
+        _positive(self, channels=self.channels)
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        return _conv_net(self, shape, outputs, kernels=(5, 5), channels=self.channels, hidden=(384, 192))
+
+
+@dataclass(frozen=True, slots=True)
+class EmnistCnn(Spec, kind="emnist_cnn"):
+    """Paper 003, Section 6: 5x5 convolutions of 32 and 64 channels with 2x2 pools, dense 512.
+
+    1,690,046 parameters for 28x28 and 62 classes; 1,663,370 for 10, the FedAvg net.
+    """
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        return _conv_net(self, shape, outputs, kernels=(5, 5), channels=(32, 64), hidden=(512,))
+
+
+@dataclass(frozen=True, slots=True)
+class FemnistCnn(Spec, kind="femnist_cnn"):
+    """Paper 002, Section VI: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
+
+    214,590 parameters for 28x28 and 62 classes, as published.
+    """
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        return _conv_net(self, shape, outputs, kernels=(7, 3), channels=(32, 64), hidden=())
+
+
+@dataclass(frozen=True, slots=True)
+class SmallCnn(Spec, kind="small_cnn"):
+    """The scaled runs of papers 000 and 003: per entry of `channels` a convolution, group norm, ReLU and 2x2 pool.
+
+    55,338 parameters for 28x28 and 10 classes, 70,986 for 3x32x32; group norm (`groups` > 0) adds 96.
+    """
+
+    channels: tuple[int, ...] = (16, 32)
+    hidden: int = 32
+    kernel: int = 3
+    groups: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, channels=self.channels, hidden=(self.hidden,), kernel=(self.kernel,))
+        if not self.channels:
+            raise ConfigError("SmallCnn with channels = []", "at least one convolution", "write channels = [16, 32]")
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"SmallCnn with kernel = {self.kernel}", "an odd kernel", f"write {self.kernel + 1}")
+        _divides(self, self.groups, self.channels)
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        kernels = (self.kernel,) * len(self.channels)
+        return _conv_net(self, shape, outputs, kernels, self.channels, (self.hidden,), self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class DpMnistCnn(Spec, kind="dp_mnist_cnn"):
+    """Paper 004, Section 4: the DP-SGD tutorial's net. 26,010 parameters for 28x28 and 10 classes.
+
+    Convolution 16@8x8 stride 2 padding 3, pool 2 stride 1, convolution 32@4x4 stride 2, pool 2 stride 1, dense 32.
+    """
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        channels, height, width = _image(self, shape, outputs, least=14)
+        layers: Layers = [("conv1", nn.Conv2d(channels, 16, 8, stride=2, padding=3)), ("conv_relu1", nn.ReLU())]
+        layers += [("pool1", nn.MaxPool2d(2, stride=1)), ("conv2", nn.Conv2d(16, 32, 4, stride=2))]
+        layers += [("conv_relu2", nn.ReLU()), ("pool2", nn.MaxPool2d(2, stride=1)), ("flatten", nn.Flatten())]
+        return _named(layers + _dense(32 * _tutorial_side(height) * _tutorial_side(width), (32,), outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class ResNet18(Spec, kind="resnet18"):
+    """Paper 003, Section 6: ResNet-18 with group norm and the 3x3 stem for small images.
+
+    11,173,962 parameters for 3x32x32, width 64 and 10 classes; 11,220,132 for 100. `groups` must divide `width`.
+    """
+
+    groups: int = 32
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        _positive(self, groups=(self.groups,), width=(self.width,))
+        _divides(self, self.groups, (self.width,))
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        widths = [self.width * scale for scale in (1, 1, 1, 2, 2, 4, 4, 8, 8)]  # of the stem, then of the eight blocks
+        stem = nn.Conv2d(_image(self, shape, outputs, least=8)[0], self.width, 3, padding=1, bias=False)
+        layers: Layers = [("conv1", stem), ("norm1", nn.GroupNorm(self.groups, self.width)), ("relu1", nn.ReLU())]
+        layers += [(f"block{i}", _Residual(a, b, self.groups)) for i, (a, b) in enumerate(pairwise(widths), 1)]
+        layers += [("mean", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
+        return _named(layers + _dense(widths[-1], (), outputs))
+
+
+class _Residual(nn.Module):
+    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)); where the width grows, the image halves."""
+
+    def __init__(self, before: int, after: int, groups: int) -> None:
+        super().__init__()
+        stride = 1 if before == after else 2
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, after)
+        self.shortcut = nn.Sequential()
+        if before != after:
+            self.shortcut.append(nn.Conv2d(before, after, 1, stride=stride, bias=False))
+            self.shortcut.append(nn.GroupNorm(groups, after))
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm1(self.conv1(images)))
+        return torch.relu(self.norm2(self.conv2(hidden)) + self.shortcut(images))
+
+
+# ---- a recurrent net ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CharLstm(Spec, kind="char_lstm"):
+    """Paper 000, Section 5: next character from a window of characters (80 of them), int64 in [0, outputs).
+
+    Embedding 8, two LSTM layers of 256, the last position to a dense layer; each window starts from a zero state.
+    819,920 parameters for a vocabulary of 80. Not for `vmap`: the engine runs it one client at a time.
+    """
+
+    embed: int = 8
+    hidden: int = 256
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        _positive(self, embed=(self.embed,), hidden=(self.hidden,), layers=(self.layers,))
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        _check(self, shape, outputs)
+        if len(shape) != 1:
+            raise ConfigError(
+                f"records of shape {list(shape)} for CharLstm",
+                "a window of character numbers, [length]",
+                "cut the text into windows, such as [80], or choose another model",
+            )
+        return _CharLstm(self.embed, self.hidden, self.layers, outputs)
+
+
+class _CharLstm(nn.Module):
+    def __init__(self, embed: int, hidden: int, layers: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, embed)
+        self.lstm = nn.LSTM(embed, hidden, layers, batch_first=True)
+        self.fc1 = nn.Linear(hidden, vocabulary)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embed(windows))  # [b, length, hidden]
+        scores: Tensor = self.fc1(states[:, -1])
+        return scores
+
+
+SPECS = cast(dict[str, type[Spec]], Spec.members)
+
+
+# ---- layers shared by the specs -------------------------------------------------------------------------------------
+
+
+def _named(layers: Layers) -> nn.Module:
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _dense(inputs: int, hidden: Iterable[int], outputs: int) -> Layers:
+    """fc1, ReLU, fc2, ... with no ReLU after the last."""
+    layers: Layers = []
+    for i, (before, after) in enumerate(pairwise((inputs, *hidden, outputs)), 1):
+        layers += [(f"fc{i}", nn.Linear(before, after)), (f"fc_relu{i}", nn.ReLU())]
+    return layers[:-1]
+
+
+def _conv_net(
+    spec: Spec,
+    shape: Shape,
+    outputs: int,
+    kernels: tuple[int, ...],
+    channels: tuple[int, ...],
+    hidden: tuple[int, ...],
+    groups: int = 0,
+) -> nn.Module:
+    """Per kernel (odd, padded to keep the size) a convolution, group norm, ReLU and 2x2 pool; then dense layers."""
+    shrink = 2 ** len(kernels)
+    first, height, width = _image(spec, shape, outputs, least=shrink)
+    layers: Layers = []
+    for i, (kernel, (before, after)) in enumerate(zip(kernels, pairwise((first, *channels)), strict=True), 1):
+        layers.append((f"conv{i}", nn.Conv2d(before, after, kernel, padding=kernel // 2)))
+        layers += [(f"norm{i}", nn.GroupNorm(groups, after))] if groups else []
+        layers += [(f"conv_relu{i}", nn.ReLU()), (f"pool{i}", nn.MaxPool2d(2))]
+    inputs = channels[-1] * (height // shrink) * (width // shrink)
+    return _named([*layers, ("flatten", nn.Flatten()), *_dense(inputs, hidden, outputs)])
+
+
+def _tutorial_side(side: int) -> int:
+    """Height or width after the two convolutions and pools of `DpMnistCnn`: 28 -> 14 -> 13 -> 5 -> 4."""
+    pooled = (side + 2 * 3 - 8) // 2
+    return (pooled - 4) // 2
+
+
+# ---- what a spec refuses --------------------------------------------------------------------------------------------
+
+
+def _name(spec: object) -> str:
+    return type(spec).__name__
+
+
+def _check(spec: Spec, shape: Shape, outputs: int) -> None:
+    if not shape or min(shape) < 1:
+        raise ConfigError(
+            f"records of shape {list(shape)} for {_name(spec)}",
+            "at least one axis, every axis of at least 1",
+            "give each record one axis or more, such as [784] or [1, 28, 28]",
+        )
+    if outputs < 1:
+        raise ConfigError(
+            f"outputs = {outputs} for {_name(spec)}",
+            "at least 1 output",
+            "give the number of classes, or 1 for regression",
+        )
+
+
+def _flat(spec: Spec, shape: Shape, outputs: int) -> int:
+    """Entries of one record."""
+    _check(spec, shape, outputs)
+    return math.prod(shape)
+
+
+def _image(spec: Spec, shape: Shape, outputs: int, least: int) -> tuple[int, int, int]:
+    """Channels, height and width of one record."""
+    _check(spec, shape, outputs)
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise ConfigError(
+            f"records of shape {list(shape)} for {_name(spec)}",
+            f"images [channels, height, width] of at least {least}x{least} pixels",
+            "reshape the records, such as [1, 28, 28], or choose logistic or mlp, which take any shape",
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _positive(spec: object, **options: tuple[int, ...]) -> None:
+    for option, values in options.items():
+        if any(value < 1 for value in values):
+            raise ConfigError(
+                f"{option} = {', '.join(map(str, values))} for {_name(spec)}",
+                "whole numbers of at least 1",
+                f"raise {option}, or leave it out for the default",
+            )
+
+
+def _divides(spec: object, groups: int, channels: tuple[int, ...]) -> None:
+    if groups < 0 or (groups and any(count % groups for count in channels)):
+        raise ConfigError(
+            f"groups = {groups} for {_name(spec)} with {', '.join(map(str, channels))} channels",
+            "a number of groups that divides every number of channels",
+            f"write groups = {math.gcd(*channels)} or a divisor of it",
+        )

@@ -1,0 +1,114 @@
+"""What one client computes on its own data: many clients at once if the engine says so, one row each."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.codec import Part
+from sordino.errors import PlanError
+from sordino.parts.encode import Public
+from sordino.parts.gradients import Batch, Gradient, Objective, Plain
+from sordino.parts.schedules import Schedule, at
+from sordino.privacy.bounds import Bound, Spent
+
+
+class LocalSolver(Part):
+    """Turns the public model and a client's records into a message: start minus end."""
+
+    @property
+    @abstractmethod
+    def projects(self) -> bool:
+        """Whether it needs the plan's clip radius."""
+
+    @abstractmethod
+    def bound(self) -> Bound | Spent:
+        """What is known of the message."""
+
+    @abstractmethod
+    def indices(self, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Which of a client's `size` records each step reads: [steps, b], padded with -1."""
+
+    @abstractmethod
+    def solve(self, objective: Objective, start: Tensor, batches: Iterable[Batch], m: int, public: Public) -> Tensor:
+        """The messages [m, d] of m clients that all start at `start` [d]."""
+
+
+@dataclass(frozen=True)
+class LocalSgd(LocalSolver, kind="local_sgd"):
+    """w <- w - lr_t * v,  v <- momentum * v + grad f(w; batch) + weight_decay * w;  message = w_t - w.
+
+    Either `epochs` over the client's data or `steps` minibatches; batch = None is the full batch. With `project`,
+    w - w_t is pulled back into the ball of the plan's clip radius after EVERY step (paper 000, Algorithm 1).
+    Bound: none; only Clip gives one.
+    """
+
+    lr: float | Schedule
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    project: bool = False
+    gradient: Gradient = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise PlanError("local work", f"epochs = {self.epochs} and steps = {self.steps}", "exactly one of them")
+        if (self.epochs or self.steps or 0) < 1 or (self.batch is not None and self.batch < 1):
+            raise PlanError(
+                "local work",
+                f"epochs = {self.epochs}, steps = {self.steps}, batch = {self.batch}",
+                "numbers of at least 1",
+            )
+
+    @property
+    def projects(self) -> bool:
+        return self.project
+
+    def bound(self) -> Bound | Spent:
+        return Bound(unit="client")
+
+    def indices(self, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Epochs of fresh permutations, cut into batches; the last batch of an epoch may be short."""
+        if size == 0:
+            return np.empty((0, 1), dtype=np.int64)
+        width = min(self.batch or size, size)
+        per_epoch = math.ceil(size / width)
+        epochs = self.epochs if self.epochs is not None else math.ceil((self.steps or 0) / per_epoch)
+        order = np.full((epochs, per_epoch * width), -1, dtype=np.int64)
+        order[:, :size] = rng.permuted(np.tile(np.arange(size), (epochs, 1)), axis=1)
+        return order.reshape(-1, width)[: self.steps]
+
+    def solve(self, objective: Objective, start: Tensor, batches: Iterable[Batch], m: int, public: Public) -> Tensor:
+        w = objective.place(start, m)
+        velocity = torch.zeros_like(w) if self.momentum else None
+        lr = at(self.lr, public.t)
+        for batch in batches:
+            direction = self._direction(objective, w, batch, velocity)
+            w.add_(direction if batch.active is None else direction * batch.active[:, None], alpha=-lr)
+            if self.project and math.isfinite(public.radius):
+                project_(w, start, public.radius)
+        return start - w
+
+    def _direction(self, objective: Objective, w: Tensor, batch: Batch, velocity: Tensor | None) -> Tensor:
+        slope = self.gradient.at(objective, w, batch)
+        if self.weight_decay:
+            n = objective.trainable
+            slope[:, :n].add_(w[:, :n], alpha=self.weight_decay)
+        return slope if velocity is None else velocity.mul_(self.momentum).add_(slope)
+
+
+def project_(w: Tensor, start: Tensor, radius: float) -> None:
+    """w <- w_t + (w - w_t) * min(1, radius / ||w - w_t||), row by row, in place."""
+    offset = w - start
+    norms = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
+    factors = (radius / norms).clamp(max=1.0)
+    torch.addcmul(start.expand_as(w), offset, factors, out=w)

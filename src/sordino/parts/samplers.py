@@ -1,0 +1,186 @@
+"""Who takes part in a round, and what that is worth: a sampler draws the coins and wraps the event.
+
+Amplification holds only against an adversary who does not see the coins; `bill` asks `amplify` for that one only.
+`relation` is the change of the data that the amplified event is proved for.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.codec import Part
+from sordino.errors import PlanError
+from sordino.privacy.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
+
+Cohort = NDArray[np.int64]
+_TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at most this probability
+
+
+class Sampler(Part):
+    """Draws a cohort of a public population."""
+
+    population: int
+    relation: ClassVar[Relation]
+    random: ClassVar[bool] = True  # False: who takes part is public before the run
+
+    @property
+    @abstractmethod
+    def expected(self) -> float:
+        """Mean cohort size: the public denominator."""
+
+    @abstractmethod
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        """The cohort of round t: distinct clients, ascending."""
+
+    @abstractmethod
+    def amplify(self, event: Event) -> Event:
+        """The event as seen by one who does not see the coins."""
+
+    @abstractmethod
+    def most(self, rounds: int) -> int:
+        """The most rounds that any one client is in (random cohorts: but for probability 1e-6)."""
+
+
+def _count(name: str, value: int) -> None:
+    if value < 1:
+        raise PlanError("sampling", f"{name} = {value}", "at least 1", f"set {name} to the number of clients")
+
+
+def _binomial_most(population: int, rounds: int, rate: float) -> int:
+    """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6."""
+    from scipy.special import bdtrc
+
+    tail = bdtrc(np.arange(rounds), rounds, rate) * population
+    return int(np.argmax(tail <= _TAIL)) if (tail <= _TAIL).any() else rounds
+
+
+@dataclass(frozen=True)
+class Everyone(Sampler, kind="everyone"):
+    """All clients, every round: no amplification; neighbours replace one client's data."""
+
+    population: int
+    relation: ClassVar[Relation] = "replace_one"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _count("population", self.population)
+
+    @property
+    def expected(self) -> float:
+        return float(self.population)
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        return np.arange(self.population, dtype=np.int64)
+
+    def amplify(self, event: Event) -> Event:
+        return event
+
+    def most(self, rounds: int) -> int:
+        return rounds
+
+
+@dataclass(frozen=True)
+class Poisson(Sampler, kind="poisson"):
+    """Each client independently with probability `rate`; at most `cap` of them if a cap is set.
+
+    Guarantee: add/remove one client, amplified by PLD of the subsampled mechanism (Zhu & Wang 2019; truncated form
+    for a cap). The denominator is rate * population, never the realised cohort.
+    """
+
+    population: int
+    rate: float
+    cap: int | None = None
+    relation: ClassVar[Relation] = "add_remove"
+
+    def __post_init__(self) -> None:
+        _count("population", self.population)
+        if not 0 < self.rate <= 1:
+            raise PlanError("sampling", f"rate {self.rate}", "a rate in (0, 1]", "rate = expected cohort / population")
+        if self.cap is not None:
+            _count("cap", self.cap)
+
+    @property
+    def expected(self) -> float:
+        return self.rate * self.population
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        size = int(rng.binomial(self.population, self.rate))
+        size = size if self.cap is None else min(size, self.cap)
+        return np.sort(rng.choice(self.population, size, replace=False).astype(np.int64))
+
+    def amplify(self, event: Event) -> Event:
+        if self.cap is not None and self.cap < self.population:
+            return CappedPoisson(self.rate, self.population, self.cap, event)
+        return PoissonSampled(self.rate, event)
+
+    def most(self, rounds: int) -> int:
+        return _binomial_most(self.population, rounds, self.rate)
+
+
+@dataclass(frozen=True)
+class FixedSize(Sampler, kind="fixed"):
+    """A uniformly random cohort of exactly `cohort` clients, without replacement.
+
+    Guarantee: replace one client (movement 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
+    """
+
+    population: int
+    cohort: int
+    relation: ClassVar[Relation] = "replace_one"
+
+    def __post_init__(self) -> None:
+        _count("population", self.population)
+        if not 1 <= self.cohort <= self.population:
+            raise PlanError(
+                "sampling", f"a cohort of {self.cohort} out of {self.population}", "1 <= cohort <= population"
+            )
+
+    @property
+    def expected(self) -> float:
+        return float(self.cohort)
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        return np.sort(rng.choice(self.population, self.cohort, replace=False).astype(np.int64))
+
+    def amplify(self, event: Event) -> Event:
+        return FixedSampled(self.population, self.cohort, event)
+
+    def most(self, rounds: int) -> int:
+        return _binomial_most(self.population, rounds, self.cohort / self.population)
+
+
+@dataclass(frozen=True)
+class RoundRobin(Sampler, kind="roundrobin"):
+    """Clients in turn, `cohort` at a time: public, so no amplification; each is billed for its own rounds."""
+
+    population: int
+    cohort: int
+    relation: ClassVar[Relation] = "zero_out"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _count("population", self.population)
+        if not 1 <= self.cohort <= self.population:
+            raise PlanError(
+                "sampling", f"a cohort of {self.cohort} out of {self.population}", "1 <= cohort <= population"
+            )
+
+    @property
+    def expected(self) -> float:
+        return float(self.cohort)
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        first = t * self.cohort
+        return np.sort(np.arange(first, first + self.cohort, dtype=np.int64) % self.population)
+
+    def amplify(self, event: Event) -> Event:
+        return event
+
+    def most(self, rounds: int) -> int:
+        return math.ceil(rounds * self.cohort / self.population)

@@ -1,0 +1,111 @@
+"""An algorithm as one frozen value. What runs and what is billed read the same object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sordino.codec import STRICT, digest
+from sordino.errors import PlanError
+from sordino.parts.encode import Clip, Public, Step
+from sordino.parts.local import LocalSolver
+from sordino.parts.postprocess import Noised, Postprocess
+from sordino.parts.samplers import Sampler
+from sordino.parts.server import Memory, ServerOptimizer
+from sordino.privacy.bill import Bill, Participation, client_bill
+from sordino.privacy.bounds import Bound, Spent
+from sordino.privacy.release import Release
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """rounds times: draw clients, solve locally, encode, release the noised sum, decode, post-process, step.
+
+    A plan that could not be certified cannot be built: `PlanError` names the broken rule.
+    """
+
+    __pydantic_config__ = STRICT
+
+    rounds: int
+    clients: Sampler
+    local: LocalSolver
+    encode: tuple[Step, ...] = ()
+    release: Release
+    postprocess: tuple[Postprocess, ...] = ()
+    server: ServerOptimizer
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise PlanError("rounds", f"rounds = {self.rounds}", "at least 1")
+        self.release.check(self.bound)
+        if self.local.projects and self.clip is None:
+            raise PlanError(
+                "projection",
+                "project = true without a Clip step",
+                "a radius to project on",
+                "add Clip(radius) to encode",
+            )
+
+    @property
+    def bound(self) -> Bound | Spent:
+        """What is known of one message once every step has run."""
+        return self.bounds[-1]
+
+    @property
+    def bounds(self) -> tuple[Bound | Spent, ...]:
+        """The bound after the local solver and after each step: the chain that `sordino plan` prints."""
+        chain: list[Bound | Spent] = [self.local.bound()]
+        for step in self.encode:
+            before = chain[-1]
+            if isinstance(before, Spent):
+                raise PlanError("spent", f"{step.kind} on a message that is private already", "no encode steps")
+            chain.append(step.bound(before))
+        return tuple(chain)
+
+    @property
+    def clip(self) -> Clip | None:
+        """The clip that gives the message its bound."""
+        return next((step for step in self.encode if isinstance(step, Clip)), None)
+
+    def public(self, t: int) -> Public:
+        """What everybody knows in round t."""
+        return Public(t=t, radius=self.clip.radius_at(t) if self.clip else math.inf)
+
+    def bill(self, participation: Participation | None = None) -> Bill:
+        """What the plan costs (a forecast), or what a run with this participation cost."""
+        return client_bill(
+            self.clients, self.release, participation or Participation.planned(self.clients, self.rounds)
+        )
+
+    def decode(self, mean: Tensor, public: Public) -> Tensor:
+        """Undo the encode steps on the noised mean, in reverse order."""
+        for step in reversed(self.encode):
+            mean = step.decode(mean, public)
+        return mean
+
+    def refine(self, mean: Tensor, known: Noised) -> Tensor:
+        """All post-processing, in order."""
+        for step in self.postprocess:
+            mean = step.apply(mean, known)
+        return mean
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the plan's canonical JSON."""
+        return digest(self)
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run remembers between rounds: exactly the checkpoint."""
+
+    t: int
+    memory: Memory
+
+    @classmethod
+    def initial(cls, plan: Plan, params: Tensor) -> State:
+        """Before the first round."""
+        return cls(0, plan.server.init(params.to(torch.float32)))

@@ -1,0 +1,171 @@
+"""The certificate: a pure function of the plan, the charges and the model. `certify` computes it again and compares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sordino import codec
+from sordino.errors import CertificateError, ConfigError
+from sordino.privacy import accounting
+from sordino.privacy.bill import Adversary, Bill, Line, Participation
+from sordino.privacy.events import Event
+from sordino.rng import Mode
+from sordino.version import __version__
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+
+WHO: dict[Adversary, str] = {
+    "models": "sees every released model and nothing else",
+    "cohort": "sees every released model and who took part in which round",
+    "messages": "sees every message as it leaves a client",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run adds to its plan: everything here is seen by the adversary anyway, or public."""
+
+    delta: float
+    noise: Mode
+    charged: int  # releases written down before their noise was drawn
+    most: int | None = None  # most rounds of one client, where the cohort is seen by design
+    model: str = ""  # sha256 of model.safetensors
+
+
+def default_delta(population: int) -> float:
+    """population^-1.1, the largest delta that we let pass without an override."""
+    return float(population**-1.1)
+
+
+def check_delta(delta: float, population: int, override: bool) -> None:
+    """delta must be a probability, and small against 1 / population (PRIVACY rule 10)."""
+    if not 0 <= delta < 1:
+        raise ConfigError(f"delta = {delta}", "a number in [0, 1)", f"use {default_delta(population):.3g}")
+    if delta > default_delta(population) * (1 + 1e-9) and not override:
+        limit = f"at most population^-1.1 = {default_delta(population):.3g}"
+        raise ConfigError(f"delta = {delta}", limit, "lower it, or set allow_large_delta = true under [privacy]")
+
+
+def participation(plan: Plan, facts: Facts) -> Participation:
+    """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data)."""
+    releases = max(plan.rounds, facts.charged)
+    most = plan.clients.most(releases) if facts.most is None else max(facts.most, 0)
+    return Participation(releases, most)
+
+
+def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
+    """The certificate of a run."""
+    counts = participation(plan, facts)
+    bill = plan.bill(counts)
+    lines = {line.adversary: _line(line, facts.delta) for line in bill.lines}
+    main = lines["models"]
+    return {
+        "format": 1,
+        "epsilon": main["epsilon"],
+        "delta": facts.delta,
+        "unit": bill.unit,
+        "relation": main["relation"],
+        "adversaries": [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()],
+        "accountant": {"library": accounting.VERSION, "first": "PLD (pessimistic) or GDP closed form", "second": "RDP"},
+        "sampler": codec.plain(codec.dump(plan.clients)),
+        "trust": {"release": plan.release.kind, "sees": sorted(plan.release.sees), "needs": sorted(plan.release.needs)},
+        "clip": _clip(plan),
+        "denominator": denominator(plan),
+        "mask": "none",
+        "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
+        "counts": _counts(plan, facts, counts),
+        "assumptions": assumptions(plan, bill),
+        "not_covered": not_covered(),
+        "plan_sha256": plan.hash,
+        "model_sha256": facts.model,
+        "sordino": __version__,
+    }
+
+
+def _line(line: Line, delta: float) -> dict[str, Any]:
+    spent = accounting.epsilon(line.entries, line.relation, delta)
+    return {
+        "relation": line.relation,
+        "epsilon": upward(spent.value),
+        "delta": delta,
+        "epsilon_rdp": None if spent.rdp is None else upward(spent.rdp),
+        "method": spent.method,
+        "grid": spent.grid,
+        "events": [{"count": count, "event": codec.plain(codec.dump(event, Event))} for event, count in line.entries],
+    }
+
+
+def upward(value: float) -> float | None:
+    """Rounded up at the sixth digit after the point: never below what was proved. None: no guarantee."""
+    return math.ceil(value * 1e6) / 1e6 if math.isfinite(value) else None
+
+
+def denominator(plan: Plan) -> float | str:
+    """What the sum is divided by: a constant of the plan, or in words what it follows."""
+    fixed = plan.release.denominator(plan.clients.expected, 1) == plan.clients.expected
+    return plan.clients.expected if fixed else "the number of messages received, which this adversary sees anyway"
+
+
+def _clip(plan: Plan) -> dict[str, Any]:
+    if plan.clip is None or not plan.clip.finite:
+        return {"scope": "none", "radius": None, "norm": None}
+    radius = codec.plain(codec.dump(plan.clip))["radius"]
+    return {"scope": "one norm over the whole message of a client", "radius": radius, "norm": plan.clip.norm}
+
+
+def _noise_note(mode: Mode) -> str:
+    if mode == "simulation":
+        return "fast repeatable generator: for experiments, not for release"
+    return "AES counter generator keyed by the operating system, double precision, sum rounded to a public grid"
+
+
+def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
+    seen = {} if facts.most is None else {"most_rounds_of_a_client": facts.most}
+    return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
+
+
+def assumptions(plan: Plan, bill: Bill) -> list[str]:
+    """What must hold outside this program for the numbers to be true."""
+    said = [
+        f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
+        "the population, the plan and the test data are public",
+    ]
+    if plan.clients.random:
+        said.append("the coins that choose a cohort stay secret from the adversary of the first line")
+    if "messages" not in plan.release.sees:
+        said.append("whoever sums the messages does it as planned and shows nothing else")
+    return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+
+
+def not_covered() -> list[str]:
+    """What the certificate does not speak of."""
+    return [
+        "choosing settings by earlier runs on the same data: tuning is not accounted",
+        "diagnostics of a simulation (update norms, clipped fraction): they are not private",
+        "other releases of the same data: a budget is the sum over all of them",
+    ]
+
+
+def compare(stored: Any, computed: Any, field: str = "") -> None:
+    """Raise `CertificateError` at the first field where the stored certificate differs from the computed one."""
+    name = field or "certificate.json"
+    if isinstance(stored, Mapping) and isinstance(computed, Mapping):
+        for key in [*computed, *(key for key in stored if key not in computed)]:
+            if key not in stored or key not in computed:
+                raise CertificateError(
+                    _join(field, key), f"{_join(field, key)} is {'missing' if key in computed else 'not ours'}"
+                )
+            compare(stored[key], computed[key], _join(field, key))
+    elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
+        for i, (one, other) in enumerate(zip(stored, computed, strict=True)):
+            compare(one, other, f"{field}[{i}]")
+    elif type(stored) is not type(computed) or stored != computed:
+        raise CertificateError(name, f"{name} says {stored!r}, but what ran gives {computed!r}")
+
+
+def _join(field: str, key: str) -> str:
+    return f"{field}.{key}" if field else str(key)

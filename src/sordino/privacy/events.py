@@ -1,0 +1,80 @@
+"""What was released, as data: events are counted, hashed and written down; `accounting` turns them into epsilon.
+
+Sizes are in units of the message's bound (the unit ball), for a movement of 1. That a client may be replaced, not
+only removed, doubles the movement; that is the *relation's* business, applied once, in `accounting`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sordino.codec import Part
+
+Relation = Literal["add_remove", "replace_one", "zero_out"]
+
+
+class Event(Part):
+    """One release, as the adversary of a bill's line sees it."""
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Event, kind="gaussian"):
+    """x + N(0, multiplier^2 I), ||x||_2 moves by 1."""
+
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(Event, kind="laplace"):
+    """x + Laplace(multiplier) per coordinate, ||x||_1 moves by 1; the scalar case is tight for any split."""
+
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class PoissonSampled(Event, kind="poisson_sampled"):
+    """`event` of a cohort in which each unit is present with probability `rate`, coins unseen."""
+
+    rate: float
+    event: Event
+
+
+@dataclass(frozen=True)
+class CappedPoisson(Event, kind="capped_poisson"):
+    """Poisson sampling of which at most `cap` units are kept (a uniform subset), Gaussian noise."""
+
+    rate: float
+    population: int
+    cap: int
+    event: Event
+
+
+@dataclass(frozen=True)
+class FixedSampled(Event, kind="fixed_sampled"):
+    """`event` of a uniformly random cohort of exactly `cohort` out of `population`, coins unseen."""
+
+    population: int
+    cohort: int
+    event: Event
+
+
+@dataclass(frozen=True)
+class Shuffled(Event, kind="shuffled"):
+    """`reports` messages, each privatised by `event`, seen only as a shuffled bag."""
+
+    reports: int
+    event: Event
+
+
+@dataclass(frozen=True)
+class Approximate(Event, kind="approximate"):
+    """Anything proved (epsilon, delta)-private by other means."""
+
+    epsilon: float
+    delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Unprotected(Event, kind="unprotected"):
+    """A release with no guarantee: epsilon is infinite."""

@@ -1,0 +1,300 @@
+"""How a sum leaves the clients: who draws the noise, who sees what, and what one release costs.
+
+`sees` is what the least trusted party of this release sees by design: "mean", "sum", "cohort", "messages".
+`needs` is what an engine must offer for that to be true: "secure_sum", "shuffler".
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from sordino.codec import Part
+from sordino.errors import PlanError
+from sordino.privacy.bounds import Bound, Spent
+from sordino.privacy.events import Event, GaussianNoise, Shuffled, Unprotected
+from sordino.privacy.mechanisms import Gaussian, Mechanism
+from sordino.rng import Mode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sordino.parts.samplers import Cohort
+
+Sees = frozenset[str]
+
+
+class Release(Part):
+    """The step from private messages to something that may be looked at."""
+
+    sees: ClassVar[Sees]
+    needs: ClassVar[Sees] = frozenset()
+    local: ClassVar[bool] = False  # True: clients draw the noise, so the round is charged before they start
+
+    def check(self, bound: Bound | Spent) -> None:
+        """Refuse what this release cannot certify."""
+
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        """All clients' noise at once: equal in law to the sum of their own draws; simulation only."""
+        return total
+
+    def on_server(self, total: Tensor, rng: np.random.Generator, mode: Mode) -> Tensor:
+        """What the server adds."""
+        return total
+
+    def accepts(self, received: int) -> bool:
+        """Whether a round with this many reports counts; a void round releases nothing and moves nothing."""
+        return True
+
+    def denominator(self, expected: float, received: int) -> float:
+        """A constant of the plan, unless every message is seen anyway."""
+        return expected
+
+    @abstractmethod
+    def event(self) -> Event:
+        """One round, for a movement of 1 of one message, to one who sees the sum."""
+
+    @abstractmethod
+    def message_event(self) -> Event:
+        """One round, to one who sees the message itself."""
+
+    @abstractmethod
+    def noise_std(self, received: int) -> float:
+        """Exact standard deviation of the noise in one coordinate of the sum."""
+
+
+def _need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
+    if isinstance(bound, Spent):
+        raise PlanError("spent", "noise on messages that are private already", "release Forward()", "drop the noise")
+    if not bound.finite:
+        raise PlanError("bound", "noise on a message without a bound", "a Clip step", "add Clip(radius) to encode")
+    if bound.norm > mechanism.norm:
+        raise PlanError(
+            "norm",
+            f"an L{bound.norm} bound under {mechanism.kind} noise",
+            f"an L{mechanism.norm} bound",
+            "set norm = 1 in Clip",
+        )
+
+
+def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tensor:
+    return total + total.new_tensor(mechanism.sample(total.numel(), rng)).view_as(total)
+
+
+@dataclass(frozen=True)
+class CentralNoise(Release, kind="central_noise"):
+    """The trusted server adds mechanism noise to the sum of unit-ball messages.
+
+    Only the noised mean is ever seen: messages, cohort and counts stay with the server.
+    """
+
+    mechanism: Mechanism
+    sees: ClassVar[Sees] = frozenset({"mean"})
+
+    def check(self, bound: Bound | Spent) -> None:
+        _need_bound(bound, self.mechanism)
+
+    def on_server(self, total: Tensor, rng: np.random.Generator, mode: Mode) -> Tensor:
+        noised = _add(total, self.mechanism, rng)
+        return noised if mode == "simulation" else _on_grid(noised, self.mechanism.multiplier)
+
+    def event(self) -> Event:
+        return self.mechanism.event()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def noise_std(self, received: int) -> float:
+        return self.mechanism.std
+
+
+def _on_grid(noised: Tensor, multiplier: float) -> Tensor:
+    """Round to the public grid 2^-20 * 2^floor(log2 multiplier): the low bits of a double say where it came from."""
+    grid = 2.0 ** (math.floor(math.log2(multiplier)) - 20)
+    return (noised / grid).round_() * grid
+
+
+@dataclass(frozen=True)
+class NoiseShares(Release, kind="noise_shares"):
+    """Each client adds a share N(0, multiplier^2 / at_least); a secure sum shows the server only their total.
+
+    A round with fewer than `at_least` reports is void, so the total noise is never below the multiplier and the
+    event does not depend on who came. The server sees the cohort; neighbours zero out one client.
+    """
+
+    multiplier: float
+    at_least: int
+    sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
+    needs: ClassVar[Sees] = frozenset({"secure_sum"})
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Gaussian(self.multiplier)
+        if self.at_least < 1:
+            raise PlanError(
+                "noise shares",
+                f"at_least = {self.at_least}",
+                "at least 1 report",
+                "use the fewest clients a round accepts",
+            )
+
+    @property
+    def share(self) -> Gaussian:
+        """What one client adds."""
+        return Gaussian(self.multiplier / math.sqrt(self.at_least))
+
+    def check(self, bound: Bound | Spent) -> None:
+        _need_bound(bound, self.share)
+
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        if len(cohort) == 0:
+            return total
+        return _add(total, Gaussian(self.share.multiplier * math.sqrt(len(cohort))), rng)
+
+    def accepts(self, received: int) -> bool:
+        return received >= self.at_least
+
+    def event(self) -> Event:
+        return GaussianNoise(self.multiplier)
+
+    def message_event(self) -> Event:
+        return self.share.event()
+
+    def noise_std(self, received: int) -> float:
+        return self.share.multiplier * math.sqrt(received)
+
+
+@dataclass(frozen=True)
+class LocalNoise(Release, kind="local_noise"):
+    """Every client noises its own message before anybody sees it; `multipliers` gives each client its own.
+
+    No trust in the server or in the other clients. At client level neighbours replace one client's data (movement 2).
+    """
+
+    mechanism: Mechanism
+    multipliers: tuple[float, ...] = ()
+    sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for multiplier in self.multipliers:
+            replace(self.mechanism, multiplier=multiplier)  # type: ignore[type-var]
+
+    def check(self, bound: Bound | Spent) -> None:
+        _need_bound(bound, self.mechanism)
+
+    def of(self, client: int) -> Mechanism:
+        """The noise of one client."""
+        if not self.multipliers:
+            return self.mechanism
+        own: Mechanism = replace(self.mechanism, multiplier=self.multipliers[client])  # type: ignore[type-var]
+        return own
+
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        noises = [self.of(int(client)) for client in cohort]
+        if noises and all(isinstance(noise, Gaussian) for noise in noises):
+            return _add(total, Gaussian(math.sqrt(sum(noise.std**2 for noise in noises))), rng)
+        for noise in noises:
+            total = _add(total, noise, rng)
+        return total
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+    def event(self) -> Event:
+        return self.weakest.event()
+
+    def message_event(self) -> Event:
+        return self.weakest.event()
+
+    @property
+    def weakest(self) -> Mechanism:
+        """The least noise of any client: what a single line of a bill rests on."""
+        smallest: Mechanism = replace(self.mechanism, multiplier=min(self.multipliers or (self.mechanism.multiplier,)))  # type: ignore[type-var]
+        return smallest
+
+    def noise_std(self, received: int) -> float:
+        return self.mechanism.std * math.sqrt(received)
+
+
+@dataclass(frozen=True)
+class ShuffledNoise(Release, kind="shuffled_noise"):
+    """Clients noise their own messages; a shuffler strips who sent which; the bag is seen (Feldman et al. 2021).
+
+    A round with fewer than `at_least` reports is void, so the amplification never rests on a luckier crowd.
+    """
+
+    mechanism: Mechanism
+    at_least: int
+    sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
+    needs: ClassVar[Sees] = frozenset({"shuffler"})
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.at_least < 1:
+            raise PlanError("shuffling", f"at_least = {self.at_least}", "at least 1 report")
+
+    def check(self, bound: Bound | Spent) -> None:
+        _need_bound(bound, self.mechanism)
+
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        return LocalNoise(self.mechanism).in_sum(total, cohort, rng)
+
+    def accepts(self, received: int) -> bool:
+        return received >= self.at_least
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+    def event(self) -> Event:
+        return Shuffled(self.at_least, self.mechanism.event())
+
+    def message_event(self) -> Event:
+        return self.mechanism.event()
+
+    def noise_std(self, received: int) -> float:
+        return self.mechanism.std * math.sqrt(received)
+
+
+@dataclass(frozen=True)
+class Forward(Release, kind="forward"):
+    """Messages are private already (`Spent`): they are passed on as they are, and billed as their solver says."""
+
+    sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
+    local: ClassVar[bool] = True
+
+    def check(self, bound: Bound | Spent) -> None:
+        if not isinstance(bound, Spent):
+            raise PlanError("forward", "messages without noise of their own", "a local solver that is private already")
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+    def event(self) -> Event:
+        return Unprotected()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def noise_std(self, received: int) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class NoNoise(Release, kind="no_noise"):
+    """Nothing is added and nothing is guaranteed: the certificate says so. For baselines."""
+
+    sees: ClassVar[Sees] = frozenset({"mean"})
+
+    def event(self) -> Event:
+        return Unprotected()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def noise_std(self, received: int) -> float:
+        return 0.0

@@ -1,0 +1,41 @@
+"""Paper 000, DP-Fed-LS: Laplacian smoothing of the noised mean."""
+
+from __future__ import annotations
+
+from sordino.parts.encode import Clip
+from sordino.parts.local import LocalSgd
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.samplers import Sampler
+from sordino.parts.schedules import Schedule
+from sordino.parts.server import Sgd
+from sordino.plan import Plan
+from sordino.privacy.mechanisms import Gaussian
+from sordino.privacy.release import CentralNoise, NoNoise
+
+
+def dp_fed_ls(
+    *,
+    rounds: int,
+    clients: Sampler,
+    lr: float | Schedule,
+    radius: float | Schedule,
+    multiplier: float,
+    strength: float = 1.0,
+    epochs: int = 1,
+    batch: int | None = None,
+    weight_decay: float = 0.0,
+    server_lr: float | Schedule = 1.0,
+) -> Plan:
+    """w <- w - A_strength^-1 (sum_i clip(w - w_i, radius) + N(0, (multiplier * radius)^2)) / expected.
+
+    Clients project w_i - w on the ball after every step (Algorithm 1); A = I + strength * L.
+    """
+    return Plan(
+        rounds=rounds,
+        clients=clients,
+        local=LocalSgd(lr=lr, epochs=epochs, batch=batch, weight_decay=weight_decay, project=True),
+        encode=(Clip(radius),),
+        release=CentralNoise(Gaussian(multiplier)) if multiplier else NoNoise(),
+        postprocess=(LaplacianSmoothing(strength),),
+        server=Sgd(lr=server_lr),
+    )

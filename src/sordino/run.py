@@ -1,0 +1,116 @@
+"""The only loop. Each pass is one round; a round is charged before its noise is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sordino.data.task import Task
+from sordino.engines.base import ClientJob, Collected, Engine, Worker
+from sordino.engines.inprocess import InProcess
+from sordino.errors import DataError, EngineError
+from sordino.parts.postprocess import Noised
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan, State
+from sordino.rng import Seeded, Streams
+
+
+class Charges(Protocol):
+    """Where a round is written down before anything of it can be seen."""
+
+    def charge(self, t: int, cohort: Cohort | None) -> None: ...
+
+
+@dataclass
+class Tally:
+    """Charges kept in memory: how many releases, and, where the cohort is seen anyway, who was in them."""
+
+    rounds: list[int] = field(default_factory=list)
+    cohorts: list[Cohort] = field(default_factory=list)
+
+    def charge(self, t: int, cohort: Cohort | None) -> None:
+        self.rounds.append(t)
+        if cohort is not None:
+            self.cohorts.append(cohort)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round, done. `diagnostics` come from unreleased data: for simulation, never for release."""
+
+    t: int
+    state: State
+    metrics: dict[str, float]
+    diagnostics: dict[str, float]
+    void: bool = False
+
+
+def check(plan: Plan, task: Task, engine: Engine) -> None:
+    """Refuse a run whose certificate would not be true of it."""
+    if plan.clients.population != task.clients.population:
+        raise DataError(
+            f"a plan for {plan.clients.population} clients and data of {task.clients.population}",
+            "the same population in both",
+            f"set population = {task.clients.population} in the plan's clients",
+        )
+    missing = plan.release.needs - engine.offers
+    if missing:
+        raise EngineError(
+            f"release {plan.release.kind!r} on an engine without {', '.join(sorted(missing))}",
+            "an engine that offers it",
+        )
+
+
+def run(
+    plan: Plan,
+    task: Task,
+    *,
+    engine: Engine | None = None,
+    streams: Streams | None = None,
+    charges: Charges | None = None,
+    state: State | None = None,
+    eval_every: int = 1,
+) -> Iterator[Round]:
+    """Run the plan from `state` to its last round; yields every round as a frozen value."""
+    engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
+    check(plan, task, engine)
+    worker = engine.prepare(plan, task, streams)
+    state = state or State.initial(plan, task.layout.flatten(task.model))
+    for t in range(state.t, plan.rounds):
+        state, collected = one_round(plan, task, worker, streams, charges, state)
+        last = t + 1 == plan.rounds
+        metrics = task.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}
+        yield Round(t, state, metrics, collected.diagnostics, void=not plan.release.accepts(collected.received))
+
+
+def one_round(
+    plan: Plan, task: Task, worker: Worker, streams: Streams, charges: Charges, state: State
+) -> tuple[State, Collected]:
+    """Draw, charge, collect, release, step."""
+    t, release = state.t, plan.release
+    cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+    seen = cohort if "cohort" in release.sees or "messages" in release.sees else None
+    if release.local:
+        charges.charge(t, seen)
+    collected = worker.collect(ClientJob(plan.public(t), plan.server.query(state.memory), cohort))
+    if not release.local:
+        charges.charge(t, seen)
+    if not release.accepts(collected.received):
+        return State(t + 1, state.memory), collected
+    mean = released_mean(plan, task, collected, cohort, streams, t)
+    return State(t + 1, plan.server.step(state.memory, mean, t)), collected
+
+
+def released_mean(plan: Plan, task: Task, collected: Collected, cohort: Cohort, streams: Streams, t: int) -> Tensor:
+    """Noise, divide by a public number, decode, post-process."""
+    release, public = plan.release, plan.public(t)
+    total = release.in_sum(collected.total, cohort, streams.at(t, "client noise"))
+    total = release.on_server(total, streams.at(t, "server noise"), streams.mode)
+    count = release.denominator(plan.clients.expected, collected.received)
+    mean = plan.decode((total / count).to(torch.float32), public)
+    std = release.noise_std(collected.received) / count * (public.radius if plan.clip and plan.clip.finite else 1.0)
+    return plan.refine(mean, Noised(task.layout, std, t))
