@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -107,11 +108,25 @@ def to_toml(value: Any, cls: Any = None) -> str:
 def read(cls: Any, data: Any, where: str = "") -> Any:
     """The value of type `cls` that plain data describes, or a `ConfigError` in one sentence."""
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(data))
+        return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         raise _sentence(error, cls, where) from None
     except TypeError as error:
         raise ConfigError(f"{where or 'a value'} that is not plain data ({error})", "numbers, text, lists") from None
+
+
+def call(function: Callable[..., T], arguments: Mapping[str, Any], where: str) -> T:
+    """Call a function of keyword arguments with plain data, each read as the parameter's declared type."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    for name in arguments:
+        if name not in parameters:
+            raise ConfigError(f"unknown key {where}.{name}", "a known key", nearest(name, list(parameters)))
+    missing = [name for name, p in parameters.items() if p.default is p.empty and name not in arguments]
+    if missing:
+        raise ConfigError(f"no {where}.{missing[0]}", f"a value for {missing[0]}", f"add {missing[0]} = ...")
+    return function(
+        **{name: read(parameters[name].annotation, item, f"{where}.{name}") for name, item in arguments.items()}
+    )
 
 
 def json_schema(cls: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from scipy import stats
 from tests.privacy import oracles
 
 from sordino.errors import SideConditionError
+from sordino.privacy import shuffle
 from sordino.privacy.shuffle import _delta_given_clones, shuffled_delta, shuffled_epsilon
 
 local_epsilons = st.floats(0.01, 8.0)
@@ -53,6 +54,17 @@ def test_blocks_of_clones_only_round_up_and_only_a_little() -> None:
     truth = float(np.sum(clones.pmf(every) * _delta_given_clones(every, epsilon=epsilon, epsilon0=epsilon0)))
     ours = shuffled_delta(epsilon, reports=n, epsilon0=epsilon0)
     assert truth * (1 - 1e-9) <= ours <= truth * 1.01
+
+
+@pytest.mark.parametrize("tail", [0.01, 0.1, 1.0])
+def test_clones_left_out_of_the_sum_are_added_to_delta(tail: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shuffle, "_TAIL", tail)
+    shuffle._clones.cache_clear()
+    for reports, epsilon0 in ((60, 1.0), (20, 4.0)):  # the sum misses clones on both sides; only above it
+        for epsilon in (0.0, 0.2, 0.6, 0.9):
+            ours = shuffled_delta(epsilon, reports=reports, epsilon0=epsilon0)
+            assert ours >= oracles.clone_delta(epsilon, reports=reports, epsilon0=epsilon0)
+    shuffle._clones.cache_clear()
 
 
 @pytest.mark.parametrize("reports", [2, 3, 4, 5, 6])

@@ -27,7 +27,7 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
 
 from sordino.errors import PlanError
-from sordino.privacy import without_replacement
+from sordino.privacy import shuffle, without_replacement
 from sordino.privacy.events import (
     Approximate,
     CappedPoisson,
@@ -37,6 +37,7 @@ from sordino.privacy.events import (
     LaplaceNoise,
     PoissonSampled,
     Relation,
+    Shuffled,
     Unprotected,
 )
 
@@ -68,16 +69,18 @@ def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
     """The smallest epsilon we can prove at `delta` for all entries together."""
     if any(isinstance(event, Unprotected) and count for event, count in entries):
         return Epsilon(math.inf, "none")
+    entries = _unshuffled(entries, relation, delta)
     mu = gaussian_mu(entries, relation)
     second = rdp_epsilon(entries, relation, delta)
     if mu is not None:
         return Epsilon(_gaussian_epsilon(mu, delta), "gdp", rdp=second)
     value, grid = _refined(tuple(entries), relation, lambda pld: float(pld.get_epsilon_for_delta(delta)))
-    return Epsilon(min(value, _pure_epsilon(entries, relation)), "pld", grid, second)
+    return Epsilon(min(value, _pure_epsilon(entries, relation), _basic_epsilon(entries, delta)), "pld", grid, second)
 
 
 def epsilon_on(entries: Entries, relation: Relation, delta: float, grid: float) -> float:
     """Epsilon on one given grid, without a second opinion: the inner loop of a calibration."""
+    entries = _unshuffled(entries, relation, delta)
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return _gaussian_epsilon(mu, delta)
@@ -102,11 +105,46 @@ def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
     return math.sqrt(sum((count / _shrunk(_scale(event), relation) ** 2 for event, count in entries), 0.0))
 
 
+def _unshuffled(entries: Entries, relation: Relation, delta: float) -> list[tuple[Event, int]]:
+    """Shuffled rounds as the (epsilon, delta) that amplification proves for each; half of delta is spent on that."""
+    rounds = sum(count for event, count in entries if isinstance(event, Shuffled))
+    share = delta if rounds == 1 and len(entries) == 1 else delta / (2 * max(rounds, 1))
+    return [(_amplified(e, relation, share) if isinstance(e, Shuffled) else e, count) for e, count in entries]
+
+
+def _amplified(event: Shuffled, relation: Relation, delta: float) -> Event:
+    """The best of several splits of one message's noise into (epsilon0, delta0)."""
+    pairs = _local_pairs(event.event, relation, delta, event.reports)
+    found = [shuffle.shuffled_epsilon(reports=event.reports, epsilon0=e, delta=delta, delta0=d) for e, d in pairs]
+    return Approximate(min(found), delta)
+
+
+def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -> list[tuple[float, float]]:
+    """One message's own (epsilon0, delta0): a Gaussian has one for every delta0."""
+    match event:
+        case Approximate(eps, own):
+            return [(eps, own)]
+        case LaplaceNoise(b):
+            return [(1 / _shrunk(b, relation), 0.0)]
+        case GaussianNoise(z):
+            mu = 1 / _shrunk(z, relation)
+            return [(_gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(1e-6, 0.3, 12)]
+    raise PlanError("accounting", f"no amplification by shuffling for {event}", "gaussian or laplace noise")
+
+
 def _pure_epsilon(entries: Entries, relation: Relation) -> float:
     """sum of movement / multiplier over Laplace releases: true at any delta, 0 too; inf if anything else is there."""
     if not all(isinstance(event, LaplaceNoise) for event, _ in entries):
         return math.inf
     return sum((count / _shrunk(_scale(event), relation) for event, count in entries), 0.0)
+
+
+def _basic_epsilon(entries: Entries, delta: float) -> float:
+    """Basic composition of (epsilon, delta) pairs: sums of both, if the deltas fit; else inf."""
+    pairs = [(event, count) for event, count in entries if isinstance(event, Approximate)]
+    if len(pairs) < len(entries) or sum(count * event.delta for event, count in pairs) > delta:
+        return math.inf
+    return sum((count * event.epsilon for event, count in pairs), 0.0)
 
 
 def _scale(event: Event) -> float:

@@ -11,7 +11,7 @@ from sordino import codec
 from sordino.errors import CertificateError, ConfigError
 from sordino.privacy import accounting
 from sordino.privacy.bill import Adversary, Bill, Line, Participation
-from sordino.privacy.events import Event
+from sordino.privacy.events import tree
 from sordino.rng import Mode
 from sordino.version import __version__
 
@@ -61,7 +61,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """The certificate of a run."""
     counts = participation(plan, facts)
     bill = plan.bill(counts)
-    lines = {line.adversary: _line(line, facts.delta) for line in bill.lines}
+    lines = {line.adversary: line_entry(line, facts.delta) for line in bill.lines}
     main = lines["models"]
     return {
         "format": 1,
@@ -86,7 +86,8 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _line(line: Line, delta: float) -> dict[str, Any]:
+def line_entry(line: Line, delta: float) -> dict[str, Any]:
+    """One adversary's line, with what was proved of it."""
     spent = accounting.epsilon(line.entries, line.relation, delta)
     return {
         "relation": line.relation,
@@ -95,7 +96,7 @@ def _line(line: Line, delta: float) -> dict[str, Any]:
         "epsilon_rdp": None if spent.rdp is None else upward(spent.rdp),
         "method": spent.method,
         "grid": spent.grid,
-        "events": [{"count": count, "event": codec.plain(codec.dump(event, Event))} for event, count in line.entries],
+        "events": [{"count": count, "event": tree(event)} for event, count in line.entries],
     }
 
 

@@ -63,7 +63,7 @@ def _least(holds: Callable[[float], bool], largest: float) -> float:
     For delta0 > 0 the bound is not monotone but convex in exp(e): `holds` is true on an interval, which a grid finds.
     """
     grid = largest * np.union1d(np.geomspace(1e-7, 1, _STEPS), np.linspace(0, 1, _STEPS))
-    low, high = 0.0, largest
+    low, high = 0.0, float(largest)
     for epsilon in grid[:-1].tolist():
         if holds(epsilon):
             high = epsilon

@@ -1,0 +1,106 @@
+"""`sordino epsilon`: what a sampler, a noise and a number of rounds cost. Needs no torch and no data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sordino import codec
+from sordino.errors import ConfigError
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.privacy import accounting
+from sordino.privacy.bill import Line, Participation, client_bill
+from sordino.privacy.certificate import check_delta, default_delta, line_entry
+from sordino.privacy.events import Approximate, Event, Shuffled
+from sordino.privacy.mechanisms import Gaussian, Laplace
+from sordino.privacy.release import CentralNoise
+
+SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
+MECHANISMS = {"gaussian": Gaussian, "laplace": Laplace}
+
+
+@dataclass(frozen=True)
+class Question:
+    """The options of the command."""
+
+    sampler: str
+    population: int
+    cohort: float | None
+    rounds: int
+    multiplier: float | None
+    delta: float
+    mechanism: str = "gaussian"
+    epsilon0: float | None = None
+    cap: int | None = None
+
+
+def answer(question: Question) -> dict[str, Any]:
+    """Epsilon against one who sees the released models, and against one who also sees the cohort."""
+    check_delta(question.delta, question.population, override=True)
+    if question.rounds < 1:
+        raise ConfigError(f"--rounds {question.rounds}", "at least 1")
+    if question.sampler not in SAMPLERS:
+        hint = codec.nearest(question.sampler, list(SAMPLERS))
+        raise ConfigError(f"--sampler {question.sampler}", "a known sampler", hint)
+    lines = _shuffled(question) if question.sampler == "shuffle" else _central(question)
+    shown = [{"adversary": line.adversary, **line_entry(line, question.delta)} for line in lines]
+    return {**shown[0], "unit": "client", "accountant": accounting.VERSION, "adversaries": shown}
+
+
+def _central(question: Question) -> list[Line]:
+    if question.multiplier is None:
+        raise ConfigError("no --multiplier", "the noise's scale over the clip radius")
+    if question.mechanism not in MECHANISMS:
+        raise ConfigError(
+            f"--mechanism {question.mechanism}",
+            "gaussian or laplace",
+            codec.nearest(question.mechanism, list(MECHANISMS)),
+        )
+    release = CentralNoise(MECHANISMS[question.mechanism](question.multiplier))
+    clients = sampler(question)
+    bill = client_bill(clients, release, Participation.planned(clients, question.rounds))
+    return [bill.line("models"), bill.line("cohort")]
+
+
+def sampler(question: Question) -> Sampler:
+    """The sampler that the options name."""
+    n, m = question.population, question.cohort
+    if question.sampler == "full":
+        return Everyone(n)
+    if m is None:
+        raise ConfigError("no --cohort", "how many clients a round has (for poisson: on average)")
+    if question.sampler == "poisson":
+        return Poisson(n, m / max(n, 1), question.cap)
+    if m != int(m):
+        raise ConfigError(f"--cohort {m}", f"a whole number for --sampler {question.sampler}")
+    return FixedSize(n, int(m)) if question.sampler == "fixed" else RoundRobin(n, int(m))
+
+
+def _shuffled(question: Question) -> list[Line]:
+    """Local randomisers behind a shuffler: pure epsilon0, or a mechanism's noise on each message."""
+    local: Event
+    if question.epsilon0 is not None:
+        local = Approximate(question.epsilon0)
+    elif question.multiplier is not None:
+        local = MECHANISMS[question.mechanism](question.multiplier).event()
+    else:
+        raise ConfigError("neither --epsilon0 nor --multiplier", "how private one message is before the shuffler")
+    return [Line("models", "replace_one", ((Shuffled(question.population, local), question.rounds),))]
+
+
+def text(found: dict[str, Any]) -> str:
+    """The answer in words."""
+    who = {"models": "sees the released models", "cohort": "also sees who took part"}
+    lines = [
+        f"epsilon {line['epsilon']:.4g} (RDP {_or_dash(line['epsilon_rdp'])}), delta {line['delta']:.3g}, "
+        f"{line['relation']}: to one who {who[line['adversary']]}"
+        for line in found["adversaries"]
+    ]
+    return "\n".join([*lines, f"unit {found['unit']}; {found['accountant']}, {found['method']}, grid {found['grid']}"])
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+__all__ = ["Question", "answer", "default_delta", "text"]

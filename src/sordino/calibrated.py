@@ -1,0 +1,42 @@
+"""`sordino calibrate`: a file in, a file with one number changed out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sordino import codec
+from sordino.config import load_config
+from sordino.errors import ConfigError
+from sordino.plan import Plan
+from sordino.privacy.certificate import check_delta, line_entry
+from sordino.train import calibrated
+
+FREE = ("multiplier", "rounds", "cohort")
+
+
+def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: str, out: Path | None) -> dict[str, Any]:
+    """The number found, what it costs, and the file it was written to."""
+    if free not in FREE:
+        raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
+    if out is not None and out.exists():
+        raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
+    config = load_config(file)
+    delta = config.delta if delta is None else delta
+    check_delta(delta, config.plan.clients.population, config.privacy.allow_large_delta)
+    plan = calibrated(config.plan, epsilon=epsilon, delta=delta, free=free)
+    changed = replace(config, plan=plan, privacy=replace(config.privacy, delta=delta))
+    if out is not None:
+        out.write_text(codec.to_toml(changed), encoding="utf-8")
+    cost = line_entry(plan.bill().line("models"), delta)
+    return {"free": free, "value": _value(plan, free), **cost, "out": str(out) if out else None}
+
+
+def _value(plan: Plan, free: str) -> float:
+    if free == "rounds":
+        return plan.rounds
+    if free == "cohort":
+        return plan.clients.expected
+    release = codec.dump(plan.release)
+    return float(release.get("multiplier") or release["mechanism"]["multiplier"])

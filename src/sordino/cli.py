@@ -1,0 +1,163 @@
+"""The command line: arguments and printing only. Exit codes: 0 fine, 1 a certificate or audit fails, 2 bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sordino.errors import BudgetError, CertificateError, UserError
+from sordino.version import __version__
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+recipes_app = typer.Typer(no_args_is_help=True, help="Algorithms that are ready to use.", rich_markup_mode=None)
+app.add_typer(recipes_app, name="recipes")
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] or [plan], [privacy], [run].")]
+RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence on standard error and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except UserError as error:
+        _stop(str(error), 2)
+    except (CertificateError, BudgetError) as error:
+        _stop(str(error), 1)
+    except UsageError as error:
+        _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
+    except KeyboardInterrupt:
+        _stop("stopped; what was charged stays charged; continue with --resume", 130)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(sentence: str, code: int) -> None:
+    print(f"sordino: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _say(as_json: bool, data: dict[str, Any], text: str) -> None:
+    print(json.dumps(data) if as_json else text)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Differentially private federated learning, with a certificate that is true of what ran."""
+    if version:
+        print(f"sordino {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def plan(file: ConfigFile, as_json: JsonFlag = False) -> None:
+    """Parts, bound chain and forecast epsilon per adversary; touches no data."""
+    from sordino import show
+    from sordino.config import load_config
+
+    config = load_config(file)
+    forecast = show.forecast(config)
+    _say(as_json, forecast, show.forecast_text(forecast))
+
+
+@app.command()
+def epsilon(
+    sampler: Annotated[str, typer.Option(help="poisson | fixed | full | roundrobin | shuffle")],
+    population: Annotated[int, typer.Option(help="How many clients there are (shuffle: how many reports).")],
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 1,
+    delta: Annotated[float | None, typer.Option(help="Default: population ** -1.1")] = None,
+    cohort: Annotated[float | None, typer.Option(help="Clients per round; for poisson on average.")] = None,
+    multiplier: Annotated[float | None, typer.Option(help="Noise scale / clip radius.")] = None,
+    mechanism: Annotated[str, typer.Option(help="gaussian | laplace")] = "gaussian",
+    epsilon0: Annotated[float | None, typer.Option(help="shuffle: epsilon of one message.")] = None,
+    cap: Annotated[int | None, typer.Option(help="poisson: most clients a round keeps.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The calculator: what a sampler, a noise and a number of rounds cost."""
+    from sordino import calculator
+
+    question = calculator.Question(
+        sampler=sampler,
+        population=population,
+        cohort=cohort,
+        rounds=rounds,
+        multiplier=multiplier,
+        delta=calculator.default_delta(population) if delta is None else delta,
+        mechanism=mechanism,
+        epsilon0=epsilon0,
+        cap=cap,
+    )
+    found = calculator.answer(question)
+    _say(as_json, found, calculator.text(found))
+
+
+@app.command()
+def calibrate(
+    file: ConfigFile,
+    epsilon: Annotated[float, typer.Option(help="The target.")],
+    delta: Annotated[float | None, typer.Option(help="Default: the file's.")] = None,
+    free: Annotated[str, typer.Option(help="multiplier | rounds | cohort")] = "multiplier",
+    out: Annotated[Path | None, typer.Option(help="Write the calibrated file here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find the multiplier, rounds or cohort that cost a target epsilon."""
+    from sordino import show
+    from sordino.calibrated import calibrate_config
+
+    found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out)
+    _say(as_json, found, show.calibrated_text(found))
+
+
+@app.command()
+def run(
+    file: ConfigFile,
+    out: Annotated[Path, typer.Option(help="A new folder for the run.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    engine: Annotated[str, typer.Option(help="inprocess")] = "inprocess",
+    threads: Annotated[int, typer.Option(help="Threads of this process.")] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train; writes plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
+    from sordino import show
+    from sordino.config import load_config
+    from sordino.execute import execute, named_engine
+
+    config = load_config(file)
+    chosen = named_engine(engine, threads)
+    with show.progress(config.plan.rounds, quiet=as_json) as on_round:
+        done = execute(config, out, resume=resume, engine=chosen, on_round=on_round)
+    _say(as_json, show.result(done), show.result_text(done))
+
+
+@app.command()
+def certify(folder: RunPath, as_json: JsonFlag = False) -> None:
+    """Recompute the certificate from the plan and the charges; exit 1 on any mismatch."""
+    from sordino import show
+    from sordino.folder import RunFolder
+
+    certificate = RunFolder.open(folder).certify()
+    _say(as_json, {"certified": True, **certificate}, "certified: " + show.guarantee(certificate))
+
+
+@recipes_app.command("list")
+def recipes_list(as_json: JsonFlag = False) -> None:
+    """Names and one line each."""
+    from sordino import show
+
+    found = show.recipes()
+    _say(as_json, {"recipes": found}, "\n".join(f"{entry['name']:<14} {entry['summary']}" for entry in found))
+
+
+@recipes_app.command("show")
+def recipes_show(name: str, as_json: JsonFlag = False) -> None:
+    """Arguments of one recipe, and a file to start from."""
+    from sordino import show
+
+    found = show.recipe(name)
+    _say(as_json, found, found["example"])

@@ -1,0 +1,144 @@
+"""A federation as one TOML file: the task, the plan (written out, or a recipe), privacy and run settings."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sordino import codec
+from sordino.data.datasets import Dataset, load
+from sordino.data.partition import Iid, Natural, Partitioner
+from sordino.data.task import Clients, Records, Task
+from sordino.errors import ConfigError
+from sordino.models import Logistic, Spec, build_seeded
+from sordino.plan import Plan
+from sordino.privacy.certificate import check_delta, default_delta
+from sordino.recipes import RECIPES
+from sordino.rng import Mode, Seeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """Which data, cut how, and which model. Without a partition: the data's natural clients, else iid."""
+
+    __pydantic_config__ = codec.STRICT
+
+    dataset: str = "digits"
+    options: dict[str, Any] = field(default_factory=dict)
+    partition: Partitioner | None = None
+    model: Spec = field(default_factory=Logistic)
+    loss: str | None = None
+
+    def build(self, population: int, seed: int) -> Task:
+        """Load the data, cut it, build the model; coins of the cut come from the run's seed."""
+        data = load(self.dataset, **self.options)
+        cut = self.partition or (Natural() if data.groups is not None else Iid(population))
+        split = cut.split(data.y, data.groups, Seeded(seed).at(0, "partition"))
+        clients = Clients(_records(data.x, data.y), split.index, split.offsets)
+        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
+        return Task(model, clients, _records(data.test_x, data.test_y), self.loss or _loss(data))
+
+
+def _records(x: Any, y: Any) -> Records:
+    return Records(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _loss(data: Dataset) -> str:
+    return "cross_entropy" if data.classes else "mse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySpec:
+    """delta (default population^-1.1) and where the noise comes from."""
+
+    __pydantic_config__ = codec.STRICT
+
+    delta: float | None = None
+    allow_large_delta: bool = False
+    noise: Mode = "simulation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What does not change the guarantee."""
+
+    __pydantic_config__ = codec.STRICT
+
+    seed: int = 0
+    eval_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.eval_every < 1:
+            raise ConfigError(f"eval_every = {self.eval_every}", "at least 1", "1 evaluates after every round")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole file."""
+
+    __pydantic_config__ = codec.STRICT
+
+    task: TaskSpec = field(default_factory=TaskSpec)
+    plan: Plan
+    privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    run: RunSpec = field(default_factory=RunSpec)
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta, self.plan.clients.population, self.privacy.allow_large_delta)
+
+    @property
+    def delta(self) -> float:
+        """The delta that the certificate will state."""
+        given = self.privacy.delta
+        return default_delta(self.plan.clients.population) if given is None else given
+
+    def build(self) -> Task:
+        """The task of this file."""
+        return self.task.build(self.plan.clients.population, self.run.seed)
+
+
+def load_config(path: Path) -> Config:
+    """Read a file; every mistake in it is one sentence."""
+    return parse(_table(path))
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}, which cannot be read ({reason})", "a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{path} that is not TOML ({error})", "a TOML file", "see 'sordino recipes show dp_fed_ls'"
+        ) from None
+
+
+def parse(table: Mapping[str, Any]) -> Config:
+    """The configuration that a table describes; `[recipe]` stands for the plan it builds."""
+    data = dict(table)
+    if "recipe" in data:
+        if "plan" in data:
+            raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")
+        data["plan"] = codec.plain(codec.dump(from_recipe(data.pop("recipe"))))
+    elif "plan" not in data:
+        raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
+    config: Config = codec.read(Config, data)
+    return config
+
+
+def from_recipe(table: Any) -> Plan:
+    """`name` picks the function, the other keys are its arguments."""
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise ConfigError("[recipe] without a name", 'name = "..."', f"known: {', '.join(RECIPES)}")
+    arguments = {key: value for key, value in table.items() if key != "name"}
+    name = table["name"]
+    if name not in RECIPES:
+        raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
+    plan: Plan = codec.call(RECIPES[name], arguments, "recipe")
+    return plan

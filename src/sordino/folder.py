@@ -1,0 +1,177 @@
+"""A run on disk: plan.toml, charges.jsonl, history.jsonl, checkpoint/, model.safetensors, certificate.json.
+
+Order within a round: the charge is on disk before noise is drawn; history, then the checkpoint, after the step. So a
+killed run continues from its last checkpoint, and whatever was charged stays charged.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+from safetensors import safe_open
+
+from sordino import codec
+from sordino.config import Config, load_config
+from sordino.errors import CertificateError, ConfigError
+from sordino.parts.samplers import Cohort
+from sordino.plan import State
+from sordino.privacy.certificate import Facts, certificate, compare
+from sordino.train import most_rounds
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's files; also the place where its rounds are charged."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunFolder:
+        """A new folder; an existing one is never touched."""
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise ConfigError(
+                f"{path}, which exists", "a new folder", "choose another --out, or add --resume"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{path}, which cannot be made ({error.strerror})", "a folder to write to") from None
+        folder = cls(path)
+        (path / "checkpoint").mkdir()
+        folder._write("plan.toml", codec.to_toml(config).encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A folder that a run has made."""
+        if not (path / "plan.toml").is_file():
+            raise ConfigError(f"no plan.toml in {path}", "the folder of a run", "give the --out of 'sordino run'")
+        return cls(path)
+
+    def config(self) -> Config:
+        """The configuration that the run was started with."""
+        return load_config(self.path / "plan.toml")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time runs in this folder; the lock dies with its process."""
+        with open(self.path / "checkpoint" / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"{self.path}, in which a run is going on", "a folder at rest", "wait for it"
+                ) from None
+            yield
+
+    # ---- written while running --------------------------------------------------------------------------------------
+
+    def charge(self, t: int, cohort: Cohort | None) -> None:
+        """One release, written down before any of its noise exists; who took part only where that is seen anyway."""
+        line: dict[str, Any] = {"round": t + 1}
+        if cohort is not None:
+            line["cohort"] = cohort.tolist()
+        with open(self.path / "charges.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """One line of history, flushed."""
+        with open(self.path / "history.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def save(self, state: State) -> None:
+        """The checkpoint: replaced in one move, so it is whole or the one before."""
+        data = safetensors.torch.save(
+            {name: tensor.contiguous() for name, tensor in state.memory.items()}, metadata={"t": str(state.t)}
+        )
+        self._write("checkpoint/state.safetensors", data)
+
+    def _write(self, name: str, data: bytes) -> None:
+        temporary = self.path / f"{name}.partial"
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path / name)
+
+    def finish(self, model: bytes) -> dict[str, Any]:
+        """Model and certificate, from what this folder says happened."""
+        self._write("model.safetensors", model)
+        made = self.certificate()
+        self._write("certificate.json", (json.dumps(made, indent=2) + "\n").encode())
+        return made
+
+    # ---- read back --------------------------------------------------------------------------------------------------
+
+    def state(self) -> State | None:
+        """The last checkpoint, or None before the first round was done."""
+        file = self.path / "checkpoint" / "state.safetensors"
+        if not file.is_file():
+            return None
+        with safe_open(file, framework="pt") as stored:
+            memory = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            return State(int(stored.metadata()["t"]), memory)
+
+    def rewind(self, rounds: int) -> None:
+        """Drop history of rounds after the checkpoint: they will be run, and written, again."""
+        kept = [line for line in self._lines("history.jsonl") if line["round"] <= rounds]
+        self._write("history.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    def history(self) -> list[dict[str, Any]]:
+        """One entry per round."""
+        return self._lines("history.jsonl")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        """Whole lines of a jsonl file; a line cut short by a kill is dropped."""
+        try:
+            text = (self.path / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind("\n") + 1]
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except json.JSONDecodeError as error:
+            raise CertificateError(name, f"{name} holds a line that is not JSON ({error})") from None
+
+    def facts(self) -> Facts:
+        """What a certificate needs beside the plan."""
+        config, charges = self.config(), self._lines("charges.jsonl")
+        cohorts = [np.asarray(line["cohort"], dtype=np.int64) for line in charges if "cohort" in line]
+        most = most_rounds(config.plan, cohorts)
+        return Facts(config.delta, config.privacy.noise, len(charges), most, self._model_sum())
+
+    def _model_sum(self) -> str:
+        file = self.path / "model.safetensors"
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+    def certificate(self) -> dict[str, Any]:
+        """Computed from the plan, the charges and the model in this folder."""
+        made: dict[str, Any] = json.loads(json.dumps(certificate(self.config().plan, self.facts())))
+        return made
+
+    def certify(self) -> dict[str, Any]:
+        """The stored certificate, if it is what this folder gives; else `CertificateError` names the field."""
+        file = self.path / "certificate.json"
+        if not file.is_file():
+            raise ConfigError(
+                f"no certificate.json in {self.path}", "a finished run", "finish it: sordino run --resume"
+            )
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CertificateError("certificate.json", f"certificate.json is not JSON ({error})") from None
+        computed = self.certificate()
+        compare(stored, computed)
+        return computed
