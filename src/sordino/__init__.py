@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from sordino.privacy.mechanisms import Laplace as Laplace
     from sordino.privacy.release import CentralNoise as CentralNoise
     from sordino.privacy.release import NoNoise as NoNoise
-    from sordino.train import Result as Result
-    from sordino.train import calibrated as calibrated
-    from sordino.train import train as train
+    from sordino.training import Result as Result
+    from sordino.training import calibrated as calibrated
+    from sordino.training import train as train
 
 _HOME = {
     "recipes": "recipes",
@@ -54,9 +54,9 @@ _HOME = {
     "Laplace": "privacy.mechanisms",
     "CentralNoise": "privacy.release",
     "NoNoise": "privacy.release",
-    "Result": "train",
-    "calibrated": "train",
-    "train": "train",
+    "Result": "training",
+    "calibrated": "training",
+    "train": "training",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -108,7 +108,7 @@ def calibrate(
 ) -> None:
     """Find the multiplier, rounds or cohort that cost a target epsilon."""
     from sordino import show
-    from sordino.calibrated import calibrate_config
+    from sordino.calibration import calibrate_config
 
     found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out)
     _say(as_json, found, show.calibrated_text(found))

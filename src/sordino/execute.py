@@ -20,7 +20,7 @@ from sordino.folder import RunFolder
 from sordino.plan import State
 from sordino.rng import streams
 from sordino.run import check, run
-from sordino.train import entry, final_model, model_bytes
+from sordino.training import entry, final_model, model_bytes
 
 
 @dataclass(frozen=True)

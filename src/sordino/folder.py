@@ -26,7 +26,7 @@ from sordino.errors import CertificateError, ConfigError
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.privacy.certificate import Facts, certificate, compare
-from sordino.train import most_rounds
+from sordino.training import most_rounds
 
 
 @dataclass(frozen=True)

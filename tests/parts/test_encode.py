@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiny import noise, plan
 from torch import Tensor
 
 from sordino.errors import PlanError
@@ -17,7 +18,6 @@ from sordino.parts.encode import Clip, Public
 from sordino.parts.norms import SLACK
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise
 from sordino.privacy.bounds import Bound, Norm
-from tests.tiny import noise, plan
 
 NORMS: tuple[Norm, ...] = (1, 2)
 LARGE = 11_000_000

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiny import noise
 from torch import Tensor
 
 from sordino.parts.norms import BLOCK, SLACK, row_norms
 from sordino.privacy.bounds import Norm
-from tests.tiny import noise
 
 NORMS: tuple[Norm, ...] = (1, 2)
 SCALES = (1e-45, 1e-42, 1e-30, 1e-23, 1e-18, 1e-13, 1e-11, 1.0, 1e13, 1e16, 1e19, 1e25, 1e37)
@@ -39,7 +39,10 @@ def test_norms_are_right_at_every_scale_and_length(norm: Norm, scale: float, d: 
 
 @pytest.mark.parametrize("norm", NORMS)
 @given(
-    small=st.floats(-44, 30), large=st.floats(-44, 38), place=st.integers(0, 2 * BLOCK), length=st.integers(1, 2 * BLOCK)
+    small=st.floats(-44, 30),
+    large=st.floats(-44, 38),
+    place=st.integers(0, 2 * BLOCK),
+    length=st.integers(1, 2 * BLOCK),
 )
 @settings(max_examples=100, deadline=None)
 def test_one_entry_among_others_of_another_scale_is_never_lost(

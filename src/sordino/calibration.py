@@ -11,7 +11,7 @@ from sordino.config import load_config
 from sordino.errors import ConfigError
 from sordino.plan import Plan
 from sordino.privacy.certificate import check_delta, line_entry
-from sordino.train import calibrated
+from sordino.training import calibrated
 
 FREE = ("multiplier", "rounds", "cohort")
 
