@@ -145,6 +145,18 @@ def certify(folder: RunPath, as_json: JsonFlag = False) -> None:
     _say(as_json, {"certified": True, **certificate}, "certified: " + show.guarantee(certificate))
 
 
+@app.command()
+def explain(folder: RunPath, as_json: JsonFlag = False) -> None:
+    """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
+    from sordino import explain as explaining
+    from sordino.folder import RunFolder
+
+    opened = RunFolder.open(folder)
+    certificate = opened.certify()
+    found = explaining.explain(certificate, explaining.ceilings(opened.config().plan, opened.facts()))
+    _say(as_json, found, explaining.page(found))
+
+
 @recipes_app.command("list")
 def recipes_list(as_json: JsonFlag = False) -> None:
     """Names and one line each."""

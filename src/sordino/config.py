@@ -17,6 +17,7 @@ from sordino.data.task import Clients, Records, Task
 from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
 from sordino.plan import Plan
+from sordino.privacy.budget import Budget, Filter, client_filter
 from sordino.privacy.certificate import check_delta, default_delta
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded
@@ -54,13 +55,17 @@ def _loss(data: Dataset) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpec:
-    """delta (default population^-1.1) and where the noise comes from."""
+    """delta (default population^-1.1), where the noise comes from, and what one client may spend at most.
+
+    `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
+    """
 
     __pydantic_config__ = codec.STRICT
 
     delta: float | None = None
     allow_large_delta: bool = False
     noise: Mode = "simulation"
+    client_epsilon: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +101,12 @@ class Config:
         """The delta that the certificate will state."""
         given = self.privacy.delta
         return default_delta(self.plan.clients.population) if given is None else given
+
+    @property
+    def budget(self) -> Filter | None:
+        """The filter of `client_epsilon`, with nothing spent yet."""
+        limit = self.privacy.client_epsilon
+        return None if limit is None else client_filter(self.plan, Budget(limit, self.delta))
 
     def build(self) -> Task:
         """The task of this file."""

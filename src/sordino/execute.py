@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ from sordino.config import Config
 from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
-from sordino.errors import ConfigError
+from sordino.errors import BudgetError, ConfigError
 from sordino.folder import RunFolder
 from sordino.plan import State
 from sordino.rng import streams
-from sordino.run import check, run
+from sordino.run import Round, check, run
 from sordino.training import entry, final_model, model_bytes
+
+OnRound = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,13 @@ def execute(
     *,
     resume: bool = False,
     engine: Engine | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> Executed:
     """Every mistake is found before the first byte is written."""
     engine = engine or InProcess()
     task = config.build()
     check(config.plan, task, engine)
+    _ = config.budget  # refuses a budget that cannot be kept
     folder = _continued(config, path) if resume and path.exists() else RunFolder.create(path, config)
     with folder.locked():
         return _rounds(config, task, folder, engine, on_round or (lambda line: None))
@@ -60,24 +62,41 @@ def _continued(config: Config, path: Path) -> RunFolder:
     return folder
 
 
-def _rounds(
-    config: Config, task: Task, folder: RunFolder, engine: Engine, show: Callable[[dict[str, Any]], None]
-) -> Executed:
-    plan = config.plan
-    state = folder.state() or State.initial(plan, task.layout.flatten(task.model))
+def _rounds(config: Config, task: Task, folder: RunFolder, engine: Engine, show: OnRound) -> Executed:
+    plan, state = config.plan, folder.state() or State.initial(config.plan, task.layout.flatten(task.model))
     folder.rewind(state.t)
-    source, clock = streams(config.privacy.noise, config.run.seed), time.perf_counter()
-    for done in run(
-        plan, task, engine=engine, streams=source, charges=folder, state=state, eval_every=config.run.eval_every
-    ):
-        state, now = done.state, time.perf_counter()
-        line = {**entry(done), "seconds": round(now - clock, 4)}
-        folder.record(line)
-        folder.save(state)
-        show(line)
-        clock = time.perf_counter()
+    refused: BudgetError | None = None
+    try:
+        for done in _remaining(config, task, folder, engine, state):
+            state = done.state
+            _keep(folder, done, show)
+    except BudgetError as error:
+        refused = error
     made = folder.finish(model_bytes(final_model(plan, task, state)))
+    if refused is not None:
+        raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
     return Executed(folder.path, folder.history(), made)
+
+
+def _remaining(config: Config, task: Task, folder: RunFolder, engine: Engine, state: State) -> Iterator[Round]:
+    """The rounds that are left; what earlier rounds spent of a client's budget stays spent."""
+    budget = config.budget
+    if budget is not None:
+        for cohort in folder.cohorts():
+            budget.spent[cohort] += 1
+    source = streams(config.privacy.noise, config.run.seed)
+    every = config.run.eval_every
+    return run(
+        config.plan, task, engine=engine, streams=source, charges=folder, state=state, budget=budget, eval_every=every
+    )
+
+
+def _keep(folder: RunFolder, done: Round, show: OnRound) -> None:
+    """History, then the checkpoint: a kill between them costs a line that `rewind` drops."""
+    line = entry(done)
+    folder.record(line)
+    folder.save(done.state)
+    show(line)
 
 
 def named_engine(name: str, threads: int) -> Engine:

@@ -145,12 +145,16 @@ class RunFolder:
         except json.JSONDecodeError as error:
             raise CertificateError(name, f"{name} holds a line that is not JSON ({error})") from None
 
+    def cohorts(self) -> list[Cohort]:
+        """Who took part in each charged round, where that is seen by design; else nothing."""
+        charges = self._lines("charges.jsonl")
+        return [np.asarray(line["cohort"], dtype=np.int64) for line in charges if "cohort" in line]
+
     def facts(self) -> Facts:
         """What a certificate needs beside the plan."""
-        config, charges = self.config(), self._lines("charges.jsonl")
-        cohorts = [np.asarray(line["cohort"], dtype=np.int64) for line in charges if "cohort" in line]
-        most = most_rounds(config.plan, cohorts)
-        return Facts(config.delta, config.privacy.noise, len(charges), most, self._model_sum())
+        config, charged = self.config(), len(self._lines("charges.jsonl"))
+        most = most_rounds(config.plan, self.cohorts())
+        return Facts(config.delta, config.privacy.noise, charged, most, self._model_sum())
 
     def _model_sum(self) -> str:
         file = self.path / "model.safetensors"

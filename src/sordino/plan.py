@@ -17,6 +17,7 @@ from sordino.parts.samplers import Sampler
 from sordino.parts.server import Memory, ServerOptimizer
 from sordino.privacy.bill import Bill, Participation, client_bill
 from sordino.privacy.bounds import Bound, Spent
+from sordino.privacy.events import billable
 from sordino.privacy.release import Release
 
 
@@ -41,6 +42,13 @@ class Plan:
         if self.rounds < 1:
             raise PlanError("rounds", f"rounds = {self.rounds}", "at least 1")
         self.release.check(self.bound)
+        self.release.suits(self.clients)
+        for line in self.bill().lines:
+            for event, _ in line.entries:
+                if not billable(event, line.relation):
+                    raise PlanError(
+                        "accounting", f"{event} when neighbours {line.relation}", "an event with a proved bound"
+                    )
         if self.local.projects and self.clip is None:
             raise PlanError(
                 "projection",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,6 +17,7 @@ from sordino.errors import DataError, EngineError
 from sordino.parts.postprocess import Noised
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
+from sordino.privacy.budget import Filter
 from sordino.rng import Seeded, Streams
 
 
@@ -46,6 +48,7 @@ class Round:
     state: State
     metrics: dict[str, float]
     diagnostics: dict[str, float]
+    seconds: float = 0.0
     void: bool = False
 
 
@@ -73,26 +76,34 @@ def run(
     streams: Streams | None = None,
     charges: Charges | None = None,
     state: State | None = None,
+    budget: Filter | None = None,
     eval_every: int = 1,
 ) -> Iterator[Round]:
-    """Run the plan from `state` to its last round; yields every round as a frozen value."""
+    """Run the plan from `state` to its last round; yields every round as a frozen value.
+
+    With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
+    """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     check(plan, task, engine)
     worker = engine.prepare(plan, task, streams)
     state = state or State.initial(plan, task.layout.flatten(task.model))
     for t in range(state.t, plan.rounds):
-        state, collected = one_round(plan, task, worker, streams, charges, state)
+        began = time.perf_counter()
+        cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+        if budget is not None:
+            budget.charge(cohort)
+        state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
         last = t + 1 == plan.rounds
         metrics = task.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}
-        yield Round(t, state, metrics, collected.diagnostics, void=not plan.release.accepts(collected.received))
+        spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
+        yield Round(t, state, metrics, collected.diagnostics, spent, void)
 
 
 def one_round(
-    plan: Plan, task: Task, worker: Worker, streams: Streams, charges: Charges, state: State
+    plan: Plan, task: Task, worker: Worker, streams: Streams, charges: Charges, state: State, cohort: Cohort
 ) -> tuple[State, Collected]:
-    """Draw, charge, collect, release, step."""
+    """Charge, collect, release, step."""
     t, release = state.t, plan.release
-    cohort = plan.clients.draw(t, streams.at(t, "cohort"))
     seen = cohort if "cohort" in release.sees or "messages" in release.sees else None
     if release.local:
         charges.charge(t, seen)

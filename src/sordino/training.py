@@ -64,7 +64,7 @@ def train(
 
 def entry(done: Round) -> dict[str, Any]:
     """A round as one line of history: public figures, and diagnostics marked as not private."""
-    line: dict[str, Any] = {"round": done.t + 1, **done.metrics}
+    line: dict[str, Any] = {"round": done.t + 1, **done.metrics, "seconds": round(done.seconds, 4)}
     if done.void:
         line["void"] = True
     if done.diagnostics:

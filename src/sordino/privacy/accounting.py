@@ -38,13 +38,14 @@ from sordino.privacy.events import (
     PoissonSampled,
     Relation,
     Shuffled,
+    Tuned,
     Unprotected,
 )
 
 absl_logging.set_verbosity(absl_logging.ERROR)
 
 Entries = Sequence[tuple[Event, int]]
-Method = Literal["pld", "gdp", "none"]
+Method = Literal["pld", "gdp", "rdp", "none"]
 VERSION = f"dp-accounting {version('dp-accounting')}"
 COARSE, FINE = 1e-3, 1e-6  # first and last grid
 MOVE = 0.01  # refine until epsilon moves by less than this fraction
@@ -72,6 +73,8 @@ def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
     entries = _unshuffled(entries, relation, delta)
     mu = gaussian_mu(entries, relation)
     second = rdp_epsilon(entries, relation, delta)
+    if any(isinstance(event, Tuned) for event, _ in entries):
+        return Epsilon(math.inf if second is None else second, "rdp", rdp=second)
     if mu is not None:
         return Epsilon(_gaussian_epsilon(mu, delta), "gdp", rdp=second)
     value, grid = _refined(tuple(entries), relation, lambda pld: float(pld.get_epsilon_for_delta(delta)))
@@ -96,6 +99,27 @@ def delta_at(entries: Entries, relation: Relation, at: float) -> float:
     if mu is not None:
         return _gaussian_delta(mu, at)
     return _refined(tuple(entries), relation, lambda pld: float(pld.get_delta_for_epsilon(at)))[0]
+
+
+def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -> list[float]:
+    """delta at many epsilons, negative ones too: the curve that bounds every attack."""
+    mu = gaussian_mu(entries, relation)
+    if mu is not None:
+        return [_gaussian_delta(mu, at) for at in epsilons]
+    _, grid = _refined(tuple(entries), relation, lambda pld: float(pld.get_epsilon_for_delta(1e-6)))
+    curve = _composed(tuple(entries), relation, grid).get_delta_for_epsilon(np.asarray(epsilons))
+    return [float(value) for value in curve]
+
+
+def group_epsilon(entries: Entries, relation: Relation, delta: float, size: int) -> float:
+    """Epsilon for a group of `size` units that change together: size * mu in GDP (Dong, Roth, Su 2022, Theorem 2.14).
+
+    Only for sums of Gaussian releases; the classic exponential formula is useless beyond a group of three.
+    """
+    mu = gaussian_mu(entries, relation)
+    if mu is None:
+        raise PlanError("group privacy", "releases that are not plain Gaussian", "Gaussian noise without sampling")
+    return _gaussian_epsilon(size * mu, delta)
 
 
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
@@ -266,7 +290,8 @@ def rdp_epsilon(entries: Entries, relation: Relation, delta: float) -> float | N
 
 
 def _rdp_relation(entries: Entries, relation: Relation) -> Relation:
-    sampled = any(isinstance(event, FixedSampled) for event, _ in entries)
+    inner = [event.event if isinstance(event, Tuned) else event for event, _ in entries]
+    sampled = any(isinstance(event, FixedSampled) for event in inner)
     return "replace_one" if sampled and relation == "replace_one" else "add_remove"
 
 
@@ -280,4 +305,6 @@ def _rdp_event(event: Event, relation: Relation) -> Any:
             return de.PoissonSampledDpEvent(rate, de.GaussianDpEvent(z))
         case FixedSampled(population, cohort, GaussianNoise(z)) if relation == "replace_one":
             return de.SampledWithoutReplacementDpEvent(population, cohort, de.GaussianDpEvent(z / 2))
+        case Tuned(inner, count, mean, shape):
+            return de.RepeatAndSelectDpEvent(de.SelfComposedDpEvent(_rdp_event(inner, relation), count), mean, shape)
     raise PlanError("accounting", f"no Renyi bound for {event}")

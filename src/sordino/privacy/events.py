@@ -76,6 +76,20 @@ class Approximate(Event, kind="approximate"):
 
 
 @dataclass(frozen=True)
+class Tuned(Event, kind="tuned"):
+    """`count` times `event`, repeated a random number of times of which only the best is released.
+
+    The number of tries is truncated negative binomial with this `shape` and `mean` (Papernot & Steinke 2022); shape 1
+    is geometric, 0 logarithmic, inf Poisson. A fixed grid whose table is looked at is NOT this: it is composition.
+    """
+
+    event: Event
+    count: int
+    mean: float
+    shape: float = 1.0
+
+
+@dataclass(frozen=True)
 class Unprotected(Event, kind="unprotected"):
     """A release with no guarantee: epsilon is infinite."""
 
@@ -84,3 +98,23 @@ def tree(event: Event) -> dict[str, Any]:
     """An event as it stands in a certificate: its kind, its numbers, and what it wraps."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}  # type: ignore[arg-type]
     return {"kind": event.kind, **{name: tree(v) if isinstance(v, Event) else v for name, v in values.items()}}
+
+
+def billable(event: Event, relation: Relation) -> bool:
+    """Whether `accounting` has a proved bound for this event when neighbours differ by `relation`."""
+    match event:
+        case PoissonSampled(_, GaussianNoise()):
+            return True
+        case PoissonSampled(_, LaplaceNoise()):
+            return relation != "replace_one"
+        case CappedPoisson(_, _, _, inner):
+            return isinstance(inner, GaussianNoise)
+        case FixedSampled(_, _, inner):
+            return isinstance(inner, GaussianNoise) and relation == "replace_one"
+        case Shuffled(_, inner):
+            return isinstance(inner, GaussianNoise | LaplaceNoise | Approximate) and relation == "replace_one"
+        case PoissonSampled():
+            return False
+        case Tuned(inner, _, _, _):
+            return billable(inner, relation)
+    return True

@@ -23,7 +23,7 @@ from sordino.rng import Mode
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sordino.parts.samplers import Cohort
+    from sordino.parts.samplers import Cohort, Sampler
 
 Sees = frozenset[str]
 
@@ -37,6 +37,9 @@ class Release(Part):
 
     def check(self, bound: Bound | Spent) -> None:
         """Refuse what this release cannot certify."""
+
+    def suits(self, clients: Sampler) -> None:
+        """Refuse a cohort that this release cannot work with."""
 
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         """All clients' noise at once: equal in law to the sum of their own draws; simulation only."""
@@ -78,6 +81,14 @@ def _need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
             f"an L{bound.norm} bound under {mechanism.kind} noise",
             f"an L{mechanism.norm} bound",
             "set norm = 1 in Clip",
+        )
+
+
+def _reachable(at_least: int, clients: Sampler) -> None:
+    if at_least > clients.expected:
+        found = f"at_least = {at_least} reports where a round expects {clients.expected:g}"
+        raise PlanError(
+            "void rounds", found, "at most the expected cohort", "lower at_least: most rounds would be void"
         )
 
 
@@ -142,6 +153,9 @@ class NoiseShares(Release, kind="noise_shares"):
                 "use the fewest clients a round accepts",
             )
 
+    def suits(self, clients: Sampler) -> None:
+        _reachable(self.at_least, clients)
+
     @property
     def share(self) -> Gaussian:
         """What one client adds."""
@@ -194,6 +208,11 @@ class LocalNoise(Release, kind="local_noise"):
         own: Mechanism = replace(self.mechanism, multiplier=self.multipliers[client])  # type: ignore[type-var]
         return own
 
+    def suits(self, clients: Sampler) -> None:
+        if self.multipliers and len(self.multipliers) != clients.population:
+            found = f"{len(self.multipliers)} multipliers for {clients.population} clients"
+            raise PlanError("local noise", found, "one multiplier per client")
+
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         noises = [self.of(int(client)) for client in cohort]
         if noises and all(isinstance(noise, Gaussian) for noise in noises):
@@ -240,6 +259,9 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
 
     def check(self, bound: Bound | Spent) -> None:
         _need_bound(bound, self.mechanism)
+
+    def suits(self, clients: Sampler) -> None:
+        _reachable(self.at_least, clients)
 
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         return LocalNoise(self.mechanism).in_sum(total, cohort, rng)

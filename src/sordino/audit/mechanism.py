@@ -1,0 +1,256 @@
+"""The mechanism audit: is one round as private as the bill says? No data, no model, seconds.
+
+Two worlds differ in one client as the bill's relation allows. The worst messages that fit through the plan's own
+encode steps are summed, noised, divided and decoded by the plan's own objects many times over; whoever tells the
+worlds apart better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers", layer 1).
+
+Guarantee: with probability `CONFIDENCE` over the audit's own coins every lower bound is below the truth, so correct
+code fails at most one audit in a thousand. It can prove that a bug is there, never that none is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.audit.tradeoff import Array, Ceiling, Rates, choose, separation
+from sordino.audit.worst_case import Attack, Pipeline, resized, smaller, worst_messages
+from sordino.errors import PlanError
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan
+from sordino.privacy import accounting
+from sordino.privacy.bill import Adversary, Bill, Line, Participation
+from sordino.privacy.bounds import Bound
+from sordino.privacy.events import GaussianNoise, Relation
+from sordino.privacy.release import LocalNoise
+from sordino.rng import Seeded, Streams
+
+__all__ = ["CONFIDENCE", "MechanismAudit", "Pipeline", "audit_mechanism"]
+
+CONFIDENCE = 0.999  # of all bounds of one audit together
+PILOT = 10  # one trial in so many, and not these ones, goes into choosing the attack
+_CHUNK = 1 << 21  # numbers noised at once
+
+
+@dataclass(frozen=True)
+class MechanismAudit:
+    """One adversary, one round: what an attack proved, beside what the certificate allows.
+
+    lower_mu          Phi^-1(power) - Phi^-1(false alarms), at their Clopper-Pearson bounds
+    upper_mu          the same at the certificate's ceiling for that rate of false alarms; for Gaussian noise, its mu
+    lower_epsilon     log((power - delta) / false alarms), for the test that is best at that: assumes nothing
+    gaussian_epsilon  epsilon at delta of a Gaussian release with lower_mu: what lower_mu means if noise is Gaussian
+    movement          how far the worst message moved, in the bound's norm: at most 1, or 2 if replaced
+    """
+
+    adversary: Adversary
+    relation: Relation
+    trials: int  # of each world
+    delta: float
+    attack: str
+    movement: float
+    lower_mu: float
+    upper_mu: float
+    lower_epsilon: float
+    upper_epsilon: float
+    gaussian_epsilon: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing here contradicts the certificate."""
+        return self.lower_mu <= self.upper_mu and self.lower_epsilon <= self.upper_epsilon
+
+
+def audit_mechanism(
+    plan: Plan, *, delta: float, trials: int = 200_000, seed: int = 0, pipeline: Pipeline | None = None
+) -> list[MechanismAudit]:
+    """Attack one round for every adversary to whom the bill promises something; `trials` rounds of each world.
+
+    `pipeline` is what runs (by default the plan itself); the promise is always the plan's.
+    """
+    bill = plan.bill(Participation(releases=1, most=1))
+    if bill.unit != "client" or not isinstance(plan.bound, Bound):
+        raise PlanError("audit", f"a plan of unit {bill.unit}", "unit client", "audit such a run by its canaries")
+    promised = [line for line in bill.lines if _epsilon(line, delta) < math.inf]
+    effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
+    done: dict[Line, MechanismAudit] = {}
+    for line in promised:
+        claim = _claim(bill, line)
+        if claim not in done:
+            done[claim] = _audit(pipeline or Pipeline(plan), claim, effort)
+        done[line] = replace(done[claim], adversary=line.adversary)
+    return [done[line] for line in promised]
+
+
+def _claim(bill: Bill, line: Line) -> Line:
+    """Where hidden coins earn the models line nothing, it claims what the cohort line does: the same attack serves."""
+    seen = replace(line, adversary="cohort")
+    return seen if line.adversary == "models" and seen == bill.line("cohort") else line
+
+
+def _epsilon(line: Line, delta: float) -> float:
+    return accounting.epsilon(line.entries, line.relation, delta).value
+
+
+@dataclass(frozen=True)
+class _Effort:
+    """How many trials, at which delta, how sure each bound (four per line), and the seeds not used yet."""
+
+    trials: int
+    delta: float
+    alpha: float
+    seeds: Iterator[int]
+
+    def streams(self) -> Streams:
+        """Coins never used before in this audit."""
+        return Seeded(next(self.seeds))
+
+
+def _audit(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
+    """Choose the attack on a pilot, the tests on one half of the trials; judge them on the other half."""
+    stage = _Stage(smaller(pipeline) if line.adversary == "models" else pipeline, line, effort)
+    attacks = worst_messages(stage.pipeline, line.relation, line.adversary == "models")
+    ceiling = Ceiling.of(line, _epsilon(line, max(effort.delta, 1e-9)))
+    if math.isinf(attacks[0].movement):
+        return _result(line, effort, attacks[0], "any test", (math.inf, 0.0, math.inf))
+
+    def share(rates: Rates) -> Array:
+        return rates.share(ceiling)
+
+    pilots = [stage.features(attack, max(effort.trials // PILOT, 1000)) for attack in attacks]
+    attack = attacks[int(np.argmax([choose(*pilot, share, effort.alpha).worth for pilot in pilots]))]
+    there, gone = stage.features(attack, effort.trials)
+    half = effort.trials // 2
+    guess = choose(there[:half], gone[:half], share, effort.alpha)
+    sharp = choose(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
+    rates, tail = (test.rates(there[half:], gone[half:], effort.alpha) for test in (guess, sharp))
+    return _result(line, effort, attack, guess.name, _figures(rates, tail, ceiling, effort.delta))
+
+
+def _figures(rates: Rates, tail: Rates, ceiling: Ceiling, delta: float) -> tuple[float, float, float]:
+    upper = separation(ceiling.power(rates.false), rates.false)
+    return max(0.0, float(rates.mu()[0])), float(upper[0]), max(0.0, float(tail.epsilon(delta)[0]))
+
+
+def _result(
+    line: Line, effort: _Effort, attack: Attack, test: str, figures: tuple[float, float, float]
+) -> MechanismAudit:
+    lower, upper, lower_epsilon = figures
+    gaussian = accounting.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
+    return MechanismAudit(
+        adversary=line.adversary,
+        relation=line.relation,
+        trials=effort.trials,
+        delta=effort.delta,
+        attack=f"{attack.name}; {test}",
+        movement=attack.movement,
+        lower_mu=lower,
+        upper_mu=upper,
+        lower_epsilon=lower_epsilon,
+        upper_epsilon=_epsilon(line, effort.delta),
+        gaussian_epsilon=_gaussian_epsilon(lower, effort.delta) if gaussian else None,
+    )
+
+
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    return accounting.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accounting.COARSE)
+
+
+@dataclass(frozen=True)
+class _World:
+    """Trials of one world: how many clients came, whether ours was among them, and what it sent if so."""
+
+    sizes: NDArray[np.int64]
+    present: NDArray[np.bool_]
+    sent: Tensor
+
+
+class _Stage:
+    """The worlds of one line of the bill, through its adversary's eyes."""
+
+    def __init__(self, pipeline: Pipeline, line: Line, effort: _Effort) -> None:
+        self.pipeline, self.line, self.effort = pipeline, line, effort
+        self.client = self._client()
+
+    def _client(self) -> int:
+        """Whom to attack: the least noised where clients differ, else one that a first draw of this round picked.
+
+        With secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
+        """
+        release = self.pipeline.plan.release
+        if isinstance(release, LocalNoise) and release.multipliers:
+            return int(np.argmin(release.multipliers))
+        drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
+        return int(drawn[0]) if len(drawn) else 0
+
+    def features(self, attack: Attack, trials: int) -> tuple[Array, Array]:
+        """Both worlds: (shift along the moved direction, spread across it) of what is seen, [n, 2] each."""
+        there = self._there(attack, trials)
+        return self._look(there, attack), self._look(self._gone(attack, there), attack)
+
+    def _there(self, attack: Attack, trials: int) -> _World:
+        """Hidden cohorts are drawn anew in every trial. Of seen ones the worst is the smallest that is accepted, since
+        the others may drop out or tell the adversary their noise."""
+        if self.line.adversary == "models":
+            return _World(*self._draws(self.pipeline, trials), attack.sent)
+        plan = self.pipeline.plan
+        sizes = (k for k in range(1, plan.clients.population) if plan.release.accepts(k))
+        return _World(
+            np.full(trials, next(sizes, plan.clients.population)), np.ones(trials, dtype=np.bool_), attack.sent
+        )
+
+    def _gone(self, attack: Attack, there: _World) -> _World:
+        """The neighbour: our client sends something else, or was never in the population."""
+        if attack.instead is not None:
+            return replace(there, sent=attack.instead)
+        trials, population = len(there.sizes), self.pipeline.plan.clients.population - 1
+        sizes = there.sizes - there.present
+        if self.line.adversary == "models" and population:
+            sizes, _ = self._draws(resized(self.pipeline, population), trials)
+        return _World(sizes, np.zeros(trials, dtype=np.bool_), attack.sent)
+
+    def _draws(self, pipeline: Pipeline, trials: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Successive draws from one stream: independent, as those of different rounds are."""
+        rng = self.effort.streams().at(pipeline.t, "cohort")
+        drawn = (pipeline.cohort(rng) for _ in range(trials))
+        pairs = np.array([(len(cohort), self.client in cohort) for cohort in drawn], dtype=np.int64)
+        return pairs[:, 0], pairs[:, 1].astype(np.bool_)
+
+    def _look(self, world: _World, attack: Attack) -> Array:
+        """Trials with equal cohort sizes, and ours in or out alike, have equal messages: they are noised together."""
+        seen, step = np.empty((len(world.sizes), 2)), max(1, _CHUNK // len(attack.sent))
+        for size, present in np.unique(np.stack([world.sizes, world.present], axis=1), axis=0).tolist():
+            where = np.flatnonzero((world.sizes == size) & (world.present == bool(present)))
+            for part in np.array_split(where, math.ceil(len(where) / step)):
+                seen[part] = self._trials(world.sent, attack, size, bool(present), len(part))
+        return seen
+
+    def _trials(self, sent: Tensor, attack: Attack, size: int, present: bool, copies: int) -> Array:
+        pipeline, streams = self.pipeline, self.effort.streams()
+        if self.line.adversary == "messages":
+            return _features(pipeline.message(sent, self.client, copies, streams), attack.moved)
+        messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
+        means = pipeline.released(messages, _cohort(self.client, size, present), copies, streams)
+        ends = pipeline.decode(torch.stack([attack.moved, torch.zeros_like(attack.moved)]))
+        return _features(means, ends[0] - ends[1])
+
+
+def _cohort(client: int, size: int, present: bool) -> Cohort:
+    """Our client first, if present, and as many others as it takes."""
+    others = np.setdiff1d(np.arange(size + 1), [client])[: size - present]
+    return np.concatenate([[client] if present else [], others]).astype(np.int64)
+
+
+def _features(seen: Tensor, moved: Tensor) -> Array:
+    """(<x, w>, root mean square of x - <x, w> w) for w = moved / ||moved||: all that isotropic noise leaves to know."""
+    x, w = seen.double(), moved.double() / torch.linalg.vector_norm(moved.double())
+    shift = x @ w
+    rest = (x.square().sum(1) - shift.square()).clamp(min=0.0) / max(x.shape[1] - 1, 1)
+    return torch.stack([shift, rest.sqrt() + 1e-30], dim=1).numpy()

@@ -1,0 +1,91 @@
+"""A certificate in plain sentences, for whoever has to sign it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.plan import Plan
+from sordino.privacy.attack import Ceiling, ceiling
+from sordino.privacy.bill import Adversary, Bill
+from sordino.privacy.certificate import Facts, participation
+
+CHANGE = {
+    "add_remove": "adding or removing all the data of one {unit}",
+    "replace_one": "replacing all the data of one {unit} by any other data",
+    "zero_out": "one {unit} taking part with its data or with an empty message",
+}
+WHO: dict[Adversary, str] = {
+    "models": "Someone who sees every model that was released, and nothing else",
+    "cohort": "Someone who also sees who took part in which round",
+    "messages": "Someone who reads every message as it leaves a {unit}",
+}
+
+
+def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
+    """What each adversary's best membership test can reach."""
+    bill: Bill = plan.bill(participation(plan, facts))
+    return {line.adversary: ceiling(line) for line in bill.lines}
+
+
+def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
+    """Sentences by topic."""
+    unit = certificate["unit"]
+    return {
+        "protected": f"What is protected is everything that one {unit} contributed to the training, in all rounds.",
+        "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
+        "noise": _noise(certificate),
+        "assumed": [sentence(text) for text in certificate["assumptions"]],
+        "not_covered": [sentence(text) for text in certificate["not_covered"]],
+        "counted": _counted(certificate),
+    }
+
+
+def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
+    return {
+        "adversary": line["adversary"],
+        "sentence": _strength(line, reach, unit),
+        "true_positive_rate_at_1_percent": reach.true_positives,
+        "auc_at_most": reach.auc,
+    }
+
+
+def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
+    who = WHO[line["adversary"]].format(unit=unit)
+    if line["epsilon"] is None:
+        return f"{who}: nothing is guaranteed."
+    change = CHANGE[line["relation"]].format(unit=unit)
+    return (
+        f"{who}: epsilon {line['epsilon']:.3g} at delta {line['delta']:.2g}, for {change}. "
+        f"Accusing 1 in 100 innocents, the best attack finds at most {100 * reach.true_positives:.1f} in 100 members; "
+        f"its AUC is at most {reach.auc:.3f} (guessing has 0.5)."
+    )
+
+
+def _noise(certificate: dict[str, Any]) -> str:
+    if certificate["epsilon"] is None:
+        return "No noise was added: this run gives no guarantee to anybody."
+    if certificate["noise"]["mode"] == "simulation":
+        return "The noise came from a repeatable generator: this run is an experiment and must not be released."
+    return "The noise came from a cryptographic generator keyed by the operating system; it cannot be repeated."
+
+
+def _counted(certificate: dict[str, Any]) -> str:
+    counts = certificate["counts"]
+    return (
+        f"{counts['rounds_planned']} rounds were planned, {counts['rounds_charged']} were charged before their noise "
+        f"was drawn, {counts['rounds_billed']} are in the bill."
+    )
+
+
+def sentence(text: str) -> str:
+    """First letter up, full stop at the end."""
+    return text[0].upper() + text[1:] + "."
+
+
+def page(found: dict[str, Any]) -> str:
+    """The explanation as text."""
+    lines = [found["protected"], "", "Against whom, and how strongly:"]
+    lines += [f"- {entry['sentence']}" for entry in found["against"]]
+    lines += ["", found["noise"], found["counted"], "", "What must hold for this to be true:"]
+    lines += [f"- {text}" for text in found["assumed"]]
+    return "\n".join([*lines, "", "What this does not cover:", *(f"- {text}" for text in found["not_covered"])])

@@ -1,0 +1,90 @@
+"""A budget per client: a filter that refuses the round in which somebody would overspend.
+
+Each participation is one release with no amplification (whoever meters it sees who takes part), so a budget is worth a
+fixed number of rounds: the most for which accounting proves (epsilon, delta). Counting against a fixed number is safe
+even when later cohorts depend on earlier releases: the k-fold composition is what was proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import BudgetError, PlanError
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan
+from sordino.privacy import calibrate
+from sordino.privacy.bill import Line
+from sordino.privacy.events import Event, Relation
+from sordino.privacy.release import LocalNoise
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one client may spend over the whole run."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Rounds left per client. `allowed` and `spent` are indexed by client."""
+
+    allowed: NDArray[np.int64]
+    spent: NDArray[np.int64] = field(repr=False)
+
+    def check(self, cohort: Cohort) -> None:
+        """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
+        over = cohort[self.spent[cohort] >= self.allowed[cohort]]
+        if len(over):
+            first = int(over[0])
+            raise BudgetError(
+                f"the next round would overspend the budget of {len(over)} client(s), first client {first}, "
+                f"whose budget is worth {self.allowed[first]} round(s); the round was not run"
+            )
+
+    def charge(self, cohort: Cohort) -> None:
+        """Check, then count."""
+        self.check(cohort)
+        self.spent[cohort] += 1
+
+
+def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
+    """The filter of a plan whose cohorts are seen; `own` gives single clients budgets of their own."""
+    if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:
+        raise PlanError(
+            "client budget",
+            "a budget per client where the cohort is secret",
+            "a release that shows the cohort (noise_shares, local_noise), or a public sampler",
+            "refusing a round would tell who was in it",
+        )
+    allowed = np.asarray([_rounds(plan, client, (own or {}).get(client, budget)) for client in _kinds(plan, own)])
+    if len(allowed) < plan.clients.population:
+        allowed = np.full(plan.clients.population, allowed[0])
+    return Filter(allowed.astype(np.int64), np.zeros(plan.clients.population, dtype=np.int64))
+
+
+def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
+    """All clients where they differ, else one that stands for all."""
+    differ = bool(own) or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
+    return range(plan.clients.population if differ else 1)
+
+
+def _rounds(plan: Plan, client: int, budget: Budget) -> int:
+    line = plan.bill().line("cohort")
+    event = plan.release.of(client).event() if isinstance(plan.release, LocalNoise) else line.entries[0][0]
+    return _worth(event, line.relation, budget)
+
+
+def _worth(event: Event, relation: Relation, budget: Budget) -> int:
+    """The most rounds that cost at most the budget; 0 if even one costs more."""
+    from sordino.errors import UnreachableError
+
+    try:
+        return calibrate.rounds(lambda n: Line("cohort", relation, ((event, n),)), budget.epsilon, budget.delta)
+    except UnreachableError:
+        return 0
