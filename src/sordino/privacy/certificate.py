@@ -78,7 +78,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "mask": "none",
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "counts": _counts(plan, facts, counts),
-        "assumptions": assumptions(plan, bill),
+        "assumptions": assumptions(plan, bill, counts),
         "not_covered": not_covered(),
         "plan_sha256": plan.hash,
         "model_sha256": facts.model,
@@ -129,7 +129,7 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
 
 
-def assumptions(plan: Plan, bill: Bill) -> list[str]:
+def assumptions(plan: Plan, bill: Bill, counts: Participation) -> list[str]:
     """What must hold outside this program for the numbers to be true."""
     said = [
         f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
@@ -137,6 +137,7 @@ def assumptions(plan: Plan, bill: Bill) -> list[str]:
     ]
     if plan.clients.random:
         said.append("the coins that choose a cohort stay secret from the adversary of the first line")
+        said.append(f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
