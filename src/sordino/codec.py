@@ -67,42 +67,33 @@ def _with_kind(kind: str, inner: CoreSchema) -> CoreSchema:
             raise ValueError(f"kind {value['kind']!r} where only {kind!r} fits")
         return {name: item for name, item in value.items() if name != "kind"}
 
-    def label(value: Any, dump: Callable[[Any], Any]) -> Any:
-        written = dump(value)
-        return {"kind": kind, **written} if isinstance(written, dict) else written
-
-    schema = core_schema.no_info_before_validator_function(strip, inner)
-    schema["serialization"] = core_schema.wrap_serializer_function_ser_schema(label, schema=inner)
-    return schema
+    return core_schema.no_info_before_validator_function(strip, inner)
 
 
-def dump(value: Any, cls: Any = None) -> Any:
-    """Plain data (dicts, lists, numbers) of a value; fields that are None are left out."""
-    return TypeAdapter(cls or type(value)).dump_python(value, mode="python", exclude_none=True)
-
-
-def plain(value: Any) -> Any:
-    """Tuples to lists and infinities to words, so that two equal values have one written form."""
+def dump(value: Any) -> Any:
+    """Plain data (dicts, lists, numbers) of a value; a part carries its `kind`; fields that are None are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": value.kind} if isinstance(value, Part) and value.kind else {}
+        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {**kind, **{name: dump(item) for name, item in named.items() if item is not None}}
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+        return {str(name): dump(item) for name, item in value.items()}
+    return [dump(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def to_json(value: Any, cls: Any = None) -> str:
+def to_json(value: Any) -> str:
     """Canonical JSON: sorted keys, no spaces; the input of `digest`."""
-    return json.dumps(plain(dump(value, cls)), sort_keys=True, separators=(",", ":"))
+    return json.dumps(dump(value), sort_keys=True, separators=(",", ":"))
 
 
-def digest(value: Any, cls: Any = None) -> str:
+def digest(value: Any) -> str:
     """sha256 of the canonical JSON."""
-    return hashlib.sha256(to_json(value, cls).encode()).hexdigest()
+    return hashlib.sha256(to_json(value).encode()).hexdigest()
 
 
-def to_toml(value: Any, cls: Any = None) -> str:
+def to_toml(value: Any) -> str:
     """The value as a TOML document."""
-    return tomli_w.dumps(plain(dump(value, cls)))
+    return tomli_w.dumps(dump(value))
 
 
 def read(cls: Any, data: Any, where: str = "") -> Any:

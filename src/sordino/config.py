@@ -136,7 +136,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     if "recipe" in data:
         if "plan" in data:
             raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")
-        data["plan"] = codec.plain(codec.dump(from_recipe(data.pop("recipe"))))
+        data["plan"] = codec.dump(from_recipe(data.pop("recipe")))
     elif "plan" not in data:
         raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
     config: Config = codec.read(Config, data)

@@ -93,9 +93,10 @@ class RunFolder:
 
     def save(self, state: State) -> None:
         """The checkpoint: replaced in one move, so it is whole or the one before."""
-        data = safetensors.torch.save(
-            {name: tensor.contiguous() for name, tensor in state.memory.items()}, metadata={"t": str(state.t)}
-        )
+        named = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
+        named |= {f"learnt.{name}": tensor for name, tensor in state.learnt.items()}
+        whole = {name: tensor.contiguous() for name, tensor in named.items()}
+        data = safetensors.torch.save(whole, metadata={"t": str(state.t)})
         self._write("checkpoint/state.safetensors", data)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -121,8 +122,12 @@ class RunFolder:
         if not file.is_file():
             return None
         with safe_open(file, framework="pt") as stored:
-            memory = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            return State(int(stored.metadata()["t"]), memory)
+            named = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            t = int(stored.metadata()["t"])
+        parts = [
+            {n.partition(".")[2]: v for n, v in named.items() if n.startswith(side)} for side in ("memory.", "learnt.")
+        ]
+        return State(t, *parts)
 
     def rewind(self, rounds: int) -> None:
         """Drop history of rounds after the checkpoint: they will be run, and written, again."""

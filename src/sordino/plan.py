@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from sordino.parts.local import LocalSolver
 from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.samplers import Sampler
 from sordino.parts.server import Memory, ServerOptimizer
+from sordino.parts.sparsify import PublicMask
 from sordino.privacy.bill import Bill, Participation, client_bill
 from sordino.privacy.bounds import Bound, Spent
 from sordino.privacy.events import billable
@@ -78,9 +80,47 @@ class Plan:
         """The clip that gives the message its bound."""
         return next((step for step in self.encode if isinstance(step, Clip)), None)
 
-    def public(self, t: int) -> Public:
-        """What everybody knows in round t."""
-        return Public(t=t, radius=self.clip.radius_at(t) if self.clip else math.inf)
+    def public(
+        self,
+        t: int,
+        size: int = 0,
+        learnt: Mapping[str, Tensor] | None = None,
+        update: Callable[[], Tensor] | None = None,
+    ) -> Public:
+        """What everybody knows in round t: the radius, and which of `size` coordinates are sent.
+
+        `learnt` is what earlier releases taught; `update` makes an update on public records, if a mask asks for one.
+        """
+        known = learnt or {}
+        radius = (
+            self.clip.radius_at(t, float(known["radius"]) if "radius" in known else None) if self.clip else math.inf
+        )
+        return Public(t=t, radius=radius, size=size, mask=self._mask(t, size, known, update))
+
+    @property
+    def mask(self) -> PublicMask | None:
+        """The step that sends only some coordinates."""
+        return next((step for step in self.encode if isinstance(step, PublicMask)), None)
+
+    def _mask(
+        self, t: int, size: int, learnt: Mapping[str, Tensor], update: Callable[[], Tensor] | None
+    ) -> Tensor | None:
+        if self.mask is None or not size:
+            return None
+        source = self.mask.source
+        made = update() if source.needs_public_data and update is not None else None
+        return self.mask.choose(source.scores(t, size, learnt.get("released"), made))
+
+    def learn(self, encoded: Tensor, mean: Tensor, public: Public, state: State) -> dict[str, Tensor]:
+        """Public numbers for later rounds: what the steps read off the noised mean, and what masks remember of it."""
+        found: dict[str, float] = {}
+        for step in self.encode:
+            found |= step.learn(encoded, public)
+        learnt = {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
+        if self.mask is not None and self.mask.source.needs_released:
+            before = state.learnt.get("released")
+            learnt["released"] = mean if before is None else 0.9 * before + mean
+        return learnt
 
     def bill(self, participation: Participation | None = None) -> Bill:
         """What the plan costs (a forecast), or what a run with this participation cost."""
@@ -112,6 +152,7 @@ class State:
 
     t: int
     memory: Memory
+    learnt: dict[str, Tensor] = field(default_factory=dict)  # public numbers read off earlier releases
 
     @classmethod
     def initial(cls, plan: Plan, params: Tensor) -> State:

@@ -14,6 +14,7 @@ from sordino.data.task import Task
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, EngineError
+from sordino.parts.encode import Public
 from sordino.parts.postprocess import Noised
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
@@ -60,6 +61,8 @@ def check(plan: Plan, task: Task, engine: Engine) -> None:
             "the same population in both",
             f"set population = {task.clients.population} in the plan's clients",
         )
+    if plan.mask is not None and plan.mask.source.needs_public_data and task.public is None:
+        raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
     missing = plan.release.needs - engine.offers
     if missing:
         raise EngineError(
@@ -107,21 +110,29 @@ def one_round(
     seen = cohort if "cohort" in release.sees or "messages" in release.sees else None
     if release.local:
         charges.charge(t, seen)
-    collected = worker.collect(ClientJob(plan.public(t), plan.server.query(state.memory), cohort))
+    start = plan.server.query(state.memory)
+    public = plan.public(t, len(start), state.learnt, lambda: worker.public_update(start, t))
+    collected = worker.collect(ClientJob(public, start, cohort))
     if not release.local:
         charges.charge(t, seen)
     if not release.accepts(collected.received):
-        return State(t + 1, state.memory), collected
-    mean = released_mean(plan, task, collected, cohort, streams, t)
-    return State(t + 1, plan.server.step(state.memory, mean, t)), collected
+        return State(t + 1, state.memory, state.learnt), collected
+    encoded = noised_mean(plan, collected, cohort, streams, t)
+    mean = plan.refine(plan.decode(encoded, public), Noised(task.layout, mean_std(plan, collected.received, public), t))
+    learnt = plan.learn(encoded, mean, public, state)
+    return State(t + 1, plan.server.step(state.memory, mean, t), learnt), collected
 
 
-def released_mean(plan: Plan, task: Task, collected: Collected, cohort: Cohort, streams: Streams, t: int) -> Tensor:
-    """Noise, divide by a public number, decode, post-process."""
-    release, public = plan.release, plan.public(t)
+def noised_mean(plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int) -> Tensor:
+    """The sum, noised, over a public number: what is released, still encoded."""
+    release = plan.release
     total = release.in_sum(collected.total, cohort, streams.at(t, "client noise"))
     total = release.on_server(total, streams.at(t, "server noise"), streams.mode)
-    count = release.denominator(plan.clients.expected, collected.received)
-    mean = plan.decode((total / count).to(torch.float32), public)
-    std = release.noise_std(collected.received) / count * (public.radius if plan.clip and plan.clip.finite else 1.0)
-    return plan.refine(mean, Noised(task.layout, std, t))
+    return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32)
+
+
+def mean_std(plan: Plan, received: int, public: Public) -> float:
+    """Exact standard deviation of the noise in one coordinate of the decoded mean: public knowledge."""
+    count = plan.release.denominator(plan.clients.expected, received)
+    unit = plan.clip.unit_at(public) if plan.clip and plan.clip.finite else 1.0
+    return plan.release.noise_std(received) / count * unit

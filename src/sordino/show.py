@@ -39,7 +39,7 @@ def forecast(config: Config) -> dict[str, Any]:
         **{key: promised[key] for key in keys},
         "rounds": plan.rounds,
         "bounds": chain,
-        "plan": codec.plain(codec.dump(plan)),
+        "plan": codec.dump(plan),
     }
 
 

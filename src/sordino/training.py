@@ -20,7 +20,7 @@ from sordino.plan import Plan, State
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.certificate import Facts, certificate, check_delta, default_delta
-from sordino.privacy.release import CentralNoise, NoiseShares, Release
+from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.rng import Mode, streams
 from sordino.run import Round, Tally, run
 
@@ -100,8 +100,8 @@ def most_rounds(plan: Plan, cohorts: list[Cohort]) -> int | None:
 def with_multiplier(release: Release, multiplier: float) -> Release:
     """The same release with another multiplier."""
     match release:
-        case CentralNoise(mechanism):
-            return CentralNoise(replace(mechanism, multiplier=multiplier))  # type: ignore[type-var]
+        case CentralNoise(mechanism) | LocalNoise(mechanism, ()) | ShuffledNoise(mechanism):
+            return replace(release, mechanism=replace(mechanism, multiplier=multiplier))  # type: ignore[type-var]
         case NoiseShares():
             return replace(release, multiplier=multiplier)
     raise PlanError("calibration", f"release {release.kind!r}, which has no multiplier", "a release with noise")

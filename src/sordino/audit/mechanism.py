@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import count
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 from sordino.audit.tradeoff import Array, Ceiling, Rates, choose, separation
 from sordino.audit.worst_case import Attack, Pipeline, resized, smaller, worst_messages
 from sordino.errors import PlanError
-from sordino.parts.samplers import Cohort
+from sordino.parts.samplers import Cohort, Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import Adversary, Bill, Line, Participation
@@ -36,7 +37,7 @@ __all__ = ["CONFIDENCE", "MechanismAudit", "Pipeline", "audit_mechanism"]
 
 CONFIDENCE = 0.999  # of all bounds of one audit together
 PILOT = 10  # one trial in so many, and not these ones, goes into choosing the attack
-_CHUNK = 1 << 21  # numbers noised at once
+_CHUNK, _DRAWS = 1 << 21, 1000  # numbers noised, and cohorts drawn, at once
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def _claim(bill: Bill, line: Line) -> Line:
     return seen if line.adversary == "models" and seen == bill.line("cohort") else line
 
 
+@lru_cache(maxsize=64)
 def _epsilon(line: Line, delta: float) -> float:
     return accounting.epsilon(line.entries, line.relation, delta).value
 
@@ -124,9 +126,11 @@ def _audit(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
     def share(rates: Rates) -> Array:
         return rates.share(ceiling)
 
-    pilots = [stage.features(attack, max(effort.trials // PILOT, 1000)) for attack in attacks]
-    attack = attacks[int(np.argmax([choose(*pilot, share, effort.alpha).worth for pilot in pilots]))]
-    there, gone = stage.features(attack, effort.trials)
+    absent = attacks[0].instead is None
+    few = stage.worlds(max(effort.trials // PILOT, 1000), absent)
+    pilots = [choose(*stage.features(attack, few), share, effort.alpha) for attack in attacks]
+    attack = attacks[int(np.argmax([pilot.worth for pilot in pilots]))]
+    there, gone = stage.features(attack, stage.worlds(effort.trials, absent))
     half = effort.trials // 2
     guess = choose(there[:half], gone[:half], share, effort.alpha)
     sharp = choose(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
@@ -165,11 +169,10 @@ def _gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class _World:
-    """Trials of one world: how many clients came, whether ours was among them, and what it sent if so."""
+    """Trials of one world: how many clients came, and whether ours was among them."""
 
     sizes: NDArray[np.int64]
     present: NDArray[np.bool_]
-    sent: Tensor
 
 
 class _Stage:
@@ -190,46 +193,52 @@ class _Stage:
         drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
         return int(drawn[0]) if len(drawn) else 0
 
-    def features(self, attack: Attack, trials: int) -> tuple[Array, Array]:
-        """Both worlds: (shift along the moved direction, spread across it) of what is seen, [n, 2] each."""
-        there = self._there(attack, trials)
-        return self._look(there, attack), self._look(self._gone(attack, there), attack)
+    def worlds(self, trials: int, absent: bool) -> tuple[_World, _World]:
+        """With our client; and without it (`absent`) or, the same cohorts again, with another message of it.
 
-    def _there(self, attack: Attack, trials: int) -> _World:
-        """Hidden cohorts are drawn anew in every trial. Of seen ones the worst is the smallest that is accepted, since
-        the others may drop out or tell the adversary their noise."""
-        if self.line.adversary == "models":
-            return _World(*self._draws(self.pipeline, trials), attack.sent)
+        Hidden cohorts are drawn anew in every trial. Of seen ones the worst is the smallest that is accepted, since the
+        others may drop out or tell the adversary their noise.
+        """
         plan = self.pipeline.plan
-        sizes = (k for k in range(1, plan.clients.population) if plan.release.accepts(k))
-        return _World(
-            np.full(trials, next(sizes, plan.clients.population)), np.ones(trials, dtype=np.bool_), attack.sent
-        )
+        if self.line.adversary == "models":
+            there = self._draws(self.pipeline, trials)
+        else:
+            sizes = (k for k in range(1, plan.clients.population) if plan.release.accepts(k))
+            there = _World(np.full(trials, next(sizes, plan.clients.population)), np.ones(trials, dtype=np.bool_))
+        return there, self._without(there) if absent else there
 
-    def _gone(self, attack: Attack, there: _World) -> _World:
-        """The neighbour: our client sends something else, or was never in the population."""
-        if attack.instead is not None:
-            return replace(there, sent=attack.instead)
-        trials, population = len(there.sizes), self.pipeline.plan.clients.population - 1
-        sizes = there.sizes - there.present
-        if self.line.adversary == "models" and population:
-            sizes, _ = self._draws(resized(self.pipeline, population), trials)
-        return _World(sizes, np.zeros(trials, dtype=np.bool_), attack.sent)
+    def _without(self, there: _World) -> _World:
+        """Our client was never in the population. Independent coins: the others' cohort stays; a cap: drawn anew."""
+        clients, nobody = self.pipeline.plan.clients, np.zeros_like(there.present)
+        if self.line.adversary != "models" or (isinstance(clients, Poisson) and clients.cap is None):
+            return _World(there.sizes - there.present, nobody)
+        fresh = self._draws(resized(self.pipeline, clients.population - 1), len(nobody))
+        return _World(fresh.sizes, nobody)
 
-    def _draws(self, pipeline: Pipeline, trials: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _draws(self, pipeline: Pipeline, trials: int) -> _World:
         """Successive draws from one stream: independent, as those of different rounds are."""
         rng = self.effort.streams().at(pipeline.t, "cohort")
-        drawn = (pipeline.cohort(rng) for _ in range(trials))
-        pairs = np.array([(len(cohort), self.client in cohort) for cohort in drawn], dtype=np.int64)
-        return pairs[:, 0], pairs[:, 1].astype(np.bool_)
+        sizes, present = np.empty(trials, dtype=np.int64), np.zeros(trials, dtype=np.bool_)
+        for part in np.array_split(np.arange(trials), math.ceil(trials / _DRAWS)):
+            drawn = [pipeline.cohort(rng) for _ in part]
+            sizes[part] = [len(cohort) for cohort in drawn]
+            present[np.repeat(part, sizes[part])[np.concatenate(drawn) == self.client]] = True
+        return _World(sizes, present)
 
-    def _look(self, world: _World, attack: Attack) -> Array:
+    def features(self, attack: Attack, worlds: tuple[_World, _World]) -> tuple[Array, Array]:
+        """Both worlds: (shift along the moved direction, spread across it) of what is seen, [n, 2] each."""
+        there, gone = worlds
+        return self._look(there, attack, attack.sent), self._look(
+            gone, attack, attack.sent if attack.instead is None else attack.instead
+        )
+
+    def _look(self, world: _World, attack: Attack, sent: Tensor) -> Array:
         """Trials with equal cohort sizes, and ours in or out alike, have equal messages: they are noised together."""
         seen, step = np.empty((len(world.sizes), 2)), max(1, _CHUNK // len(attack.sent))
         for size, present in np.unique(np.stack([world.sizes, world.present], axis=1), axis=0).tolist():
             where = np.flatnonzero((world.sizes == size) & (world.present == bool(present)))
             for part in np.array_split(where, math.ceil(len(where) / step)):
-                seen[part] = self._trials(world.sent, attack, size, bool(present), len(part))
+                seen[part] = self._trials(sent, attack, size, bool(present), len(part))
         return seen
 
     def _trials(self, sent: Tensor, attack: Attack, size: int, present: bool, copies: int) -> Array:

@@ -55,8 +55,13 @@ class Ceiling:
 
 
 def separation(power: Array, false: Array) -> Array:
-    """mu of the Gaussian pair through one point: Phi^-1(power) - Phi^-1(false) (Dong, Roth, Su 2022, Def 3)."""
-    return np.asarray(special.ndtri(power) - special.ndtri(false))
+    """mu of the Gaussian pair through one point: Phi^-1(power) - Phi^-1(false) (Dong, Roth, Su 2022, Def 3).
+
+    No alarm ever, or always one, separates nothing; power 1 below that separates without limit.
+    """
+    inside = (false > 0) & (false < 1) & (power > 0)
+    a, b = np.where(inside, power, 0.5), np.where(inside, false, 0.5)
+    return np.asarray(special.ndtri(a) - special.ndtri(b))
 
 
 def at_most(hits: Array, trials: int, alpha: float) -> Array:
@@ -93,7 +98,8 @@ class Rates:
 
     def share(self, ceiling: Ceiling) -> Array:
         """How much of the certified separation is proved: above 1 the certificate is false."""
-        return self.mu() / np.maximum(separation(ceiling.power(self.false), self.false), 1e-12)
+        allowed = separation(ceiling.power(self.false), self.false)
+        return np.where((allowed > 0) & np.isfinite(allowed), self.mu() / np.maximum(allowed, 1e-12), -math.inf)
 
 
 def _above(scores: Array, thresholds: Array) -> Array:

@@ -86,24 +86,34 @@ class Clients:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, on whose data; `test` is declared public."""
+    """What is trained, on whose data; `test` and `public` are declared public."""
 
     model: nn.Module
     clients: Clients
     test: Records | None = None
     loss: str | Loss = "cross_entropy"
+    public: Records | None = None  # declared public: a server may train on them
 
     @classmethod
-    def of(cls, model: nn.Module, clients: Sequence[Any], test: Any = None, loss: str | Loss = "cross_entropy") -> Task:
+    def of(
+        cls,
+        model: nn.Module,
+        clients: Sequence[Any],
+        test: Any = None,
+        loss: str | Loss = "cross_entropy",
+        public: Any = None,
+    ) -> Task:
         """From a module and a list with one data set per client: (x, y) tensors or map-style data sets."""
-        return cls(model, Clients.of(clients), None if test is None else _records(test, "test"), loss)
+        known = [None if data is None else _records(data, name) for data, name in ((test, "test"), (public, "public"))]
+        return cls(model, Clients.of(clients), known[0], loss, known[1])
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str) and self.loss not in LOSSES:
             raise ConfigError(f"loss {self.loss!r}", "a known loss or a function", nearest(self.loss, list(LOSSES)))
         _finite(self.clients.records, "the clients' data")
-        if self.test is not None:
-            _finite(self.test, "the test data")
+        for records, name in ((self.test, "the test data"), (self.public, "the public data")):
+            if records is not None:
+                _finite(records, name)
 
     @property
     def layout(self) -> Layout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.data.task import Task
+from sordino.data.task import Clients, Task
 from sordino.engines.base import ClientJob, Collected, chunks
+from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
 from sordino.errors import PlanError
-from sordino.parts.encode import finite_rows
-from sordino.parts.gradients import Batch
+from sordino.parts.encode import Public, finite_rows
+from sordino.parts.gradients import Batch, Objective
 from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
@@ -51,7 +52,13 @@ def _path(plan: Plan, task: Task) -> Path:
     largest = int(np.diff(task.clients.offsets).max())
     batch = min(getattr(plan.local, "batch", None) or largest, largest)
     small = step_flops(task, batch) < BATCH_BELOW
-    return "batched" if small and can_batch(task) else "sequential"
+    return "batched" if small and (can_write_out(task) or can_batch(task)) else "sequential"
+
+
+def _objective(task: Task, path: Path) -> Objective:
+    if path == "sequential":
+        return OneClient(task)
+    return LinearClients(task) if can_write_out(task) else ManyClients(task)
 
 
 class InProcessWorker:
@@ -60,11 +67,17 @@ class InProcessWorker:
     def __init__(self, plan: Plan, task: Task, streams: Streams, path: Path, chunk: int) -> None:
         self.plan, self.task, self.streams = plan, task, streams
         self.path, self.chunk = path, chunk
-        self.objective = ManyClients(task) if path == "batched" else OneClient(task)
+        self.objective = _objective(task, path)
+        self.slopes = any(step.needs_slopes for step in plan.encode)
 
     @property
     def header(self) -> dict[str, str | int]:
-        return {"engine": "inprocess", "path": self.path, "chunk": self.chunk}
+        return {
+            "engine": "inprocess",
+            "path": self.path,
+            "chunk": self.chunk,
+            "gradient": type(self.objective).__name__,
+        }
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort; clients of like size share a chunk."""
@@ -73,24 +86,25 @@ class InProcessWorker:
         total = self._encode(torch.zeros(1, len(job.start)), job)[0].double()
         norms: list[Tensor] = []
         for chunk in chunks(order, self.chunk):
-            rows = self._solve(chunk, job)
+            rows = self.solve(chunk, job.public, job.start)
             norms.append(row_norms(rows))
-            total += self._encode(finite_rows(rows, norms[-1]), job).sum(0, dtype=torch.float64)
+            slopes = self._slopes(chunk, job) if self.slopes else None
+            total += self._encode(finite_rows(rows, norms[-1]), job, slopes).sum(0, dtype=torch.float64)
         return Collected(total, len(order), _diagnostics(norms, job.public.radius))
 
-    def _solve(self, clients: Cohort, job: ClientJob) -> Tensor:
+    def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
         """Messages [m, d] of a chunk."""
-        t = job.public.t
+        t = public.t
         drawn = [
             self.plan.local.indices(self.task.clients.size(int(c)), self.streams.at(t, "batches", int(c)))
             for c in clients
         ]
         batches = self._batches(clients, drawn)
         if self.path == "batched":
-            return self.plan.local.solve(self.objective, job.start, batches, len(clients), job.public)
+            return self.plan.local.solve(self.objective, start, batches, len(clients), public)
         with torch.random.fork_rng(devices=[]):  # dropout and its kin
             torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
-            return self.plan.local.solve(self.objective, job.start, batches, 1, job.public)
+            return self.plan.local.solve(self.objective, start, batches, 1, public)
 
     def _batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
         """One Batch per step: rows of the table gathered for all clients of the chunk."""
@@ -111,10 +125,24 @@ class InProcessWorker:
             active = None if busy[step].all() else torch.from_numpy(busy[step]).to(torch.float32)
             yield Batch(records.x[where], records.y[where], mask, active)
 
-    def _encode(self, rows: Tensor, job: ClientJob) -> Tensor:
+    def _encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
         for step in self.plan.encode:
-            rows = step.encode(rows, job.public)
+            rows = step.encode(rows, job.public, slopes)
         return rows
+
+    def _slopes(self, clients: Cohort, job: ClientJob) -> Tensor:
+        """Gradients [m, d] of each client's whole loss at the round's start; zero for a client without records."""
+        whole = [np.arange(max(self.task.clients.size(int(c)), 1))[None, :] for c in clients]
+        batch = next(self._batches(clients, whole))
+        w = self.objective.place(job.start, len(clients))
+        return self.objective.gradient(w, batch).nan_to_num(0.0, 0.0, 0.0)
+
+    def public_update(self, start: Tensor, t: int) -> Tensor:
+        """The update of the plan's own local solver on the task's public records: what a public mask is read from."""
+        assert self.task.public is not None
+        alone = replace(self.task, clients=Clients.of([self.task.public]))
+        worker = InProcessWorker(self.plan, alone, self.streams, "sequential", 1)
+        return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0]
 
 
 def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:

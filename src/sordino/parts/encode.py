@@ -22,14 +22,25 @@ class Public:
 
     t: int
     radius: float = math.inf
+    size: int = 0  # d, the length of a message before any step
+    mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
 
 
 class Step(Part):
     """One client step: effect, its undoing after the noise, and what it does to the bound."""
 
+    @property
+    def needs_slopes(self) -> bool:
+        """Whether `encode` wants the clients' gradients at the round's start."""
+        return False
+
     @abstractmethod
-    def encode(self, rows: Tensor, public: Public) -> Tensor:
+    def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         """On the client: rows [m, d] -> [m, d']."""
+
+    def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
+        """Public numbers for the next round, read off the noised mean before it is decoded: post-processing."""
+        return {}
 
     @abstractmethod
     def decode(self, mean: Tensor, public: Public) -> Tensor:
@@ -41,11 +52,52 @@ class Step(Part):
 
 
 @dataclass(frozen=True)
+class Adaptive(Schedule, kind="adaptive"):
+    """A radius that follows the `quantile` of update norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+
+        message = (sqrt(1 - share^2) * x / radius,  share * b),  b = +1 if ||x|| <= radius else -1
+        radius <- radius * exp(-rate * (fraction inside - quantile)),  read off the noised mean
+
+    The bit is one coordinate of the same unit-ball message, under the same noise: it costs no epsilon of its own, and
+    the factor sqrt(1 - share^2) is its price in signal.
+    """
+
+    start: float
+    quantile: float = 0.5
+    rate: float = 0.2
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (self.start > 0 and 0 < self.quantile < 1 and self.rate > 0 and 0 < self.share < 1):
+            found = f"start {self.start}, quantile {self.quantile}, rate {self.rate}, share {self.share}"
+            raise PlanError("adaptive clip", found, "start and rate above 0, quantile and share in (0, 1)")
+
+    def at(self, t: int) -> float:
+        """Before anything was learnt."""
+        return self.start
+
+    def join(self, rows: Tensor, inside: Tensor) -> Tensor:
+        """[m, d] -> [m, d + 1], still in the unit ball."""
+        bits = torch.where(inside, self.share, -self.share).to(rows.dtype) * (1.0 - SLACK)
+        return torch.cat([rows * math.sqrt(1 - self.share**2), bits[:, None]], dim=1)
+
+    def part(self, mean: Tensor) -> Tensor:
+        """The update's share of a noised mean."""
+        return mean[:-1] / math.sqrt(1 - self.share**2)
+
+    def next(self, mean: Tensor, radius: float) -> float:
+        """The next radius, kept within a factor of 1000 of the first."""
+        fraction = min(1.0, max(0.0, (float(mean[-1]) / self.share + 1) / 2))
+        moved = radius * math.exp(-self.rate * (fraction - self.quantile))
+        return min(self.start * 1e3, max(self.start * 1e-3, moved))
+
+
+@dataclass(frozen=True)
 class Clip(Step, kind="clip"):
     """x / radius, pulled into the unit ball: x * min(1 / radius, 1 / ||x||).
 
     One norm over the whole message. A row with a non-finite entry becomes zero. radius = inf leaves x alone and
-    bounds nothing.
+    bounds nothing. An `Adaptive` radius sends one more coordinate: whether x was inside (Andrew et al. 2021).
     Guarantee: ||encode(x)|| <= 1 exactly, in float32, for any x; so movement is 1 (zero out) or 2 (replace).
     """
 
@@ -53,6 +105,8 @@ class Clip(Step, kind="clip"):
     norm: Norm = 2
 
     def __post_init__(self) -> None:
+        if isinstance(self.radius, Adaptive) and self.norm != 2:
+            raise PlanError("clip", "an adaptive radius in the L1 norm", "norm = 2")
         if not isinstance(self.radius, Schedule) and not self.radius > 0:
             raise PlanError(
                 "clip", f"radius {self.radius}", "a positive number", "use a radius near the typical update norm"
@@ -63,20 +117,37 @@ class Clip(Step, kind="clip"):
         """Whether this clip bounds anything."""
         return isinstance(self.radius, Schedule) or math.isfinite(self.radius)
 
-    def radius_at(self, t: int) -> float:
-        """The public radius of round t."""
-        return at(self.radius, t)
+    def radius_at(self, t: int, learnt: float | None = None) -> float:
+        """The public radius of round t; `learnt` is what an adaptive one has become."""
+        return at(self.radius, t) if learnt is None else learnt
 
-    def encode(self, rows: Tensor, public: Public) -> Tensor:
+    def _radius(self, public: Public) -> float:
+        """What the plan says of this round, or what an adaptive radius has become."""
+        return public.radius if isinstance(self.radius, Adaptive) else self.radius_at(public.t)
+
+    def unit_at(self, public: Public) -> float:
+        """What one unit of the message is worth once decoded."""
+        return self._radius(public) / (
+            math.sqrt(1 - self.radius.share**2) if isinstance(self.radius, Adaptive) else 1.0
+        )
+
+    def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         norms = row_norms(rows, self.norm)
         sound = finite_rows(rows, norms)
         if not self.finite:
             return sound
-        inverse = 1.0 / self.radius_at(public.t)
-        return _scaled(sound, ((1.0 - SLACK) / norms).nan_to_num(posinf=inverse).clamp(max=inverse))
+        radius = self._radius(public)
+        inverse = 1.0 / radius
+        inside = _scaled(sound, ((1.0 - SLACK) / norms).nan_to_num(posinf=inverse).clamp(max=inverse))
+        return self.radius.join(inside, norms <= radius) if isinstance(self.radius, Adaptive) else inside
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
-        return mean * self.radius_at(public.t) if self.finite else mean
+        if not self.finite:
+            return mean
+        return (self.radius.part(mean) if isinstance(self.radius, Adaptive) else mean) * self._radius(public)
+
+    def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
+        return {"radius": self.radius.next(mean, self._radius(public))} if isinstance(self.radius, Adaptive) else {}
 
     def bound(self, before: Bound) -> Bound:
         if before.unit == "record":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from sordino.codec import Part
+from sordino.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,14 @@ class Batch:
     y: Tensor  # [m, b, ...]
     mask: Tensor | None = None  # [m, b], None: all real
     active: Tensor | None = None  # [m], None: all active
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What a regulariser may pull towards: the public model the round began with, and the clip radius."""
+
+    start: Tensor  # [d]
+    radius: float = math.inf
 
 
 class Objective(Protocol):
@@ -34,7 +45,7 @@ class Gradient(Part):
     """A way to turn the loss into a direction."""
 
     @abstractmethod
-    def at(self, objective: Objective, w: Tensor, batch: Batch) -> Tensor:
+    def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         """The direction at w [m, d] for one minibatch per client; may be overwritten by the next call."""
 
 
@@ -42,5 +53,56 @@ class Gradient(Part):
 class Plain(Gradient, kind="plain"):
     """grad f(w)."""
 
-    def at(self, objective: Objective, w: Tensor, batch: Batch) -> Tensor:
+    def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         return objective.gradient(w, batch)
+
+
+@dataclass(frozen=True)
+class Sam(Gradient, kind="sam"):
+    """grad f(w + rho * e), e = g / ||g||, g = grad f(w): sharpness-aware (Foret et al. 2021; paper 003).
+
+    With `adaptive`, e = T^2 g / ||T g||, T = |w| + 0.01 (ASAM, Kwon et al. 2021).
+    """
+
+    rho: float
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rho) and self.rho >= 0):
+            raise PlanError("gradient", f"rho = {self.rho}", "a finite number of at least 0")
+
+    def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
+        slope = objective.gradient(w, batch)
+        if not self.rho:
+            return slope
+        return objective.gradient(w + self.ascent(w, slope), batch)
+
+    def ascent(self, w: Tensor, slope: Tensor) -> Tensor:
+        """The step to the worst point nearby, of length rho (in the adaptive case: of length rho in scaled space)."""
+        if not self.adaptive:
+            return slope * (self.rho / _lengths(slope))
+        scale = w.abs() + 0.01
+        return scale.square() * slope * (self.rho / _lengths(scale * slope))
+
+
+@dataclass(frozen=True)
+class Blur(Gradient, kind="blur"):
+    """grad of f(w) + strength / 2 * max(0, ||w - w_t||^2 - radius^2): BLUR, a pull back into the clip ball.
+
+    `gradient` is the oracle that it is added to.
+    """
+
+    strength: float
+    gradient: Gradient = field(default_factory=Plain)
+
+    def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
+        slope = self.gradient.at(objective, w, batch, anchor)
+        offset = w - anchor.start
+        outside = _lengths(offset) > anchor.radius
+        return slope + self.strength * offset * outside
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Row norms [m, 1], never zero."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return lengths.clamp(min=1e-12)

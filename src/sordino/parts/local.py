@@ -15,7 +15,7 @@ from torch import Tensor
 from sordino.codec import Part
 from sordino.errors import PlanError
 from sordino.parts.encode import Public
-from sordino.parts.gradients import Batch, Gradient, Objective, Plain
+from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
 from sordino.parts.schedules import Schedule, at
 from sordino.privacy.bounds import Bound, Spent
 
@@ -90,16 +90,18 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     def solve(self, objective: Objective, start: Tensor, batches: Iterable[Batch], m: int, public: Public) -> Tensor:
         w = objective.place(start, m)
         velocity = torch.zeros_like(w) if self.momentum else None
-        lr = at(self.lr, public.t)
+        lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)
         for batch in batches:
-            direction = self._direction(objective, w, batch, velocity)
+            direction = self._direction(objective, w, batch, velocity, anchor)
             w.add_(direction if batch.active is None else direction * batch.active[:, None], alpha=-lr)
             if self.project and math.isfinite(public.radius):
                 project_(w, start, public.radius)
         return start - w
 
-    def _direction(self, objective: Objective, w: Tensor, batch: Batch, velocity: Tensor | None) -> Tensor:
-        slope = self.gradient.at(objective, w, batch)
+    def _direction(
+        self, objective: Objective, w: Tensor, batch: Batch, velocity: Tensor | None, anchor: Anchor
+    ) -> Tensor:
+        slope = self.gradient.at(objective, w, batch, anchor)
         if self.weight_decay:
             n = objective.trainable
             slope[:, :n].add_(w[:, :n], alpha=self.weight_decay)

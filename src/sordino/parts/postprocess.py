@@ -35,15 +35,20 @@ class Postprocess(Part):
 class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
     """u = (I + strength * L)^-1 mean, L the Laplacian of a cycle, tensor by tensor (papers 000 and 004).
 
-    The inverse factors into two one-sided recursive filters, c / ((1 - r z^-1)(1 - r z)), applied by doubling.
+    A tensor is flattened in parameter order; `order` permutes the axes of 4-dimensional ones first, such as
+    (0, 2, 3, 1) for O,H,W,I (paper 000, Table 5). The inverse factors into two one-sided recursive filters,
+    c / ((1 - r z^-1)(1 - r z)), applied by doubling.
     Guarantee: a public invertible linear map; the certificate is the same with and without it.
     """
 
     strength: float
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.strength) and self.strength >= 0):
             raise PlanError("smoothing", f"strength {self.strength}", "a finite number of at least 0")
+        if self.order and sorted(self.order) != [0, 1, 2, 3]:
+            raise PlanError("smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3")
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         if self.strength == 0:
@@ -51,8 +56,15 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
         smooth = torch.empty_like(mean)
         for slot in known.layout.slots:
             part = mean[slot.start : slot.stop]
-            smooth[slot.start : slot.stop] = smooth_cycle(part, self.strength) if slot.trainable else part
+            smooth[slot.start : slot.stop] = self._tensor(part, slot.shape) if slot.trainable else part
         return smooth
+
+    def _tensor(self, part: Tensor, shape: torch.Size) -> Tensor:
+        if not self.order or len(shape) != 4:
+            return smooth_cycle(part, self.strength)
+        back = sorted(range(4), key=self.order.__getitem__)
+        turned = part.view(shape).permute(self.order)
+        return smooth_cycle(turned.reshape(-1), self.strength).view(turned.shape).permute(back).reshape(-1)
 
 
 def smooth_cycle(signal: Tensor, strength: float) -> Tensor:

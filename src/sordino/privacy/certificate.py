@@ -11,7 +11,6 @@ from sordino import codec
 from sordino.errors import CertificateError, ConfigError
 from sordino.privacy import accounting
 from sordino.privacy.bill import Adversary, Bill, Line, Participation
-from sordino.privacy.events import tree
 from sordino.rng import Mode
 from sordino.version import __version__
 
@@ -71,7 +70,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "relation": main["relation"],
         "adversaries": [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()],
         "accountant": {"library": accounting.VERSION, "first": "PLD (pessimistic) or GDP closed form", "second": "RDP"},
-        "sampler": codec.plain(codec.dump(plan.clients)),
+        "sampler": codec.dump(plan.clients),
         "trust": {"release": plan.release.kind, "sees": sorted(plan.release.sees), "needs": sorted(plan.release.needs)},
         "clip": _clip(plan),
         "denominator": denominator(plan),
@@ -96,7 +95,7 @@ def line_entry(line: Line, delta: float) -> dict[str, Any]:
         "epsilon_rdp": None if spent.rdp is None else upward(spent.rdp),
         "method": spent.method,
         "grid": spent.grid,
-        "events": [{"count": count, "event": tree(event)} for event, count in line.entries],
+        "events": [{"count": count, "event": codec.dump(event)} for event, count in line.entries],
     }
 
 
@@ -114,7 +113,7 @@ def denominator(plan: Plan) -> float | str:
 def _clip(plan: Plan) -> dict[str, Any]:
     if plan.clip is None or not plan.clip.finite:
         return {"scope": "none", "radius": None, "norm": None}
-    radius = codec.plain(codec.dump(plan.clip))["radius"]
+    radius = codec.dump(plan.clip)["radius"]
     return {"scope": "one norm over the whole message of a client", "radius": radius, "norm": plan.clip.norm}
 
 

@@ -6,8 +6,8 @@ only removed, doubles the movement; that is the *relation's* business, applied o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from sordino.codec import Part
 
@@ -92,12 +92,6 @@ class Tuned(Event, kind="tuned"):
 @dataclass(frozen=True)
 class Unprotected(Event, kind="unprotected"):
     """A release with no guarantee: epsilon is infinite."""
-
-
-def tree(event: Event) -> dict[str, Any]:
-    """An event as it stands in a certificate: its kind, its numbers, and what it wraps."""
-    values = {field.name: getattr(event, field.name) for field in fields(event)}  # type: ignore[arg-type]
-    return {"kind": event.kind, **{name: tree(v) if isinstance(v, Event) else v for name, v in values.items()}}
 
 
 def billable(event: Event, relation: Relation) -> bool:

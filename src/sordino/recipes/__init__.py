@@ -7,7 +7,15 @@ from collections.abc import Callable
 from sordino.plan import Plan
 from sordino.recipes.fed_avg import dp_fed_avg
 from sordino.recipes.fed_ls import dp_fed_ls
+from sordino.recipes.fed_sam import blur, dp_fed_sam, dp_fed_sam_top_k, fed_smp
 
-RECIPES: dict[str, Callable[..., Plan]] = {"dp_fed_avg": dp_fed_avg, "dp_fed_ls": dp_fed_ls}
+RECIPES: dict[str, Callable[..., Plan]] = {
+    "dp_fed_avg": dp_fed_avg,
+    "dp_fed_ls": dp_fed_ls,
+    "dp_fed_sam": dp_fed_sam,
+    "dp_fed_sam_top_k": dp_fed_sam_top_k,
+    "fed_smp": fed_smp,
+    "blur": blur,
+}
 
-__all__ = ["RECIPES", "dp_fed_avg", "dp_fed_ls"]
+__all__ = ["RECIPES", "blur", "dp_fed_avg", "dp_fed_ls", "dp_fed_sam", "dp_fed_sam_top_k", "fed_smp"]

@@ -1,0 +1,144 @@
+"""Client steps that keep only some coordinates. Which ones may depend on private data only if the noise stays dense."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from sordino.codec import Part
+from sordino.errors import PlanError
+from sordino.parts.encode import Public, Step
+from sordino.privacy.bounds import Bound
+from sordino.rng import Seeded
+
+
+def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
+    """Rows with all but the ceil(keep * d) entries of largest score set to zero, row by row."""
+    kept = math.ceil(keep * rows.shape[-1])
+    where = scores.topk(kept, dim=-1).indices
+    return torch.zeros_like(rows).scatter_(-1, where, rows.gather(-1, where))
+
+
+def check_keep(keep: float) -> None:
+    """A fraction of the coordinates."""
+    if not 0 < keep <= 1:
+        raise PlanError("sparsity", f"keep = {keep}", "a fraction in (0, 1]", "0.4 keeps four coordinates in ten")
+
+
+@dataclass(frozen=True)
+class SparsifyUpdate(Step, kind="sparsify_update"):
+    """A client keeps the largest entries of its own update: by magnitude, or by influence |gradient * update| (LUS).
+
+    Bound: the norm does not grow, so a client bound stays. Which entries are kept depends on the data, so the noise
+    stays on ALL coordinates, and a record bound is refused: one record can swap the whole support.
+    """
+
+    keep: float
+    by: Literal["magnitude", "influence"] = "magnitude"
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+
+    @property
+    def needs_slopes(self) -> bool:
+        return self.by == "influence"
+
+    def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
+        scores = rows.abs() if slopes is None or self.by == "magnitude" else (rows * slopes).abs()
+        return keep_largest(rows, scores, self.keep)
+
+    def decode(self, mean: Tensor, public: Public) -> Tensor:
+        return mean
+
+    def bound(self, before: Bound) -> Bound:
+        if before.unit == "record":
+            raise PlanError(
+                "record bound", "a client's own top-k under unit record", "a step that is Lipschitz", "use PublicMask"
+            )
+        return before
+
+
+class MaskSource(Part):
+    """Where a public mask comes from."""
+
+    needs_public_data: ClassVar[bool] = False
+    needs_released: ClassVar[bool] = False
+
+    @abstractmethod
+    def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
+        """One public score per coordinate; the largest are kept."""
+
+
+@dataclass(frozen=True)
+class RandomMask(MaskSource, kind="random"):
+    """A fresh random mask per round, drawn by the server and known to all (Fed-SMP-rand_k)."""
+
+    seed: int = 0
+
+    def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
+        order = Seeded(self.seed).at(t, "public mask").permutation(size)
+        return torch.from_numpy(order).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class PublicDataMask(MaskSource, kind="public_data"):
+    """The largest entries of an update on the task's PUBLIC records at the server (Fed-SMP-top_k)."""
+
+    needs_public_data: ClassVar[bool] = True
+
+    def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
+        assert update is not None
+        return update.abs()
+
+
+@dataclass(frozen=True)
+class ReleasedMask(MaskSource, kind="released"):
+    """The largest entries of what was released so far: a fading mean of noised updates; random in the first round.
+
+    `explore` of the kept coordinates are drawn at random, so that a coordinate left out can come back.
+    """
+
+    seed: int = 0
+    explore: float = 0.2
+    needs_released: ClassVar[bool] = True
+
+    def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
+        chance = torch.from_numpy(Seeded(self.seed).at(t, "public mask").permutation(size)).to(torch.float32)
+        if released is None or not bool(released.any()):
+            return chance
+        lucky = chance >= (1 - self.explore) * size
+        return torch.where(lucky, torch.full_like(chance, math.inf), released.abs())
+
+
+@dataclass(frozen=True)
+class PublicMask(Step, kind="public_mask"):
+    """Only the coordinates of a mask that everybody knows are sent, so only they are clipped and noised.
+
+    Bound: dropping coordinates moves nothing further apart, for clients and for records alike.
+    """
+
+    keep: float
+    source: MaskSource = field(default_factory=RandomMask)
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """Indices of the coordinates kept, ascending."""
+        return scores.topk(math.ceil(self.keep * len(scores))).indices.sort().values
+
+    def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
+        assert public.mask is not None
+        return rows[:, public.mask]
+
+    def decode(self, mean: Tensor, public: Public) -> Tensor:
+        assert public.mask is not None
+        return mean.new_zeros(public.size).index_copy_(0, public.mask, mean)
+
+    def bound(self, before: Bound) -> Bound:
+        return before
