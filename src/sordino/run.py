@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sordino.data.task import Task
+from sordino.diagnostics import of_release
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, EngineError
@@ -118,6 +119,8 @@ def one_round(
     if not release.accepts(collected.received):
         return State(t + 1, state.memory, state.learnt), collected
     encoded = noised_mean(plan, collected, cohort, streams, t)
+    clean = collected.total / release.denominator(plan.clients.expected, collected.received)
+    collected = replace(collected, diagnostics={**collected.diagnostics, **of_release(clean, encoded)})
     mean = plan.refine(plan.decode(encoded, public), Noised(task.layout, mean_std(plan, collected.received, public), t))
     learnt = plan.learn(encoded, mean, public, state)
     return State(t + 1, plan.server.step(state.memory, mean, t), learnt), collected

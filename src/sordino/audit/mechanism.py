@@ -210,7 +210,8 @@ class _Stage:
     def _without(self, there: _World) -> _World:
         """Our client was never in the population. Independent coins: the others' cohort stays; a cap: drawn anew."""
         clients, nobody = self.pipeline.plan.clients, np.zeros_like(there.present)
-        if self.line.adversary != "models" or (isinstance(clients, Poisson) and clients.cap is None):
+        independent = isinstance(clients, Poisson) and (clients.cap or clients.population) >= clients.population
+        if independent or self.line.adversary != "models":
             return _World(there.sizes - there.present, nobody)
         fresh = self._draws(resized(self.pipeline, clients.population - 1), len(nobody))
         return _World(fresh.sizes, nobody)

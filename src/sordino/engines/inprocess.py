@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.data.task import Clients, Task
+from sordino.diagnostics import of_updates
+from sordino.engines import allocator
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
@@ -41,6 +43,7 @@ class InProcess:
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the path once, from the model and the plan, never from a clock."""
+        allocator.tune()
         path = self.path or _path(plan, task)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if path == "batched" else 1)
         if path == "sequential" and chunk != 1:
@@ -72,12 +75,9 @@ class InProcessWorker:
 
     @property
     def header(self) -> dict[str, str | int]:
-        return {
-            "engine": "inprocess",
-            "path": self.path,
-            "chunk": self.chunk,
-            "gradient": type(self.objective).__name__,
-        }
+        gradient = type(self.objective).__name__
+        header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
+        return {**header, "chunk": self.chunk, "malloc": allocator.tune()}
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort; clients of like size share a chunk."""
@@ -90,7 +90,7 @@ class InProcessWorker:
             norms.append(row_norms(rows))
             slopes = self._slopes(chunk, job) if self.slopes else None
             total += self._encode(finite_rows(rows, norms[-1]), job, slopes).sum(0, dtype=torch.float64)
-        return Collected(total, len(order), _diagnostics(norms, job.public.radius))
+        return Collected(total, len(order), of_updates(norms, job.public.radius))
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
         """Messages [m, d] of a chunk."""
@@ -123,7 +123,7 @@ class InProcessWorker:
             where = torch.from_numpy(rows[step])
             mask = None if whole[step] else torch.from_numpy(real[step])
             active = None if busy[step].all() else torch.from_numpy(busy[step]).to(torch.float32)
-            yield Batch(records.x[where], records.y[where], mask, active)
+            yield Batch(_gather(records.x, where), _gather(records.y, where), mask, active)
 
     def _encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
         for step in self.plan.encode:
@@ -145,6 +145,11 @@ class InProcessWorker:
         return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0]
 
 
+def _gather(table: Tensor, where: Tensor) -> Tensor:
+    """Rows of a table: [n, ...] at [m, b] -> [m, b, ...]."""
+    return table.index_select(0, where.reshape(-1)).view(*where.shape, *table.shape[1:])
+
+
 def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     """[m, steps, b], -1 where a client has fewer steps or records."""
     steps = max((len(picks) for picks in drawn), default=0)
@@ -153,18 +158,3 @@ def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     for i, picks in enumerate(drawn):
         table[i, : len(picks), : picks.shape[1]] = picks
     return table
-
-
-def _diagnostics(norms: list[Tensor], radius: float) -> dict[str, float]:
-    """Of raw updates: not private, so marked as such wherever they are written."""
-    if not norms:
-        return {}
-    every = torch.cat(norms)
-    sound = every[every.isfinite()]
-    figures = {"nonfinite_updates": float(len(every) - len(sound))}
-    if len(sound):
-        figures |= {
-            "update_norm_mean": float(sound.mean()),
-            "clipped_fraction": float((sound > radius).double().mean()),
-        }
-    return figures
