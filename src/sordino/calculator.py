@@ -28,7 +28,7 @@ class Question:
     cohort: float | None
     rounds: int
     multiplier: float | None
-    delta: float
+    delta: float | None = None  # None: population ** -1.1
     mechanism: str = "gaussian"
     epsilon0: float | None = None
     cap: int | None = None
@@ -36,30 +36,33 @@ class Question:
 
 def answer(question: Question) -> dict[str, Any]:
     """Epsilon against one who sees the released models, and against one who also sees the cohort."""
-    check_delta(question.delta, question.population, override=True)
+    if question.population < 1:
+        raise ConfigError(f"--population {question.population}", "at least 1")
+    delta = default_delta(question.population) if question.delta is None else question.delta
+    check_delta(delta, question.population, override=True)
     if question.rounds < 1:
         raise ConfigError(f"--rounds {question.rounds}", "at least 1")
     if question.sampler not in SAMPLERS:
         hint = codec.nearest(question.sampler, list(SAMPLERS))
         raise ConfigError(f"--sampler {question.sampler}", "a known sampler", hint)
     lines = _shuffled(question) if question.sampler == "shuffle" else _central(question)
-    shown = [{"adversary": line.adversary, **line_entry(line, question.delta)} for line in lines]
+    shown = [{"adversary": line.adversary, **line_entry(line, delta)} for line in lines]
     return {**shown[0], "unit": "client", "accountant": accounting.VERSION, "adversaries": shown}
 
 
 def _central(question: Question) -> list[Line]:
     if question.multiplier is None:
         raise ConfigError("no --multiplier", "the noise's scale over the clip radius")
-    if question.mechanism not in MECHANISMS:
-        raise ConfigError(
-            f"--mechanism {question.mechanism}",
-            "gaussian or laplace",
-            codec.nearest(question.mechanism, list(MECHANISMS)),
-        )
-    release = CentralNoise(MECHANISMS[question.mechanism](question.multiplier))
+    release = CentralNoise(_noise(question.mechanism, question.multiplier))
     clients = sampler(question)
     bill = client_bill(clients, release, Participation.planned(clients, question.rounds))
     return [bill.line("models"), bill.line("cohort")]
+
+
+def _noise(name: str, multiplier: float) -> Gaussian | Laplace:
+    if name not in MECHANISMS:
+        raise ConfigError(f"--mechanism {name}", "gaussian or laplace", codec.nearest(name, list(MECHANISMS)))
+    return MECHANISMS[name](multiplier)
 
 
 def sampler(question: Question) -> Sampler:
@@ -71,7 +74,7 @@ def sampler(question: Question) -> Sampler:
         raise ConfigError("no --cohort", "how many clients a round has (for poisson: on average)")
     if question.sampler == "poisson":
         return Poisson(n, m / max(n, 1), question.cap)
-    if m != int(m):
+    if not float(m).is_integer():
         raise ConfigError(f"--cohort {m}", f"a whole number for --sampler {question.sampler}")
     return FixedSize(n, int(m)) if question.sampler == "fixed" else RoundRobin(n, int(m))
 
@@ -82,7 +85,7 @@ def _shuffled(question: Question) -> list[Line]:
     if question.epsilon0 is not None:
         local = Approximate(question.epsilon0)
     elif question.multiplier is not None:
-        local = MECHANISMS[question.mechanism](question.multiplier).event()
+        local = _noise(question.mechanism, question.multiplier).event()
     else:
         raise ConfigError("neither --epsilon0 nor --multiplier", "how private one message is before the shuffler")
     return [Line("models", "replace_one", ((Shuffled(question.population, local), question.rounds),))]
@@ -92,7 +95,7 @@ def text(found: dict[str, Any]) -> str:
     """The answer in words."""
     who = {"models": "sees the released models", "cohort": "also sees who took part"}
     lines = [
-        f"epsilon {line['epsilon']:.4g} (RDP {_or_dash(line['epsilon_rdp'])}), delta {line['delta']:.3g}, "
+        f"epsilon {_or_dash(line['epsilon'])} (RDP {_or_dash(line['epsilon_rdp'])}), delta {line['delta']:.3g}, "
         f"{line['relation']}: to one who {who[line['adversary']]}"
         for line in found["adversaries"]
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: s
     """The number found, what it costs, and the file it was written to."""
     if free not in FREE:
         raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
-    if out is not None and out.exists():
-        raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
+    if out is not None:
+        _check_new(out)
     config = load_config(file)
     delta = config.delta if delta is None else delta
     check_delta(delta, config.plan.clients.population, config.privacy.allow_large_delta)
@@ -31,6 +32,13 @@ def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: s
         out.write_text(codec.to_toml(changed), encoding="utf-8")
     cost = line_entry(plan.bill().line("models"), delta)
     return {"free": free, "value": _value(plan, free), **cost, "out": str(out) if out else None}
+
+
+def _check_new(out: Path) -> None:
+    if out.exists():
+        raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
+    if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
+        raise ConfigError(f"no folder {out.parent} to write to", "an --out in a folder that exists")
 
 
 def _value(plan: Plan, free: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,7 +45,16 @@ def _stop(sentence: str, code: int) -> None:
 
 
 def _say(as_json: bool, data: dict[str, Any], text: str) -> None:
-    print(json.dumps(data) if as_json else text)
+    print(json.dumps(_finite(data), allow_nan=False) if as_json else text)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they are written as words."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @app.callback(invoke_without_command=True)
@@ -88,7 +98,7 @@ def epsilon(
         cohort=cohort,
         rounds=rounds,
         multiplier=multiplier,
-        delta=calculator.default_delta(population) if delta is None else delta,
+        delta=delta,
         mechanism=mechanism,
         epsilon0=epsilon0,
         cap=cap,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,16 +38,36 @@ class TaskSpec:
 
     def build(self, population: int, seed: int) -> Task:
         """Load the data, cut it, build the model; coins of the cut come from the run's seed."""
-        data = load(self.dataset, **self.options)
+        data = self._load()
         cut = self.partition or (Natural() if data.groups is not None else Iid(population))
         split = cut.split(data.y, data.groups, Seeded(seed).at(0, "partition"))
         clients = Clients(_records(data.x, data.y), split.index, split.offsets)
         model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
-        return Task(model, clients, _records(data.test_x, data.test_y), self.loss or _loss(data))
+        task = Task(model, clients, _records(data.test_x, data.test_y), self.loss or _loss(data))
+        _try_loss(task)
+        return task
+
+    def _load(self) -> Dataset:
+        try:
+            return load(self.dataset, **self.options)
+        except TypeError as error:  # a value of the wrong type, or a name that is not an option
+            raise ConfigError(f"task.options = {self.options} ({error})", f"options of {self.dataset}") from None
 
 
 def _records(x: Any, y: Any) -> Records:
     return Records(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _try_loss(task: Task) -> None:
+    """One public record through model and loss: they must fit before anything is written."""
+    test = task.test
+    if test is None:
+        return
+    try:
+        task.losses(copy.deepcopy(task.model).eval()(test.x[:1]), test.y[:1])
+    except (RuntimeError, ValueError, IndexError) as error:
+        needed = "a model and a loss that fit the data"
+        raise ConfigError(f"loss {task.loss!r} that fails on the first test record ({error})", needed) from None
 
 
 def _loss(data: Dataset) -> str:
@@ -78,6 +99,8 @@ class RunSpec:
     eval_every: int = 1
 
     def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed = {self.seed}", "a whole number of at most 64 bits")
         if self.eval_every < 1:
             raise ConfigError(f"eval_every = {self.eval_every}", "at least 1", "1 evaluates after every round")
 

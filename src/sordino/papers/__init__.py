@@ -1,0 +1,10 @@
+"""The papers' tables: what was published, and how to compute ours beside it."""
+
+from __future__ import annotations
+
+from sordino.papers.cells import Cell, Job, Table
+from sordino.papers.paper_000 import TABLES as PAPER_000
+
+TABLES: tuple[Table, ...] = PAPER_000
+
+__all__ = ["TABLES", "Cell", "Job", "Table"]
