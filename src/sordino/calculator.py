@@ -12,7 +12,7 @@ from sordino.privacy import accounting
 from sordino.privacy.bill import Line, Participation, client_bill
 from sordino.privacy.certificate import check_delta, default_delta, line_entry
 from sordino.privacy.events import Approximate, Event, Shuffled
-from sordino.privacy.mechanisms import Gaussian, Laplace
+from sordino.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.privacy.release import CentralNoise
 
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
@@ -59,7 +59,7 @@ def _central(question: Question) -> list[Line]:
     return [bill.line("models"), bill.line("cohort")]
 
 
-def _noise(name: str, multiplier: float) -> Gaussian | Laplace:
+def _noise(name: str, multiplier: float) -> Mechanism:
     if name not in MECHANISMS:
         raise ConfigError(f"--mechanism {name}", "gaussian or laplace", codec.nearest(name, list(MECHANISMS)))
     return MECHANISMS[name](multiplier)

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from sordino.cli_papers import app as papers_app
 from sordino.errors import BudgetError, CertificateError, UserError
 from sordino.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 recipes_app = typer.Typer(no_args_is_help=True, help="Algorithms that are ready to use.", rich_markup_mode=None)
 app.add_typer(recipes_app, name="recipes")
+app.add_typer(papers_app, name="papers")
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
@@ -33,9 +35,9 @@ def main() -> None:
         _stop(str(error), 1)
     except UsageError as error:
         _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
-    except KeyboardInterrupt:
-        _stop("stopped; what was charged stays charged; continue with --resume", 130)
     else:
+        if code == 130:  # what typer makes of an interrupt
+            _stop("stopped; what was charged stays charged; continue with --resume", 130)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -165,6 +167,26 @@ def explain(folder: RunPath, as_json: JsonFlag = False) -> None:
     certificate = opened.certify()
     found = explaining.explain(certificate, explaining.ceilings(opened.config().plan, opened.facts()))
     _say(as_json, found, explaining.page(found))
+
+
+@app.command()
+def audit(
+    target: Annotated[Path, typer.Argument(help="The folder of a run, or (with --mechanism) a TOML file.")],
+    mechanism: Annotated[bool, typer.Option("--mechanism", help="Attack one round of the plan; no data.")] = False,
+    landscape: Annotated[bool, typer.Option("--landscape", help="Draw the loss around the model.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Lower bounds by attack beside the certified upper bound; exit 1 if one exceeds it."""
+    from sordino.audit import report
+
+    if mechanism:
+        found = report.mechanism(target)
+    else:
+        found = report.surface(target, out) if landscape else report.membership(target)
+    _say(as_json, found, report.text(found))
+    if not found["passed"]:
+        raise typer.Exit(1)
 
 
 @recipes_app.command("list")

@@ -5,8 +5,8 @@ A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concr
     @dataclass(frozen=True)
     class Poisson(Sampler, kind="poisson"): ...
 
-Wherever a family is the declared type, the written form is a table with that `kind`. Reading is strict: an unknown
-key, an unknown kind or a wrong type is a `ConfigError` that names the nearest known word.
+Wherever a family is the declared type, the written form is a table with that `kind`. Reading follows the declared
+types and is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that names the nearest word.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import difflib
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
-from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema
 
 from sordino.errors import ConfigError
 
 T = TypeVar("T")
-STRICT = ConfigDict(extra="forbid", strict=True)
-_BRANCHES = {"float", "int", "str", "bool", "none"}  # how pydantic names the branches of a union in an error's path
 
 
 class Part:
@@ -35,7 +33,6 @@ class Part:
 
     kind: ClassVar[str] = ""
     members: ClassVar[dict[str, type[Part]]] = {}
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def __init_subclass__(cls, kind: str = "") -> None:
         kind = kind or cls.__dict__.get("kind", "")  # dataclass(slots=True) makes the class a second time
@@ -45,40 +42,26 @@ class Part:
             cls.kind = kind
             cls.members[kind] = cls
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if cls.kind:
-            return _with_kind(cls.kind, handler(source))
-        choices = {kind: handler.generate_schema(member) for kind, member in sorted(cls.members.items())}
-        return core_schema.tagged_union_schema(choices=choices, discriminator=_kind_of)
 
-
-def _kind_of(value: Any) -> str | None:
-    return value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
-
-
-def _with_kind(kind: str, inner: CoreSchema) -> CoreSchema:
-    """The part's own schema, with `kind` taken off when read and put on when written."""
-
-    def strip(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if value.get("kind", kind) != kind:
-            raise ValueError(f"kind {value['kind']!r} where only {kind!r} fits")
-        return {name: item for name, item in value.items() if name != "kind"}
-
-    return core_schema.no_info_before_validator_function(strip, inner)
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def dump(value: Any) -> Any:
     """Plain data (dicts, lists, numbers) of a value; a part carries its `kind`; fields that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = {"kind": value.kind} if isinstance(value, Part) and value.kind else {}
-        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        named = {field.name: _as_declared(value, field.name) for field in dataclasses.fields(value)}
         return {**kind, **{name: dump(item) for name, item in named.items() if item is not None}}
     if isinstance(value, Mapping):
         return {str(name): dump(item) for name, item in value.items()}
     return [dump(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _as_declared(value: Any, name: str) -> Any:
+    """A field's value; a whole number where a float is declared becomes one, so that 1 and 1.0 have one written form."""
+    item, declared = getattr(value, name), _hints(type(value))[name]
+    whole = isinstance(item, int) and not isinstance(item, bool)
+    return float(item) if whole and (declared is float or float in get_args(declared)) else item
 
 
 def to_json(value: Any) -> str:
@@ -96,69 +79,136 @@ def to_toml(value: Any) -> str:
     return tomli_w.dumps(dump(value))
 
 
-def read(cls: Any, data: Any, where: str = "") -> Any:
-    """The value of type `cls` that plain data describes, or a `ConfigError` in one sentence."""
-    try:
-        return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
-    except ValidationError as error:
-        raise _sentence(error, cls, where) from None
-    except TypeError as error:
-        raise ConfigError(f"{where or 'a value'} that is not plain data ({error})", "numbers, text, lists") from None
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(declared: Any, data: Any, where: str = "") -> Any:
+    """The value of the declared type that plain data describes, or a `ConfigError` in one sentence."""
+    origin = get_origin(declared)
+    if declared is Any or (isinstance(declared, type) and not origin and _already(declared, data)):
+        return data
+    if origin in (Union, UnionType):
+        return _read_union(get_args(declared), data, where)
+    if origin is Literal:
+        return _read_literal(get_args(declared), data, where)
+    if origin is tuple:
+        return _read_tuple(get_args(declared)[0], data, where)
+    if origin is dict or declared is dict:
+        return dict(_table(data, where))
+    if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind:
+        return _read_member(declared, _table(data, where), where)
+    if dataclasses.is_dataclass(declared):
+        return _read_fields(declared, _table(data, where), where)
+    return _read_scalar(declared, data, where)
+
+
+def _already(declared: type, data: Any) -> bool:
+    """A finished value of a part or dataclass, as Python code passes it."""
+    return isinstance(data, declared) and dataclasses.is_dataclass(data)
+
+
+def _read_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
+    """The branch that fits the shape of the data: a table reads as the part, anything else as the scalar."""
+    if data is None and NoneType in options:
+        return None
+    branches = [option for option in options if option is not NoneType]
+    structured = [option for option in branches if _is_table(option)]
+    wanted = structured if isinstance(data, Mapping) or dataclasses.is_dataclass(data) else branches
+    return read((wanted or branches)[0], data, where)
+
+
+def _is_table(declared: Any) -> bool:
+    return isinstance(declared, type) and (issubclass(declared, Part) or dataclasses.is_dataclass(declared))
+
+
+def _read_literal(options: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data not in options or isinstance(data, bool):
+        words = [str(option) for option in options]
+        raise ConfigError(f"{where} = {data!r}", "one of " + ", ".join(words), nearest(str(data), words))
+    return data
+
+
+def _read_tuple(item: Any, data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, list | tuple):
+        raise ConfigError(f"{where} = {data!r}", "a list", "put it in [ ]")
+    return tuple(read(item, entry, f"{where}[{i}]") for i, entry in enumerate(data))
+
+
+def _table(data: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where or 'a value'} = {data!r}", "a table", f"write [{where}] or {where} = {{ ... }}")
+    return data
+
+
+def _read_member(family: type[Part], table: Mapping[str, Any], where: str) -> Any:
+    known = sorted(family.members)
+    if "kind" not in table:
+        raise ConfigError(f"no kind in {where}", "a known kind", "known: " + ", ".join(known))
+    kind = table["kind"]
+    if kind not in family.members:
+        raise ConfigError(f"kind {kind!r} in {where}", "a known kind", nearest(str(kind), known))
+    return _read_fields(family.members[kind], table, where)
+
+
+def _read_fields(cls: Any, table: Mapping[str, Any], where: str) -> Any:
+    """A dataclass from a table; `kind` is taken off a part's."""
+    entries = dict(table)
+    if issubclass(cls, Part) and entries.pop("kind", cls.kind) != cls.kind:
+        raise ConfigError(f"kind {table['kind']!r} in {where}", f"kind {cls.kind!r}")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    needed = [name for name, field in fields.items() if _required(field)]
+    _check_keys(entries, fields, needed, where)
+    hints = _hints(cls)
+    return cls(**{name: read(hints[name], item, _join(where, name)) for name, item in entries.items()})
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _check_keys(entries: Mapping[str, Any], known: Iterable[str], needed: Iterable[str], where: str) -> None:
+    names = list(known)
+    for name in entries:
+        if name not in names:
+            raise ConfigError(f"unknown key {_join(where, name)}", "a known key", nearest(name, names))
+    for name in needed:
+        if name not in entries:
+            raise ConfigError(f"no {_join(where, name)}", f"a value for {name}", f"add {name} = ...")
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+_SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text in quotes"),
+}
+
+
+def _read_scalar(declared: Any, data: Any, where: str) -> Any:
+    kinds, words = _SCALARS[declared]
+    if not isinstance(data, kinds) or (isinstance(data, bool) and declared is not bool):
+        raise ConfigError(f"{where} = {data!r}", words)
+    return float(data) if declared is float and isinstance(data, int) else data
 
 
 def call(function: Callable[..., T], arguments: Mapping[str, Any], where: str) -> T:
     """Call a function of keyword arguments with plain data, each read as the parameter's declared type."""
     parameters = inspect.signature(function, eval_str=True).parameters
-    for name in arguments:
-        if name not in parameters:
-            raise ConfigError(f"unknown key {where}.{name}", "a known key", nearest(name, list(parameters)))
-    missing = [name for name, p in parameters.items() if p.default is p.empty and name not in arguments]
-    if missing:
-        raise ConfigError(f"no {where}.{missing[0]}", f"a value for {missing[0]}", f"add {missing[0]} = ...")
-    return function(
-        **{name: read(parameters[name].annotation, item, f"{where}.{name}") for name, item in arguments.items()}
-    )
-
-
-def json_schema(cls: Any) -> dict[str, Any]:
-    """JSON Schema of a type, for editors."""
-    return TypeAdapter(cls).json_schema(mode="validation")
+    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    _check_keys(arguments, parameters, needed, where)
+    return function(**{n: read(parameters[n].annotation, item, f"{where}.{n}") for n, item in arguments.items()})
 
 
 def nearest(word: str, known: list[str]) -> str:
     """The known word that a mistyped one most likely meant, or all of them."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
-
-
-def _kinds() -> dict[str, type[Part]]:
-    return {kind: part for family in Part.__subclasses__() for kind, part in family.members.items()}
-
-
-def _fields_at(loc: tuple[Any, ...], cls: Any) -> list[str]:
-    """Known keys of the table an error points into: the innermost kind on the path, or the field types along it."""
-    for step in reversed(loc):
-        if step in _kinds():
-            return [field.name for field in dataclasses.fields(_kinds()[step])]  # type: ignore[arg-type]
-    for step in loc:
-        found = {f.name: f.type for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
-        cls = found.get(step, cls)
-    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-
-
-def _sentence(error: ValidationError, cls: Any, where: str) -> ConfigError:
-    first = max(error.errors(include_url=False), key=lambda entry: len(entry["loc"]))  # the branch that got furthest
-    loc = first["loc"]
-    named = [str(step) for step in loc if step not in _kinds() and step not in _BRANCHES and "[" not in str(step)]
-    path = ".".join([*([where] if where else []), *named])
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return ConfigError(f"unknown key {path}", "a known key", nearest(str(loc[-1]), _fields_at(loc[:-1], cls)))
-    if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return ConfigError(f"no {path}", f"a value for {path}", f"add {loc[-1]} = ...")
-    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        context = first.get("ctx", {})
-        known = [tag.strip(" '") for tag in str(context.get("expected_tags", "")).split(",") if tag]
-        word = str(context.get("tag", ""))
-        found = f"kind {word!r} in {path}" if word else f"no kind in {path}"
-        return ConfigError(found, "a known kind", nearest(word, known))
-    return ConfigError(f"{path} = {first['input']!r}", first["msg"].lower())

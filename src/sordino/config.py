@@ -28,8 +28,6 @@ from sordino.rng import Mode, Seeded
 class TaskSpec:
     """Which data, cut how, and which model. Without a partition: the data's natural clients, else iid."""
 
-    __pydantic_config__ = codec.STRICT
-
     dataset: str = "digits"
     options: dict[str, Any] = field(default_factory=dict)
     partition: Partitioner | None = None
@@ -81,8 +79,6 @@ class PrivacySpec:
     `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
     """
 
-    __pydantic_config__ = codec.STRICT
-
     delta: float | None = None
     allow_large_delta: bool = False
     noise: Mode = "simulation"
@@ -92,8 +88,6 @@ class PrivacySpec:
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """What does not change the guarantee."""
-
-    __pydantic_config__ = codec.STRICT
 
     seed: int = 0
     eval_every: int = 1
@@ -108,8 +102,6 @@ class RunSpec:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole file."""
-
-    __pydantic_config__ = codec.STRICT
 
     task: TaskSpec = field(default_factory=TaskSpec)
     plan: Plan

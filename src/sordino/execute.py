@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, ConfigError
 from sordino.folder import RunFolder
 from sordino.plan import State
-from sordino.rng import streams
+from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
 from sordino.training import entry, final_model, model_bytes
 
@@ -69,7 +69,7 @@ def _rounds(config: Config, task: Task, folder: RunFolder, engine: Engine, show:
     try:
         for done in _remaining(config, task, folder, engine, state):
             state = done.state
-            _keep(folder, done, show)
+            _keep(folder, done, show, config.privacy.noise)
     except BudgetError as error:
         refused = error
     made = folder.finish(model_bytes(final_model(plan, task, state)))
@@ -91,12 +91,14 @@ def _remaining(config: Config, task: Task, folder: RunFolder, engine: Engine, st
     )
 
 
-def _keep(folder: RunFolder, done: Round, show: OnRound) -> None:
-    """History, then the checkpoint: a kill between them costs a line that `rewind` drops."""
-    line = entry(done)
-    folder.record(line)
+def _keep(folder: RunFolder, done: Round, show: OnRound, noise: Mode) -> None:
+    """History, then the checkpoint: a kill between them costs a line that `rewind` drops.
+
+    Diagnostics of a run for release are shown to whoever runs it and never written (PRIVACY rule 11).
+    """
+    folder.record(entry(done if noise == "simulation" else replace(done, diagnostics={})))
     folder.save(done.state)
-    show(line)
+    show(entry(done))
 
 
 def named_engine(name: str, threads: int) -> Engine:

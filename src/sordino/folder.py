@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from sordino import codec
 from sordino.config import Config, load_config
-from sordino.errors import CertificateError, ConfigError
+from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.privacy.certificate import Facts, certificate, compare
@@ -111,7 +111,7 @@ class RunFolder:
         """Model and certificate, from what this folder says happened."""
         self._write("model.safetensors", model)
         made = self.certificate()
-        self._write("certificate.json", (json.dumps(made, indent=2) + "\n").encode())
+        self._write("certificate.json", _text(made).encode())
         return made
 
     # ---- read back --------------------------------------------------------------------------------------------------
@@ -133,6 +133,15 @@ class RunFolder:
         """Drop history of rounds after the checkpoint: they will be run, and written, again."""
         kept = [line for line in self._lines("history.jsonl") if line["round"] <= rounds]
         self._write("history.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._mend("charges.jsonl")
+
+    def _mend(self, name: str) -> None:
+        """Drop a last line cut short by a kill, so that the next one starts on its own; its round drew no noise."""
+        file = self.path / name
+        data = file.read_bytes() if file.is_file() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            self._write(name, whole)
 
     def history(self) -> list[dict[str, Any]]:
         """One entry per round."""
@@ -142,18 +151,21 @@ class RunFolder:
         """Whole lines of a jsonl file; a line cut short by a kill is dropped."""
         try:
             text = (self.path / name).read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         except FileNotFoundError:
             return []
-        whole = text[: text.rfind("\n") + 1]
-        try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise CertificateError(name, f"{name} holds a line that is not JSON ({error})") from None
+        if not all(isinstance(line, dict) and isinstance(line.get("round"), int) for line in lines):
+            raise CertificateError(name, f"{name} holds a line without a round")
+        return lines
 
     def cohorts(self) -> list[Cohort]:
         """Who took part in each charged round, where that is seen by design; else nothing."""
-        charges = self._lines("charges.jsonl")
-        return [np.asarray(line["cohort"], dtype=np.int64) for line in charges if "cohort" in line]
+        found = [line["cohort"] for line in self._lines("charges.jsonl") if "cohort" in line]
+        if not all(isinstance(cohort, list) and all(type(i) is int and i >= 0 for i in cohort) for cohort in found):
+            raise CertificateError("charges.jsonl", "charges.jsonl holds a cohort that is not a list of clients")
+        return [np.asarray(cohort, dtype=np.int64) for cohort in found]
 
     def facts(self) -> Facts:
         """What a certificate needs beside the plan."""
@@ -178,9 +190,31 @@ class RunFolder:
                 f"no certificate.json in {self.path}", "a finished run", "finish it: sordino run --resume"
             )
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            computed = self.certificate()
+        except UserError as error:
+            raise CertificateError("plan.toml", f"plan.toml is not what ran: {error}") from None
+        try:
+            _compare_text(file.read_text(encoding="utf-8"), computed)
+        except ValueError as error:
             raise CertificateError("certificate.json", f"certificate.json is not JSON ({error})") from None
-        computed = self.certificate()
-        compare(stored, computed)
         return computed
+
+
+def _text(made: dict[str, Any]) -> str:
+    return json.dumps(made, indent=2) + "\n"
+
+
+def _compare_text(stored: str, computed: dict[str, Any]) -> None:
+    """Values first; then numbers as they are spelt, since two spellings of 17 digits can be one float."""
+    compare(json.loads(stored, object_pairs_hook=_once), computed)
+    spelt, needed = (json.loads(text, parse_float=str, parse_int=str) for text in (stored, _text(computed)))
+    compare(spelt, needed)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are all different: of two equal ones a reader may take either."""
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise CertificateError(twice, f"{twice} stands twice in certificate.json")
+    return dict(pairs)

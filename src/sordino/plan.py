@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sordino.codec import STRICT, digest
+from sordino.codec import digest
 from sordino.errors import PlanError
 from sordino.parts.encode import Clip, Public, Step
 from sordino.parts.local import LocalSolver
@@ -29,8 +29,6 @@ class Plan:
 
     A plan that could not be certified cannot be built: `PlanError` names the broken rule.
     """
-
-    __pydantic_config__ = STRICT
 
     rounds: int
     clients: Sampler

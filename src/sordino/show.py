@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -180,6 +181,8 @@ _SAMPLES = {
     "multiplier": "2.0",
     "epochs": "5",
     "batch": "5",
+    "population": "100",
+    "epsilon": "4.0",
 }
 
 
@@ -187,12 +190,10 @@ def _example(name: str) -> str:
     """A whole file that runs: required arguments with sample values, the others with their defaults."""
     lines = [f'name = "{name}"']
     for p in inspect.signature(RECIPES[name]).parameters.values():
-        written = _SAMPLES.get(p.name) or (None if p.default in (p.empty, None) else _toml(p.default))
-        lines += [f"{p.name} = {written}"] if written else []
+        if p.default is p.empty or p.name in ("epochs", "batch"):
+            lines.append(f"{p.name} = {_SAMPLES[p.name]}")
+        elif p.default is not None:
+            lines.append(f"{p.name} = {json.dumps(p.default)}")
     head = f"# {(inspect.getdoc(RECIPES[name]) or '').splitlines()[0]}"
     task = '[task]\ndataset = "digits"\npartition = { kind = "iid", clients = 100 }'
     return "\n\n".join([head, task, "\n".join(["[recipe]", *lines]), "[run]\nseed = 0"])
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')

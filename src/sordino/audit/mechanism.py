@@ -1,8 +1,8 @@
 """The mechanism audit: is one round as private as the bill says? No data, no model, seconds.
 
 Two worlds differ in one client as the bill's relation allows. The worst messages that fit through the plan's own
-encode steps are summed, noised, divided and decoded by the plan's own objects many times over; whoever tells the
-worlds apart better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers", layer 1).
+encode steps are summed, noised and divided by the plan's own objects many times over; whoever tells the worlds
+apart better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers", layer 1).
 
 Guarantee: with probability `CONFIDENCE` over the audit's own coins every lower bound is below the truth, so correct
 code fails at most one audit in a thousand. It can prove that a bug is there, never that none is.
@@ -11,7 +11,7 @@ code fails at most one audit in a thousand. It can prove that a bug is there, ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
@@ -21,15 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.audit.tradeoff import Array, Ceiling, Rates, choose, separation
-from sordino.audit.worst_case import Attack, Pipeline, resized, smaller, worst_messages
+from sordino.audit.tradeoff import Array, Limit, Rates, choose, separation
+from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
 from sordino.errors import PlanError
 from sordino.parts.samplers import Cohort, Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import Adversary, Bill, Line, Participation
 from sordino.privacy.bounds import Bound
-from sordino.privacy.events import GaussianNoise, Relation
+from sordino.privacy.events import GaussianNoise, Relation, Shuffled, Unprotected
 from sordino.privacy.release import LocalNoise
 from sordino.rng import Seeded, Streams
 
@@ -45,10 +45,11 @@ class MechanismAudit:
     """One adversary, one round: what an attack proved, beside what the certificate allows.
 
     lower_mu          Phi^-1(power) - Phi^-1(false alarms), at their Clopper-Pearson bounds
-    upper_mu          the same at the certificate's ceiling for that rate of false alarms; for Gaussian noise, its mu
+    upper_mu          the same at the certificate's limit for that rate of false alarms; for Gaussian noise, its mu
     lower_epsilon     log((power - delta) / false alarms), for the test that is best at that: assumes nothing
     gaussian_epsilon  epsilon at delta of a Gaussian release with lower_mu: what lower_mu means if noise is Gaussian
     movement          how far the worst message moved, in the bound's norm: at most 1, or 2 if replaced
+    passed            both lower bounds are below their upper ones: nothing here contradicts the certificate
     """
 
     adversary: Adversary
@@ -62,11 +63,7 @@ class MechanismAudit:
     lower_epsilon: float
     upper_epsilon: float
     gaussian_epsilon: float | None
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing here contradicts the certificate."""
-        return self.lower_mu <= self.upper_mu and self.lower_epsilon <= self.upper_epsilon
+    passed: bool
 
 
 def audit_mechanism(
@@ -79,13 +76,13 @@ def audit_mechanism(
     bill = plan.bill(Participation(releases=1, most=1))
     if bill.unit != "client" or not isinstance(plan.bound, Bound):
         raise PlanError("audit", f"a plan of unit {bill.unit}", "unit client", "audit such a run by its canaries")
-    promised = [line for line in bill.lines if _epsilon(line, delta) < math.inf]
+    promised = [line for line in bill.lines if not any(isinstance(event, Unprotected) for event, _ in line.entries)]
     effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
     done: dict[Line, MechanismAudit] = {}
     for line in promised:
         claim = _claim(bill, line)
         if claim not in done:
-            done[claim] = _audit(pipeline or Pipeline(plan), claim, effort)
+            done[claim] = _audit(pipeline or Pipeline(plan), claim, _affordable(effort, claim))
         done[line] = replace(done[claim], adversary=line.adversary)
     return [done[line] for line in promised]
 
@@ -94,6 +91,12 @@ def _claim(bill: Bill, line: Line) -> Line:
     """Where hidden coins earn the models line nothing, it claims what the cohort line does: the same attack serves."""
     seen = replace(line, adversary="cohort")
     return seen if line.adversary == "models" and seen == bill.line("cohort") else line
+
+
+def _affordable(effort: _Effort, line: Line) -> _Effort:
+    """A shuffled round draws the noise of every report, so it gets fewer trials: its sum tells little anyway."""
+    reports = max((event.reports for event, _ in line.entries if isinstance(event, Shuffled)), default=1)
+    return replace(effort, trials=max(effort.trials // reports, 1000))
 
 
 @lru_cache(maxsize=64)
@@ -117,29 +120,41 @@ class _Effort:
 
 def _audit(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
     """Choose the attack on a pilot, the tests on one half of the trials; judge them on the other half."""
-    stage = _Stage(smaller(pipeline) if line.adversary == "models" else pipeline, line, effort)
-    attacks = worst_messages(stage.pipeline, line.relation, line.adversary == "models")
-    ceiling = Ceiling.of(line, _epsilon(line, max(effort.delta, 1e-9)))
+    hidden = line.adversary == "models"
+    attacks = worst_messages(pipeline, line.relation, hidden)
     if math.isinf(attacks[0].movement):
         return _result(line, effort, attacks[0], "any test", (math.inf, 0.0, math.inf))
+    delta = max(effort.delta, 1e-9)
+    limit = Limit.of(line, _epsilon(line, delta), delta)
 
     def share(rates: Rates) -> Array:
-        return rates.share(ceiling)
+        return rates.share(limit)
 
-    absent = attacks[0].instead is None
-    few = stage.worlds(max(effort.trials // PILOT, 1000), absent)
-    pilots = [choose(*stage.features(attack, few), share, effort.alpha) for attack in attacks]
-    attack = attacks[int(np.argmax([pilot.worth for pilot in pilots]))]
-    there, gone = stage.features(attack, stage.worlds(effort.trials, absent))
+    stages = [_Stage(each, line, effort) for each in (crowds(pipeline) if hidden else [pipeline])]
+    stage, attack = _best(stages, attacks, share, effort)
+    there, gone = stage.features(attack, stage.worlds(effort.trials, attack.instead is None))
     half = effort.trials // 2
-    guess = choose(there[:half], gone[:half], share, effort.alpha)
-    sharp = choose(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
+    guess = choose(there[:half], gone[:half], share, effort.alpha**2)
+    sharp = choose(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha**2)
     rates, tail = (test.rates(there[half:], gone[half:], effort.alpha) for test in (guess, sharp))
-    return _result(line, effort, attack, guess.name, _figures(rates, tail, ceiling, effort.delta))
+    return _result(line, effort, attack, guess.name, _figures(rates, tail, limit, effort.delta))
 
 
-def _figures(rates: Rates, tail: Rates, ceiling: Ceiling, delta: float) -> tuple[float, float, float]:
-    upper = separation(ceiling.power(rates.false), rates.false)
+def _best(
+    stages: list[_Stage], attacks: list[Attack], worth: Callable[[Rates], Array], effort: _Effort
+) -> tuple[_Stage, Attack]:
+    """The attack that did best on a pilot of its own trials."""
+    tried: list[tuple[float, _Stage, Attack]] = []
+    for stage in stages:
+        few = stage.worlds(max(effort.trials // PILOT, 4000), attacks[0].instead is None)
+        pilots = [choose(*stage.features(attack, few), worth, effort.alpha).worth for attack in attacks]
+        best = int(np.argmax(pilots))
+        tried.append((pilots[best], stage, attacks[best]))
+    return max(tried, key=lambda one: one[0])[1:]
+
+
+def _figures(rates: Rates, tail: Rates, limit: Limit, delta: float) -> tuple[float, float, float]:
+    upper = separation(limit.most(rates.false), rates.false)
     return max(0.0, float(rates.mu()[0])), float(upper[0]), max(0.0, float(tail.epsilon(delta)[0]))
 
 
@@ -147,6 +162,7 @@ def _result(
     line: Line, effort: _Effort, attack: Attack, test: str, figures: tuple[float, float, float]
 ) -> MechanismAudit:
     lower, upper, lower_epsilon = figures
+    upper_epsilon = _epsilon(line, effort.delta)
     gaussian = accounting.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
     return MechanismAudit(
         adversary=line.adversary,
@@ -158,8 +174,9 @@ def _result(
         lower_mu=lower,
         upper_mu=upper,
         lower_epsilon=lower_epsilon,
-        upper_epsilon=_epsilon(line, effort.delta),
+        upper_epsilon=upper_epsilon,
         gaussian_epsilon=_gaussian_epsilon(lower, effort.delta) if gaussian else None,
+        passed=lower <= upper and lower_epsilon <= upper_epsilon,
     )
 
 
@@ -247,9 +264,8 @@ class _Stage:
         if self.line.adversary == "messages":
             return _features(pipeline.message(sent, self.client, copies, streams), attack.moved)
         messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
-        means = pipeline.released(messages, _cohort(self.client, size, present), copies, streams)
-        ends = pipeline.decode(torch.stack([attack.moved, torch.zeros_like(attack.moved)]))
-        return _features(means, ends[0] - ends[1])
+        cohort = _cohort(self.client, size, present)
+        return _features(pipeline.released(messages, cohort, copies, streams), attack.moved)
 
 
 def _cohort(client: int, size: int, present: bool) -> Cohort:

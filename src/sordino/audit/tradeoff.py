@@ -15,43 +15,42 @@ from numpy.typing import NDArray
 from scipy import special
 
 from sordino.privacy import accounting
+from sordino.privacy.attack import true_positives
 from sordino.privacy.bill import Line
+from sordino.privacy.events import Shuffled
 
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]  # features [n, 2] -> one score per trial, larger where the client is there
-_CURVE = 64  # points of the certified curve
+_CURVE = 257  # points of the certified curve
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class Limit:
     """The most power that a line of a bill allows at each false-alarm rate a:
 
-        F(a) = min over (eps, delta) of  exp(eps) a + delta  and  1 - exp(-eps) (1 - a - delta)
+        F(a) = min over eps of exp(eps) a + delta(eps),   for Gaussian releases F(a) = Phi(Phi^-1(a) + mu)
 
-    or, for Gaussian releases, F(a) = Phi(Phi^-1(a) + mu). The second form is the first with the worlds swapped, which
-    every relation allows. Guarantee: no test of one release has more power, if the line is true (Wasserman, Zhou 2010).
+    Guarantee: no test of the release has more power, if the line is true (Wasserman, Zhou 2010; Dong, Roth, Su 2022).
     """
 
     mu: float | None
-    epsilons: tuple[float, ...] = ()
-    deltas: tuple[float, ...] = ()
+    epsilons: Array
+    deltas: Array
 
     @classmethod
-    def of(cls, line: Line, epsilon: float) -> Ceiling:
-        """The ceiling of one line; `epsilon` is how far its curve of (eps, delta) is asked for."""
+    def of(cls, line: Line, epsilon: float, delta: float) -> Limit:
+        """Of a line that is worth (epsilon, delta): its whole curve within +-epsilon, or that one point if shuffled."""
         mu = accounting.gaussian_mu(line.entries, line.relation)
-        if mu is not None:
-            return cls(mu)
-        epsilons = tuple(np.linspace(0.0, epsilon, _CURVE).tolist())
-        return cls(None, epsilons, tuple(accounting.delta_at(line.entries, line.relation, at) for at in epsilons))
+        if mu is not None or any(isinstance(event, Shuffled) for event, _ in line.entries):
+            return cls(mu, np.array([epsilon]), np.array([delta]))
+        epsilons = np.linspace(-epsilon, epsilon, _CURVE)
+        return cls(None, epsilons, np.array(accounting.deltas_at(line.entries, line.relation, epsilons.tolist())))
 
-    def power(self, false: Array) -> Array:
+    def most(self, false: Array) -> Array:
         """F at each false-alarm rate."""
         if self.mu is not None:
             return np.asarray(special.ndtr(special.ndtri(false) + self.mu))
-        eps, delta, a = np.array(self.epsilons)[:, None], np.array(self.deltas)[:, None], false[None, :]
-        bounds = np.concatenate([np.exp(eps) * a + delta, 1 - np.exp(-eps) * (1 - a - delta)])
-        return np.asarray(bounds.min(axis=0).clip(0.0, 1.0))
+        return true_positives(false, self.epsilons, self.deltas)
 
 
 def separation(power: Array, false: Array) -> Array:
@@ -96,9 +95,9 @@ class Rates:
         """A lower bound on epsilon at delta: log((power - delta) / false)."""
         return np.log(np.maximum(self.power - delta, 1e-300) / self.false)
 
-    def share(self, ceiling: Ceiling) -> Array:
+    def share(self, limit: Limit) -> Array:
         """How much of the certified separation is proved: above 1 the certificate is false."""
-        allowed = separation(ceiling.power(self.false), self.false)
+        allowed = separation(limit.most(self.false), self.false)
         return np.where((allowed > 0) & np.isfinite(allowed), self.mu() / np.maximum(allowed, 1e-12), -math.inf)
 
 
@@ -169,7 +168,10 @@ def _scores(statistic: Statistic, there: Array, gone: Array, swapped: bool) -> t
 
 
 def choose(there: Array, gone: Array, worth: Callable[[Rates], Array], alpha: float) -> Guess:
-    """The test worth most: statistics are fitted on the first half of these samples, compared on the second."""
+    """The test worth most: statistics are fitted on the first half of these samples, compared on the second.
+
+    The surer the bounds they are compared at (the smaller alpha), the less is a test chosen for its luck.
+    """
     half = len(there) // 2
     found: list[Guess] = []
     for name, statistic in statistics(there[:half], gone[:half]).items():

@@ -10,22 +10,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.engines.base import Collected
+from sordino.parts.encode import Public
 from sordino.parts.samplers import Cohort, FixedSize, Poisson
 from sordino.plan import Plan
 from sordino.privacy.bounds import Bound
 from sordino.privacy.events import Relation
 from sordino.rng import Streams
+from sordino.run import noised_mean
 
 TENSORS, WIDTH = 4, 12  # the audited message: so many tensors of so many entries
-SCALES = (1.0, 1e4, 1e30)  # raw messages, in radii: at the edge, far out, and where float32 squares overflow
-SMALL = 200  # larger populations are audited at the same rate with fewer clients
+SCALES = (1 - 1e-6, 1e4, 1e30)  # of updates, in radii: just inside, far out, and where float32 squares overflow
+CROWDS = (2, 50)  # populations in which Poisson cohorts are audited
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One round between the clients' messages and what is seen: sum, noise, denominator, decode of `plan`.
+    """One round between the clients' updates and what is seen of it, by the objects of `plan` and the loop's own code.
 
-    The seam of the audit: a test subclasses it to break one step and sees the audit fail.
+    The seam of the audit: a test subclasses it to break one step and sees the audit fail. What is seen is the noised
+    mean as it is released, still encoded: decoding and post-processing are public functions of it.
     `copies` independent rounds are noised in one call, as one long vector: every release draws its noise independently
     per coordinate, so n copies of d coordinates are n*d coordinates, equal in law to n calls.
     """
@@ -33,44 +37,27 @@ class Pipeline:
     plan: Plan
     t: int = 0
 
+    @property
+    def public(self) -> Public:
+        """What everybody knows; an update on public records, where a mask asks for one, is anything."""
+        size = TENSORS * WIDTH
+        return self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
+
     def cohort(self, rng: np.random.Generator) -> Cohort:
         """Who takes part."""
         return self.plan.clients.draw(self.t, rng)
 
     def encode(self, rows: Tensor) -> Tensor:
-        """On the clients: rows [m, d] -> messages [m, d']."""
+        """On the clients: updates [m, d] -> messages [m, d']."""
+        slopes, public = torch.ones_like(rows), self.public
         for step in self.plan.encode:
-            rows = step.encode(rows, self.plan.public(self.t))
+            rows = step.encode(rows, public, slopes)
         return rows
 
-    def noised(self, totals: Tensor, cohort: Cohort, streams: Streams) -> Tensor:
-        """The clients' noise and the server's, on a long vector of totals."""
-        totals = self.plan.release.in_sum(totals, cohort, streams.at(self.t, "client noise"))
-        return self.plan.release.on_server(totals, streams.at(self.t, "server noise"), streams.mode)
-
-    def denominator(self, received: int) -> float:
-        """What the sum is divided by."""
-        return self.plan.release.denominator(self.plan.clients.expected, received)
-
-    def decode(self, means: Tensor) -> Tensor:
-        """On the server: [n, d'] -> [n, d]; all at once where that equals one by one, else one by one."""
-        public, few = self.plan.public(self.t), means[:2]
-        singly = torch.stack([self.plan.decode(mean, public) for mean in few])
-        try:
-            together = torch.equal(self.plan.decode(few, public), singly)
-        except (RuntimeError, IndexError):
-            together = False
-        return (
-            self.plan.decode(means, public)
-            if together
-            else torch.stack([self.plan.decode(mean, public) for mean in means])
-        )
-
     def released(self, messages: Tensor, cohort: Cohort, copies: int, streams: Streams) -> Tensor:
-        """The mean that a round releases for messages [m, d'] of a cohort: `copies` independent draws [n, d]."""
-        total = messages.sum(0, dtype=torch.float64)
-        noised = self.noised(total.repeat(copies), cohort, streams).view(copies, -1)
-        return self.decode((noised / self.denominator(len(cohort))).to(torch.float32))
+        """The noised mean of messages [m, d'] of a cohort: `copies` independent draws [n, d']."""
+        totals = messages.sum(0, dtype=torch.float64).repeat(copies)
+        return noised_mean(self.plan, Collected(totals, len(cohort)), cohort, streams, self.t).view(copies, -1)
 
     def message(self, message: Tensor, client: int, copies: int, streams: Streams) -> Tensor:
         """What leaves one client, [n, d']: the noised sum over a cohort of that client alone."""
@@ -85,18 +72,19 @@ def resized(pipeline: Pipeline, population: int) -> Pipeline:
     return replace(pipeline, plan=replace(pipeline.plan, clients=clients))
 
 
-def smaller(pipeline: Pipeline) -> Pipeline:
-    """A large population at the same rate with fewer clients: what is billed is the rate, and a draw costs its size."""
+def crowds(pipeline: Pipeline) -> list[Pipeline]:
+    """The same round in populations that a hidden cohort hides in worst: what is billed is the rate, not the crowd.
+
+    Of two clients the cohort's size tells most; in a crowd of 50 a denominator that follows the cohort tells most.
+    """
     clients = pipeline.plan.clients
-    if clients.population <= SMALL:
-        return pipeline
     if isinstance(clients, Poisson) and clients.cap is None:
-        return resized(pipeline, SMALL // 2)
+        return [resized(pipeline, few) for few in sorted({min(clients.population, few) for few in CROWDS})]
     if isinstance(clients, FixedSize) and pipeline.plan.release.accepts(1):
         shared = math.gcd(clients.population, clients.cohort)
         fewer = FixedSize(clients.population // shared, clients.cohort // shared)
-        return replace(pipeline, plan=replace(pipeline.plan, clients=fewer))
-    return pipeline
+        return [replace(pipeline, plan=replace(pipeline.plan, clients=fewer))]
+    return [pipeline]
 
 
 @dataclass(frozen=True)
@@ -116,7 +104,7 @@ class Attack:
 
 
 def directions() -> dict[str, Tensor]:
-    """Raw rows by family: mass on one coordinate, in one tensor, over all tensors; and what must never get through."""
+    """Updates by family: mass on one coordinate, in one tensor, over all tensors; and what must never get through."""
     eye, size = torch.eye(TENSORS * WIDTH), TENSORS * WIDTH
     blocks = torch.eye(TENSORS).repeat_interleave(WIDTH, dim=1)
     signs = 1.0 - 2.0 * (torch.arange(size) % 2)
@@ -133,7 +121,7 @@ def directions() -> dict[str, Tensor]:
 def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list[Attack]:
     """Per family the row that moves the message most; families that move it clearly less than the best are dropped.
 
-    movement = ||encode(x) - encode(-x)|| (replace) or ||encode(x)|| (zero out, add or remove), in the bound's norm.
+    movement = ||encode(x) - encode(-cx)|| (replace) or ||encode(x)|| (zero out, add or remove), in the bound's norm.
     Where the cohort is hidden the crowd is silent or, against a denominator that follows the cohort, opposed.
     """
     found = [_worst(pipeline, relation, name, rows) for name, rows in directions().items()]
@@ -143,19 +131,21 @@ def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list
 
 
 def _worst(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> Attack:
-    public = pipeline.plan.public(pipeline.t)
-    scale = public.radius if math.isfinite(public.radius) else 1.0
-    raw = torch.cat([rows * (scale * times) for times in SCALES])
-    sent, against = pipeline.encode(raw), pipeline.encode(-raw)
-    instead = {"replace_one": against, "zero_out": torch.zeros_like(sent)}.get(relation)
-    bound = pipeline.plan.bound
+    """The best of the family's rows at all scales; if replaced, by its opposite at any scale."""
+    bound, radius = pipeline.plan.bound, pipeline.public.radius
     assert isinstance(bound, Bound)
-    moved = sent.double() if instead is None else sent.double() - instead.double()
-    sizes = torch.linalg.vector_norm(moved, ord=bound.norm, dim=1).nan_to_num(nan=math.inf)
-    at = int(sizes.argmax())
-    return Attack(
-        name, sent[at], None if instead is None else instead[at], torch.zeros_like(sent[at]), float(sizes[at])
-    )
+    scales = [times * (radius if math.isfinite(radius) else 1.0) for times in SCALES]
+    lengths = torch.linalg.vector_norm(rows, ord=bound.norm, dim=1, keepdim=True)
+    rows = rows / torch.where(lengths.isfinite(), lengths, 1.0)
+    sent = torch.stack([pipeline.encode(rows * scale) for scale in scales])  # [scales, rows, d']
+    instead = torch.stack([pipeline.encode(-rows * scale) for scale in scales])
+    if relation != "replace_one":
+        instead = torch.zeros_like(sent[:1])
+    moved = sent[:, None].double() - instead[None].double()  # [scales, scales or 1, rows, d']
+    sizes = torch.linalg.vector_norm(moved, ord=bound.norm, dim=-1).nan_to_num(nan=math.inf)
+    mine, other, row = np.unravel_index(int(sizes.argmax()), sizes.shape)
+    movement, first, second = float(sizes.max()), sent[mine, row], instead[other, row]
+    return Attack(name, first, None if relation == "add_remove" else second, torch.zeros_like(first), movement)
 
 
 def _crowds(attack: Attack) -> Iterator[Attack]:

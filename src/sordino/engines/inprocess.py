@@ -94,17 +94,18 @@ class InProcessWorker:
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
         """Messages [m, d] of a chunk."""
-        t = public.t
-        drawn = [
-            self.plan.local.indices(self.task.clients.size(int(c)), self.streams.at(t, "batches", int(c)))
-            for c in clients
-        ]
+        t, own = public.t, self.objective.inward(start)
+        streams = [self.streams.at(t, "batches", int(c)) for c in clients]
+        sizes = [self.task.clients.size(int(c)) for c in clients]
+        drawn = [self.plan.local.indices(size, rng) for size, rng in zip(sizes, streams, strict=True)]
         batches = self._batches(clients, drawn)
         if self.path == "batched":
-            return self.plan.local.solve(self.objective, start, batches, len(clients), public)
-        with torch.random.fork_rng(devices=[]):  # dropout and its kin
-            torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
-            return self.plan.local.solve(self.objective, start, batches, 1, public)
+            rows = self.plan.local.solve(self.objective, own, batches, len(clients), public)
+        else:
+            with torch.random.fork_rng(devices=[]):  # dropout and its kin
+                torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
+                rows = self.plan.local.solve(self.objective, own, batches, 1, public)
+        return self.objective.outward(rows)
 
     def _batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
         """One Batch per step: rows of the table gathered for all clients of the chunk."""
@@ -134,8 +135,8 @@ class InProcessWorker:
         """Gradients [m, d] of each client's whole loss at the round's start; zero for a client without records."""
         whole = [np.arange(max(self.task.clients.size(int(c)), 1))[None, :] for c in clients]
         batch = next(self._batches(clients, whole))
-        w = self.objective.place(job.start, len(clients))
-        return self.objective.gradient(w, batch).nan_to_num(0.0, 0.0, 0.0)
+        w = self.objective.place(self.objective.inward(job.start), len(clients))
+        return self.objective.outward(self.objective.gradient(w, batch)).nan_to_num(0.0, 0.0, 0.0)
 
     def public_update(self, start: Tensor, t: int) -> Tensor:
         """The update of the plan's own local solver on the task's public records: what a public mask is read from."""

@@ -32,6 +32,12 @@ class LinearClients:
         """Rows [m, d], each a copy of `start`."""
         return start.repeat(clients, 1)
 
+    def inward(self, start: Tensor) -> Tensor:
+        return start
+
+    def outward(self, rows: Tensor) -> Tensor:
+        return rows
+
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d], written into one buffer that the next call overwrites."""
         if self.slopes.shape != w.shape:

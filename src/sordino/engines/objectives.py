@@ -37,6 +37,13 @@ class OneClient:
             buffer.copy_(first)
         return self.row
 
+    def inward(self, start: Tensor) -> Tensor:
+        """Convolutions channels last."""
+        return self.layout.channels_last(start[None])[0]
+
+    def outward(self, rows: Tensor) -> Tensor:
+        return self.layout.channels_first(rows)
+
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradient [1, d] of the mean loss of the batch at w [1, d]."""
         if w is not self.row:
@@ -49,9 +56,11 @@ class OneClient:
 
     def _backward(self, batch: Batch) -> Tensor:
         self.slope.zero_()
-        x, y = (
-            (batch.x[0], batch.y[0]) if batch.mask is None else (batch.x[0][batch.mask[0]], batch.y[0][batch.mask[0]])
-        )
+        x, y = batch.x[0], batch.y[0]
+        if batch.mask is not None:
+            x, y = x[batch.mask[0]], y[batch.mask[0]]
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)  # convolutions and pools are far faster so on a CPU
         self.losses(self.model(x), y).mean().backward()  # type: ignore[no-untyped-call]
         return self.slope
 
@@ -71,6 +80,12 @@ class ManyClients:
     def place(self, start: Tensor, clients: int) -> Tensor:
         """Rows [m, d], each a copy of `start`."""
         return start.repeat(clients, 1)
+
+    def inward(self, start: Tensor) -> Tensor:
+        return start
+
+    def outward(self, rows: Tensor) -> Tensor:
+        return rows
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d] of each client's mean loss at its own row of w [m, d]."""

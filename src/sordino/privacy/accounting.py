@@ -12,8 +12,8 @@ converge" lines are harmless (an order is dropped) and silenced.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Literal
@@ -48,6 +48,7 @@ Entries = Sequence[tuple[Event, int]]
 Method = Literal["pld", "gdp", "rdp", "none"]
 VERSION = f"dp-accounting {version('dp-accounting')}"
 COARSE, FINE = 1e-3, 1e-6  # first and last grid
+_CURVE = 1e-6  # a whole curve is refined, and shuffled rounds are amplified, at this delta
 MOVE = 0.01  # refine until epsilon moves by less than this fraction
 _NEIGHBOURS = {
     "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -67,46 +68,61 @@ class Epsilon:
 
 
 def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
-    """The smallest epsilon we can prove at `delta` for all entries together."""
-    if any(isinstance(event, Unprotected) and count for event, count in entries):
-        return Epsilon(math.inf, "none")
-    entries = _unshuffled(entries, relation, delta)
-    mu = gaussian_mu(entries, relation)
+    """The smallest epsilon we can prove at `delta` for all entries together, and a second opinion."""
+    first = bound(entries, relation, delta)
+    if first.method in ("none", "rdp"):
+        return first
     second = rdp_epsilon(entries, relation, delta)
+    if second is not None and second < first.value:
+        return Epsilon(second, "rdp", rdp=second)
+    return replace(first, rdp=second)
+
+
+def bound(entries: Entries, relation: Relation, delta: float, grid: float | None = None) -> Epsilon:
+    """The first opinion alone, on one given grid or, None, on a refined one: what a search asks for."""
+    if _unprotected(entries):
+        return Epsilon(math.inf, "none")
     if any(isinstance(event, Tuned) for event, _ in entries):
-        return Epsilon(math.inf if second is None else second, "rdp", rdp=second)
+        return _tuned(entries, relation, delta)
+    if any(isinstance(event, Shuffled) for event, _ in entries):
+        amplified = bound(_unshuffled(entries, relation, delta), relation, delta, grid)
+        return min(amplified, bound(_local(entries), relation, delta, grid), key=lambda found: found.value)
+    mu = gaussian_mu(entries, relation)
     if mu is not None:
-        return Epsilon(_gaussian_epsilon(mu, delta), "gdp", rdp=second)
-    value, grid = _refined(tuple(entries), relation, lambda pld: float(pld.get_epsilon_for_delta(delta)))
-    return Epsilon(min(value, _pure_epsilon(entries, relation), _basic_epsilon(entries, delta)), "pld", grid, second)
+        return Epsilon(_gaussian_epsilon(mu, delta), "gdp")
+    (event, count), alone = entries[0], len(entries) == 1
+    if alone and isinstance(event, Approximate):
+        return Epsilon(_repeated_pair(event, count, delta), "pld")
+    without = min(_pure_epsilon(entries, relation), _basic_epsilon(entries, delta))
+    value, last = _on_grid(entries, relation, grid, lambda pld: float(pld.get_epsilon_for_delta(delta)))
+    return Epsilon(min(value, without), "pld", last)
 
 
 def epsilon_on(entries: Entries, relation: Relation, delta: float, grid: float) -> float:
     """Epsilon on one given grid, without a second opinion: the inner loop of a calibration."""
-    entries = _unshuffled(entries, relation, delta)
-    mu = gaussian_mu(entries, relation)
-    if mu is not None:
-        return _gaussian_epsilon(mu, delta)
-    coarse = float(_composed(tuple(entries), relation, grid).get_epsilon_for_delta(delta))
-    return min(coarse, _pure_epsilon(entries, relation))
+    return bound(entries, relation, delta, grid).value
 
 
 def delta_at(entries: Entries, relation: Relation, at: float) -> float:
     """The smallest delta we can prove at epsilon `at`."""
-    if any(isinstance(event, Unprotected) and count for event, count in entries):
-        return 1.0
-    mu = gaussian_mu(entries, relation)
-    if mu is not None:
-        return _gaussian_delta(mu, at)
-    return _refined(tuple(entries), relation, lambda pld: float(pld.get_delta_for_epsilon(at)))[0]
+    shuffled = any(isinstance(event, Shuffled) for event, _ in entries)
+    if shuffled or _unprotected(entries) or gaussian_mu(entries, relation) is not None:
+        return deltas_at(entries, relation, [at])[0]
+    return _on_grid(entries, relation, None, lambda pld: float(pld.get_delta_for_epsilon(at)))[0]
 
 
 def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -> list[float]:
     """delta at many epsilons, negative ones too: the curve that bounds every attack."""
+    if _unprotected(entries):
+        return [1.0 for _ in epsilons]
+    if any(isinstance(event, Shuffled) for event, _ in entries):
+        amplified = deltas_at(_unshuffled(entries, relation, _CURVE), relation, epsilons)
+        local = deltas_at(_local(entries), relation, epsilons)
+        return [min(pair) for pair in zip(amplified, local, strict=True)]
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return [_gaussian_delta(mu, at) for at in epsilons]
-    _, grid = _refined(tuple(entries), relation, lambda pld: float(pld.get_epsilon_for_delta(1e-6)))
+    _, grid = _on_grid(entries, relation, None, lambda pld: float(pld.get_epsilon_for_delta(_CURVE)))
     curve = _composed(tuple(entries), relation, grid).get_delta_for_epsilon(np.asarray(epsilons))
     return [float(value) for value in curve]
 
@@ -129,6 +145,25 @@ def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
     return math.sqrt(sum((count / _shrunk(_scale(event), relation) ** 2 for event, count in entries), 0.0))
 
 
+def _unprotected(entries: Entries) -> bool:
+    inner = [event.event if isinstance(event, Tuned) else event for event, count in entries if count]
+    return any(isinstance(event, Unprotected) for event in inner)
+
+
+def _tuned(entries: Entries, relation: Relation, delta: float) -> Epsilon:
+    """Repeat-and-select has a Renyi bound only, and only of what has one itself."""
+    found = rdp_epsilon(entries, relation, delta)
+    if found is None:
+        events = [event for event, _ in entries]
+        raise PlanError("accounting", f"no Renyi bound for {events} when neighbours {relation}", "a simpler event")
+    return Epsilon(found, "rdp", rdp=found)
+
+
+def _local(entries: Entries) -> list[tuple[Event, int]]:
+    """Shuffled rounds as if every message were seen: shuffling is a post-processing of that."""
+    return [(event.event if isinstance(event, Shuffled) else event, count) for event, count in entries]
+
+
 def _unshuffled(entries: Entries, relation: Relation, delta: float) -> list[tuple[Event, int]]:
     """Shuffled rounds as the (epsilon, delta) that amplification proves for each; half of delta is spent on that."""
     rounds = sum(count for event, count in entries if isinstance(event, Shuffled))
@@ -136,15 +171,22 @@ def _unshuffled(entries: Entries, relation: Relation, delta: float) -> list[tupl
     return [(_amplified(e, relation, share) if isinstance(e, Shuffled) else e, count) for e, count in entries]
 
 
+@lru_cache(maxsize=256)
 def _amplified(event: Shuffled, relation: Relation, delta: float) -> Event:
-    """The best of several splits of one message's noise into (epsilon0, delta0)."""
-    pairs = _local_pairs(event.event, relation, delta, event.reports)
-    found = [shuffle.shuffled_epsilon(reports=event.reports, epsilon0=e, delta=delta, delta0=d) for e, d in pairs]
-    return Approximate(min(found), delta)
+    """The best of several splits of one message's noise into (epsilon0, delta0); replace-one only, as its theorem."""
+    if relation != "replace_one":
+        raise PlanError("accounting", f"no accountant for {event} when neighbours {relation}", "replace_one")
+    best, amplified = math.inf, False
+    for e, d in _local_pairs(event.event, relation, delta, event.reports):
+        found = shuffle.shuffled_epsilon(reports=event.reports, epsilon0=e, delta=delta, delta0=d)
+        if amplified and found > best:
+            break  # a smaller delta0 only makes it worse from here on
+        best, amplified = min(best, found), amplified or found < 0.99 * e
+    return Approximate(best, delta)
 
 
 def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -> list[tuple[float, float]]:
-    """One message's own (epsilon0, delta0): a Gaussian has one for every delta0."""
+    """One message's own (epsilon0, delta0): a Gaussian has one for every delta0, tried from the largest on."""
     match event:
         case Approximate(eps, own):
             return [(eps, own)]
@@ -152,7 +194,7 @@ def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -
             return [(1 / _shrunk(b, relation), 0.0)]
         case GaussianNoise(z):
             mu = 1 / _shrunk(z, relation)
-            return [(_gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(1e-6, 0.3, 12)]
+            return [(_gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(0.3, 1e-6, 12)]
     raise PlanError("accounting", f"no amplification by shuffling for {event}", "gaussian or laplace noise")
 
 
@@ -169,6 +211,25 @@ def _basic_epsilon(entries: Entries, delta: float) -> float:
     if len(pairs) < len(entries) or sum(count * event.delta for event, count in pairs) > delta:
         return math.inf
     return sum((count * event.epsilon for event, count in pairs), 0.0)
+
+
+def _repeated_pair(pair: Approximate, count: int, delta: float) -> float:
+    """`count` times one (epsilon, delta) pair, exactly and without a grid (Kairouz, Oh, Viswanath 2015, Thm 3.3).
+
+    delta(e) = 1 - (1-d)^k (1 - max_i (Pr[B >= i] - exp(e) Pr[k - B >= i])),   B ~ Bin(k, 1 / (1 + exp(-epsilon)))
+    """
+    from scipy.stats import binom
+
+    basic = _basic_epsilon([(pair, count)], delta)
+    lost = -math.expm1(count * math.log1p(-pair.delta)) if pair.delta < 1 else 1.0
+    if lost >= delta:
+        return basic
+    left = (delta - lost) / (1 - lost)
+    tries, high = np.arange(count + 1), 1 / (1 + math.exp(-pair.epsilon))
+    above = np.exp(np.logaddexp.accumulate(binom.logpmf(tries, count, high)[::-1]))
+    below = np.logaddexp.accumulate(binom.logpmf(tries, count, 1 - high)[::-1])
+    exact = float(np.max(np.log(np.maximum(above - left, 1e-300)) - below))
+    return min(basic, max(0.0, exact + 1e-9))  # 1e-9: more than the rounding of a million sums
 
 
 def _scale(event: Event) -> float:
@@ -195,16 +256,18 @@ def _gaussian_delta(mu: float, at: float) -> float:
     return math.exp(first) * -math.expm1(min(0.0, second - first))
 
 
-def _refined(entries: tuple[tuple[Event, int], ...], relation: Relation, ask: Any) -> tuple[float, float]:
-    """Quarter the grid until the answer moves by less than 1%; the finer of the two answers is kept."""
-    grid = COARSE
-    value = ask(_composed(entries, relation, grid))
-    while grid > FINE and value > 0 and math.isfinite(value):
-        finer = ask(_composed(entries, relation, grid / 4))
-        grid, moved, value = grid / 4, abs(value - finer), min(value, finer)
+def _on_grid(
+    entries: Entries, relation: Relation, grid: float | None, ask: Callable[[Any], float]
+) -> tuple[float, float]:
+    """The answer on this grid; or, None, quartered until it moves by less than 1%: the least of them is kept."""
+    step = grid or COARSE
+    value = ask(_composed(tuple(entries), relation, step))
+    while grid is None and step > FINE and value > 0 and math.isfinite(value):
+        finer = ask(_composed(tuple(entries), relation, step / 4))
+        step, moved, value = step / 4, abs(value - finer), min(value, finer)
         if moved < MOVE * value:
             break
-    return value, grid
+    return value, step
 
 
 @lru_cache(maxsize=32)
@@ -218,32 +281,30 @@ def _composed(entries: tuple[tuple[Event, int], ...], relation: Relation, grid: 
 
 def _pld(event: Event, count: int, relation: Relation, grid: float) -> Any:
     """PLD of `count` times one event."""
+    if isinstance(event, GaussianNoise):
+        return _once(GaussianNoise(event.multiplier / math.sqrt(count)), relation, grid)
+    return _once(event, relation, grid).self_compose(count)
+
+
+@lru_cache(maxsize=16)
+def _once(event: Event, relation: Relation, grid: float) -> Any:
     match event:
         case GaussianNoise(z):
-            return plds.from_gaussian_mechanism(
-                _shrunk(z, relation) / math.sqrt(count), value_discretization_interval=grid
-            )
+            return plds.from_gaussian_mechanism(_shrunk(z, relation), value_discretization_interval=grid)
         case LaplaceNoise(b):
-            return plds.from_laplace_mechanism(_shrunk(b, relation), value_discretization_interval=grid).self_compose(
-                count
-            )
+            return plds.from_laplace_mechanism(_shrunk(b, relation), value_discretization_interval=grid)
         case PoissonSampled(rate, GaussianNoise(z)):
-            once = plds.from_gaussian_mechanism(
+            return plds.from_gaussian_mechanism(
                 z, value_discretization_interval=grid, sampling_prob=rate, neighboring_relation=_NEIGHBOURS[relation]
             )
-            return once.self_compose(count)
         case PoissonSampled(rate, LaplaceNoise(b)) if relation != "replace_one":
-            return plds.from_laplace_mechanism(b, value_discretization_interval=grid, sampling_prob=rate).self_compose(
-                count
-            )
+            return plds.from_laplace_mechanism(b, value_discretization_interval=grid, sampling_prob=rate)
         case CappedPoisson(rate, population, cap, GaussianNoise(z)):
-            return _capped(rate, population, cap, z, relation, grid).self_compose(count)
+            return _capped(rate, population, cap, z, relation, grid)
         case FixedSampled(population, cohort, GaussianNoise(z)) if relation == "replace_one":
-            return _fixed(cohort / population, z, grid).self_compose(count)
+            return _fixed(cohort / population, z, grid)
         case Approximate(eps, delta):
-            return plds.from_privacy_parameters(
-                _parameters(eps, delta), value_discretization_interval=grid
-            ).self_compose(count)
+            return plds.from_privacy_parameters(_parameters(eps, delta), value_discretization_interval=grid)
     raise PlanError(
         "accounting", f"no accountant for {event} when neighbours {relation}", "an event with a proved bound"
     )

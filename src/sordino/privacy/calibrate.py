@@ -1,20 +1,24 @@
 """Given a target epsilon, find the one free number: multiplier, rounds or cohort.
 
-Epsilon falls with the multiplier and grows with rounds and cohort, so each search is a bisection. The search walks on
-a coarse grid, which only ever overstates epsilon; the answer is checked on the refined one and lies within 0.5%.
+Epsilon falls with the multiplier and grows with rounds and cohort, so each search keeps a bracket and narrows it. It
+walks on a coarse grid first, which only ever overstates epsilon, and from there on the refined one. It starts from a
+guess by the central limit theorem, which decides nothing but where to look first.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
 from sordino.errors import UnreachableError
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
+from sordino.privacy.events import CappedPoisson, Event, FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
 
 TOLERANCE = 0.005
 _LEAST, _MOST = 1e-2, 1e5  # multipliers searched
+_GRID = 4 * accounting.COARSE  # to look around on
 
 
 def check_target(epsilon: float, delta: float) -> None:
@@ -32,17 +36,14 @@ def multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -
     def cost_on(grid: float) -> Callable[[float], float]:
         return lambda z: _epsilon(line_of(z), delta, grid)
 
-    grid = accounting.COARSE
-    found = _bracketed(cost_on(grid), epsilon)
+    grid = _GRID
+    found = _bracketed(cost_on(grid), epsilon, near=_likely_multiplier(line_of, epsilon, delta))
     while True:
         exact = _exact(line_of(found), delta)
-        if exact.value > epsilon:
-            found *= 1 + TOLERANCE / 4
-        elif exact.value >= epsilon * (1 - TOLERANCE) or exact.grid is None or grid <= exact.grid:
+        if exact.value >= epsilon * (1 - TOLERANCE) or exact.grid is None or grid <= exact.grid:
             return found
-        else:
-            grid = exact.grid
-            found = _bracketed(cost_on(grid), epsilon, near=found)
+        grid = exact.grid
+        found = _bracketed(cost_on(grid), epsilon, near=max(found * exact.value / epsilon, _LEAST))
 
 
 def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int = 1_000_000) -> int:
@@ -51,14 +52,14 @@ def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: i
     return _largest(line_of, epsilon, delta, most, "round", "more noise")
 
 
-def cohort(line_of: Callable[[int], Line], epsilon: float, delta: float, population: int) -> int:
-    """The largest cohort whose line costs at most `epsilon` at `delta`."""
+def cohort(line_of: Callable[[int], Line], epsilon: float, delta: float, population: int, least: int = 1) -> int:
+    """The largest cohort, from `least` on, whose line costs at most `epsilon` at `delta`."""
     check_target(epsilon, delta)
-    return _largest(line_of, epsilon, delta, population, "client", "more noise or fewer rounds")
+    return _largest(line_of, epsilon, delta, population, "client", "more noise or fewer rounds", least)
 
 
 def _exact(line: Line, delta: float) -> accounting.Epsilon:
-    return accounting.epsilon(line.entries, line.relation, delta)
+    return accounting.bound(line.entries, line.relation, delta)
 
 
 def _epsilon(line: Line, delta: float, grid: float) -> float:
@@ -67,7 +68,7 @@ def _epsilon(line: Line, delta: float, grid: float) -> float:
 
 def _bracketed(cost: Callable[[float], float], target: float, near: float | None = None) -> float:
     """Root of cost(z) = target on a log scale, approached from the safe side."""
-    low, high = (near * 0.8, near * 1.25) if near else (0.5, 2.0)
+    low, high = (near * 0.9, near * 1.1) if near else (0.5, 2.0)
     while cost(high) > target:
         low, high = high, high * 2
         if high > _MOST:
@@ -76,7 +77,9 @@ def _bracketed(cost: Callable[[float], float], target: float, near: float | None
                 f"epsilon {target:g}",
                 "allow a larger epsilon or delta, or fewer rounds",
             )
-    while cost(low) <= target and low > _LEAST:
+    while cost(low) <= target:
+        if low <= _LEAST:
+            return low
         low, high = low / 2, low
     return _bisect(cost, target, low, high)
 
@@ -98,21 +101,93 @@ def _log_ratio(cost: float, target: float) -> float:
     return math.log(max(cost, 1e-12) / target)
 
 
-def _largest(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int, what: str, fix: str) -> int:
-    """Largest n in [1, most] that costs at most epsilon."""
+def _largest(
+    line_of: Callable[[int], Line], epsilon: float, delta: float, most: int, what: str, fix: str, least: int = 1
+) -> int:
+    """Largest n in [least, most] that costs at most epsilon."""
 
-    def fits(n: int) -> bool:
-        line = line_of(n)
-        return _epsilon(line, delta, accounting.COARSE) <= epsilon or _exact(line, delta).value <= epsilon
+    def coarse(n: int) -> float:
+        return _log_ratio(_epsilon(line_of(n), delta, _GRID), epsilon)
 
-    if not fits(1):
-        least = _exact(line_of(1), delta).value
-        raise UnreachableError(f"epsilon {least:.4g} for one {what} already", f"epsilon at most {epsilon:g}", fix)
-    low, high = 1, 2
-    while high <= most and fits(high):
-        low, high = high, high * 2
+    def refined(n: int) -> float:
+        return _log_ratio(_exact(line_of(n), delta).value, epsilon)
+
+    found = _crossing(coarse, _likely_count(line_of, epsilon, delta, least, most), least - 1, most + 1)
+    found = _crossing(refined, found, least - 1, most + 1)
+    if found < least:
+        cheapest, some = _exact(line_of(least), delta).value, f"{least} {what}{'s' if least > 1 else ''}"
+        raise UnreachableError(f"epsilon {cheapest:.4g} for {some} already", f"epsilon at most {epsilon:g}", fix)
+    return found
+
+
+def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
+    """The last whole number before `over`, which grows, is above 0; asked only strictly between low and high."""
+    slope, known = 0.5, None  # of over against log n: epsilon grows about as the square root of the rounds
+    for step in itertools.count(1):
+        if high - low <= 1:
+            return low
+        n = min(max(n, low + 1), high - 1)
+        excess = over(n)
+        low, high = (low, n) if excess > 0 else (n, high)
+        if known is not None and known[0] != n:
+            slope = min(max((excess - known[1]) / math.log(n / known[0]), 0.3), 3.0)
+        known = (n, excess)
+        if step % 4 == 0:
+            n = (low + min(high, 4 * low + 2)) // 2
+        else:
+            n = round(n * math.exp(min(max(-excess / slope, -2.0), 2.0)))
+    raise AssertionError
+
+
+def _likely_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
+    """Where the central limit theorem puts the multiplier; None if it says nothing."""
+    wanted, low, high = _likely_mu(epsilon, delta), math.log(_LEAST), math.log(_MOST)
+    for _ in range(24):
+        middle = (low + high) / 2
+        mu = _mu(line_of(math.exp(middle)))
+        if mu is None:
+            return None
+        low, high = (middle, high) if mu > wanted else (low, middle)
+    return math.exp(high)
+
+
+def _likely_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
+    """Where the central limit theorem puts the count; `least` if it says nothing."""
+    wanted, low, high = _likely_mu(epsilon, delta), least, 2 * least
+    while high <= most and (_mu(line_of(high)) or math.inf) <= wanted:
+        low, high = high, 2 * high
     high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if (_mu(line_of(middle)) or math.inf) <= wanted else (low, middle)
     return low
+
+
+def _likely_mu(epsilon: float, delta: float) -> float:
+    """mu of the Gaussian release that costs epsilon at delta."""
+    low, high = 1e-9, 1e3
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        fits = accounting.delta_at(((GaussianNoise(1 / middle), 1),), "add_remove", epsilon) <= delta
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _mu(line: Line) -> float | None:
+    """mu of many rounds by the central limit theorem of GDP (Bu, Dong, Long, Su 2020): a guess, never a bound."""
+    moved = 2.0 if line.relation == "replace_one" else 1.0
+    squares = [_mu_squared(event, moved) for event, _ in line.entries]
+    if None in squares:
+        return None
+    return math.sqrt(sum(count * (s or 0.0) for (_, count), s in zip(line.entries, squares, strict=True)))
+
+
+def _mu_squared(event: Event, moved: float) -> float | None:
+    match event:
+        case GaussianNoise(z) | LaplaceNoise(z):
+            return (moved / z) ** 2
+        case PoissonSampled(rate, GaussianNoise(z) | LaplaceNoise(z)) | CappedPoisson(rate, _, _, GaussianNoise(z)):
+            return rate**2 * math.expm1(min((moved / z) ** 2, 100.0))
+        case FixedSampled(population, cohort, GaussianNoise(z)):
+            return (cohort / population) ** 2 * math.expm1(min((moved / z) ** 2, 100.0))
+    return None

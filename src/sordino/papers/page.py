@@ -1,0 +1,63 @@
+"""docs/papers.md: every stored result beside what was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sordino.papers import TABLES
+from sordino.papers.cells import Table
+
+HEAD = """# The papers' tables, ours beside theirs
+
+Made by `sordino papers run ID` and `sordino papers page`; the raw results are in `benchmarks/papers/results`.
+Accuracy in percent: mean and standard deviation over seeds, of the LAST round on the WHOLE test set.
+"epsilon" is what our certificate says of the run; "claimed" is what the paper says of the same noise.
+"""
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """The whole page; a table without results is left out."""
+    parts = [table_text(table, results) for table in TABLES if any(cell.id in results for cell in table.cells)]
+    return "\n\n".join([HEAD.strip(), *parts]) + "\n"
+
+
+def table_text(table: Table, results: dict[str, dict[str, Any]]) -> str:
+    """One table, with its findings where somebody wrote them down beside the results."""
+    rows = [_row(results[cell.id]) for cell in table.cells if cell.id in results]
+    head = "| setting | published | ours | spread | paper's protocol | claimed epsilon | epsilon | update norm | seeds | s |"
+    lines = [
+        f"## {table.title}",
+        "",
+        f"`sordino papers run {table.id}`. {table.about}",
+        "",
+        head,
+        "|---|" + "---|" * 9,
+        *rows,
+    ]
+    return "\n".join(lines)
+
+
+def _row(result: dict[str, Any]) -> str:
+    cells = [
+        result["title"],
+        _number(result["published"], 2),
+        f"**{result['ours']:.2f}**",
+        _number(result["spread"], 2),
+        _number(result["paper_protocol"], 2),
+        _number(result["epsilon_claimed"], 2),
+        _number(result["epsilon"], 2),
+        _number(result["update_norm"], 3),
+        str(result["seeds"]),
+        f"{result['seconds']:.0f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def write(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Write the page, with the findings that stand beside the results."""
+    path.write_text(page(results), encoding="utf-8")
