@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from sordino.data.task import Records as Records
     from sordino.data.task import Task as Task
     from sordino.engines.inprocess import InProcess as InProcess
+    from sordino.parts.denoise import JamesStein as JamesStein
+    from sordino.parts.denoise import SoftThreshold as SoftThreshold
+    from sordino.parts.denoise import SparsifyMean as SparsifyMean
+    from sordino.parts.encode import Adaptive as Adaptive
     from sordino.parts.encode import Clip as Clip
+    from sordino.parts.gradients import Blur as Blur
+    from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local import LocalSgd as LocalSgd
     from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
     from sordino.parts.samplers import Everyone as Everyone
@@ -23,18 +29,40 @@ if TYPE_CHECKING:
     from sordino.parts.samplers import Poisson as Poisson
     from sordino.parts.samplers import RoundRobin as RoundRobin
     from sordino.parts.schedules import Decay as Decay
+    from sordino.parts.schedules import Linear as Linear
+    from sordino.parts.schedules import Piecewise as Piecewise
     from sordino.parts.server import Adam as Adam
     from sordino.parts.server import Sgd as Sgd
+    from sordino.parts.sparsify import PublicMask as PublicMask
+    from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
     from sordino.plan import Plan as Plan
     from sordino.privacy.mechanisms import Gaussian as Gaussian
     from sordino.privacy.mechanisms import Laplace as Laplace
     from sordino.privacy.release import CentralNoise as CentralNoise
+    from sordino.privacy.release import LocalNoise as LocalNoise
+    from sordino.privacy.release import NoiseShares as NoiseShares
     from sordino.privacy.release import NoNoise as NoNoise
+    from sordino.privacy.release import ShuffledNoise as ShuffledNoise
+    from sordino.rng import Seeded as Seeded
     from sordino.training import Result as Result
     from sordino.training import calibrated as calibrated
     from sordino.training import train as train
 
 _HOME = {
+    "Seeded": "rng",
+    "SoftThreshold": "parts.denoise",
+    "JamesStein": "parts.denoise",
+    "SparsifyMean": "parts.denoise",
+    "SparsifyUpdate": "parts.sparsify",
+    "PublicMask": "parts.sparsify",
+    "Blur": "parts.gradients",
+    "Sam": "parts.gradients",
+    "Adaptive": "parts.encode",
+    "Piecewise": "parts.schedules",
+    "Linear": "parts.schedules",
+    "ShuffledNoise": "privacy.release",
+    "LocalNoise": "privacy.release",
+    "NoiseShares": "privacy.release",
     "recipes": "recipes",
     "Records": "data.task",
     "Task": "data.task",

@@ -58,8 +58,10 @@ def dump(value: Any) -> Any:
 
 
 def _as_declared(value: Any, name: str) -> Any:
-    """A field's value; a whole number where a float is declared becomes one, so that 1 and 1.0 have one written form."""
-    item, declared = getattr(value, name), _hints(type(value))[name]
+    """A field's value; a whole number where a float is declared becomes one: 1 and 1.0 have one written form."""
+    kind: Any = type(value)
+    declared = _hints(kind)[name]
+    item = getattr(value, name)
     whole = isinstance(item, int) and not isinstance(item, bool)
     return float(item) if whole and (declared is float or float in get_args(declared)) else item
 
@@ -177,7 +179,7 @@ def _check_keys(entries: Mapping[str, Any], known: Iterable[str], needed: Iterab
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 
 

@@ -28,6 +28,8 @@ from sordino.plan import State
 from sordino.privacy.certificate import Facts, certificate, compare
 from sordino.training import most_rounds
 
+_NO_COINS = np.random.Generator(np.random.Philox(key=0))  # a public sampler draws none
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -161,7 +163,10 @@ class RunFolder:
         return lines
 
     def cohorts(self) -> list[Cohort]:
-        """Who took part in each charged round, where that is seen by design; else nothing."""
+        """Who took part in each charged round, where that is seen by design or public anyway; else nothing."""
+        clients = self.config().plan.clients
+        if not clients.random:
+            return [clients.draw(int(line["round"]) - 1, _NO_COINS) for line in self._lines("charges.jsonl")]
         found = [line["cohort"] for line in self._lines("charges.jsonl") if "cohort" in line]
         if not all(isinstance(cohort, list) and all(type(i) is int and i >= 0 for i in cohort) for cohort in found):
             raise CertificateError("charges.jsonl", "charges.jsonl holds a cohort that is not a list of clients")

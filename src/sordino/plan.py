@@ -15,6 +15,7 @@ from sordino.parts.encode import Clip, Public, Step
 from sordino.parts.local import LocalSolver
 from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.samplers import Sampler
+from sordino.parts.schedules import Schedule
 from sordino.parts.server import Memory, ServerOptimizer
 from sordino.parts.sparsify import PublicMask
 from sordino.privacy.bill import Bill, Participation, client_bill
@@ -41,6 +42,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise PlanError("rounds", f"rounds = {self.rounds}", "at least 1")
+        self._check_radius()
         self.release.check(self.bound)
         self.release.suits(self.clients)
         for line in self.bill().lines:
@@ -56,6 +58,15 @@ class Plan:
                 "a radius to project on",
                 "add Clip(radius) to encode",
             )
+
+    def _check_radius(self) -> None:
+        """A radius that is not a positive finite number in every round bounds nothing."""
+        if self.clip is None or not isinstance(self.clip.radius, Schedule):
+            return
+        for t in range(self.rounds):
+            if not 0 < self.clip.radius_at(t) < math.inf:
+                found = f"a radius of {self.clip.radius_at(t)} in round {t + 1}"
+                raise PlanError("clip", found, "a positive finite radius in every round")
 
     @property
     def bound(self) -> Bound | Spent:

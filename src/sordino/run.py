@@ -20,6 +20,7 @@ from sordino.parts.postprocess import Noised
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.budget import Filter
+from sordino.privacy.release import on_grid
 from sordino.rng import Seeded, Streams
 
 
@@ -130,7 +131,9 @@ def noised_mean(plan: Plan, collected: Collected, cohort: Cohort, streams: Strea
     """The sum, noised, over a public number: what is released, still encoded."""
     release = plan.release
     total = release.in_sum(collected.total, cohort, streams.at(t, "client noise"))
-    total = release.on_server(total, streams.at(t, "server noise"), streams.mode)
+    total = release.on_server(total, streams.at(t, "server noise"))
+    if streams.mode == "secure":
+        total = on_grid(total, release.noise_std(collected.received))
     return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32)
 
 

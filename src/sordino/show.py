@@ -16,6 +16,7 @@ from sordino.execute import Executed
 from sordino.privacy.bounds import Bound, Spent
 from sordino.privacy.certificate import Facts, certificate
 from sordino.recipes import RECIPES
+from sordino.training import DIAGNOSTIC
 
 
 def forecast(config: Config) -> dict[str, Any]:
@@ -125,11 +126,11 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
 
 def _plain(line: dict[str, Any], rounds: int) -> str:
     figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
-    return f"round {line['round']}/{rounds} {figures} {line['seconds']:.2f}s{_alarm(line)}"
+    return f"round {line['round']}/{rounds} {figures} {line[DIAGNOSTIC]['seconds']:.2f}s{_alarm(line)}"
 
 
 def _alarm(line: dict[str, Any]) -> str:
-    bad = int(line.get("diagnostic, not private", {}).get("nonfinite_updates", 0))
+    bad = int(line.get(DIAGNOSTIC, {}).get("nonfinite_updates", 0))
     return f"  {bad} update(s) with NaN or infinity counted as zero" if bad else ""
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from sordino.data.task import Task
 from sordino.engines.base import Engine
+from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
 from sordino.parts.samplers import Cohort, FixedSize, Poisson, Sampler
 from sordino.plan import Plan, State
@@ -22,7 +23,9 @@ from sordino.privacy.bill import Line
 from sordino.privacy.certificate import Facts, certificate, check_delta, default_delta
 from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.rng import Mode, streams
-from sordino.run import Round, Tally, run
+from sordino.run import Round, Tally, check, run
+
+DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ def train(
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
     """Run every round of the plan; delta defaults to population^-1.1."""
-    delta = default_delta(task.clients.population) if delta is None else delta
+    engine = engine or InProcess()
+    check(plan, task, engine)
+    delta = default_delta(plan.clients.population) if delta is None else delta
     check_delta(delta, plan.clients.population, allow_large_delta)
     tally, history, state = Tally(), [], State.initial(plan, task.layout.flatten(task.model))
     for done in run(
@@ -64,12 +69,10 @@ def train(
 
 def entry(done: Round) -> dict[str, Any]:
     """A round as one line of history: public figures, and diagnostics marked as not private."""
-    line: dict[str, Any] = {"round": done.t + 1, **done.metrics, "seconds": round(done.seconds, 4)}
+    line: dict[str, Any] = {"round": done.t + 1, **done.metrics}
     if done.void:
         line["void"] = True
-    if done.diagnostics:
-        line["diagnostic, not private"] = done.diagnostics
-    return line
+    return {**line, DIAGNOSTIC: {**done.diagnostics, "seconds": round(done.seconds, 4)}}
 
 
 def final_model(plan: Plan, task: Task, state: State) -> nn.Module:

@@ -146,7 +146,7 @@ def _best(
     """The attack that did best on a pilot of its own trials."""
     tried: list[tuple[float, _Stage, Attack]] = []
     for stage in stages:
-        few = stage.worlds(max(effort.trials // PILOT, 4000), attacks[0].instead is None)
+        few = stage.worlds(max(effort.trials // PILOT, min(4000, effort.trials)), attacks[0].instead is None)
         pilots = [choose(*stage.features(attack, few), worth, effort.alpha).worth for attack in attacks]
         best = int(np.argmax(pilots))
         tried.append((pilots[best], stage, attacks[best]))
@@ -253,10 +253,11 @@ class _Stage:
     def _look(self, world: _World, attack: Attack, sent: Tensor) -> Array:
         """Trials with equal cohort sizes, and ours in or out alike, have equal messages: they are noised together."""
         seen, step = np.empty((len(world.sizes), 2)), max(1, _CHUNK // len(attack.sent))
-        for size, present in np.unique(np.stack([world.sizes, world.present], axis=1), axis=0).tolist():
-            where = np.flatnonzero((world.sizes == size) & (world.present == bool(present)))
+        kinds = 2 * world.sizes + world.present
+        for kind in np.unique(kinds).tolist():
+            where, size, present = np.flatnonzero(kinds == kind), kind // 2, bool(kind % 2)
             for part in np.array_split(where, math.ceil(len(where) / step)):
-                seen[part] = self._trials(sent, attack, size, bool(present), len(part))
+                seen[part] = self._trials(sent, attack, size, present, len(part))
         return seen
 
     def _trials(self, sent: Tensor, attack: Attack, size: int, present: bool, copies: int) -> Array:

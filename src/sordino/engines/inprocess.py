@@ -83,7 +83,7 @@ class InProcessWorker:
         """Run the cohort; clients of like size share a chunk."""
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         order = job.cohort[np.argsort(sizes, kind="stable")]
-        total = self._encode(torch.zeros(1, len(job.start)), job)[0].double()
+        total = torch.zeros_like(self._encode(torch.zeros(1, len(job.start)), job)[0], dtype=torch.float64)
         norms: list[Tensor] = []
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)

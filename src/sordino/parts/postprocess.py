@@ -70,11 +70,12 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
 def smooth_cycle(signal: Tensor, strength: float) -> Tensor:
     """(I + s L)^-1 v on a cycle of any length, exact to rounding, in O(d).
 
-    With S the cyclic shift, r = (1 + 2s - sqrt(1 + 4s)) / (2s) and c = r / s:
+    With S the cyclic shift, r = 2s / (1 + 2s + sqrt(1 + 4s)) (no digits lost for small s) and c = r / s:
     (I + s L)^-1 = c (1 - r S)^-1 (1 - r S^-1)^-1.
     """
-    r = (1 + 2 * strength - math.sqrt(1 + 4 * strength)) / (2 * strength)
-    return _geometric(_geometric(signal, r, 1), r, -1) * (r / strength)
+    half = 1 + 2 * strength + math.sqrt(1 + 4 * strength)
+    r = 2 * strength / half
+    return _geometric(_geometric(signal, r, 1), r, -1) * (2 / half)
 
 
 def _geometric(signal: Tensor, r: float, way: int) -> Tensor:

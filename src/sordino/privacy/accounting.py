@@ -259,15 +259,22 @@ def _gaussian_delta(mu: float, at: float) -> float:
 def _on_grid(
     entries: Entries, relation: Relation, grid: float | None, ask: Callable[[Any], float]
 ) -> tuple[float, float]:
-    """The answer on this grid; or, None, quartered until it moves by less than 1%: the least of them is kept."""
-    step = grid or COARSE
+    """The answer on this grid; or, None, quartered until it falls by less than 1%: the least of them is kept."""
+    step = (grid or COARSE) * _widening(entries, relation)
     value = ask(_composed(tuple(entries), relation, step))
     while grid is None and step > FINE and value > 0 and math.isfinite(value):
         finer = ask(_composed(tuple(entries), relation, step / 4))
-        step, moved, value = step / 4, abs(value - finer), min(value, finer)
-        if moved < MOVE * value:
+        step, gained, value = step / 4, value - finer, min(value, finer)
+        if gained < MOVE * value:
             break
     return value, step
+
+
+def _widening(entries: Entries, relation: Relation) -> float:
+    """1, or more where there is next to no noise: losses in the hundreds need no thousandths."""
+    noises = [getattr(event, "event", event) for event, _ in entries]
+    mus = [1 / _shrunk(noise.multiplier, relation) for noise in noises if isinstance(noise, GaussianNoise)]
+    return max([1.0, *(mu * (mu / 2 + 6) / 100 for mu in mus)])
 
 
 @lru_cache(maxsize=32)
@@ -329,8 +336,9 @@ def _capped(rate: float, population: int, cap: int, z: float, relation: Relation
 
 def _fixed(rate: float, z: float, grid: float) -> Any:
     """Fixed-size sampling: connect the dots of the amplified hockey-stick curve (without_replacement.py)."""
-    mu = 2 / z
-    edge = math.ceil(math.log1p(rate * math.expm1(min(mu * mu / 2 + 10 * mu, 700.0))) / grid) + 1
+    inner = 2 / z**2 + 20 / z  # mu^2 / 2 + 10 mu, mu = 2 / z
+    outer = math.log1p(rate * math.expm1(inner)) if inner < 30 else max(inner + math.log(rate), 0.0) + 1
+    edge = math.ceil(outer / grid) + 1
     deltas = without_replacement.hockey_stick(
         np.arange(-edge, edge + 1, dtype=np.float64) * np.float64(grid), rate=rate, multiplier=z
     )

@@ -15,7 +15,7 @@ from typing import Literal
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.privacy.bounds import Spent, Unit
 from sordino.privacy.events import Event, Relation
-from sordino.privacy.release import NoiseShares, Release, ShuffledNoise
+from sordino.privacy.release import NoiseShares, NoNoise, Release, ShuffledNoise
 
 Adversary = Literal["models", "cohort", "messages"]
 
@@ -81,7 +81,7 @@ def _seen_relation(clients: Sampler, release: Release) -> Relation:
 
 
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
-    if clients.random and _noise_hides_count(clients, release):
+    if clients.random and _noise_hides_count(clients, release) and not isinstance(release, NoNoise):
         return Line("models", clients.relation, ((clients.amplify(release.event()), participation.releases),))
     return replace(seen, adversary="models")
 

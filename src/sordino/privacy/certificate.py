@@ -52,8 +52,10 @@ def check_delta(delta: float, population: int, override: bool) -> None:
 def participation(plan: Plan, facts: Facts) -> Participation:
     """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data)."""
     releases = max(plan.rounds, facts.charged)
-    most = plan.clients.most(releases) if facts.most is None else max(facts.most, 0)
-    return Participation(releases, most)
+    if facts.most is not None:
+        return Participation(releases, facts.most)
+    again = 0 if plan.clients.random else releases - plan.rounds  # a public cohort that ran again is the same people
+    return Participation(releases, plan.clients.most(releases - again) + again)
 
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "trust": {"release": plan.release.kind, "sees": sorted(plan.release.sees), "needs": sorted(plan.release.needs)},
         "clip": _clip(plan),
         "denominator": denominator(plan),
-        "mask": "none",
+        "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "counts": _counts(plan, facts, counts),
         "assumptions": assumptions(plan, bill, counts),

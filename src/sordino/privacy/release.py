@@ -18,7 +18,6 @@ from sordino.errors import PlanError
 from sordino.privacy.bounds import Bound, Spent
 from sordino.privacy.events import Event, GaussianNoise, Shuffled, Unprotected
 from sordino.privacy.mechanisms import Gaussian, Mechanism
-from sordino.rng import Mode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +44,7 @@ class Release(Part):
         """All clients' noise at once: equal in law to the sum of their own draws; simulation only."""
         return total
 
-    def on_server(self, total: Tensor, rng: np.random.Generator, mode: Mode) -> Tensor:
+    def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
         """What the server adds."""
         return total
 
@@ -109,9 +108,8 @@ class CentralNoise(Release, kind="central_noise"):
     def check(self, bound: Bound | Spent) -> None:
         _need_bound(bound, self.mechanism)
 
-    def on_server(self, total: Tensor, rng: np.random.Generator, mode: Mode) -> Tensor:
-        noised = _add(total, self.mechanism, rng)
-        return noised if mode == "simulation" else _on_grid(noised, self.mechanism.multiplier)
+    def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
+        return _add(total, self.mechanism, rng)
 
     def event(self) -> Event:
         return self.mechanism.event()
@@ -123,9 +121,11 @@ class CentralNoise(Release, kind="central_noise"):
         return self.mechanism.std
 
 
-def _on_grid(noised: Tensor, multiplier: float) -> Tensor:
-    """Round to the public grid 2^-20 * 2^floor(log2 multiplier): the low bits of a double say where it came from."""
-    grid = 2.0 ** (math.floor(math.log2(multiplier)) - 20)
+def on_grid(noised: Tensor, std: float) -> Tensor:
+    """Round to the public grid 2^-20 * 2^floor(log2 std): the low bits of a double say where it came from."""
+    if not std:
+        return noised
+    grid = 2.0 ** (math.floor(math.log2(std)) - 20)
     return (noised / grid).round_() * grid
 
 
@@ -237,7 +237,10 @@ class LocalNoise(Release, kind="local_noise"):
         return smallest
 
     def noise_std(self, received: int) -> float:
-        return self.mechanism.std * math.sqrt(received)
+        """With multipliers of their own: for an average cohort."""
+        own = self.multipliers or (self.mechanism.multiplier,)
+        typical = math.sqrt(sum(multiplier**2 for multiplier in own) / len(own))
+        return self.mechanism.std / self.mechanism.multiplier * typical * math.sqrt(received)
 
 
 @dataclass(frozen=True)
