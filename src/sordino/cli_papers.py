@@ -63,10 +63,11 @@ def _show(result: dict[str, Any]) -> None:
 def page(
     results: Results = KEPT,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/papers.md"),
+    as_json: JsonFlag = False,
 ) -> None:
     """Render the kept results as a page."""
     from sordino.papers import page as pages
     from sordino.papers import runner
 
     pages.write(runner.stored(results), out)
-    print(f"written: {out}")
+    print(json.dumps({"written": str(out)}) if as_json else f"written: {out}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sordino.folder import RunFolder
 from sordino.plan import State
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
-from sordino.training import entry, final_model, model_bytes
+from sordino.training import DIAGNOSTIC, entry, final_model, model_bytes
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -96,9 +96,10 @@ def _keep(folder: RunFolder, done: Round, show: OnRound, noise: Mode) -> None:
 
     Diagnostics of a run for release are shown to whoever runs it and never written (PRIVACY rule 11).
     """
-    folder.record(entry(done if noise == "simulation" else replace(done, diagnostics={})))
+    line = entry(done)
+    folder.record({name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC})
     folder.save(done.state)
-    show(entry(done))
+    show(line)
 
 
 def named_engine(name: str, threads: int) -> Engine:

@@ -26,9 +26,10 @@ from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.privacy.certificate import Facts, certificate, compare
+from sordino.rng import Seeded
 from sordino.training import most_rounds
 
-_NO_COINS = np.random.Generator(np.random.Philox(key=0))  # a public sampler draws none
+_NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class RunFolder:
         """What a certificate needs beside the plan."""
         config, charged = self.config(), len(self._lines("charges.jsonl"))
         most = most_rounds(config.plan, self.cohorts())
-        return Facts(config.delta, config.privacy.noise, charged, most, self._model_sum())
+        return Facts(config.delta, config.privacy.noise, charged, most, self._model_sum(), codec.digest(config))
 
     def _model_sum(self) -> str:
         file = self.path / "model.safetensors"

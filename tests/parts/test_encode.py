@@ -48,7 +48,7 @@ def adversarial_rows(draw: st.DrawFn) -> Tensor:
 @given(rows=adversarial_rows(), radius=radii)
 @settings(max_examples=300, deadline=None)
 def test_every_encoded_message_is_inside_the_unit_ball(norm: Norm, rows: Tensor, radius: float) -> None:
-    encoded = Clip(radius, norm=norm).encode(rows, Public(0))
+    encoded = Clip(radius, norm=norm).encode(rows, Public(0, radius))
     assert encoded.dtype == torch.float32
     assert bool(encoded.isfinite().all())
     assert max(exact(row, norm) for row in encoded) <= 1.0
@@ -62,7 +62,7 @@ def test_a_clipped_message_keeps_its_direction_and_lies_on_the_sphere(
 ) -> None:
     rows = torch.tensor([row])
     size = exact(rows[0] / max(1e-45, float(rows.abs().max())), norm) * float(rows.abs().max())
-    encoded = Clip(radius, norm=norm).encode(rows, Public(0))[0]
+    encoded = Clip(radius, norm=norm).encode(rows, Public(0, radius))[0]
     if size > radius:
         assert exact(encoded, norm) == pytest.approx(1.0, abs=2e-5)
         assert torch.allclose(encoded.double(), rows[0].double() / size, rtol=3e-5, atol=1e-37)
@@ -90,8 +90,16 @@ def _spiky_blocks() -> Tensor:
 def test_eleven_million_entries_are_inside_the_unit_ball(make: Callable[[], Tensor]) -> None:
     row = make()
     for norm in NORMS:
-        encoded = Clip(0.5, norm=norm).encode(row[None], Public(0))[0]
+        encoded = Clip(0.5, norm=norm).encode(row[None], Public(0, 0.5))[0]
         assert 1 - 2 * SLACK <= exact_large(encoded, norm) <= 1.0
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("d", [1000, 300_000])
+def test_long_rows_of_the_largest_numbers_are_scaled_without_losing_digits(norm: Norm, d: int) -> None:
+    """The factor, 1e-42 or so, is below what float32 can hold exactly."""
+    encoded = Clip(1.0, norm=norm).encode(torch.full((1, d), 3.4e38), Public(0, 1.0))[0]
+    assert 1 - 2 * SLACK <= exact_large(encoded, norm) <= 1.0
 
 
 def test_a_plain_float32_norm_leaves_the_ball_at_eleven_million_entries() -> None:
@@ -105,8 +113,8 @@ def test_a_plain_float32_norm_leaves_the_ball_at_eleven_million_entries() -> Non
 @pytest.mark.parametrize("radius", [1e-3, 1.0, math.inf])
 def test_a_row_that_is_not_finite_becomes_zero_and_its_neighbours_stay(norm: Norm, bad: float, radius: float) -> None:
     rows = torch.tensor([[0.5e-3, 0.0, 0.2e-3], [1.0, bad, 2.0], [0.1e-3, 0.1e-3, 0.0]])
-    alone = Clip(radius, norm=norm).encode(rows[[0, 2]], Public(0))
-    encoded = Clip(radius, norm=norm).encode(rows, Public(0))
+    alone = Clip(radius, norm=norm).encode(rows[[0, 2]], Public(0, radius))
+    encoded = Clip(radius, norm=norm).encode(rows, Public(0, radius))
     assert torch.equal(encoded[1], torch.zeros(3))
     assert torch.equal(encoded[[0, 2]], alone)
 
@@ -114,7 +122,7 @@ def test_a_row_that_is_not_finite_becomes_zero_and_its_neighbours_stay(norm: Nor
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_zero_row_stays_zero_at_every_radius(norm: Norm) -> None:
     for radius in (1e-30, 1e-5, 1.0, 1e30, math.inf):
-        assert torch.equal(Clip(radius, norm=norm).encode(torch.zeros(2, 5), Public(0)), torch.zeros(2, 5))
+        assert torch.equal(Clip(radius, norm=norm).encode(torch.zeros(2, 5), Public(0, radius)), torch.zeros(2, 5))
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -132,15 +140,18 @@ def test_decode_undoes_encode_inside_the_ball(norm: Norm, exponent: float, share
     radius, direction = 10.0**exponent, noise(8, seed=seed).double()
     row = (direction * (share * radius / exact(direction, norm))).to(torch.float32)
     clip = Clip(radius, norm=norm)
-    back = clip.decode(clip.encode(row[None], Public(0))[0], Public(0))
+    back = clip.decode(clip.encode(row[None], Public(0, radius))[0], Public(0, radius))
     assert torch.allclose(back, row, rtol=3e-7, atol=1e-37)
 
 
 def test_the_radius_of_a_round_follows_its_schedule() -> None:
     clip, row = Clip(Decay(4.0, 0.5)), torch.tensor([[0.3, 0.4]])
+    whole = plan(encode=(clip,))
     for t, radius in enumerate((4.0, 2.0, 1.0)):
-        assert torch.allclose(clip.encode(row, Public(t)), row / radius)
-        assert torch.allclose(clip.decode(row[0], Public(t)), row[0] * radius)
+        public = whole.public(t)
+        assert public.radius == radius
+        assert torch.allclose(clip.encode(row, public), row / radius)
+        assert torch.allclose(clip.decode(row[0], public), row[0] * radius)
 
 
 def test_clip_is_the_step_that_makes_a_bound_finite() -> None:

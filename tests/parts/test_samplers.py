@@ -27,8 +27,8 @@ SAMPLERS: tuple[Sampler, ...] = (
 )
 
 
-def draws(sampler: Sampler, count: int) -> list[Cohort]:
-    return [sampler.draw(t, Seeded(3).at(t, "cohort")) for t in range(count)]
+def draws(sampler: Sampler, count: int, seed: int = 3) -> list[Cohort]:
+    return [sampler.draw(t, Seeded(seed).at(t, "cohort")) for t in range(count)]
 
 
 def counts(cohorts: list[Cohort], population: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -107,7 +107,7 @@ def test_most_is_exceeded_less_than_once_in_a_million_and_not_for_nothing(sample
     most, tail = sampler.most(rounds), stats.binom(rounds, rate).sf
     assert 30 * tail(most) <= 1e-6  # any client, by the union bound
     assert most == 0 or 30 * tail(most - 1) > 1e-6
-    runs = [counts(draws(sampler, rounds), sampler.population).max() for _ in range(3)]
+    runs = [counts(draws(sampler, rounds, seed), sampler.population).max() for seed in range(20)]
     assert max(runs) <= most
 
 
@@ -118,14 +118,14 @@ def test_most_never_exceeds_the_rounds() -> None:
 @pytest.mark.parametrize("sampler", [Poisson(1_000_000, 2e-4), FixedSize(1_000_000, 200), RoundRobin(1_000_000, 200)])
 def test_a_cohort_of_a_million_clients_costs_little(sampler: Sampler) -> None:
     rng = Seeded(0).at(0, "cohort")
-    started = time.perf_counter()
+    started = time.process_time()
     tracemalloc.start()
     cohort = sampler.draw(0, rng)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 100 < len(cohort) < 300
     assert peak < 200_000  # bytes; a list of the population would take 8,000,000
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_the_denominator_is_a_constant_of_the_plan() -> None:

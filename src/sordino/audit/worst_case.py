@@ -104,15 +104,13 @@ class Attack:
 
 
 def directions() -> dict[str, Tensor]:
-    """Updates by family: mass on one coordinate, in one tensor, over all tensors; and what must never get through."""
+    """Updates by family: mass on one coordinate, mass over all tensors, and what must never get through."""
     eye, size = torch.eye(TENSORS * WIDTH), TENSORS * WIDTH
-    blocks = torch.eye(TENSORS).repeat_interleave(WIDTH, dim=1)
     signs = 1.0 - 2.0 * (torch.arange(size) % 2)
     broken = torch.ones(3, size)
     broken[:, 1] = torch.tensor([math.nan, math.inf, -math.inf])
     return {
         "one coordinate": eye,
-        "one tensor": blocks,
         "all tensors": torch.stack([torch.ones(size), signs, eye[::WIDTH].sum(0)]),
         "not finite": broken,
     }

@@ -62,6 +62,8 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise PlanError("local work", f"epochs = {self.epochs} and steps = {self.steps}", "exactly one of them")
+        if not isinstance(self.lr, Schedule) and not math.isfinite(self.lr):
+            raise PlanError("local work", f"lr = {self.lr}", "a finite number")
         if (self.epochs or self.steps or 0) < 1 or (self.batch is not None and self.batch < 1):
             raise PlanError(
                 "local work",

@@ -48,6 +48,7 @@ Entries = Sequence[tuple[Event, int]]
 Method = Literal["pld", "gdp", "rdp", "none"]
 VERSION = f"dp-accounting {version('dp-accounting')}"
 COARSE, FINE = 1e-3, 1e-6  # first and last grid
+_HUGE = 300.0  # a Laplace loss beyond which the library overflows, and its pure epsilon is the answer
 _CURVE = 1e-6  # a whole curve is refined, and shuffled rounds are amplified, at this delta
 MOVE = 0.01  # refine until epsilon moves by less than this fraction
 _NEIGHBOURS = {
@@ -94,6 +95,8 @@ def bound(entries: Entries, relation: Relation, delta: float, grid: float | None
     if alone and isinstance(event, Approximate):
         return Epsilon(_repeated_pair(event, count, delta), "pld")
     without = min(_pure_epsilon(entries, relation), _basic_epsilon(entries, delta))
+    if math.isfinite(without) and max(_losses(entries, relation), default=0.0) > _HUGE:
+        return Epsilon(without, "pld")
     value, last = _on_grid(entries, relation, grid, lambda pld: float(pld.get_epsilon_for_delta(delta)))
     return Epsilon(min(value, without), "pld", last)
 
@@ -199,10 +202,17 @@ def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -
 
 
 def _pure_epsilon(entries: Entries, relation: Relation) -> float:
-    """sum of movement / multiplier over Laplace releases: true at any delta, 0 too; inf if anything else is there."""
-    if not all(isinstance(event, LaplaceNoise) for event, _ in entries):
-        return math.inf
-    return sum((count / _shrunk(_scale(event), relation) for event, count in entries), 0.0)
+    """Basic composition of Laplace releases: true at any delta, 0 too; inf if anything else is there."""
+    return sum((count * _pure(event, relation) for event, count in entries if count), 0.0)
+
+
+def _pure(event: Event, relation: Relation) -> float:
+    match event:
+        case LaplaceNoise(b):
+            return 1 / _shrunk(b, relation)
+        case PoissonSampled(rate, LaplaceNoise(b)) if relation != "replace_one":
+            return float(np.logaddexp(math.log(rate) + 1 / b, math.log1p(-rate))) if rate < 1 else 1 / b
+    return math.inf
 
 
 def _basic_epsilon(entries: Entries, delta: float) -> float:
@@ -228,7 +238,7 @@ def _repeated_pair(pair: Approximate, count: int, delta: float) -> float:
     tries, high = np.arange(count + 1), 1 / (1 + math.exp(-pair.epsilon))
     above = np.exp(np.logaddexp.accumulate(binom.logpmf(tries, count, high)[::-1]))
     below = np.logaddexp.accumulate(binom.logpmf(tries, count, 1 - high)[::-1])
-    exact = float(np.max(np.log(np.maximum(above - left, 1e-300)) - below))
+    exact = float(np.max(np.log(above[above > left] - left) - below[above > left], initial=-math.inf))
     return min(basic, max(0.0, exact + 1e-9))  # 1e-9: more than the rounding of a million sums
 
 
@@ -272,9 +282,15 @@ def _on_grid(
 
 def _widening(entries: Entries, relation: Relation) -> float:
     """1, or more where there is next to no noise: losses in the hundreds need no thousandths."""
+    return max([1.0, *(loss / 25 for loss in _losses(entries, relation))])
+
+
+def _losses(entries: Entries, relation: Relation) -> list[float]:
+    """About the largest loss of one release of each entry with noise."""
     noises = [getattr(event, "event", event) for event, _ in entries]
-    mus = [1 / _shrunk(noise.multiplier, relation) for noise in noises if isinstance(noise, GaussianNoise)]
-    return max([1.0, *(mu * (mu / 2 + 6) / 100 for mu in mus)])
+    gauss = [1 / _shrunk(noise.multiplier, relation) for noise in noises if isinstance(noise, GaussianNoise)]
+    laplace = [1 / _shrunk(noise.multiplier, relation) for noise in noises if isinstance(noise, LaplaceNoise)]
+    return [mu * (mu / 2 + 6) for mu in gauss] + laplace
 
 
 @lru_cache(maxsize=32)

@@ -33,11 +33,12 @@ class Facts:
     charged: int  # releases written down before their noise was drawn
     most: int | None = None  # most rounds of one client, where the cohort is seen by design
     model: str = ""  # sha256 of model.safetensors
+    config: str = ""  # sha256 of the whole configuration, where there is a file
 
 
 def default_delta(population: int) -> float:
     """population^-1.1, the largest delta that we let pass without an override."""
-    return float(population**-1.1)
+    return float(population**-1.1) if population > 1 else 1e-5
 
 
 def check_delta(delta: float, population: int, override: bool) -> None:
@@ -53,7 +54,8 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data)."""
     releases = max(plan.rounds, facts.charged)
     if facts.most is not None:
-        return Participation(releases, facts.most)
+        cut = facts.charged < plan.rounds  # whoever stops a run has seen its models: bill what was planned
+        return Participation(releases, max(facts.most, plan.clients.most(plan.rounds)) if cut else facts.most)
     again = 0 if plan.clients.random else releases - plan.rounds  # a public cohort that ran again is the same people
     return Participation(releases, plan.clients.most(releases - again) + again)
 
@@ -82,6 +84,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "assumptions": assumptions(plan, bill, counts),
         "not_covered": not_covered(),
         "plan_sha256": plan.hash,
+        "config_sha256": facts.config,
         "model_sha256": facts.model,
         "sordino": __version__,
     }
@@ -103,7 +106,10 @@ def line_entry(line: Line, delta: float) -> dict[str, Any]:
 
 def upward(value: float) -> float | None:
     """Rounded up at the sixth digit after the point: never below what was proved. None: no guarantee."""
-    return math.ceil(value * 1e6) / 1e6 if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    steps = math.ceil(value * 1e6)
+    return steps / 1e6 if steps / 1e6 >= value else (steps + 1) / 1e6
 
 
 def denominator(plan: Plan) -> float | str:

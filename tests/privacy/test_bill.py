@@ -1,0 +1,197 @@
+"""Promises of the bill: one line per adversary, amplified only where the coins are unseen, never moved by who came."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from tests.tiny import plan
+
+from sordino.parts.encode import Clip
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.server import Adam
+from sordino.plan import Plan
+from sordino.privacy import accounting
+from sordino.privacy.bill import Adversary, Line, Participation
+from sordino.privacy.events import (
+    CappedPoisson,
+    Event,
+    FixedSampled,
+    GaussianNoise,
+    LaplaceNoise,
+    PoissonSampled,
+    Relation,
+    Shuffled,
+    Unprotected,
+)
+from sordino.privacy.mechanisms import Gaussian, Laplace
+from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+
+ROUNDS = 10
+EVERYONE, POISSON, CAPPED = Everyone(100), Poisson(100, 0.1), Poisson(100, 0.1, cap=20)
+FIXED, TURNS = FixedSize(100, 10), RoundRobin(100, 30)
+SAMPLERS: tuple[Sampler, ...] = (EVERYONE, POISSON, CAPPED, FIXED, TURNS)
+Z, B = GaussianNoise(2.0), LaplaceNoise(2.0)
+CENTRAL, LOCAL = CentralNoise(Gaussian(2.0)), LocalNoise(Gaussian(2.0))
+
+
+def planned(clients: Sampler, release: Release, rounds: int = ROUNDS) -> Plan:
+    norm: int = getattr(getattr(release, "mechanism", None), "norm", 2)
+    return plan(rounds=rounds, clients=clients, release=release, encode=(Clip(1.0, norm=1 if norm == 1 else 2),))
+
+
+def line(clients: Sampler, release: Release, adversary: Adversary) -> Line:
+    return planned(clients, release).bill().line(adversary)
+
+
+@pytest.mark.parametrize(
+    ("clients", "release", "relation", "event", "count"),
+    [
+        (POISSON, CENTRAL, "add_remove", PoissonSampled(0.1, Z), ROUNDS),
+        (CAPPED, CENTRAL, "add_remove", CappedPoisson(0.1, 100, 20, Z), ROUNDS),
+        (FIXED, CENTRAL, "replace_one", FixedSampled(100, 10, Z), ROUNDS),
+        (EVERYONE, CENTRAL, "replace_one", Z, ROUNDS),
+        (TURNS, CENTRAL, "zero_out", Z, 3),
+        (POISSON, CentralNoise(Laplace(2.0)), "add_remove", PoissonSampled(0.1, B), ROUNDS),
+        (EVERYONE, CentralNoise(Laplace(2.0)), "replace_one", B, ROUNDS),
+        # the variance of summed shares shows how many came, so an unknown number is never amplified
+        (POISSON, NoiseShares(2.0, 5), "zero_out", Z, POISSON.most(ROUNDS)),
+        (POISSON, NoiseShares(2.0, 10), "zero_out", Z, POISSON.most(ROUNDS)),
+        (CAPPED, NoiseShares(2.0, 5), "zero_out", Z, CAPPED.most(ROUNDS)),
+        (FIXED, NoiseShares(2.0, 10), "replace_one", FixedSampled(100, 10, Z), ROUNDS),
+        (FIXED, NoiseShares(2.0, 9), "zero_out", Z, FIXED.most(ROUNDS)),
+        (EVERYONE, NoiseShares(2.0, 100), "replace_one", Z, ROUNDS),
+        (TURNS, NoiseShares(2.0, 30), "zero_out", Z, 3),
+    ],
+    ids=str,
+)
+def test_one_who_sees_only_models_is_billed_as_proved(
+    clients: Sampler, release: Release, relation: Relation, event: Event, count: int
+) -> None:
+    assert line(clients, release, "models") == Line("models", relation, ((event, count),))
+
+
+@pytest.mark.parametrize(
+    ("clients", "relation", "count"),
+    [
+        (POISSON, "zero_out", POISSON.most(ROUNDS)),
+        (CAPPED, "zero_out", CAPPED.most(ROUNDS)),
+        (FIXED, "zero_out", FIXED.most(ROUNDS)),
+        (EVERYONE, "replace_one", ROUNDS),
+        (TURNS, "zero_out", 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("release", [CENTRAL, NoiseShares(2.0, 5)], ids=str)
+def test_one_who_sees_the_cohort_is_never_fooled_by_its_coins(
+    clients: Sampler, release: Release, relation: Relation, count: int
+) -> None:
+    assert line(clients, release, "cohort") == Line("cohort", relation, ((Z, count),))
+
+
+@pytest.mark.parametrize("clients", SAMPLERS, ids=str)
+def test_messages_are_unprotected_under_central_noise(clients: Sampler) -> None:
+    ((event, count),) = line(clients, CENTRAL, "messages").entries
+    assert (event, count) == (Unprotected(), clients.most(ROUNDS))
+
+
+@pytest.mark.parametrize("clients", SAMPLERS, ids=str)
+def test_a_message_under_noise_shares_is_protected_by_its_own_share(clients: Sampler) -> None:
+    found = line(clients, NoiseShares(2.0, 4), "messages")
+    assert found == Line("messages", "replace_one", ((GaussianNoise(1.0), clients.most(ROUNDS)),))
+
+
+@pytest.mark.parametrize("clients", SAMPLERS, ids=str)
+@pytest.mark.parametrize("adversary", ["models", "cohort", "messages"])
+def test_local_noise_is_replace_one_and_unamplified_for_every_adversary(clients: Sampler, adversary: Adversary) -> None:
+    assert line(clients, LOCAL, adversary) == Line(adversary, "replace_one", ((Z, clients.most(ROUNDS)),))
+
+
+def test_clients_with_their_own_noise_are_billed_by_the_least() -> None:
+    own = LocalNoise(Gaussian(9.0), tuple([5.0, 2.0, 7.0] + [8.0] * 97))
+    assert line(EVERYONE, own, "models").entries == ((Z, ROUNDS),)
+
+
+@pytest.mark.parametrize("clients", SAMPLERS, ids=str)
+def test_shuffled_noise_is_replace_one_and_its_crowd_is_the_least_accepted(clients: Sampler) -> None:
+    release = ShuffledNoise(Gaussian(2.0), 7)
+    for adversary in ("models", "cohort"):
+        found = line(clients, release, adversary)
+        assert (found.relation, found.entries) == ("replace_one", ((Shuffled(7, Z), clients.most(ROUNDS)),))
+    assert line(clients, release, "messages").entries == ((Z, clients.most(ROUNDS)),)
+
+
+@pytest.mark.parametrize("clients", SAMPLERS, ids=str)
+def test_no_noise_is_allowed_with_every_sampler_and_promises_nothing(clients: Sampler) -> None:
+    for found in planned(clients, NoNoise()).bill().lines:
+        assert accounting.epsilon(found.entries, found.relation, 1e-5).value == math.inf
+
+
+@pytest.mark.parametrize("clients", SAMPLERS, ids=str)
+@pytest.mark.parametrize("release", [CENTRAL, NoiseShares(2.0, 10), LOCAL], ids=str)
+def test_every_plan_has_one_line_per_adversary_about_clients(clients: Sampler, release: Release) -> None:
+    bill = planned(clients, release).bill()
+    assert bill.unit == "client"
+    assert [found.adversary for found in bill.lines] == ["models", "cohort", "messages"]
+
+
+@pytest.mark.parametrize("release", [CENTRAL, NoiseShares(2.0, 10), LOCAL], ids=str)
+@pytest.mark.parametrize("clients", SAMPLERS, ids=str)
+def test_postprocessing_server_and_radius_never_change_the_bill(clients: Sampler, release: Release) -> None:
+    base = planned(clients, release)
+    smooth = replace(base, postprocess=(LaplacianSmoothing(3.0), LaplacianSmoothing(1.0)))
+    assert smooth.bill() == base.bill()
+    assert replace(base, server=Adam()).bill() == base.bill()
+    assert replace(base, encode=(Clip(77.0),)).bill() == base.bill()
+
+
+@pytest.mark.parametrize("at_least", [1, 4, 10])
+def test_dropouts_do_not_change_the_bill(at_least: int) -> None:
+    """Whoever comes, the noise is at least what is billed; too few, and nothing is released."""
+    shares = NoiseShares(2.0, at_least)
+    assert shares.event() == Z
+    assert not shares.accepts(at_least - 1)
+    for received in range(at_least, 30):
+        assert shares.accepts(received)
+        assert shares.noise_std(received) >= 2.0 * (1 - 1e-12)
+    assert shares.denominator(10.0, 3) == shares.denominator(10.0, 30) == 10.0  # nor does it show in the scale
+
+
+@pytest.mark.parametrize("release", [CENTRAL, NoiseShares(2.0, 5), NoNoise()], ids=str)
+def test_the_denominator_is_never_the_realised_cohort_where_messages_are_unseen(release: Release) -> None:
+    assert [release.denominator(10.0, received) for received in (0, 1, 10, 25)] == [10.0] * 4
+
+
+def test_realised_counts_move_only_the_lines_of_those_who_see_them() -> None:
+    base = planned(POISSON, CENTRAL)
+    forecast, real = base.bill(), base.bill(Participation(releases=ROUNDS, most=2))
+    assert real.line("models") == forecast.line("models")
+    assert real.line("cohort").entries == ((Z, 2),)
+    assert base.bill(Participation(releases=13, most=2)).line("models").entries == ((PoissonSampled(0.1, Z), 13),)
+
+
+def _epsilon(found: Line, delta: float) -> float:
+    return accounting.epsilon(found.entries, found.relation, delta).value
+
+
+def test_the_published_plan_costs_7_30_to_one_who_sees_models_and_23_9_to_one_who_sees_the_cohort() -> None:
+    """PRIVACY rule 3: paper 003, z = .95, q = .1, T = 200, delta = 1/500, a client in 20 rounds."""
+    published = planned(Poisson(500, 0.1), CentralNoise(Gaussian(0.95)), rounds=200)
+    bill = published.bill(Participation(releases=200, most=20))
+    assert _epsilon(bill.line("models"), 1 / 500) == pytest.approx(7.30, abs=0.03)
+    assert _epsilon(bill.line("cohort"), 1 / 500) == pytest.approx(23.9, abs=0.1)
+
+
+def test_fixed_cohorts_cost_what_replacing_a_client_costs() -> None:
+    """PRIVACY rule 2: T = 200, q = .05, z = 2.4, delta = 2000^-1.1: 3.06, never below 2.62; not Poisson's 0.94."""
+    bill = planned(FixedSize(2000, 100), CentralNoise(Gaussian(2.4)), rounds=200).bill()
+    assert 2.62 <= _epsilon(bill.line("models"), 2000**-1.1) <= 3.07
+
+
+def test_who_sees_more_of_local_noise_pays_the_same_and_who_sees_more_of_shares_pays_more() -> None:
+    local = planned(POISSON, LOCAL).bill()
+    assert len({_epsilon(found, 1e-3) for found in local.lines}) == 1
+    shares = planned(FIXED, NoiseShares(2.0, 10)).bill()
+    assert _epsilon(shares.line("models"), 1e-3) < _epsilon(shares.line("messages"), 1e-3)

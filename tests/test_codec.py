@@ -1,0 +1,300 @@
+"""Promises of the codec: a plan survives its file with the same hash, and a mistake is named with its remedy."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import json
+import math
+import pkgutil
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.tiny import plan
+
+import sordino
+from sordino import codec
+from sordino.codec import Part
+from sordino.errors import ConfigError, PlanError
+from sordino.parts.encode import Clip
+from sordino.parts.local import LocalSgd
+from sordino.parts.samplers import Everyone, FixedSize, Poisson
+from sordino.parts.schedules import Decay
+from sordino.parts.server import Adam, Sgd
+from sordino.plan import Plan
+from sordino.privacy.mechanisms import Gaussian
+from sordino.privacy.release import CentralNoise, NoNoise
+from sordino.schema import json_schema
+
+for _module in pkgutil.walk_packages(sordino.__path__, "sordino."):
+    if not _module.name.startswith("sordino.cli"):
+        importlib.import_module(_module.name)  # every part registers itself
+
+GAUSSIAN = {"kind": "gaussian", "multiplier": 1.5}
+
+# One table per kind, as a file would hold it, with every field that has no default. A new kind needs a line here.
+EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
+    "Sampler": {
+        "everyone": {"population": 6},
+        "poisson": {"population": 6, "rate": 0.5, "cap": 4},
+        "fixed": {"population": 6, "cohort": 3},
+        "roundrobin": {"population": 6, "cohort": 2},
+    },
+    "Schedule": {
+        "constant": {"value": 0.5},
+        "decay": {"start": 0.5, "factor": 0.9},
+        "linear": {"start": 0.5, "end": 0.25, "rounds": 7},
+        "piecewise": {"start": 0.5, "factor": 0.1, "milestones": [1, 5]},
+        "adaptive": {"start": 0.5},
+    },
+    "LocalSolver": {
+        "local_sgd": {"lr": 0.25, "steps": 3, "batch": 2, "momentum": 0.5, "weight_decay": 0.25, "project": True}
+    },
+    "Gradient": {"plain": {}, "sam": {"rho": 0.05}, "blur": {"strength": 0.5}},
+    "Step": {
+        "clip": {"radius": 0.5, "norm": 1},
+        "sparsify_update": {"keep": 0.5},
+        "public_mask": {"keep": 0.5, "source": {"kind": "random"}},
+    },
+    "MaskSource": {"random": {}, "public_data": {}, "released": {}},
+    "Postprocess": {
+        "laplacian_smoothing": {"strength": 0.5},
+        "james_stein": {},
+        "soft_threshold": {},
+        "sparsify_mean": {"keep": 0.5},
+        "wiener": {},
+    },
+    "ServerOptimizer": {
+        "sgd": {"lr": 0.5, "momentum": 0.25},
+        "adam": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
+    },
+    "Mechanism": {"gaussian": {"multiplier": 1.5}, "laplace": {"multiplier": 1.5}},
+    "Release": {
+        "central_noise": {"mechanism": GAUSSIAN},
+        "noise_shares": {"multiplier": 1.5, "at_least": 2},
+        "local_noise": {"mechanism": GAUSSIAN, "multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+        "shuffled_noise": {"mechanism": GAUSSIAN, "at_least": 2},
+        "masked_noise": {"multiplier": 1.5, "keep": 0.5},
+        "forward": {},
+        "no_noise": {},
+    },
+    "Event": {
+        "gaussian": {"multiplier": 1.5},
+        "laplace": {"multiplier": 1.5},
+        "poisson_sampled": {"rate": 0.5, "event": GAUSSIAN},
+        "capped_poisson": {"rate": 0.5, "population": 9, "cap": 5, "event": GAUSSIAN},
+        "fixed_sampled": {"population": 9, "cohort": 5, "event": GAUSSIAN},
+        "shuffled": {"reports": 9, "event": GAUSSIAN},
+        "approximate": {"epsilon": 0.5, "delta": 0.25},
+        "tuned": {"event": GAUSSIAN, "count": 3, "mean": 2.5},
+        "unprotected": {},
+    },
+    "Partitioner": {
+        "iid": {"clients": 3},
+        "dirichlet": {"clients": 3, "alpha": 0.5},
+        "shards": {"clients": 3},
+        "sorted_target": {"clients": 3},
+        "natural": {"clients": 3},
+    },
+    "Spec": {
+        "logistic": {},
+        "linear": {},
+        "mlp": {"hidden": [5, 4]},
+        "svhn_cnn": {},
+        "emnist_cnn": {},
+        "femnist_cnn": {},
+        "small_cnn": {},
+        "dp_mnist_cnn": {},
+        "resnet18": {},
+        "char_lstm": {},
+    },
+}
+FAMILIES: dict[str, Any] = {family.__name__: family for family in Part.__subclasses__()}
+KINDS = [(name, kind) for name, family in FAMILIES.items() for kind in family.members]
+IN_PLAN: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "Sampler": lambda part: {"clients": part},
+    "LocalSolver": lambda part: {"local": part},
+    "Step": lambda part: {"encode": (part, Clip(0.5))},
+    "Postprocess": lambda part: {"postprocess": (part,)},
+    "ServerOptimizer": lambda part: {"server": part},
+    "Release": lambda part: {"release": part},
+    "Schedule": lambda part: {"encode": (Clip(part),)},
+    "Gradient": lambda part: {"local": LocalSgd(lr=0.5, epochs=1, gradient=part)},
+    "Mechanism": lambda part: {"release": CentralNoise(part), "encode": (Clip(0.5, norm=1),)},
+}
+UNFIT = {("Release", "forward"), ("Release", "masked_noise")}  # no plan may hold them as things stand
+
+
+def example(family: str, kind: str) -> Any:
+    if kind not in EXAMPLES.get(family, {}):
+        pytest.fail(f"{family} {kind!r} has no example in {__name__}.EXAMPLES: add the table a file would hold")
+    return codec.read(FAMILIES[family], {"kind": kind, **EXAMPLES[family][kind]})
+
+
+def again(value: Plan) -> Plan:
+    back = codec.read(Plan, tomllib.loads(codec.to_toml(value)))
+    assert isinstance(back, Plan)
+    return back
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_every_part_survives_toml_and_json_with_its_hash(family: str, kind: str) -> None:
+    part, of = example(family, kind), FAMILIES[family]
+    assert part.kind == kind
+    assert type(part) is of.members[kind]
+    written = tomllib.loads(codec.to_toml(part))
+    assert written == json.loads(codec.to_json(part))
+    assert written["kind"] == kind
+    assert codec.read(of, written) == part
+    assert codec.digest(codec.read(of, written)) == codec.digest(part)
+
+
+@pytest.mark.parametrize(("family", "kind"), [pair for pair in KINDS if pair[0] in IN_PLAN and pair not in UNFIT])
+def test_a_plan_with_any_part_survives_its_file_with_its_hash(family: str, kind: str) -> None:
+    whole = plan(**IN_PLAN[family](example(family, kind)))
+    back = again(whole)
+    assert back == whole
+    assert back.hash == whole.hash
+    assert codec.to_toml(back) == codec.to_toml(whole)
+
+
+def test_an_infinite_radius_survives_its_file() -> None:
+    whole = plan(encode=(Clip(math.inf),), release=NoNoise())
+    assert again(whole) == whole
+    assert again(whole).hash == whole.hash
+
+
+@pytest.mark.parametrize(
+    ("whole", "fraction"),
+    [
+        (plan(encode=(Clip(1),)), plan(encode=(Clip(1.0),))),
+        (plan(local=LocalSgd(lr=1, epochs=1)), plan(local=LocalSgd(lr=1.0, epochs=1))),
+        (plan(server=Sgd(lr=Decay(1, 1))), plan(server=Sgd(lr=Decay(1.0, 1.0)))),
+        (plan(clients=Poisson(6, 1)), plan(clients=Poisson(6, 1.0))),
+        (plan(release=CentralNoise(Gaussian(2))), plan(release=CentralNoise(Gaussian(2.0)))),
+    ],
+)
+def test_equal_plans_have_one_hash_whether_a_number_was_written_1_or_1_0(whole: Plan, fraction: Plan) -> None:
+    """Else the certificate of a plan made in Python as Clip(1) would not match its own plan.toml."""
+    assert whole == fraction
+    assert whole.hash == fraction.hash
+    assert again(whole).hash == whole.hash
+
+
+def numbers(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path to every number of a plan; an index into a tuple is a name too."""
+    if isinstance(value, tuple):
+        yield from (found for i, item in enumerate(value) for found in numbers(item, (*path, str(i))))
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from numbers(getattr(value, field.name), (*path, field.name))
+    elif isinstance(value, int | float):
+        yield path
+
+
+def moved(value: Any, path: tuple[str, ...], share: float) -> Any:
+    """The same value with one number a little larger; a whole number by one."""
+    if not path:
+        return (not value) if isinstance(value, bool) else value + 1 if isinstance(value, int) else value * (1 + share)
+    if isinstance(value, tuple):
+        return tuple(moved(item, path[1:], share) if str(i) == path[0] else item for i, item in enumerate(value))
+    return replace(value, **{path[0]: moved(getattr(value, path[0]), path[1:], share)})
+
+
+FULL = Plan(
+    rounds=5,
+    clients=FixedSize(9, 5),
+    local=LocalSgd(lr=Decay(0.5, 0.9), steps=4, batch=3, momentum=0.5, weight_decay=0.25, project=True),
+    encode=(Clip(2.0),),
+    release=CentralNoise(Gaussian(1.5)),
+    postprocess=(example("Postprocess", "laplacian_smoothing"),),
+    server=Adam(lr=0.25, beta1=0.5, beta2=0.25, floor=0.125),
+)
+TABLE: dict[str, Any] = tomllib.loads(codec.to_toml(FULL))
+NUMBERS = [path for path in numbers(FULL) if path[-1] != "norm"]
+
+
+def test_the_hash_changes_with_any_number() -> None:
+    assert len(NUMBERS) == 17
+    changed = [moved(FULL, path, share) for path in NUMBERS for share in (1e-12, 0.5)]
+    assert FULL not in changed
+    assert FULL.hash not in {other.hash for other in changed}
+
+
+def test_the_hash_changes_with_the_kind_and_with_the_norm() -> None:
+    assert plan(server=Adam()).hash != plan(server=Sgd()).hash
+    assert plan(encode=(Clip(1.0, norm=1),)).hash != plan(encode=(Clip(1.0, norm=2),)).hash
+    assert replace(FULL, postprocess=()).hash != FULL.hash
+
+
+def spoilt(path: str, value: Any, drop: bool = False) -> Any:
+    """The plan's table with one entry set, or taken out."""
+    new: Any = copy.deepcopy(TABLE)
+    *way, last = path.split(".")
+    holder: Any = new
+    for key in way:
+        holder = holder[int(key) if key.isdigit() else key]
+    if drop:
+        del holder[last]
+    else:
+        holder[last] = value
+    return new
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (spoilt("round", 3), "unknown key round; .*did you mean 'rounds'"),
+        (spoilt("clients.cohrt", 3), "unknown key clients.cohrt; .*did you mean 'cohort'"),
+        (spoilt("local.epoch", 3), "unknown key local.epoch; .*did you mean 'epochs'"),
+        (spoilt("encode.0.radious", 3.0), r"unknown key encode\[0\].radious; .*did you mean 'radius'"),
+        (spoilt("release.mechanism.multiplyer", 3.0), "release.mechanism.multiplyer; .*did you mean 'multiplier'"),
+        (spoilt("local.lr.facter", 3.0), "unknown key local.lr.facter; .*did you mean 'factor'"),
+        (
+            spoilt("local.lr", {"kind": "linear", "start": 1.0, "end": 0.1, "rounds": 3, "round": 3}),
+            "unknown key local.lr.round; .*did you mean 'rounds'",  # not the fields of the model named linear
+        ),
+        (spoilt("nonsense", 3), "unknown key nonsense; .*known: .*release"),
+        (spoilt("rounds", "three"), "rounds = 'three'.*whole number"),
+        (spoilt("rounds", 2.5), "rounds = 2.5.*whole number"),
+        (spoilt("rounds", True), "rounds = True.*whole number"),
+        (spoilt("clients.cohort", "5"), "clients.cohort = '5'.*whole number"),
+        (spoilt("release.mechanism.multiplier", "1"), "release.mechanism.multiplier = '1'.*number"),
+        (spoilt("server.lr", [1.0]), r"server.lr = \[1.0\]|server.lr"),
+        (spoilt("encode.0.norm", 3), r"encode\[0\].norm = 3.*1, 2"),
+        (spoilt("clients.kind", "poison"), "kind 'poison' in clients; .*did you mean 'poisson'"),
+        (spoilt("release.mechanism.kind", "gauss"), "kind 'gauss' in release.mechanism; .*did you mean 'gaussian'"),
+        (spoilt("clients.kind", None, drop=True), "no kind in clients"),
+        (spoilt("rounds", None, drop=True), "no rounds"),
+        (spoilt("clients.population", None, drop=True), "no clients.population"),
+        (spoilt("release", None, drop=True), "no release"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_sentence_with_its_place_and_remedy(data: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        codec.read(Plan, data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_that_breaks_a_rule_is_refused_when_read() -> None:
+    with pytest.raises((PlanError, ConfigError), match="Clip"):
+        codec.read(Plan, spoilt("encode", []))
+
+
+def test_reading_names_the_file_it_was_asked_about() -> None:
+    with pytest.raises(ConfigError, match=r"plan\.clients\.cohrt"):
+        codec.read(Plan, spoilt("clients.cohrt", 3), where="plan")
+
+
+def test_the_schema_for_editors_names_every_kind_of_a_plan() -> None:
+    text = json.dumps(json_schema(Plan))
+    assert all(word in text for word in ("rounds", "clients", "population", "cohort", "multiplier", "strength"))
+
+
+def test_a_part_where_another_kind_fits_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        codec.read(Everyone, {"kind": "poisson", "population": 6})
