@@ -26,3 +26,7 @@ lint: install
 
 clean:
 	rm -rf .venv build dist src/*.egg-info
+
+docs: install
+	$(BIN)/python docs/reference.py
+.PHONY: docs

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from sordino.codec import digest
 from sordino.errors import PlanError
-from sordino.parts.encode import Clip, Public, Step
+from sordino.parts.encode import Adaptive, Clip, Public, Step
 from sordino.parts.local import LocalSolver
 from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.samplers import Sampler
@@ -61,12 +62,19 @@ class Plan:
 
     def _check_radius(self) -> None:
         """A radius that is not a positive finite number in every round bounds nothing."""
-        if self.clip is None or not isinstance(self.clip.radius, Schedule):
-            return
-        for t in range(self.rounds):
-            if not 0 < self.clip.radius_at(t) < math.inf:
-                found = f"a radius of {self.clip.radius_at(t)} in round {t + 1}"
+        scheduled = [clip for clip in self.clips if isinstance(clip.radius, Schedule)]
+        for clip, t in product(scheduled, range(self.rounds)):
+            if not 0 < clip.radius_at(t) < math.inf:
+                found = f"a radius of {clip.radius_at(t)} in round {t + 1}"
                 raise PlanError("clip", found, "a positive finite radius in every round")
+        if not any(isinstance(clip.radius, Adaptive) for clip in scheduled):
+            return
+        if self.clips != self.encode[-1:]:
+            found = "an adaptive radius, and a step after its Clip or another Clip"
+            raise PlanError("adaptive clip", found, "one Clip, as the last step", "put it at the end of encode")
+        if self.local.projects:
+            found = "an adaptive radius with project = true, under which every update is inside"
+            raise PlanError("adaptive clip", found, "updates that are not projected", "set project = false")
 
     @property
     def bound(self) -> Bound | Spent:
@@ -87,7 +95,12 @@ class Plan:
     @property
     def clip(self) -> Clip | None:
         """The clip that gives the message its bound."""
-        return next((step for step in self.encode if isinstance(step, Clip)), None)
+        return next(iter(self.clips), None)
+
+    @property
+    def clips(self) -> tuple[Clip, ...]:
+        """Every clip; all but an adaptive one may stand beside others."""
+        return tuple(step for step in self.encode if isinstance(step, Clip))
 
     def public(
         self,

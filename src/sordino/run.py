@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -140,5 +141,5 @@ def noised_mean(plan: Plan, collected: Collected, cohort: Cohort, streams: Strea
 def mean_std(plan: Plan, received: int, public: Public) -> float:
     """Exact standard deviation of the noise in one coordinate of the decoded mean: public knowledge."""
     count = plan.release.denominator(plan.clients.expected, received)
-    unit = plan.clip.unit_at(public) if plan.clip and plan.clip.finite else 1.0
+    unit = math.prod(clip.unit_at(public) for clip in plan.clips if clip.finite)
     return plan.release.noise_std(received) / count * unit

@@ -141,7 +141,7 @@ def at(data: Any, path: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize("of", [POISSON, SHARES, LOCAL], ids=["poisson", "shares", "local"])
 def test_any_changed_leaf_is_named(of: Plan) -> None:
-    facts = Facts(1e-3, "simulation", 4, most=3 if of is SHARES else None, model="ab" * 32)
+    facts = Facts(1e-3, "simulation", 4, 3 if of is SHARES else None, model="ab" * 32, config="cd" * 32)
     true, honest = issued(of, facts), written(of, facts)
     compare(honest, true)
     paths = list(leaves(honest))

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.audit.tradeoff import Array, Limit, Rates, choose, separation
+from sordino.audit.tradeoff import Array, Limit, Rates, choose, choose_steadily, separation
 from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
 from sordino.errors import PlanError
 from sordino.parts.samplers import Cohort, Poisson
@@ -134,8 +134,8 @@ def _audit(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
     stage, attack = _best(stages, attacks, share, effort)
     there, gone = stage.features(attack, stage.worlds(effort.trials, attack.instead is None))
     half = effort.trials // 2
-    guess = choose(there[:half], gone[:half], share, effort.alpha**2)
-    sharp = choose(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha**2)
+    guess = choose_steadily(there[:half], gone[:half], share, effort.alpha)
+    sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
     rates, tail = (test.rates(there[half:], gone[half:], effort.alpha) for test in (guess, sharp))
     return _result(line, effort, attack, guess.name, _figures(rates, tail, limit, effort.delta))
 

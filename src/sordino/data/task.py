@@ -110,6 +110,9 @@ class Task:
     def __post_init__(self) -> None:
         if isinstance(self.loss, str) and self.loss not in LOSSES:
             raise ConfigError(f"loss {self.loss!r}", "a known loss or a function", nearest(self.loss, list(LOSSES)))
+        wide = next((n for n, p in self.model.named_parameters() if p.dtype != torch.float32), None)
+        if wide is not None:
+            raise DataError(f"a model whose {wide} is not float32", "a float32 model", "call model.float()")
         _finite(self.clients.records, "the clients' data")
         for records, name in ((self.test, "the test data"), (self.public, "the public data")):
             if records is not None:
@@ -163,6 +166,7 @@ def _records(entry: Any, name: str) -> Records:
         x, y = torch.as_tensor(pair[0]), torch.as_tensor(pair[1])
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{name} of a kind that is no tensor ({error})", "(x, y) tensors or a data set") from None
+    x, y = (side.float() if side.dtype == torch.float64 else side for side in (x, y))
     if len(x) != len(y):
         raise DataError(f"{name} with {len(x)} inputs and {len(y)} targets", "as many targets as inputs")
     return Records(x, y)

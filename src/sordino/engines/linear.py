@@ -62,7 +62,7 @@ class LinearClients:
             residual = torch.softmax(scores, -1)
             residual.scatter_add_(-1, batch.y[..., None], residual.new_full((*batch.y.shape, 1), -1.0))
         else:
-            residual = (scores - batch.y.reshape(scores.shape)) * (2 / self.outputs)
+            residual = (scores - batch.y.to(scores.dtype).reshape(scores.shape)) * (2 / self.outputs)
         if batch.mask is None:
             return residual.mul_(1 / scores.shape[1])
         count = batch.mask.sum(1, keepdim=True).clamp(min=1)
@@ -71,13 +71,20 @@ class LinearClients:
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:
     """The only layer of a model that is Linear, or Flatten and Linear; None for any other model."""
-    parts = [part for part in model.modules() if not isinstance(part, nn.Sequential)]
+    parts = _parts(model)
     plain = all(type(part) in (nn.Flatten, nn.Linear) for part in parts)
     layers = [part for part in parts if isinstance(part, nn.Linear)]
     if not plain or len(layers) != 1 or type(model) not in (nn.Sequential, nn.Linear):
         return None
     trained = all(parameter.requires_grad for parameter in layers[0].parameters())
     return layers[0] if trained and parts[-1] is layers[0] else None
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """What runs, in order: a layer that is used twice stands twice, and a Sequential of another class for itself."""
+    if type(model) is not nn.Sequential:
+        return [model]
+    return [part for child in model for part in _parts(child)]
 
 
 def can_write_out(task: Task) -> bool:

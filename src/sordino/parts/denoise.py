@@ -14,7 +14,10 @@ from sordino.parts.sparsify import check_keep, keep_largest
 
 @dataclass(frozen=True)
 class JamesStein(Postprocess, kind="james_stein"):
-    """(1 - (d - 2) nu^2 / ||y||^2) y, tensor by tensor; with `positive` the factor is never below 0."""
+    """(1 - (d - 2) nu^2 / ||y||^2) y, tensor by tensor; with `positive` the factor is never below 0.
+
+    A tensor of one or two entries stays as it is: nothing beats the raw estimate there.
+    """
 
     positive: bool = True
 
@@ -23,7 +26,7 @@ class JamesStein(Postprocess, kind="james_stein"):
         for slot in known.layout.slots:
             part = mean[slot.start : slot.stop]
             power = float(part.double().square().sum())
-            factor = 1 - (len(part) - 2) * known.std**2 / power if power > 0 else 1.0
+            factor = 1 - max(0, len(part) - 2) * known.std**2 / power if power > 0 else 1.0
             shrunk[slot.start : slot.stop] = part * (max(0.0, factor) if self.positive else factor)
         return shrunk
 

@@ -97,6 +97,10 @@ class Blur(Gradient, kind="blur"):
     strength: float
     gradient: Gradient = field(default_factory=Plain)
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.strength) and self.strength >= 0):
+            raise PlanError("gradient", f"strength = {self.strength}", "a finite number of at least 0")
+
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
         offset = w - anchor.start

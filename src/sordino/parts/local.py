@@ -64,6 +64,9 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
             raise PlanError("local work", f"epochs = {self.epochs} and steps = {self.steps}", "exactly one of them")
         if not isinstance(self.lr, Schedule) and not math.isfinite(self.lr):
             raise PlanError("local work", f"lr = {self.lr}", "a finite number")
+        if not (0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
+            found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
+            raise PlanError("local work", found, "momentum in [0, 1) and weight_decay of at least 0")
         if (self.epochs or self.steps or 0) < 1 or (self.batch is not None and self.batch < 1):
             raise PlanError(
                 "local work",

@@ -49,8 +49,10 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
         return self.by == "influence"
 
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
-        scores = rows.abs() if slopes is None or self.by == "magnitude" else (rows * slopes).abs()
-        return keep_largest(rows, scores, self.keep)
+        if slopes is None or self.by == "magnitude":
+            return keep_largest(rows, rows.abs(), self.keep)
+        masked = public.mask is not None and rows.shape != slopes.shape  # a PublicMask came before
+        return keep_largest(rows, (rows * (slopes[:, public.mask] if masked else slopes)).abs(), self.keep)
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         return mean

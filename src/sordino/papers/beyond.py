@@ -1,0 +1,70 @@
+"""Beyond the papers: what post-processing and server choices are worth at equal epsilon, on three tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sordino.config import TaskSpec
+from sordino.data.partition import Iid, Natural
+from sordino.data.task import Task
+from sordino.models import Logistic, Mlp
+from sordino.papers.cells import Cell, Job, Table
+from sordino.papers.paper_000 import mnist_logistic
+from sordino.parts.denoise import JamesStein, Wiener
+from sordino.parts.postprocess import Postprocess
+from sordino.privacy.certificate import default_delta
+from sordino.recipes import best
+
+
+def adult(seed: int) -> Task:
+    """UCI Adult dealt to 1000 clients, logistic regression."""
+    return TaskSpec(dataset="adult", partition=Iid(1000), model=Logistic()).build(1000, seed)
+
+
+def writers(seed: int) -> Task:
+    """MNIST by 500 of its real writers, a perceptron with 32 hidden units; test writers are other people."""
+    spec = TaskSpec(dataset="mnist_writers", partition=Natural(500), model=Mlp((32,)))
+    return spec.build(500, seed)
+
+
+TASKS: dict[str, tuple[Callable[[int], Task], int, float, dict[str, Any]]] = {  # task, population, epsilon, settings
+    "mnist": (partial(mnist_logistic, 500), 500, 2.0, {"radius": 0.8, "lr": 0.1}),
+    "adult": (adult, 1000, 1.0, {"radius": 0.8, "lr": 0.3}),
+    "writers": (writers, 500, 6.0, {"radius": 0.8, "lr": 0.1}),
+}
+PLAIN = {"momentum": 0.0, "final": 1.0}
+VARIANTS: dict[str, tuple[dict[str, Any], tuple[Postprocess, ...]]] = {
+    "constant step": (PLAIN, ()),
+    "smoothing, sigma 1": ({**PLAIN, "strength": 1.0}, ()),
+    "momentum 0.5": ({**PLAIN, "momentum": 0.5}, ()),
+    "momentum 0.8": ({**PLAIN, "momentum": 0.8}, ()),
+    "falling step": ({**PLAIN, "final": 0.1}, ()),
+    "falling step, momentum 0.5": ({"momentum": 0.5, "final": 0.1}, ()),
+    "falling step, momentum 0.5, smoothing": ({"momentum": 0.5, "final": 0.1, "strength": 1.0}, ()),
+    "falling step, spectral shrinkage": ({**PLAIN, "final": 0.1}, (Wiener(),)),
+    "falling step, James-Stein": ({**PLAIN, "final": 0.1}, (JamesStein(),)),
+}
+
+
+def job(task: str, variant: str, seed: int) -> Job:
+    """One run of one variant."""
+    build, population, epsilon, settings = TASKS[task]
+    choices, after = VARIANTS[variant]
+    plan = best(population=population, epsilon=epsilon, rate=0.1, rounds=60, epochs=1, **settings, **choices)
+    return Job(replace(plan, postprocess=(*plan.postprocess, *after)), build(seed), default_delta(population))
+
+
+def _table(task: str) -> Table:
+    _, population, epsilon, _ = TASKS[task]
+    cells = tuple(Cell(f"beyond-{task}-{_slug(variant)}", variant, partial(job, task, variant)) for variant in VARIANTS)
+    return Table(f"beyond-{task}", f"Beyond: {task}, N = {population}, epsilon {epsilon:g}", cells, "T = 60, rate 0.1.")
+
+
+def _slug(variant: str) -> str:
+    return variant.lower().replace(",", "").replace(" ", "-")
+
+
+TABLES = tuple(_table(task) for task in TASKS)
