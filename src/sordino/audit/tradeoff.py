@@ -185,6 +185,6 @@ def choose(there: Array, gone: Array, worth: Callable[[Rates], Array], alpha: fl
 
 
 def choose_steadily(there: Array, gone: Array, worth: Callable[[Rates], Array], alpha: float) -> Guess:
-    """`choose` at bounds far surer than alpha, so that not the luckiest test wins; at alpha if none is worth anything."""
+    """`choose` at bounds far surer than alpha, so that luck does not win; at alpha itself if nothing is left then."""
     guess = choose(there, gone, worth, alpha**2)
     return guess if guess.worth > 0 else choose(there, gone, worth, alpha)

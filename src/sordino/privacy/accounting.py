@@ -168,9 +168,13 @@ def _local(entries: Entries) -> list[tuple[Event, int]]:
 
 
 def _unshuffled(entries: Entries, relation: Relation, delta: float) -> list[tuple[Event, int]]:
-    """Shuffled rounds as the (epsilon, delta) that amplification proves for each; half of delta is spent on that."""
+    """Shuffled rounds as the (epsilon, delta) that amplification proves for each, at an even share of delta.
+
+    Few rounds, which composing costs no less than adding up, spend all of delta on this; many spend half.
+    """
     rounds = sum(count for event, count in entries if isinstance(event, Shuffled))
-    share = delta if rounds == 1 and len(entries) == 1 else delta / (2 * max(rounds, 1))
+    few = len(entries) == 1 and rounds <= 2 * math.log(2 / max(delta, 1e-300))
+    share = delta / max(rounds, 1) / (1 if few else 2)
     return [(_amplified(e, relation, share) if isinstance(e, Shuffled) else e, count) for e, count in entries]
 
 
@@ -197,7 +201,7 @@ def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -
             return [(1 / _shrunk(b, relation), 0.0)]
         case GaussianNoise(z):
             mu = 1 / _shrunk(z, relation)
-            return [(_gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(0.3, 1e-6, 12)]
+            return [(_gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(0.1, 1e-6, 8)]
     raise PlanError("accounting", f"no amplification by shuffling for {event}", "gaussian or laplace noise")
 
 
