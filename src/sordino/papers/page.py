@@ -7,6 +7,7 @@ from typing import Any
 
 from sordino.papers import TABLES
 from sordino.papers.cells import Table
+from sordino.papers.claims import claims
 
 HEAD = """# The papers' tables, ours beside theirs
 
@@ -19,13 +20,29 @@ Accuracy in percent: mean and standard deviation over seeds, of the LAST round o
 def page(results: dict[str, dict[str, Any]]) -> str:
     """The whole page; a table without results is left out."""
     parts = [table_text(table, results) for table in TABLES if any(cell.id in results for cell in table.cells)]
-    return "\n\n".join([HEAD.strip(), *parts]) + "\n"
+    return "\n\n".join([HEAD.strip(), claims_text(results), *parts]) + "\n"
+
+
+def claims_text(results: dict[str, dict[str, Any]]) -> str:
+    """Every claim that the stored results can judge; a claim that failed here is a result too."""
+    rows = [f"| {claim.text} | {claim.measured} | {'yes' if claim.holds else '**no**'} |" for claim in claims(results)]
+    return "\n".join(["## Claims, checked", "", "| claim | measured | holds here |", "|---|---|---|", *rows])
 
 
 def table_text(table: Table, results: dict[str, dict[str, Any]]) -> str:
     """One table, with its findings where somebody wrote them down beside the results."""
     rows = [_row(results[cell.id]) for cell in table.cells if cell.id in results]
-    head = "| setting | published | ours | spread | paper's protocol | claimed epsilon | epsilon | update norm | seeds | s |"
+    columns = (
+        "setting",
+        "published",
+        "ours",
+        "spread",
+        "paper's protocol",
+        "claimed epsilon",
+        "epsilon",
+        "update norm",
+    )
+    head = "| " + " | ".join((*columns, "seeds", "s")) + " |"
     lines = [
         f"## {table.title}",
         "",
