@@ -76,6 +76,7 @@ def draw(found: Landscape, path: Path, title: str = "loss around the model") -> 
     lines = contour.contour(a, b, found.loss.T, levels=15, cmap="viridis")
     contour.clabel(lines, fontsize=7)
     contour.set_aspect("equal")
+    contour.set_xticks(np.linspace(found.span[0], found.span[-1], 5))
     for axes in (surface, contour):
         axes.set_xlabel("first direction")
         axes.set_ylabel("second direction")

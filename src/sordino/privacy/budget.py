@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import BudgetError, PlanError
+from sordino.errors import BudgetError, PlanError, UnreachableError
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.privacy import calibrate
@@ -80,10 +81,9 @@ def _rounds(plan: Plan, client: int, budget: Budget) -> int:
     return _worth(event, line.relation, budget)
 
 
+@cache
 def _worth(event: Event, relation: Relation, budget: Budget) -> int:
     """The most rounds that cost at most the budget; 0 if even one costs more."""
-    from sordino.errors import UnreachableError
-
     try:
         return calibrate.rounds(lambda n: Line("cohort", relation, ((event, n),)), budget.epsilon, budget.delta)
     except UnreachableError:
