@@ -43,8 +43,9 @@ def run(
     from sordino.errors import ConfigError
     from sordino.papers import runner
 
-    if seeds is not None and seeds < 1:
-        raise ConfigError(f"--seeds {seeds}", "at least 1")
+    for option, count in (("--seeds", seeds), ("--workers", workers)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{option} {count}", "at least 1")
     found = runner.run_cells(name, seeds, workers, (lambda result: None) if as_json else _show)
     runner.store(found, results)
     if as_json:

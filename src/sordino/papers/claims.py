@@ -78,8 +78,8 @@ def _gain(results: Results, text: str, base: str, others: tuple[str, ...]) -> It
 
 
 def _cnn(results: Results) -> Iterator[Claim]:
-    others = ("000-cnn-z1-sigma0.5", "000-cnn-z1-sigma1")
-    yield from _gain(results, "CNN by writer: smoothing gains at the smallest epsilon", "000-cnn-z1-sigma0", others)
+    others = ("000-cnn-z2.4-sigma0.5", "000-cnn-z2.4-sigma1")
+    yield from _gain(results, "CNN by writer: smoothing gains at the smallest epsilon", "000-cnn-z2.4-sigma0", others)
 
 
 def _lstm(results: Results) -> Iterator[Claim]:
@@ -88,10 +88,10 @@ def _lstm(results: Results) -> Iterator[Claim]:
 
 
 def _denoisers(results: Results) -> Iterator[Claim]:
-    names = [f"000-denoisers-z1-{kind}" for kind in ("james_stein", "james_stein_plain", "soft_threshold")]
-    smooth = _ours(results, "000-cnn-z1-sigma1")
+    names = [f"000-denoisers-z2.4-{kind}" for kind in ("james_stein", "james_stein_plain", "soft_threshold")]
+    smooth = _ours(results, "000-cnn-z2.4-sigma1")
     top = max(names, key=lambda name: _ours(results, name))
-    measured = f"best of them {_pair(results, top)}; smoothing {_pair(results, '000-cnn-z1-sigma1')}"
+    measured = f"best of them {_pair(results, top)}; smoothing {_pair(results, '000-cnn-z2.4-sigma1')}"
     yield Claim("James-Stein and soft threshold stay far below smoothing", measured, smooth - _ours(results, top) > 5)
 
 

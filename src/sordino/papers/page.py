@@ -77,4 +77,5 @@ def _number(value: float | None, digits: int) -> str:
 
 def write(results: dict[str, dict[str, Any]], path: Path) -> None:
     """Write the page, with the findings that stand beside the results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(results), encoding="utf-8")

@@ -69,7 +69,9 @@ def job(setting: str, method: str, seed: int) -> Job:
 
 def _table(setting: str, title: str) -> Table:
     cells = tuple(Cell(f"003-{setting}-{_slug(method)}", method, partial(job, setting, method)) for method in METHODS)
-    return Table(f"003-{setting}", title, cells, "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 2; equal epsilon.")
+    return Table(
+        f"003-{setting}", title, cells, "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 2; equal epsilon."
+    )
 
 
 def _slug(method: str) -> str:

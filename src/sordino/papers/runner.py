@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -48,7 +47,7 @@ def one_seed(name: str, seed: int) -> Result:
             picked(last)
     assert last is not None
     figures = dict(last.metrics)
-    norms = last.diagnostics.get("update_norm_mean", math.nan)
+    norms = last.diagnostics.get("update_norm_mean")  # None: nobody came
     protocol = picked.best if picked is not None else None
     return {"seed": seed, **figures, "update_norm": norms, "protocol": protocol, "seconds": time.perf_counter() - began}
 
@@ -75,6 +74,7 @@ def summary(cell: Cell, runs: list[Result]) -> Result:
     job = cell.build(0)
     line = line_entry(job.plan.bill().line("models"), job.delta)
     values = [100 * result["accuracy"] for result in runs]
+    norms = [result["update_norm"] for result in runs if result["update_norm"] is not None]
     protocol = [100 * result["protocol"] for result in runs if result["protocol"] is not None]
     return {
         "id": cell.id,
@@ -84,7 +84,7 @@ def summary(cell: Cell, runs: list[Result]) -> Result:
         "spread": round(stdev(values), 2) if len(values) > 1 else None,
         "values": [round(value, 2) for value in values],
         "paper_protocol": round(mean(protocol), 2) if protocol else None,
-        "update_norm": round(mean(result["update_norm"] for result in runs), 4),
+        "update_norm": round(mean(norms), 4) if norms else None,
         "epsilon_claimed": cell.claimed,
         "epsilon": line["epsilon"],
         "delta": job.delta,

@@ -86,8 +86,9 @@ def bound(entries: Entries, relation: Relation, delta: float, grid: float | None
     if any(isinstance(event, Tuned) for event, _ in entries):
         return _tuned(entries, relation, delta)
     if any(isinstance(event, Shuffled) for event, _ in entries):
-        amplified = bound(_unshuffled(entries, relation, delta), relation, delta, grid)
-        return min(amplified, bound(_local(entries), relation, delta, grid), key=lambda found: found.value)
+        local = bound(_local(entries), relation, delta, grid)
+        amplified = _unshuffled(entries, relation, delta) if delta > 0 else _local(entries)
+        return min(local, bound(amplified, relation, delta, grid), key=lambda found: found.value)
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return Epsilon(_gaussian_epsilon(mu, delta), "gdp")
@@ -95,7 +96,7 @@ def bound(entries: Entries, relation: Relation, delta: float, grid: float | None
     if alone and isinstance(event, Approximate):
         return Epsilon(_repeated_pair(event, count, delta), "pld")
     without = min(_pure_epsilon(entries, relation), _basic_epsilon(entries, delta))
-    if math.isfinite(without) and max(_losses(entries, relation), default=0.0) > _HUGE:
+    if delta <= 0 or (math.isfinite(without) and max(_losses(entries, relation), default=0.0) > _HUGE):
         return Epsilon(without, "pld")
     value, last = _on_grid(entries, relation, grid, lambda pld: float(pld.get_epsilon_for_delta(delta)))
     return Epsilon(min(value, without), "pld", last)
@@ -125,6 +126,9 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return [_gaussian_delta(mu, at) for at in epsilons]
+    (event, count), alone = entries[0], len(entries) == 1
+    if alone and isinstance(event, Approximate):
+        return [_repeated_pair_delta(event, count, at) for at in epsilons]
     _, grid = _on_grid(entries, relation, None, lambda pld: float(pld.get_epsilon_for_delta(_CURVE)))
     curve = _composed(tuple(entries), relation, grid).get_delta_for_epsilon(np.asarray(epsilons))
     return [float(value) for value in curve]
@@ -228,22 +232,33 @@ def _basic_epsilon(entries: Entries, delta: float) -> float:
 
 
 def _repeated_pair(pair: Approximate, count: int, delta: float) -> float:
-    """`count` times one (epsilon, delta) pair, exactly and without a grid (Kairouz, Oh, Viswanath 2015, Thm 3.3).
+    """Epsilon of `count` times one (epsilon, delta) pair, exactly and without a grid; rounded up by 1e-9."""
+    basic = _basic_epsilon([(pair, count)], delta)
+    lost, above, below = _pair_tails(pair, count)
+    if lost >= delta:
+        return basic
+    left = (delta - lost) / (1 - lost)
+    exact = float(np.max(np.log(above[above > left] - left) - below[above > left], initial=-math.inf))
+    return min(basic, max(0.0, exact + 1e-9))
+
+
+def _repeated_pair_delta(pair: Approximate, count: int, at: float) -> float:
+    lost, above, below = _pair_tails(pair, count)
+    return lost + (1 - lost) * max(0.0, float(np.max(above - np.exp(np.minimum(at + below, 700.0)))) + 1e-12)
+
+
+@lru_cache(maxsize=32)
+def _pair_tails(pair: Approximate, count: int) -> tuple[float, Any, Any]:
+    """What is lost, Pr[B >= i] and log Pr[count - B >= i] of k pairs (Kairouz, Oh, Viswanath 2015, Theorem 3.3):
 
     delta(e) = 1 - (1-d)^k (1 - max_i (Pr[B >= i] - exp(e) Pr[k - B >= i])),   B ~ Bin(k, 1 / (1 + exp(-epsilon)))
     """
     from scipy.stats import binom
 
-    basic = _basic_epsilon([(pair, count)], delta)
     lost = -math.expm1(count * math.log1p(-pair.delta)) if pair.delta < 1 else 1.0
-    if lost >= delta:
-        return basic
-    left = (delta - lost) / (1 - lost)
     tries, high = np.arange(count + 1), 1 / (1 + math.exp(-pair.epsilon))
     above = np.exp(np.logaddexp.accumulate(binom.logpmf(tries, count, high)[::-1]))
-    below = np.logaddexp.accumulate(binom.logpmf(tries, count, 1 - high)[::-1])
-    exact = float(np.max(np.log(above[above > left] - left) - below[above > left], initial=-math.inf))
-    return min(basic, max(0.0, exact + 1e-9))  # 1e-9: more than the rounding of a million sums
+    return lost, above, np.logaddexp.accumulate(binom.logpmf(tries, count, 1 - high)[::-1])
 
 
 def _scale(event: Event) -> float:
@@ -257,7 +272,10 @@ def _shrunk(multiplier: float, relation: Relation) -> float:
 
 
 def _gaussian_epsilon(mu: float, delta: float) -> float:
-    return 0.0 if mu == 0 else max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)))
+    if mu == 0:
+        return 0.0
+    with np.errstate(divide="ignore"):  # far out its delta is 0, and it takes the logarithm of that
+        return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)))
 
 
 def _gaussian_delta(mu: float, at: float) -> float:
@@ -291,10 +309,21 @@ def _widening(entries: Entries, relation: Relation) -> float:
 
 def _losses(entries: Entries, relation: Relation) -> list[float]:
     """About the largest loss of one release of each entry with noise."""
-    noises = [getattr(event, "event", event) for event, _ in entries]
-    gauss = [1 / _shrunk(noise.multiplier, relation) for noise in noises if isinstance(noise, GaussianNoise)]
-    laplace = [1 / _shrunk(noise.multiplier, relation) for noise in noises if isinstance(noise, LaplaceNoise)]
-    return [mu * (mu / 2 + 6) for mu in gauss] + laplace
+    return [loss for event, _ in entries if (loss := _loss(event, relation)) is not None]
+
+
+def _loss(event: Event, relation: Relation) -> float | None:
+    match event:
+        case CappedPoisson(_, _, _, GaussianNoise(z)):  # who comes in for whom is capped: up to twice the movement
+            return _loss(GaussianNoise(z / 2), relation)
+        case PoissonSampled(_, inner) | FixedSampled(_, _, inner):
+            return _loss(inner, relation)
+        case GaussianNoise(z):
+            mu = 1 / _shrunk(z, relation)
+            return mu * (mu / 2 + 6)
+        case LaplaceNoise(b):
+            return 1 / _shrunk(b, relation)
+    return None
 
 
 @lru_cache(maxsize=32)

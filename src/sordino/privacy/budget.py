@@ -77,7 +77,8 @@ def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
 
 def _rounds(plan: Plan, client: int, budget: Budget) -> int:
     line = plan.bill().line("cohort")
-    event = plan.release.of(client).event() if isinstance(plan.release, LocalNoise) else line.entries[0][0]
+    ((event, _),) = line.entries  # a round is one event: a second one would have to be paid too
+    event = plan.release.of(client).event() if isinstance(plan.release, LocalNoise) else event
     return _worth(event, line.relation, budget)
 
 

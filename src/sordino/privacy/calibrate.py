@@ -38,6 +38,8 @@ def multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -
 
     grid = _GRID
     found = _bracketed(cost_on(grid), epsilon, near=_likely_multiplier(line_of, epsilon, delta))
+    if _epsilon(line_of(found), delta, accounting.COARSE) >= epsilon * (1 - 0.4 * TOLERANCE):
+        return found  # a grid four times as fine took next to nothing off, and a finer one would take less
     while True:
         exact = _exact(line_of(found), delta)
         if exact.value >= epsilon * (1 - TOLERANCE) or exact.grid is None or grid <= exact.grid:
@@ -98,7 +100,7 @@ def _bisect(cost: Callable[[float], float], target: float, low: float, high: flo
 
 
 def _log_ratio(cost: float, target: float) -> float:
-    return math.log(max(cost, 1e-12) / target)
+    return math.log(min(max(cost, 1e-12), 1e12) / target)
 
 
 def _largest(
