@@ -1,4 +1,4 @@
-"""Promises of the gradient oracles: the slope at the worst point nearby, a pull into the ball, the same on every path."""
+"""Promises of the gradient oracles: the slope at the worst point nearby, a pull into the ball, one on every path."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_ragged_clients_give_one_result_on_both_paths_with_momentum_and_decay(mo
     data = task(model=build(), shape=shape)
     local = LocalSgd(lr=0.3, epochs=2, batch=2, momentum=0.5, weight_decay=0.1, gradient=ORACLES[oracle])
     same = plan(rounds=2, local=local, encode=(Clip(0.3),), release=NoNoise())
-    batched, sequential = (final(same, data, InProcess(path=path)) for path in ("batched", "sequential"))  # type: ignore[arg-type]
+    batched, sequential = (final(same, data, InProcess(path=path)) for path in ("batched", "sequential"))
     assert torch.allclose(batched, sequential, rtol=0.0, atol=1e-5)
     plain = LocalSgd(lr=0.3, epochs=2, batch=2, momentum=0.5, weight_decay=0.1)
     other = final(plan(rounds=2, local=plain, encode=same.encode, release=NoNoise()), data, InProcess(path="batched"))

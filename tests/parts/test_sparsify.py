@@ -1,4 +1,4 @@
-"""Promises of sparse messages: a client's own top-k keeps dense noise, a public mask is public, and no bound changes."""
+"""Promises of sparse messages: a client's own top-k keeps dense noise, a public mask is public, no bound changes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def two_sided() -> Task:
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[10.0, 0.0]]))
-    first, second = (torch.tensor([[0.0, 1.0]]), torch.tensor([1.0])), (torch.tensor([[1.0, 0.0]]), torch.tensor([10.5]))
+    first, second = (
+        (torch.tensor([[0.0, 1.0]]), torch.tensor([1.0])),
+        (torch.tensor([[1.0, 0.0]]), torch.tensor([10.5])),
+    )
     return Task.of(model, [first, second, (torch.empty(0, 2), torch.empty(0))], loss="mse")
 
 

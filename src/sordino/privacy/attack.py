@@ -49,7 +49,7 @@ def _phi(x: float) -> float:
 
 
 def _from_curve(line: Line, at: float) -> Ceiling:
-    epsilons = np.linspace(-20, 20, 2001)
+    epsilons = np.sinh(np.linspace(-6, 6, 3001)) / 10  # within 20 of 0, and close together where epsilon is small
     deltas = np.asarray(accounting.deltas_at(line.entries, line.relation, epsilons.tolist()))
     grid = np.union1d(np.geomspace(1e-6, 1, 600), np.linspace(0, 1, 600))
     rates = true_positives(grid, epsilons, deltas)

@@ -39,13 +39,20 @@ def multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -
     grid = _GRID
     found = _bracketed(cost_on(grid), epsilon, near=_likely_multiplier(line_of, epsilon, delta))
     if _epsilon(line_of(found), delta, accounting.COARSE) >= epsilon * (1 - 0.4 * TOLERANCE):
-        return found  # a grid four times as fine took next to nothing off, and a finer one would take less
+        return _safe(line_of, found, epsilon, delta)  # a grid four times as fine took next to nothing off
     while True:
         exact = _exact(line_of(found), delta)
         if exact.value >= epsilon * (1 - TOLERANCE) or exact.grid is None or grid <= exact.grid:
-            return found
+            return _safe(line_of, found, epsilon, delta)
         grid = exact.grid
         found = _bracketed(cost_on(grid), epsilon, near=max(found * exact.value / epsilon, _LEAST))
+
+
+def _safe(line_of: Callable[[float], Line], found: float, epsilon: float, delta: float) -> float:
+    """A little more noise, if the refined grid (rarely, by rounding) says a little more than the coarse one."""
+    while _exact(line_of(found), delta).value > epsilon:
+        found *= 1 + TOLERANCE / 5
+    return found
 
 
 def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int = 1_000_000) -> int:

@@ -1,0 +1,245 @@
+"""Promises of the denoisers: their formulas, what they are good for, a noise level that is exact, and no cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import noise, plan
+from torch import Tensor, nn
+
+from sordino.data.task import Task
+from sordino.errors import PlanError
+from sordino.layout import Layout
+from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean, Wiener
+from sordino.parts.encode import Adaptive, Clip
+from sordino.parts.local import LocalSgd
+from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
+from sordino.parts.samplers import Everyone, FixedSize, Poisson
+from sordino.parts.schedules import Decay
+from sordino.parts.sparsify import PublicMask
+from sordino.plan import Plan
+from sordino.privacy.certificate import Facts, certificate
+from sordino.privacy.mechanisms import Gaussian, Laplace
+from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.rng import Seeded
+from sordino.run import run
+
+DENOISERS: list[Postprocess] = [
+    JamesStein(), JamesStein(positive=False), SoftThreshold(), SparsifyMean(0.4), Wiener(), LaplacianSmoothing(1.0),
+]  # fmt: skip
+
+
+def known(std: float, model: nn.Module | None = None) -> Noised:
+    return Noised(Layout.of(model or nn.Linear(20, 5)), std, t=0)
+
+
+def error(denoiser: Postprocess, signal: Tensor, std: float, draws: int = 60) -> float:
+    """Mean squared error over draws of the noise."""
+    model = nn.Linear(len(signal), 1, bias=False)
+    found = [
+        float((denoiser.apply(signal + std * noise(len(signal), seed=i), known(std, model)) - signal).square().sum())
+        for i in range(draws)
+    ]
+    return float(np.mean(found))
+
+
+class Nothing(LaplacianSmoothing):
+    """The raw estimate."""
+
+
+RAW = Nothing(0.0)
+
+
+# ---- formulas -------------------------------------------------------------------------------------------------------
+
+
+def test_james_stein_is_its_formula_tensor_by_tensor() -> None:
+    at = known(0.5)
+    mean = noise(at.layout.size, seed=4) * 2
+    weight, bias = mean[:100].double(), mean[100:].double()
+    wanted = [part * (1 - (len(part) - 2) * 0.25 / float(part @ part)) for part in (weight, bias)]
+    assert torch.allclose(JamesStein(positive=False).apply(mean, at).double(), torch.cat(wanted), atol=1e-6)
+    assert torch.allclose(JamesStein().apply(mean, at).double(), torch.cat(wanted), atol=1e-6)
+    assert not torch.allclose(torch.cat(wanted), mean.double(), atol=1e-2)
+
+
+def test_the_positive_part_is_zero_where_the_plain_factor_turns_round() -> None:
+    at, weak = known(5.0), noise(105)
+    plain = JamesStein(positive=False).apply(weak, at)
+    assert float(plain[:100] @ weak[:100]) < 0
+    assert torch.equal(JamesStein().apply(weak, at)[:100], torch.zeros(100))
+
+
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("d", [1, 2])
+def test_james_stein_leaves_one_or_two_entries_alone(d: int, positive: bool) -> None:
+    """d - 2 < 0 would blow a small entry up: y + nu^2 / y."""
+    mean, at = torch.full((d,), 1e-3), known(1.0, nn.Linear(d, 1, bias=False))
+    assert torch.equal(JamesStein(positive).apply(mean, at), mean)
+
+
+def test_soft_threshold_is_its_formula_tensor_by_tensor() -> None:
+    at, mean = known(0.3), noise(105, seed=5)
+    found = SoftThreshold().apply(mean, at)
+    for part, back in ((mean[:100], found[:100]), (mean[100:], found[100:])):
+        level = 0.3 * math.sqrt(2 * math.log(len(part)))
+        assert torch.allclose(back, part.sign() * (part.abs() - level).clamp(min=0), atol=1e-6)
+    assert 0 < int((found == 0).sum()) < 105
+
+
+def test_the_mean_keeps_its_largest_entries() -> None:
+    mean = torch.tensor([3.0, -5.0, 0.5, -0.1, 4.0, 0.0, 1.0])
+    assert SparsifyMean(0.4).apply(mean, known(1.0)).tolist() == [3.0, -5.0, 0.0, 0.0, 4.0, 0.0, 0.0]
+    assert torch.equal(SparsifyMean(1.0).apply(mean, known(1.0)), mean)
+    with pytest.raises(PlanError, match="keep"):
+        SparsifyMean(0.0)
+
+
+@pytest.mark.parametrize("denoiser", DENOISERS, ids=str)
+def test_a_zero_mean_stays_zero_and_the_input_is_not_changed(denoiser: Postprocess) -> None:
+    assert torch.equal(denoiser.apply(torch.zeros(105), known(1.0)), torch.zeros(105))
+    mean = noise(105)
+    denoiser.apply(mean, known(1.0))
+    assert torch.equal(mean, noise(105))
+
+
+@pytest.mark.parametrize("denoiser", [JamesStein(), SoftThreshold(), Wiener()], ids=str)
+def test_without_noise_nothing_is_shrunk(denoiser: Postprocess) -> None:
+    assert torch.allclose(denoiser.apply(noise(105), known(0.0)), noise(105), atol=1e-6)
+
+
+# ---- what they are good for -----------------------------------------------------------------------------------------
+
+
+def test_james_stein_beats_the_raw_estimate_of_a_small_signal() -> None:
+    small = 0.3 * noise(200, seed=99)
+    raw, plain, positive = (error(d, small, 1.0) for d in (RAW, JamesStein(positive=False), JamesStein()))
+    assert positive <= plain * (1 + 1e-9)
+    assert plain < 0.3 * raw
+    assert raw == pytest.approx(200, rel=0.1)
+
+
+def test_wiener_takes_most_noise_off_a_smooth_signal() -> None:
+    """The signal of paper 000, Figure 1: a sine, 500 points on [0, 30]."""
+    sine = torch.sin(torch.linspace(0, 30, 500))
+    assert error(Wiener(), sine, 0.5, 20) < 0.4 * error(RAW, sine, 0.5, 20)
+
+
+def test_wiener_leaves_a_signal_far_above_the_noise_nearly_alone() -> None:
+    strong = 100 * noise(500, seed=7)
+    kept = Wiener().apply(strong, known(1.0, nn.Linear(500, 1, bias=False)))
+    assert float((kept - strong).norm() / strong.norm()) < 1e-3
+    assert not torch.equal(kept, strong)
+
+
+def test_wiener_never_goes_below_its_floor() -> None:
+    buried = noise(512, seed=8)
+    kept = Wiener(floor=0.25).apply(buried, known(10.0, nn.Linear(512, 1, bias=False)))
+    assert torch.allclose(kept, 0.25 * buried, atol=1e-6)
+
+
+# ---- the noise level is exact ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spy(Postprocess):
+    """Keeps what it was told, and the mean."""
+
+    seen: list[tuple[Noised, Tensor]] = field(default_factory=list)
+
+    def apply(self, mean: Tensor, known: Noised) -> Tensor:
+        self.seen.append((known, mean.clone()))
+        return mean
+
+
+FEW = FixedSize(6, 4)
+SHUFFLED = {"clients": FEW, "release": ShuffledNoise(Gaussian(2.0), at_least=3)}
+RELEASES: dict[str, dict[str, Any]] = {
+    "central": {"release": CentralNoise(Gaussian(0.7)), "clients": Poisson(6, 0.4)},
+    "central laplace": {"release": CentralNoise(Laplace(0.7)), "encode": (Clip(0.3, norm=1),)},
+    "shares": {"release": NoiseShares(0.7, at_least=2), "clients": FEW},
+    "local": {"release": LocalNoise(Gaussian(0.7)), "clients": Poisson(6, 0.6)},
+    "shuffled": SHUFFLED,
+    "a public mask": {"release": CentralNoise(Gaussian(0.7)), "encode": (PublicMask(0.5), Clip(0.3))},
+    "an adaptive radius": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(Adaptive(0.3, share=0.6)),)},
+    "a falling radius": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(Decay(0.3, 0.5)),)},
+    "two clips": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(0.3), Clip(0.2))},
+}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_known_deviation_is_that_of_the_noise_in_one_coordinate(name: str) -> None:
+    spy = Spy()
+    data = Task.of(nn.Linear(150, 100), [(torch.ones(1, 150), torch.tensor([0]))] * 6)
+    settings = {"clients": Everyone(6), "encode": (Clip(0.3),), **RELEASES[name]}
+    still = plan(rounds=2, local=LocalSgd(lr=0.0, steps=1), postprocess=(spy,), **settings)
+    list(run(still, data, streams=Seeded(1)))
+    assert len(spy.seen) == 2
+    for at, mean in spy.seen:
+        sent = mean[mean != 0]
+        assert len(sent) == (math.ceil(0.5 * len(mean)) if name == "a public mask" else len(mean))
+        assert at.std > 0
+        tolerance = 0.04 if "laplace" in name else 0.03
+        assert float(sent.double().square().mean().sqrt()) == pytest.approx(at.std, rel=tolerance)
+
+
+def test_no_noise_is_known_to_be_none() -> None:
+    spy = Spy()
+    data = Task.of(nn.Linear(4, 3), [(torch.ones(1, 4), torch.tensor([0]))] * 6)
+    list(run(plan(rounds=1, postprocess=(spy,), release=NoNoise()), data, streams=Seeded(1)))
+    assert [at.std for at, _ in spy.seen] == [0.0]
+
+
+# ---- no cost --------------------------------------------------------------------------------------------------------
+
+
+def cost(planned: Plan) -> list[float | None]:
+    return [line["epsilon"] for line in certificate(planned, Facts(1e-3, "simulation", 2))["adversaries"]]
+
+
+def test_no_denoiser_changes_the_bill_or_the_certificates_epsilon() -> None:
+    bare, sampled = plan(), plan(clients=Poisson(6, 0.5))
+    assert cost(bare)[0]
+    for denoiser in DENOISERS:
+        assert plan(clients=Poisson(6, 0.5), postprocess=(denoiser,)).bill() == sampled.bill()
+        assert cost(plan(postprocess=(denoiser,))) == cost(bare)
+
+
+# ---- another order of flattening ------------------------------------------------------------------------------------
+
+
+def dense_smoothing(signal: Tensor, strength: float) -> Tensor:
+    d = len(signal)
+    shift = torch.roll(torch.eye(d, dtype=torch.float64), 1, 0)
+    matrix = torch.eye(d, dtype=torch.float64) * (1 + 2 * strength) - strength * (shift + shift.T)
+    solved: Tensor = torch.linalg.solve(matrix, signal.double())
+    return solved
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4)))[1::5])
+def test_an_order_permutes_smooths_densely_and_permutes_back(order: tuple[int, ...]) -> None:
+    model = nn.Conv2d(3, 4, (2, 5))
+    at = known(1.0, model)
+    mean = noise(at.layout.size, seed=6)
+    found = LaplacianSmoothing(1.5, order).apply(mean, at)
+    weight = mean[:120].view(4, 3, 2, 5)
+    turned = weight.permute(order)
+    smooth = dense_smoothing(turned.reshape(-1), 1.5).view(turned.shape)
+    wanted = torch.empty(4, 3, 2, 5, dtype=torch.float64)
+    for place in np.ndindex(4, 3, 2, 5):
+        wanted[place] = smooth[tuple(place[axis] for axis in order)]
+    assert torch.allclose(found[:120].double(), wanted.reshape(-1), atol=1e-5)
+    assert torch.allclose(found[120:].double(), dense_smoothing(mean[120:], 1.5), atol=1e-5)  # biases as they lie
+    assert not torch.allclose(found[:120], LaplacianSmoothing(1.5).apply(mean, at)[:120], atol=1e-2)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 0, 1, 2), (1, 2, 3, 4)])
+def test_an_order_that_is_no_permutation_is_refused(order: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match="order"):
+        LaplacianSmoothing(1.0, order)

@@ -1,0 +1,176 @@
+"""What we wrap around in dp_accounting 0.6.0: each defect is pinned, so that a version without it is noticed."""
+
+from __future__ import annotations
+
+import ast
+import math
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event as de
+from dp_accounting import rdp
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import privacy_loss_distribution as plds
+from dp_accounting.privacy_accountant import NeighboringRelation
+from scipy import stats
+
+import sordino
+from sordino.privacy import accounting
+from sordino.privacy.accounting import epsilon, rdp_epsilon
+from sordino.privacy.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
+
+SOURCE = Path(sordino.__file__).parent
+REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+
+
+def library_rdp(event: Any, relation: NeighboringRelation, delta: float, count: int = 1) -> float:
+    return float(rdp.RdpAccountant(neighboring_relation=relation).compose(event, count).get_epsilon(delta))
+
+
+def test_the_library_is_the_version_that_was_examined() -> None:
+    assert accounting.VERSION == "dp-accounting 0.6.0"
+
+
+def imports(file: Path) -> set[str]:
+    """The packages that a file imports anywhere, inside functions too."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.split(".")[0] for name in names}
+
+
+def test_only_one_file_imports_the_library() -> None:
+    files = sorted(SOURCE.rglob("*.py"))
+    assert len(files) > 30
+    found = [str(file.relative_to(SOURCE)) for file in files if "dp_accounting" in imports(file)]
+    assert found == ["privacy/accounting.py"]
+
+
+# ---- Renyi under replace-one ----------------------------------------------------------------------------------------
+
+
+def test_the_librarys_rdp_forgets_that_replacing_moves_a_gaussian_by_two() -> None:
+    wrong = library_rdp(de.GaussianDpEvent(2.0), REPLACE, 1e-5)
+    assert wrong == pytest.approx(2.17, abs=0.005)
+    assert wrong == library_rdp(de.GaussianDpEvent(2.0), REMOVE, 1e-5)
+    found = epsilon([(GaussianNoise(2.0), 1)], "replace_one", 1e-5)
+    assert found.value == pytest.approx(4.38, abs=0.005)
+    assert found.rdp == pytest.approx(library_rdp(de.GaussianDpEvent(1.0), REMOVE, 1e-5))
+    assert found.value > wrong
+
+
+def test_the_librarys_rdp_forgets_that_replacing_moves_laplace_by_two() -> None:
+    assert library_rdp(de.LaplaceDpEvent(2.0), REPLACE, 1e-5) == library_rdp(de.LaplaceDpEvent(2.0), REMOVE, 1e-5)
+    ours = rdp_epsilon([(LaplaceNoise(2.0), 1)], "replace_one", 1e-5)
+    assert ours == pytest.approx(library_rdp(de.LaplaceDpEvent(1.0), REMOVE, 1e-5))
+
+
+def test_the_librarys_rdp_of_fixed_cohorts_is_below_a_certified_lower_bound() -> None:
+    event = de.SampledWithoutReplacementDpEvent(2000, 100, de.GaussianDpEvent(1.8))
+    assert library_rdp(event, REPLACE, 2000**-1.1, 200) < 4.60
+    ours = rdp_epsilon([(FixedSampled(2000, 100, GaussianNoise(1.8)), 200)], "replace_one", 2000**-1.1)
+    assert ours is not None
+    assert ours > 4.60
+
+
+# ---- the grid -------------------------------------------------------------------------------------------------------
+
+SMALL = PoissonSampled(128 / 60_000, GaussianNoise(20.0))
+
+
+@cache
+def on_grid(grid: float) -> float:
+    return float(accounting._composed(((SMALL, 23_450),), "add_remove", grid).get_epsilon_for_delta(1e-5))
+
+
+def test_a_coarse_grid_triples_a_small_epsilon_and_ours_does_not() -> None:
+    found = epsilon([(SMALL, 23_450)], "add_remove", 1e-5)
+    assert found.value == pytest.approx(0.047, abs=0.001)
+    assert on_grid(1e-3) > 3 * found.value
+    assert found.grid is not None
+    assert on_grid(found.grid / 2) == pytest.approx(found.value, rel=0.01)
+
+
+def test_a_grid_that_is_not_refined_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "MOVE", 10.0)
+    assert epsilon([(SMALL, 23_450)], "add_remove", 1e-5).value > 0.047 * 1.05
+
+
+@pytest.mark.parametrize("multiplier", [0.6, 3.0])
+def test_every_grid_is_above_the_next_finer_one(multiplier: float) -> None:
+    entries = ((PoissonSampled(0.02, GaussianNoise(multiplier)), 500),)
+    found = [accounting.epsilon_on(entries, "add_remove", 1e-5, grid) for grid in (1e-2, 4e-3, 1e-3, 2.5e-4)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+# ---- mixtures -------------------------------------------------------------------------------------------------------
+
+
+def test_privacy_buckets_of_a_mixture_fall_below_the_truth_and_connected_dots_do_not() -> None:
+    sizes, chances, at = (0.0, 1.0, 2.0, 3.0), (0.4, 0.3, 0.2, 0.1), 1.0
+    x = np.linspace(-40, 40, 200_001)
+    mixed = sum(chance * stats.norm.pdf(x, size) for size, chance in zip(sizes, chances, strict=True))
+    truth = float(np.sum(np.maximum(mixed - math.exp(at) * stats.norm.pdf(x), 0))) * (x[1] - x[0])
+
+    def delta(dots: bool) -> float:
+        pld = plds.from_mixture_gaussian_mechanism(
+            1.0, sizes, chances, value_discretization_interval=1e-2, use_connect_dots=dots
+        )
+        return float(pld.get_delta_for_epsilon(at))
+
+    assert delta(dots=False) < 0.98 * truth
+    assert delta(dots=True) >= truth * (1 - 1e-6)
+
+
+def test_the_source_never_turns_connected_dots_off() -> None:
+    calls = ast.walk(ast.parse((SOURCE / "privacy" / "accounting.py").read_text(encoding="utf-8")))
+    keywords = {keyword.arg for node in calls if isinstance(node, ast.Call) for keyword in node.keywords}
+    assert "value_discretization_interval" in keywords
+    assert "use_connect_dots" not in keywords
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+@pytest.mark.parametrize(
+    "event",
+    [
+        de.SampledWithReplacementDpEvent(100, 10, de.GaussianDpEvent(1.0)),
+        de.PoissonSampledDpEvent(0.1, de.PoissonSampledDpEvent(0.01, de.GaussianDpEvent(0.8))),
+    ],
+    ids=["with replacement", "nested poisson"],
+)
+def test_the_library_refuses_what_we_do_not_offer(event: Any, relation: NeighboringRelation) -> None:
+    assert not rdp.RdpAccountant(neighboring_relation=relation).supports(event)
+    assert not PLDAccountant(relation).supports(event)
+
+
+# ---- silence --------------------------------------------------------------------------------------------------------
+
+ASK = """
+import sys
+from sordino.privacy import accounting
+from sordino.privacy.events import GaussianNoise, PoissonSampled
+def ask():
+    print(accounting.epsilon([(PoissonSampled(0.1, GaussianNoise(0.5)), 1)], "add_remove", 1e-5).rdp)
+ask()
+print("now aloud", file=sys.stderr)
+accounting.absl_logging.set_verbosity(accounting.absl_logging.WARNING)
+ask()
+"""
+
+
+def test_orders_that_fail_to_converge_are_dropped_in_silence() -> None:
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)
+    before, after = done.stderr.split("now aloud")
+    assert before == ""
+    assert "failed to converge" in after
+    ours, loud = done.stdout.split()
+    assert ours == loud

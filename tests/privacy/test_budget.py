@@ -1,0 +1,245 @@
+"""Promises of the filter: the round that would overspend is the first that is refused, and nothing of it exists."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.commands import contents, federation, lines, sordino
+from tests.privacy import oracles
+from tests.tiny import plan, task
+
+from sordino.config import load_config
+from sordino.engines.inprocess import InProcess
+from sordino.errors import BudgetError, PlanError
+from sordino.execute import execute
+from sordino.folder import RunFolder
+from sordino.parts.encode import Clip
+from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
+from sordino.plan import State
+from sordino.privacy.budget import Budget, Filter, client_filter
+from sordino.privacy.mechanisms import Gaussian, Laplace
+from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
+from sordino.rng import Seeded
+from sordino.run import Tally, run
+
+DELTA = 1e-5
+
+
+def worth(multiplier: float, epsilon: float, moved: float = 1.0) -> int:
+    """The most Gaussian rounds within (epsilon, DELTA), by the closed form of mpmath alone."""
+    rounds = 0
+    while oracles.gaussian_delta(epsilon, moved * math.sqrt(rounds + 1) / multiplier) <= DELTA:
+        rounds += 1
+    return rounds
+
+
+def seen(**changes: Any) -> Any:
+    """A plan whose cohort is seen: half of six clients on average, noise shares."""
+    return plan(**{"clients": Poisson(6, 0.5), "release": NoiseShares(20.0, at_least=1), "rounds": 50, **changes})
+
+
+# ---- what a budget is worth -----------------------------------------------------------------------------------------
+
+
+@given(multiplier=st.floats(1.0, 30.0), epsilon=st.floats(0.2, 8.0))
+@settings(max_examples=25, deadline=None)
+def test_a_budget_is_worth_the_rounds_of_the_closed_form(multiplier: float, epsilon: float) -> None:
+    found = client_filter(seen(release=NoiseShares(multiplier, at_least=1)), Budget(epsilon, DELTA))
+    assert found.allowed.tolist() == [worth(multiplier, epsilon)] * 6
+    assert found.spent.tolist() == [0] * 6
+
+
+def test_replacing_a_client_is_worth_fewer_rounds_than_zeroing_it() -> None:
+    everyone = client_filter(plan(release=CentralNoise(Gaussian(20.0))), Budget(2.0, DELTA))
+    local = client_filter(seen(release=LocalNoise(Gaussian(20.0))), Budget(2.0, DELTA))
+    assert everyone.allowed[0] == local.allowed[0] == worth(20.0, 2.0, moved=2.0)
+    assert client_filter(seen(), Budget(2.0, DELTA)).allowed[0] == worth(20.0, 2.0) > everyone.allowed[0]
+
+
+def test_a_pure_budget_is_worth_its_whole_rounds() -> None:
+    laplace = plan(encode=(Clip(1.0, norm=1),), release=LocalNoise(Laplace(8.0)))  # 2/8 each, when replaced
+    assert client_filter(laplace, Budget(1.0, 0.0)).allowed[0] == 4
+    assert client_filter(laplace, Budget(0.99, 0.0)).allowed[0] == 3
+    assert client_filter(laplace, Budget(0.2, 0.0)).allowed[0] == 0
+
+
+def test_sampling_is_worth_nothing_to_one_who_sees_the_cohort() -> None:
+    rare, often = (client_filter(seen(clients=Poisson(6, rate)), Budget(2.0, DELTA)) for rate in (0.2, 0.9))
+    assert rare.allowed.tolist() == often.allowed.tolist()
+
+
+def test_single_clients_may_have_budgets_of_their_own() -> None:
+    found = client_filter(seen(), Budget(2.0, DELTA), own={1: Budget(0.5, DELTA), 4: Budget(1e-4, 1e-12)})
+    common, small = worth(20.0, 2.0), worth(20.0, 0.5)
+    assert found.allowed.tolist() == [common, small, common, common, 0, common]
+    assert 0 < small < common
+
+
+def test_clients_with_more_noise_of_their_own_may_come_more_often() -> None:
+    own = (10.0, 20.0, 20.0, 40.0, 10.0, 10.0)
+    found = client_filter(seen(release=LocalNoise(Gaussian(1.0), own)), Budget(3.0, DELTA))
+    assert found.allowed.tolist() == [worth(multiplier, 3.0, moved=2.0) for multiplier in own]
+
+
+@pytest.mark.parametrize("sampler", [Poisson(6, 0.5), FixedSize(6, 3)])
+def test_a_budget_is_refused_where_the_cohort_is_secret(sampler: Any) -> None:
+    with pytest.raises(PlanError) as refused:
+        client_filter(plan(clients=sampler), Budget(1.0, DELTA))
+    assert refused.value.rule == "client budget"
+    assert client_filter(plan(clients=RoundRobin(6, 3)), Budget(30.0, DELTA)).allowed[0] > 0
+
+
+def test_without_noise_no_round_is_within_any_budget() -> None:
+    assert client_filter(plan(release=NoNoise()), Budget(1e6, DELTA)).allowed.tolist() == [0] * 6
+
+
+# ---- the filter -----------------------------------------------------------------------------------------------------
+
+
+def counts(allowed: Sequence[int]) -> Filter:
+    return Filter(np.asarray(allowed, dtype=np.int64), np.zeros(len(allowed), dtype=np.int64))
+
+
+@given(
+    allowed=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    cohorts=st.lists(st.sets(st.integers(0, 2)), max_size=12),
+)
+@settings(max_examples=100, deadline=None)
+def test_exactly_the_cohorts_that_fit_are_let_through(allowed: list[int], cohorts: list[set[int]]) -> None:
+    gate, spent = counts(allowed), [0, 0, 0]
+    for members in cohorts:
+        cohort = np.asarray(sorted(members), dtype=np.int64)
+        if any(spent[i] >= allowed[i] for i in members):
+            with pytest.raises(BudgetError):
+                gate.charge(cohort)
+        else:
+            gate.charge(cohort)
+            spent = [spent[i] + (i in members) for i in range(3)]
+        assert gate.spent.tolist() == spent
+
+
+def test_a_refusal_names_the_client_and_what_its_budget_is_worth() -> None:
+    gate = counts([5, 1, 5])
+    gate.charge(np.asarray([1, 2]))
+    with pytest.raises(BudgetError, match=r"1 client\(s\), first client 1, whose budget is worth 1 round"):
+        gate.charge(np.asarray([0, 1, 2]))
+
+
+# ---- in a run -------------------------------------------------------------------------------------------------------
+
+
+class Watching(InProcess):
+    """An engine that counts the rounds whose clients were asked for anything."""
+
+    asked = 0
+
+    def prepare(self, *arguments: Any) -> Any:
+        worker = super().prepare(*arguments)
+        collect = worker.collect
+
+        def counted(job: Any) -> Any:
+            self.asked += 1
+            return collect(job)
+
+        object.__setattr__(worker, "collect", counted)
+        return worker
+
+
+def test_a_run_stops_before_anything_of_the_refused_round_exists() -> None:
+    one = plan(rounds=9, release=CentralNoise(Gaussian(20.0)))
+    budget, tally, engine = client_filter(one, Budget(0.8, DELTA)), Tally(), Watching()
+    allowed = worth(20.0, 0.8, moved=2.0)
+    assert 1 < allowed < 9
+    rounds = run(one, task(), engine=engine, streams=Seeded(0), charges=tally, budget=budget)
+    assert [next(rounds).t for _ in range(allowed)] == list(range(allowed))
+    with pytest.raises(BudgetError, match="was not run"):
+        next(rounds)
+    assert len(tally.rounds) == engine.asked == allowed
+    assert budget.spent.tolist() == [allowed] * 6
+
+
+def test_a_budget_that_is_never_exceeded_changes_nothing() -> None:
+    one = plan(rounds=3, release=CentralNoise(Gaussian(20.0)))
+    free = [entry.state.memory for entry in run(one, task(), streams=Seeded(0))]
+    gated = list(run(one, task(), streams=Seeded(0), budget=client_filter(one, Budget(50.0, DELTA))))
+    for a, b in zip(free, gated, strict=True):
+        assert all(bool((a[name] == b.state.memory[name]).all()) for name in a)
+
+
+def test_random_cohorts_stop_at_the_first_client_that_has_nothing_left() -> None:
+    one, tally = seen(release=NoiseShares(5.0, at_least=1)), Tally()
+    allowed = worth(5.0, 1.5)
+    with pytest.raises(BudgetError):
+        list(run(one, task(), streams=Seeded(0), charges=tally, budget=client_filter(one, Budget(1.5, DELTA))))
+    spent = np.bincount(np.concatenate(tally.cohorts), minlength=6)
+    assert spent.max() == allowed
+    following = one.clients.draw(len(tally.rounds), Seeded(0).at(len(tally.rounds), "cohort"))
+    assert (spent[following] == allowed).any()
+
+
+# ---- on disk --------------------------------------------------------------------------------------------------------
+
+ROBIN = 'rounds = 9\nclients = { kind = "roundrobin", population = 60, cohort = 30 }'
+
+
+def budgeted(folder: Path, epsilon: float) -> Path:
+    """Two halves in turn, multiplier 2, nine rounds, and so much for every client."""
+    rounds = 'rounds = 4\nclients = { kind = "poisson", population = 60, rate = 0.5 }'
+    return federation(folder, (rounds, ROBIN), ("[run]", f"[privacy]\nclient_epsilon = {epsilon}\n\n[run]"))
+
+
+def test_a_run_that_is_stopped_leaves_its_model_and_certificate(tmp_path: Path) -> None:
+    config, out = load_config(budgeted(tmp_path, 2.0)), tmp_path / "run"
+    allowed = int(client_filter(config.plan, Budget(2.0, config.delta)).allowed[0])
+    assert 1 <= allowed <= 3
+    with pytest.raises(BudgetError, match=f"stopped after round {2 * allowed}.*model and certificate"):
+        execute(config, out)
+    assert len(lines(out / "charges.jsonl")) == len(lines(out / "history.jsonl")) == 2 * allowed
+    assert (out / "model.safetensors").is_file()
+    made = RunFolder.open(out).certify()
+    assert made == json.loads((out / "certificate.json").read_text())
+    assert made["counts"]["rounds_charged"] == 2 * allowed
+
+
+def test_what_was_spent_stays_spent_when_a_run_is_resumed(tmp_path: Path) -> None:
+    file, out = budgeted(tmp_path, 2.0), tmp_path / "run"
+    assert sordino("run", file, "--out", out).code == 1
+    before = contents(out)
+    again = sordino("run", file, "--out", out, "--resume")
+    assert again.code == 1
+    assert "overspend" in again.err
+    assert contents(out) == before
+
+
+def test_a_round_that_was_charged_and_lost_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = budgeted(tmp_path, 2.0), tmp_path / "run"
+    config = load_config(file)
+    allowed = int(client_filter(config.plan, Budget(2.0, config.delta)).allowed[0])
+
+    def dying(self: RunFolder, state: State) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            execute(config, out)
+    with pytest.raises(BudgetError):
+        execute(config, out, resume=True)
+    charged = [line["round"] for line in lines(out / "charges.jsonl")]
+    assert charged.count(1) == 2
+    assert sum(number % 2 == 1 for number in charged) == allowed  # odd rounds are those of the first half
+
+
+def test_a_budget_that_cannot_be_kept_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    file = federation(tmp_path, ("[run]", "[privacy]\nclient_epsilon = 1.0\n\n[run]"))
+    refused = sordino("run", file, "--out", tmp_path / "run")
+    assert "[client budget]" in refused.sentence
+    assert not (tmp_path / "run").exists()
