@@ -102,7 +102,8 @@ class PublicDataMask(MaskSource, kind="public_data"):
 class ReleasedMask(MaskSource, kind="released"):
     """The largest entries of what was released so far: a fading mean of noised updates; random in the first round.
 
-    `explore` of the kept coordinates are drawn at random, so that a coordinate left out can come back.
+    A share `explore` of ALL coordinates is drawn at random, so that one left out can come back; a mask that keeps no
+    more than that would ignore what was released, and is refused.
     """
 
     seed: int = 0
@@ -129,6 +130,12 @@ class PublicMask(Step, kind="public_mask"):
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
+        self._check_explore()
+
+    def _check_explore(self) -> None:
+        if isinstance(self.source, ReleasedMask) and self.source.explore >= self.keep:
+            found = f"explore = {self.source.explore} of all coordinates with keep = {self.keep}"
+            raise PlanError("sparsity", found, "explore below keep", "lower explore, or keep more")
 
     def choose(self, scores: Tensor) -> Tensor:
         """Indices of the coordinates kept, ascending."""
