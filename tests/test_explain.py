@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.commands import federation, sordino, spelt_out
+from tests.commands import sordino, spelt_out
 
 from sordino.explain import ceilings, explain, page
 from sordino.folder import RunFolder
@@ -159,4 +159,3 @@ def test_a_certificate_that_was_touched_is_not_explained(tmp_path: Path) -> None
 
 def test_a_folder_without_a_run_is_a_users_mistake(tmp_path: Path) -> None:
     assert "plan.toml" in sordino("explain", tmp_path / "nothing").sentence
-    federation(tmp_path)

@@ -61,7 +61,7 @@ def test_forgetting_that_replacing_moves_by_two_would_fall_below_the_truth(
 ) -> None:
     gauss, fixed = GaussianNoise(2.0), FixedSampled(2000, 100, GaussianNoise(1.8))
     assert cost(gauss, 1, "replace_one", 1e-5) == pytest.approx(4.38, abs=0.005)
-    monkeypatch.setattr(accounting, "_shrunk", lambda multiplier, relation: multiplier)
+    monkeypatch.setattr(accounting, "shrunk", lambda multiplier, relation: multiplier)
     monkeypatch.setattr(without_replacement, "SENSITIVITY", 1.0)
     assert oracles.gaussian_delta(cost(gauss, 1, "replace_one", 1e-5), 1.0) > 1e-5
     assert cost(fixed, 200, "replace_one", 2000**-1.1) < 4.60

@@ -27,7 +27,7 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
 
 from sordino.errors import PlanError
-from sordino.privacy import shuffle, without_replacement
+from sordino.privacy import gridless, shuffle, without_replacement
 from sordino.privacy.events import (
     Approximate,
     CappedPoisson,
@@ -41,10 +41,10 @@ from sordino.privacy.events import (
     Tuned,
     Unprotected,
 )
+from sordino.privacy.gridless import Entries, shrunk
 
 absl_logging.set_verbosity(absl_logging.ERROR)
 
-Entries = Sequence[tuple[Event, int]]
 Method = Literal["pld", "gdp", "rdp", "none"]
 VERSION = f"dp-accounting {version('dp-accounting')}"
 COARSE, FINE = 1e-3, 1e-6  # first and last grid
@@ -86,17 +86,17 @@ def bound(entries: Entries, relation: Relation, delta: float, grid: float | None
     if any(isinstance(event, Tuned) for event, _ in entries):
         return _tuned(entries, relation, delta)
     if any(isinstance(event, Shuffled) for event, _ in entries):
-        local = bound(_local(entries), relation, delta, grid)
-        amplified = _unshuffled(entries, relation, delta) if delta > 0 else _local(entries)
-        return min(local, bound(amplified, relation, delta, grid), key=lambda found: found.value)
+        amplified = _unshuffled(entries, relation, delta) if delta > 0 else local(entries)
+        both = (bound(each, relation, delta, grid) for each in (amplified, local(entries)))
+        return min(both, key=lambda found: found.value)
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return Epsilon(_gaussian_epsilon(mu, delta), "gdp")
     (event, count), alone = entries[0], len(entries) == 1
     if alone and isinstance(event, Approximate):
-        return Epsilon(_repeated_pair(event, count, delta), "pld")
-    without = min(_pure_epsilon(entries, relation), _basic_epsilon(entries, delta))
-    if delta <= 0 or (math.isfinite(without) and max(_losses(entries, relation), default=0.0) > _HUGE):
+        return Epsilon(gridless.repeated_pair(event, count, delta), "pld")
+    without = min(gridless.pure_epsilon(entries, relation), gridless.basic_epsilon(entries, delta))
+    if delta <= 0 or (math.isfinite(without) and max(gridless.losses(entries, relation), default=0.0) > _HUGE):
         return Epsilon(without, "pld")
     value, last = _on_grid(entries, relation, grid, lambda pld: float(pld.get_epsilon_for_delta(delta)))
     return Epsilon(min(value, without), "pld", last)
@@ -121,14 +121,13 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
         return [1.0 for _ in epsilons]
     if any(isinstance(event, Shuffled) for event, _ in entries):
         amplified = deltas_at(_unshuffled(entries, relation, _CURVE), relation, epsilons)
-        local = deltas_at(_local(entries), relation, epsilons)
-        return [min(pair) for pair in zip(amplified, local, strict=True)]
+        return [min(pair) for pair in zip(amplified, deltas_at(local(entries), relation, epsilons), strict=True)]
     mu = gaussian_mu(entries, relation)
     if mu is not None:
-        return [_gaussian_delta(mu, at) for at in epsilons]
+        return [gridless.gaussian_delta(mu, at) for at in epsilons]
     (event, count), alone = entries[0], len(entries) == 1
     if alone and isinstance(event, Approximate):
-        return [_repeated_pair_delta(event, count, at) for at in epsilons]
+        return [gridless.repeated_pair_delta(event, count, at) for at in epsilons]
     _, grid = _on_grid(entries, relation, None, lambda pld: float(pld.get_epsilon_for_delta(_CURVE)))
     curve = _composed(tuple(entries), relation, grid).get_delta_for_epsilon(np.asarray(epsilons))
     return [float(value) for value in curve]
@@ -147,9 +146,10 @@ def group_epsilon(entries: Entries, relation: Relation, delta: float, size: int)
 
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
     """mu of a sum of Gaussian releases, movement / multiplier each, or None if anything else is among them."""
-    if not all(isinstance(event, GaussianNoise) for event, _ in entries):
+    noises = [(event, count) for event, count in entries if isinstance(event, GaussianNoise)]
+    if len(noises) < len(entries):
         return None
-    return math.sqrt(sum((count / _shrunk(_scale(event), relation) ** 2 for event, count in entries), 0.0))
+    return math.sqrt(sum((count / shrunk(noise.multiplier, relation) ** 2 for noise, count in noises), 0.0))
 
 
 def _unprotected(entries: Entries) -> bool:
@@ -166,7 +166,7 @@ def _tuned(entries: Entries, relation: Relation, delta: float) -> Epsilon:
     return Epsilon(found, "rdp", rdp=found)
 
 
-def _local(entries: Entries) -> list[tuple[Event, int]]:
+def local(entries: Entries) -> list[tuple[Event, int]]:
     """Shuffled rounds as if every message were seen: shuffling is a post-processing of that."""
     return [(event.event if isinstance(event, Shuffled) else event, count) for event, count in entries]
 
@@ -202,73 +202,11 @@ def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -
         case Approximate(eps, own):
             return [(eps, own)]
         case LaplaceNoise(b):
-            return [(1 / _shrunk(b, relation), 0.0)]
+            return [(1 / shrunk(b, relation), 0.0)]
         case GaussianNoise(z):
-            mu = 1 / _shrunk(z, relation)
+            mu = 1 / shrunk(z, relation)
             return [(_gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(0.1, 1e-6, 8)]
     raise PlanError("accounting", f"no amplification by shuffling for {event}", "gaussian or laplace noise")
-
-
-def _pure_epsilon(entries: Entries, relation: Relation) -> float:
-    """Basic composition of Laplace releases: true at any delta, 0 too; inf if anything else is there."""
-    return sum((count * _pure(event, relation) for event, count in entries if count), 0.0)
-
-
-def _pure(event: Event, relation: Relation) -> float:
-    match event:
-        case LaplaceNoise(b):
-            return 1 / _shrunk(b, relation)
-        case PoissonSampled(rate, LaplaceNoise(b)) if relation != "replace_one":
-            return float(np.logaddexp(math.log(rate) + 1 / b, math.log1p(-rate))) if rate < 1 else 1 / b
-    return math.inf
-
-
-def _basic_epsilon(entries: Entries, delta: float) -> float:
-    """Basic composition of (epsilon, delta) pairs: sums of both, if the deltas fit; else inf."""
-    pairs = [(event, count) for event, count in entries if isinstance(event, Approximate)]
-    if len(pairs) < len(entries) or sum(count * event.delta for event, count in pairs) > delta:
-        return math.inf
-    return sum((count * event.epsilon for event, count in pairs), 0.0)
-
-
-def _repeated_pair(pair: Approximate, count: int, delta: float) -> float:
-    """Epsilon of `count` times one (epsilon, delta) pair, exactly and without a grid; rounded up by 1e-9."""
-    basic = _basic_epsilon([(pair, count)], delta)
-    lost, above, below = _pair_tails(pair, count)
-    if lost >= delta:
-        return basic
-    left = (delta - lost) / (1 - lost)
-    exact = float(np.max(np.log(above[above > left] - left) - below[above > left], initial=-math.inf))
-    return min(basic, max(0.0, exact + 1e-9))
-
-
-def _repeated_pair_delta(pair: Approximate, count: int, at: float) -> float:
-    lost, above, below = _pair_tails(pair, count)
-    return lost + (1 - lost) * max(0.0, float(np.max(above - np.exp(np.minimum(at + below, 700.0)))) + 1e-12)
-
-
-@lru_cache(maxsize=32)
-def _pair_tails(pair: Approximate, count: int) -> tuple[float, Any, Any]:
-    """What is lost, Pr[B >= i] and log Pr[count - B >= i] of k pairs (Kairouz, Oh, Viswanath 2015, Theorem 3.3):
-
-    delta(e) = 1 - (1-d)^k (1 - max_i (Pr[B >= i] - exp(e) Pr[k - B >= i])),   B ~ Bin(k, 1 / (1 + exp(-epsilon)))
-    """
-    from scipy.stats import binom
-
-    lost = -math.expm1(count * math.log1p(-pair.delta)) if pair.delta < 1 else 1.0
-    tries, high = np.arange(count + 1), 1 / (1 + math.exp(-pair.epsilon))
-    above = np.exp(np.logaddexp.accumulate(binom.logpmf(tries, count, high)[::-1]))
-    return lost, above, np.logaddexp.accumulate(binom.logpmf(tries, count, 1 - high)[::-1])
-
-
-def _scale(event: Event) -> float:
-    assert isinstance(event, GaussianNoise | LaplaceNoise)
-    return event.multiplier
-
-
-def _shrunk(multiplier: float, relation: Relation) -> float:
-    """The multiplier per unit of movement: replacing moves a message by up to 2."""
-    return multiplier / 2 if relation == "replace_one" else multiplier
 
 
 def _gaussian_epsilon(mu: float, delta: float) -> float:
@@ -276,16 +214,6 @@ def _gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     with np.errstate(divide="ignore"):  # far out its delta is 0, and it takes the logarithm of that
         return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)))
-
-
-def _gaussian_delta(mu: float, at: float) -> float:
-    """Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu) (Balle & Wang 2018)."""
-    from scipy.special import log_ndtr
-
-    if mu == 0:
-        return max(0.0, -math.expm1(at))
-    first, second = float(log_ndtr(mu / 2 - at / mu)), at + float(log_ndtr(-mu / 2 - at / mu))
-    return math.exp(first) * -math.expm1(min(0.0, second - first))
 
 
 def _on_grid(
@@ -304,26 +232,7 @@ def _on_grid(
 
 def _widening(entries: Entries, relation: Relation) -> float:
     """1, or more where there is next to no noise: losses in the hundreds need no thousandths."""
-    return max([1.0, *(loss / 25 for loss in _losses(entries, relation))])
-
-
-def _losses(entries: Entries, relation: Relation) -> list[float]:
-    """About the largest loss of one release of each entry with noise."""
-    return [loss for event, _ in entries if (loss := _loss(event, relation)) is not None]
-
-
-def _loss(event: Event, relation: Relation) -> float | None:
-    match event:
-        case CappedPoisson(_, _, _, GaussianNoise(z)):  # who comes in for whom is capped: up to twice the movement
-            return _loss(GaussianNoise(z / 2), relation)
-        case PoissonSampled(_, inner) | FixedSampled(_, _, inner):
-            return _loss(inner, relation)
-        case GaussianNoise(z):
-            mu = 1 / _shrunk(z, relation)
-            return mu * (mu / 2 + 6)
-        case LaplaceNoise(b):
-            return 1 / _shrunk(b, relation)
-    return None
+    return max([1.0, *(loss / 25 for loss in gridless.losses(entries, relation))])
 
 
 @lru_cache(maxsize=32)
@@ -346,9 +255,9 @@ def _pld(event: Event, count: int, relation: Relation, grid: float) -> Any:
 def _once(event: Event, relation: Relation, grid: float) -> Any:
     match event:
         case GaussianNoise(z):
-            return plds.from_gaussian_mechanism(_shrunk(z, relation), value_discretization_interval=grid)
+            return plds.from_gaussian_mechanism(shrunk(z, relation), value_discretization_interval=grid)
         case LaplaceNoise(b):
-            return plds.from_laplace_mechanism(_shrunk(b, relation), value_discretization_interval=grid)
+            return plds.from_laplace_mechanism(shrunk(b, relation), value_discretization_interval=grid)
         case PoissonSampled(rate, GaussianNoise(z)):
             return plds.from_gaussian_mechanism(
                 z, value_discretization_interval=grid, sampling_prob=rate, neighboring_relation=_NEIGHBOURS[relation]
@@ -416,9 +325,9 @@ def _rdp_relation(entries: Entries, relation: Relation) -> Relation:
 def _rdp_event(event: Event, relation: Relation) -> Any:
     match event:
         case GaussianNoise(z):
-            return de.GaussianDpEvent(_shrunk(z, relation))
+            return de.GaussianDpEvent(shrunk(z, relation))
         case LaplaceNoise(b):
-            return de.LaplaceDpEvent(_shrunk(b, relation))
+            return de.LaplaceDpEvent(shrunk(b, relation))
         case PoissonSampled(rate, GaussianNoise(z)) if relation != "replace_one":
             return de.PoissonSampledDpEvent(rate, de.GaussianDpEvent(z))
         case FixedSampled(population, cohort, GaussianNoise(z)) if relation == "replace_one":
