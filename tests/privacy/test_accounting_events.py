@@ -37,10 +37,10 @@ def cost(event: Event, count: int, relation: Relation, delta: float) -> float:
 
 
 def test_a_cap_of_half_as_much_again_is_almost_free_and_a_tighter_one_is_not() -> None:
-    free = cost(PoissonSampled(0.05, GaussianNoise(1.0)), 200, "add_remove", 1e-5)
-    capped = [cost(CappedPoisson(0.05, 2000, cap, GaussianNoise(1.0)), 200, "add_remove", 1e-5) for cap in (150, 120)]
+    free = cost(PoissonSampled(0.05, GaussianNoise(2.0)), 200, "add_remove", 1e-5)
+    capped = [cost(CappedPoisson(0.05, 2000, cap, GaussianNoise(2.0)), 200, "add_remove", 1e-5) for cap in (150, 120)]
     assert free < capped[0] < 1.001 * free
-    assert capped[1] > 1.5 * free
+    assert capped[1] > 1.25 * free
 
 
 @pytest.mark.parametrize("shape", [0.0, 1.0])
@@ -140,7 +140,6 @@ def test_an_event_is_billable_exactly_if_the_accountant_accepts_it(event: Event,
     assert billable(event, relation) == accepted(event, relation)
 
 
-@pytest.mark.xfail(strict=True, reason="events.billable(Tuned) asks only for the inner event, not for its Renyi bound")
 def test_tuning_is_billable_exactly_if_the_accountant_accepts_it() -> None:
     tuned = [Tuned(event, 3, 2.0) for event in [*NOISE, *SAMPLED]]
     cases = [(event, relation) for event in tuned for relation in RELATIONS]

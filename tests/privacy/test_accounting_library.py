@@ -120,7 +120,7 @@ def test_privacy_buckets_of_a_mixture_fall_below_the_truth_and_connected_dots_do
 
     def delta(dots: bool) -> float:
         pld = plds.from_mixture_gaussian_mechanism(
-            1.0, sizes, chances, value_discretization_interval=1e-2, use_connect_dots=dots
+            1.0, sizes, chances, value_discretization_interval=2e-2, use_connect_dots=dots
         )
         return float(pld.get_delta_for_epsilon(at))
 

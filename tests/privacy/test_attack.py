@@ -72,7 +72,7 @@ def sampled(rate: float, multiplier: float, rounds: int, seed: int) -> tuple[NDA
     return ratio[0], ratio[1]
 
 
-@pytest.mark.parametrize(("rate", "multiplier", "rounds"), [(0.1, 0.5, 1), (0.3, 1.0, 8), (0.7, 2.0, 3)])
+@pytest.mark.parametrize(("rate", "multiplier", "rounds"), [(0.1, 0.5, 1), (0.3, 1.0, 8)])
 def test_the_optimal_attack_on_a_poisson_gaussian_stays_below(rate: float, multiplier: float, rounds: int) -> None:
     found = ceiling(line(PoissonSampled(rate, GaussianNoise(multiplier)), rounds))
     reached = best_attack(*sampled(rate, multiplier, rounds, seed=1))

@@ -110,5 +110,15 @@ def billable(event: Event, relation: Relation) -> bool:
         case PoissonSampled():
             return False
         case Tuned(inner, _, _, _):
-            return billable(inner, relation)
+            return _has_renyi_bound(inner, relation)
     return True
+
+
+def _has_renyi_bound(event: Event, relation: Relation) -> bool:
+    """Tuning is only proved through Renyi bounds: plain noise, or Gaussian noise amplified under its own relation."""
+    match event:
+        case PoissonSampled(_, inner):
+            return isinstance(inner, GaussianNoise) and relation != "replace_one"
+        case FixedSampled(_, _, inner):
+            return isinstance(inner, GaussianNoise) and relation == "replace_one"
+    return isinstance(event, GaussianNoise | LaplaceNoise | Unprotected)
