@@ -178,8 +178,11 @@ def audit(
     as_json: JsonFlag = False,
 ) -> None:
     """Lower bounds by attack beside the certified upper bound; exit 1 if one exceeds it."""
+    import torch
+
     from sordino.audit import report
 
+    torch.set_num_threads(1)  # two that fight over a core are slower than one
     if mechanism:
         found = report.mechanism(target)
     else:
