@@ -52,13 +52,6 @@ def _count(name: str, value: int) -> None:
         raise PlanError("sampling", f"{name} = {value}", "at least 1", f"set {name} to the number of clients")
 
 
-def _subset(rng: np.random.Generator, population: int, size: int) -> Cohort:
-    """A uniformly random subset, ascending; costs what the subset costs, not what the population does."""
-    chosen: Cohort = rng.choice(population, size, replace=False, shuffle=False)
-    chosen.sort()
-    return chosen
-
-
 def _binomial_most(population: int, rounds: int, rate: float) -> int:
     """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6."""
     from scipy.special import bdtrc
@@ -119,7 +112,7 @@ class Poisson(Sampler, kind="poisson"):
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         size = int(rng.binomial(self.population, self.rate))
         size = size if self.cap is None else min(size, self.cap)
-        return _subset(rng, self.population, size)
+        return np.sort(rng.choice(self.population, size, replace=False).astype(np.int64))
 
     def amplify(self, event: Event) -> Event:
         if self.cap is not None and self.cap < self.population:
@@ -153,7 +146,7 @@ class FixedSize(Sampler, kind="fixed"):
         return float(self.cohort)
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
-        return _subset(rng, self.population, self.cohort)
+        return np.sort(rng.choice(self.population, self.cohort, replace=False).astype(np.int64))
 
     def amplify(self, event: Event) -> Event:
         return FixedSampled(self.population, self.cohort, event)
