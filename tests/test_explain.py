@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def ran(folder: Path, *changes: tuple[str, str]) -> Path:
     return out
 
 
+@cache
 def explained(out: Path) -> dict[str, Any]:
+    """Once per run: nothing in its folder changes."""
     folder = RunFolder.open(out)
     return explain(folder.certify(), ceilings(folder.config().plan, folder.facts()))
 

@@ -116,7 +116,7 @@ events = st.one_of(
 
 
 @given(event=events, count=st.sampled_from([1, 10, 300]), delta=st.sampled_from([1e-8, 1e-5, 1e-3]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_the_first_opinion_is_never_above_the_second(event: Event, count: int, delta: float) -> None:
     relation: Relation = "replace_one" if isinstance(event, FixedSampled) else "add_remove"
     first = accounting.bound([(event, count)], relation, delta).value

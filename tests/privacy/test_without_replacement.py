@@ -124,7 +124,8 @@ def test_rate_one_is_the_plain_gaussian_of_mu_two_over_z(epsilon: float, multipl
 @given(epsilon=st.floats(-20, 20), rate=rates, multiplier=st.floats(0.2, 20))
 @settings(max_examples=100, deadline=None)
 def test_one_round_is_never_below_the_exact_curve_of_a_pair(epsilon: float, rate: float, multiplier: float) -> None:
-    assert at(epsilon, rate=rate, multiplier=multiplier) >= mixture_delta(epsilon, rate=rate, multiplier=multiplier)
+    truth = mixture_delta(epsilon, rate=rate, multiplier=multiplier)
+    assert at(epsilon, rate=rate, multiplier=multiplier) >= float(truth) * (1 - 1e-9)  # where the oracle itself cancels
 
 
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3, 0.5, 0.999, 1.001, 3.0])
