@@ -139,5 +139,6 @@ def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: 
     if free == "rounds":
         return longer(calibrate.rounds(lambda n: line_of(longer(n)), epsilon, delta))
     if free == "cohort":
-        return larger(calibrate.cohort(lambda n: line_of(larger(n)), epsilon, delta, plan.clients.population))
+        population, least = plan.clients.population, getattr(plan.release, "at_least", 1)
+        return larger(calibrate.cohort(lambda n: line_of(larger(n)), epsilon, delta, population, least))
     return noisier(calibrate.multiplier(lambda z: line_of(noisier(z)), epsilon, delta))
