@@ -30,7 +30,7 @@ from sordino.rng import Seeded
 from sordino.run import run
 
 CELLS = {cell.id: cell for table in TABLES for cell in table.cells}
-TABLE_2 = {  # paper 000, from /work/shared/PAPERS.md: sigma 0 and 1 in full
+TABLE_2 = {  # paper 000, sigma 0 and 1 in full
     ("uniform", 0): (82.87, 84.67, 84.99, 85.41),
     ("uniform", 1): (84.77, 85.90, 86.32, 86.63),
     ("poisson", 0): (83.94, 85.45, 86.30, 86.53),
