@@ -69,8 +69,21 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "wiener": {},
     },
     "ServerOptimizer": {
-        "sgd": {"lr": 0.5, "momentum": 0.25},
+        "sgd": {
+            "lr": 0.5,
+            "momentum": 0.25,
+            "weight_decay": 0.125,
+            "ball": 2.0,
+            "average": {"growth": 1.5, "after": 1},
+        },
         "adam": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
+        "accelerated": {"v": 2.0, "mu": 0.5, "weight_decay": 0.25, "ball": 2.0},
+        "stages": {
+            "stages": [
+                {"rounds": 1, "server": {"kind": "sgd", "lr": 0.5, "momentum": 0.25}},
+                {"rounds": 1, "server": {"kind": "accelerated", "v": 2.0}},
+            ]
+        },
     },
     "Mechanism": {"gaussian": {"multiplier": 1.5}, "laplace": {"multiplier": 1.5}},
     "Release": {

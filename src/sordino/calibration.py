@@ -11,7 +11,7 @@ from sordino import codec
 from sordino.config import load_config
 from sordino.errors import ConfigError
 from sordino.plan import Plan
-from sordino.privacy.certificate import check_delta, line_entry
+from sordino.privacy.certificate import check_delta, headline
 from sordino.training import calibrated
 
 FREE = ("multiplier", "rounds", "cohort")
@@ -25,12 +25,12 @@ def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: s
         _check_new(out)
     config = load_config(file)
     delta = config.delta if delta is None else delta
-    check_delta(delta, config.plan.clients.population, config.privacy.allow_large_delta)
+    check_delta(delta, config.plan.units, config.privacy.allow_large_delta)
     plan = calibrated(config.plan, epsilon=epsilon, delta=delta, free=free)
     changed = replace(config, plan=plan, privacy=replace(config.privacy, delta=delta))
     if out is not None:
         out.write_text(codec.to_toml(changed), encoding="utf-8")
-    cost = line_entry(plan.bill().line("models"), delta)
+    cost = headline(plan.bill().of("models"), delta)
     return {"free": free, "value": _value(plan, free), **cost, "out": str(out) if out else None}
 
 
@@ -46,5 +46,5 @@ def _value(plan: Plan, free: str) -> float:
         return plan.rounds
     if free == "cohort":
         return plan.clients.expected
-    release = codec.dump(plan.release)
+    release = codec.dump(plan.local if plan.release.kind == "forward" else plan.release)
     return float(release.get("multiplier") or release["mechanism"]["multiplier"])

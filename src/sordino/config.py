@@ -77,12 +77,14 @@ class PrivacySpec:
     """delta (default population^-1.1), where the noise comes from, and what one client may spend at most.
 
     `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
+    `silos` gives every silo its own budget and delta, in their order; a round that would cost one more is not run.
     """
 
     delta: float | None = None
     allow_large_delta: bool = False
     noise: Mode = "simulation"
     client_epsilon: float | None = None
+    silos: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +111,30 @@ class Config:
     run: RunSpec = field(default_factory=RunSpec)
 
     def __post_init__(self) -> None:
-        check_delta(self.delta, self.plan.clients.population, self.privacy.allow_large_delta)
+        for delta in (self.delta, *self.deltas):
+            check_delta(delta, self.plan.units, self.privacy.allow_large_delta)
+        if self.deltas and len(self.deltas) != self.plan.clients.population:
+            found = f"{len(self.deltas)} budgets under privacy.silos for {self.plan.clients.population} silos"
+            raise ConfigError(found, "one per silo, in their order")
 
     @property
     def delta(self) -> float:
         """The delta that the certificate will state."""
         given = self.privacy.delta
-        return default_delta(self.plan.clients.population) if given is None else given
+        return default_delta(self.plan.units) if given is None else given
+
+    @property
+    def deltas(self) -> tuple[float, ...]:
+        """The delta of every silo, where each has its own budget."""
+        return tuple(budget.delta for budget in self.privacy.silos)
 
     @property
     def budget(self) -> Filter | None:
         """The filter of `client_epsilon`, with nothing spent yet."""
-        limit = self.privacy.client_epsilon
-        return None if limit is None else client_filter(self.plan, Budget(limit, self.delta))
+        limit, own = self.privacy.client_epsilon, dict(enumerate(self.privacy.silos))
+        if limit is None and not own:
+            return None
+        return client_filter(self.plan, Budget(limit, self.delta) if limit is not None else own[0], own)
 
     def build(self) -> Task:
         """The task of this file."""

@@ -6,38 +6,57 @@ from typing import Any
 
 from sordino.plan import Plan
 from sordino.privacy.attack import Ceiling, ceiling
-from sordino.privacy.bill import Adversary, Bill
+from sordino.privacy.bill import ADVERSARIES, Adversary, Bill
 from sordino.privacy.certificate import Facts, participation
 
 CHANGE = {
-    "add_remove": "adding or removing all the data of one {unit}",
-    "replace_one": "replacing all the data of one {unit} by any other data",
+    "add_remove": "adding or removing {all}",
+    "replace_one": "replacing {all} by any other data",
     "zero_out": "one {unit} taking part with its data or with an empty message",
 }
+ALL = {"client": "all the data of one client", "record": "one record of one silo"}
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
     "cohort": "Someone who also sees who took part in which round",
-    "messages": "Someone who reads every message as it leaves a {unit}",
+    "messages": "Someone who reads every message as it leaves a {holder}",
 }
 
 
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
     """What each adversary's best membership test can reach."""
     bill: Bill = plan.bill(participation(plan, facts))
-    return {line.adversary: ceiling(line) for line in bill.lines}
+    return {who: _worst([ceiling(line) for line in bill.of(who)]) for who in ADVERSARIES}
+
+
+def _worst(found: list[Ceiling]) -> Ceiling:
+    """Of several silos, the one that an attack gets furthest with."""
+    return Ceiling(max(one.true_positives for one in found), max(one.auc for one in found))
 
 
 def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
     """Sentences by topic."""
     unit = certificate["unit"]
     return {
-        "protected": f"What is protected is everything that one {unit} contributed to the training, in all rounds.",
+        "protected": _protected(unit),
         "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
         "noise": _noise(certificate),
         "assumed": [sentence(text) for text in certificate["assumptions"]],
         "not_covered": [sentence(text) for text in certificate["not_covered"]],
         "counted": _counted(certificate),
+        "silos": [_silo(entry) for entry in certificate["adversaries"][-1].get("silos", [])],
     }
+
+
+def _silo(entry: dict[str, Any]) -> str:
+    names, held = ", ".join(str(silo) for silo in entry["silos"]), "Silo" if len(entry["silos"]) == 1 else "Silos"
+    if entry["epsilon"] is None:
+        return f"{held} {names}: nothing is guaranteed."
+    return f"{held} {names}: epsilon {entry['epsilon']:.3g} at delta {entry['delta']:.2g}."
+
+
+def _protected(unit: str) -> str:
+    what = "everything that one client" if unit == "client" else "what any single record of a silo"
+    return f"What is protected is {what} contributed to the training, in all rounds."
 
 
 def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
@@ -50,10 +69,10 @@ def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
 
 
 def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
-    who = WHO[line["adversary"]].format(unit=unit)
+    who = WHO[line["adversary"]].format(holder="client" if unit == "client" else "silo")
     if line["epsilon"] is None:
         return f"{who}: nothing is guaranteed."
-    change = CHANGE[line["relation"]].format(unit=unit)
+    change = CHANGE[line["relation"]].format(unit=unit, all=ALL[unit])
     return (
         f"{who}: epsilon {line['epsilon']:.3g} at delta {line['delta']:.2g}, for {change}. "
         f"Accusing 1 in 100 innocents, the best attack finds at most {100 * reach.true_positives:.1f} in 100 members; "
@@ -86,6 +105,9 @@ def page(found: dict[str, Any]) -> str:
     """The explanation as text."""
     lines = [found["protected"], "", "Against whom, and how strongly:"]
     lines += [f"- {entry['sentence']}" for entry in found["against"]]
+    if found["silos"]:
+        lines += ["", "Each silo's own guarantee, even to one who reads its messages:"]
+        lines += [f"- {text}" for text in found["silos"]]
     lines += ["", found["noise"], found["counted"], "", "What must hold for this to be true:"]
     lines += [f"- {text}" for text in found["assumed"]]
     return "\n".join([*lines, "", "What this does not cover:", *(f"- {text}" for text in found["not_covered"])])

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.privacy.certificate import Facts, certificate, compare
 from sordino.rng import Seeded
-from sordino.training import most_rounds
+from sordino.training import counted
 
 _NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none
 
@@ -175,9 +175,9 @@ class RunFolder:
 
     def facts(self) -> Facts:
         """What a certificate needs beside the plan."""
-        config, charged = self.config(), len(self._lines("charges.jsonl"))
-        most = most_rounds(config.plan, self.cohorts())
-        return Facts(config.delta, config.privacy.noise, charged, most, self._model_sum(), codec.digest(config))
+        config, rounds = self.config(), [int(line["round"]) for line in self._lines("charges.jsonl")]
+        known = Facts(config.delta, config.privacy.noise, 0, None, self._model_sum(), codec.digest(config))
+        return counted(config.plan, rounds, self.cohorts(), replace(known, deltas=config.deltas))
 
     def _model_sum(self) -> str:
         file = self.path / "model.safetensors"

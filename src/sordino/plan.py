@@ -19,10 +19,10 @@ from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Memory, ServerOptimizer
 from sordino.parts.sparsify import PublicMask
-from sordino.privacy.bill import Bill, Participation, client_bill
-from sordino.privacy.bounds import Bound, Spent
+from sordino.privacy.bill import Bill, Participation, client_bill, record_bill
+from sordino.privacy.bounds import Bound, Spent, Unit
 from sordino.privacy.events import billable
-from sordino.privacy.release import Release
+from sordino.privacy.release import Release, ShuffledNoise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,8 @@ class Plan:
         self._check_radius()
         self.release.check(self.bound)
         self.release.suits(self.clients)
+        self._check_records()
+        self._check_stages()
         for line in self.bill().lines:
             for event, _ in line.entries:
                 if not billable(event, line.relation):
@@ -75,6 +77,40 @@ class Plan:
         if self.local.projects:
             found = "an adaptive radius with project = true, under which every update is inside"
             raise PlanError("adaptive clip", found, "updates that are not projected", "set project = false")
+
+    def _check_records(self) -> None:
+        """What only matters where one record is the unit."""
+        reads, most = self.local.reads, None if self.local.reads is None else self.local.reads.rounds()
+        if reads is None:
+            return
+        reads.check(self.clients.population)
+        spent = self.local.bound()
+        needed = self.rounds * (spent.count if isinstance(spent, Spent) else 1)
+        if most is not None and needed > most:
+            found = f"{needed} disjoint batches where the smallest silo has {most}"
+            raise PlanError("one pass", found, "batches that are disjoint in all rounds", "fewer rounds, or less batch")
+        if isinstance(self.release, ShuffledNoise) and not (reads.fixed and reads.count == 1):
+            found = f"shuffled messages of {reads.count:g} records each"
+            fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
+            raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
+        if self.encode:
+            found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
+            raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
+
+    def _check_stages(self) -> None:
+        staged = getattr(self.server, "rounds", None)
+        if staged is not None and staged != self.rounds:
+            raise PlanError("server", f"stages of {staged} rounds in a plan of {self.rounds}", "as many rounds in both")
+
+    @property
+    def unit(self) -> Unit:
+        """What one neighbour may change."""
+        return "client" if self.local.reads is None else "record"
+
+    @property
+    def units(self) -> int:
+        """How many there are: clients, or records of the largest silo; delta must be small against 1 / units."""
+        return self.clients.population if self.local.reads is None else max(self.local.reads.sizes)
 
     @property
     def bound(self) -> Bound | Spent:
@@ -146,15 +182,17 @@ class Plan:
 
     def bill(self, participation: Participation | None = None) -> Bill:
         """What the plan costs (a forecast), or what a run with this participation cost."""
-        return client_bill(
-            self.clients, self.release, participation or Participation.planned(self.clients, self.rounds)
-        )
+        counted = participation or Participation.planned(self.clients, self.rounds)
+        if self.unit == "record":
+            return record_bill(self.clients, self.local, self.release, counted)
+        return client_bill(self.clients, self.release, counted)
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         """Undo the encode steps on the noised mean, in reverse order."""
         for step in reversed(self.encode):
             mean = step.decode(mean, public)
-        return mean
+        unit = self.local.unit(public)
+        return mean if unit == 1.0 else mean * unit
 
     def refine(self, mean: Tensor, known: Noised) -> Tensor:
         """All post-processing, in order."""

@@ -15,6 +15,7 @@ from sordino.data.task import Task
 from sordino.diagnostics import of_release
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
+from sordino.engines.silos import check_records
 from sordino.errors import DataError, EngineError
 from sordino.parts.encode import Public
 from sordino.parts.postprocess import Noised
@@ -66,6 +67,7 @@ def check(plan: Plan, task: Task, engine: Engine) -> None:
         )
     if plan.mask is not None and plan.mask.source.needs_public_data and task.public is None:
         raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
+    check_records(plan, task)
     missing = plan.release.needs - engine.offers
     if missing:
         raise EngineError(
@@ -142,4 +144,4 @@ def mean_std(plan: Plan, received: int, public: Public) -> float:
     """Exact standard deviation of the noise in one coordinate of the decoded mean: public knowledge."""
     count = plan.release.denominator(plan.clients.expected, received)
     unit = math.prod(clip.unit_at(public) for clip in plan.clips if clip.finite)
-    return plan.release.noise_std(received) / count * unit
+    return plan.release.noise_std(received) / count * unit * plan.local.unit(public)

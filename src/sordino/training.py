@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,13 @@ from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
 from sordino.parts.samplers import Cohort, FixedSize, Poisson, Sampler
+from sordino.parts.silo import NoisyLocalSgd
 from sordino.plan import Plan, State
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line
+from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import Facts, certificate, check_delta, default_delta
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
+from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.rng import Mode, streams
 from sordino.run import Round, Tally, check, run
 
@@ -52,8 +54,8 @@ def train(
     """Run every round of the plan; delta defaults to population^-1.1."""
     engine = engine or InProcess()
     check(plan, task, engine)
-    delta = default_delta(plan.clients.population) if delta is None else delta
-    check_delta(delta, plan.clients.population, allow_large_delta)
+    delta = default_delta(plan.units) if delta is None else delta
+    check_delta(delta, plan.units, allow_large_delta)
     tally, history, state = Tally(), [], State.initial(plan, task.layout.flatten(task.model))
     for done in run(
         plan, task, engine=engine, streams=streams(noise, seed), charges=tally, state=state, eval_every=eval_every
@@ -63,7 +65,7 @@ def train(
         if on_round:
             on_round(history[-1])
     model = final_model(plan, task, state)
-    facts = Facts(delta, noise, len(tally.rounds), most_rounds(plan, tally.cohorts), model_digest(model))
+    facts = counted(plan, tally.rounds, tally.cohorts, Facts(delta, noise, 0, model=model_digest(model)))
     return Result(model, history, certificate(plan, facts))
 
 
@@ -93,21 +95,43 @@ def model_digest(model: nn.Module) -> str:
     return hashlib.sha256(model_bytes(model)).hexdigest()
 
 
-def most_rounds(plan: Plan, cohorts: list[Cohort]) -> int | None:
-    """The most rounds of one client, where the cohort is seen by design; None where it is secret or public anyway."""
+def counted(plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts) -> Facts:
+    """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
+    again = len(rounds) - len(set(rounds))
+    facts = replace(facts, charged=len(rounds), repeats=again if plan.local.reads is not None else 0)
     if not cohorts or not plan.clients.random:
-        return None
-    return int(np.bincount(np.concatenate(cohorts), minlength=1).max(initial=0))
+        return facts
+    each = np.bincount(np.concatenate(cohorts), minlength=plan.clients.population)
+    own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
+    return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
 
 
-def with_multiplier(release: Release, multiplier: float) -> Release:
-    """The same release with another multiplier."""
+def with_multiplier(plan: Plan, multiplier: float) -> Plan:
+    """The same plan with another multiplier, the same for all."""
+    release = plan.release
     match release:
-        case CentralNoise(mechanism) | LocalNoise(mechanism, ()) | ShuffledNoise(mechanism):
-            return replace(release, mechanism=replace(mechanism, multiplier=multiplier))  # type: ignore[type-var]
+        case CentralNoise(mechanism) | ShuffledNoise(mechanism):
+            changed: Release = replace(release, mechanism=replace(mechanism, multiplier=multiplier))  # type: ignore[type-var]
+        case LocalNoise(mechanism):
+            changed = LocalNoise(replace(mechanism, multiplier=multiplier))  # type: ignore[type-var]
         case NoiseShares():
-            return replace(release, multiplier=multiplier)
-    raise PlanError("calibration", f"release {release.kind!r}, which has no multiplier", "a release with noise")
+            changed = replace(release, multiplier=multiplier)
+        case Forward() if isinstance(plan.local, NoisyLocalSgd):
+            return replace(plan, local=replace(plan.local, multiplier=multiplier, multipliers=()))
+        case _:
+            raise PlanError("calibration", f"release {release.kind!r}, which has no multiplier", "a release with noise")
+    return replace(plan, release=changed)
+
+
+def with_multipliers(plan: Plan, multipliers: tuple[float, ...]) -> Plan:
+    """The same plan with a multiplier for every silo."""
+    if isinstance(plan.release, LocalNoise):
+        return replace(plan, release=replace(plan.release, multipliers=multipliers))
+    if isinstance(plan.local, NoisyLocalSgd):
+        return replace(plan, local=replace(plan.local, multipliers=multipliers))
+    raise PlanError(
+        "calibration", f"release {plan.release.kind!r} and a budget per silo", "local_noise, or noisy_local_sgd"
+    )
 
 
 def with_cohort(clients: Sampler, cohort: int) -> Sampler:
@@ -122,13 +146,14 @@ def with_cohort(clients: Sampler, cohort: int) -> Sampler:
 
 def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "multiplier") -> Plan:
     """The plan with its multiplier, rounds or cohort (`free`) changed so that it costs `epsilon` at `delta`."""
-    delta = default_delta(plan.clients.population) if delta is None else delta
+    delta = default_delta(plan.units) if delta is None else delta
+    weakest = 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))  # whose records are read most
 
     def line_of(changed: Plan) -> Line:
-        return changed.bill().line("models")
+        return changed.bill().line("models", weakest)
 
     def noisier(z: float) -> Plan:
-        return replace(plan, release=with_multiplier(plan.release, z))
+        return with_multiplier(plan, z)
 
     def longer(rounds: int) -> Plan:
         return replace(plan, rounds=rounds)
@@ -142,3 +167,22 @@ def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: 
         population, least = plan.clients.population, getattr(plan.release, "at_least", 1)
         return larger(calibrate.cohort(lambda n: line_of(larger(n)), epsilon, delta, population, least))
     return noisier(calibrate.multiplier(lambda z: line_of(noisier(z)), epsilon, delta))
+
+
+def calibrated_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
+    """The plan with a multiplier of its own for every silo, so that each spends its own budget and no more."""
+    if len(budgets) != plan.clients.population:
+        raise PlanError(
+            "calibration", f"{len(budgets)} budgets for {plan.clients.population} silos", "one budget per silo"
+        )
+    solved: dict[tuple[int, Budget], float] = {}
+
+    def solve(silo: int, budget: Budget) -> float:
+        size = plan.local.reads.size(silo) if plan.local.reads is not None else 0
+        if (size, budget) not in solved:
+            solved[size, budget] = calibrate.multiplier(
+                lambda z: with_multiplier(plan, z).bill().line("messages", silo), budget.epsilon, budget.delta
+            )
+        return solved[size, budget]
+
+    return with_multipliers(plan, tuple(solve(silo, budget) for silo, budget in enumerate(budgets)))

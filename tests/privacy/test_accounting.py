@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiny import plan
 
 from sordino.errors import PlanError
+from sordino.parts.records import PoissonRecords
 from sordino.parts.samplers import Poisson
+from sordino.parts.silo import BatchGradient
 from sordino.privacy import accounting
 from sordino.privacy.accounting import delta_at, deltas_at, epsilon, group_epsilon
-from sordino.privacy.bill import Participation, client_bill, spent_bill
-from sordino.privacy.bounds import Spent
+from sordino.privacy.bill import Participation, client_bill
 from sordino.privacy.events import (
     Event,
     FixedSampled,
@@ -24,7 +26,8 @@ from sordino.privacy.events import (
     Relation,
     Unprotected,
 )
-from sordino.privacy.release import NoiseShares
+from sordino.privacy.mechanisms import Gaussian
+from sordino.privacy.release import LocalNoise, NoiseShares
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 CNN, LSTM = 2000**-1.1, 975**-1.1
@@ -103,7 +106,11 @@ def test_rates_of_silos_and_records_never_multiply() -> None:
     assert visible == pytest.approx(1.51, abs=0.005)
     with pytest.raises(PlanError, match="accounting"):
         epsilon([(PoissonSampled(0.1, record), 1000)], "add_remove", 1e-5)
-    for line in spent_bill(Spent(record), Participation(releases=1000, most=100)).lines:
+    silos = plan(
+        rounds=1000, clients=Poisson(100, 0.1), local=BatchGradient(PoissonRecords(2, (200,)), 1.0), encode=(),
+        release=LocalNoise(Gaussian(0.8)),
+    )  # fmt: skip
+    for line in silos.bill(Participation(releases=1000, most=100)).lines:
         assert line.entries == ((record, 100),)
 
 

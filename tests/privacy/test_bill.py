@@ -15,6 +15,7 @@ from sordino.parts.server import Adam
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import Adversary, Line, Participation
+from sordino.privacy.certificate import headline, line_entry
 from sordino.privacy.events import (
     CappedPoisson,
     Event,
@@ -109,9 +110,12 @@ def test_local_noise_is_replace_one_and_unamplified_for_every_adversary(clients:
     assert line(clients, LOCAL, adversary) == Line(adversary, "replace_one", ((Z, clients.most(ROUNDS)),))
 
 
-def test_clients_with_their_own_noise_are_billed_by_the_least() -> None:
+def test_clients_with_their_own_noise_have_a_line_of_their_own_and_the_least_is_the_headline() -> None:
     own = LocalNoise(Gaussian(9.0), tuple([5.0, 2.0, 7.0] + [8.0] * 97))
-    assert line(EVERYONE, own, "models").entries == ((Z, ROUNDS),)
+    bill = planned(EVERYONE, own).bill()
+    assert [found.silos[:1] for found in bill.of("models")] == [(0,), (1,), (2,), (3,)]
+    assert bill.line("models", 1).entries == ((Z, ROUNDS),)
+    assert headline(bill.of("models"), 1e-5)["epsilon"] == line_entry(bill.line("models", 1), 1e-5)["epsilon"]
 
 
 @pytest.mark.parametrize("clients", SAMPLERS, ids=str)

@@ -33,7 +33,31 @@ LOSSES: dict[str, Loss] = {
     "mse": lambda out, y: _per_record(F.mse_loss(*_aligned(out, y), reduction="none")),
     "absolute": lambda out, y: _per_record(F.l1_loss(*_aligned(out, y), reduction="none")),
     "logistic": lambda out, y: _per_record(F.binary_cross_entropy_with_logits(*_aligned(out, y), reduction="none")),
+    "hinge": lambda out, y: _per_record(_hinge(*_aligned(out, y))),
 }
+
+
+def _hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    """max(0, 1 - s z) with s = +-1 for targets 1 and 0."""
+    return (1 - (2 * targets - 1) * outputs).clamp(min=0)
+
+
+def quantile_of(loss: str) -> float | None:
+    """tau of the loss "quantile(tau)": max(tau (y - z), (tau - 1) (y - z)); None for any other name."""
+    inner = loss.removeprefix("quantile(").removesuffix(")")
+    try:
+        tau = float(inner) if f"quantile({inner})" == loss else -1.0
+    except ValueError:
+        return None
+    return tau if 0 < tau < 1 else None
+
+
+def _pinball(tau: float) -> Loss:
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        out, y = _aligned(outputs, targets)
+        return _per_record(torch.maximum(tau * (y - out), (tau - 1) * (y - out)))
+
+    return losses
 
 
 @dataclass(frozen=True)
@@ -108,8 +132,9 @@ class Task:
         return cls(model, Clients.of(clients), known[0], loss, known[1])
 
     def __post_init__(self) -> None:
-        if isinstance(self.loss, str) and self.loss not in LOSSES:
-            raise ConfigError(f"loss {self.loss!r}", "a known loss or a function", nearest(self.loss, list(LOSSES)))
+        if isinstance(self.loss, str) and self.loss not in LOSSES and quantile_of(self.loss) is None:
+            names = [*LOSSES, "quantile(0.5)"]
+            raise ConfigError(f"loss {self.loss!r}", "a known loss or a function", nearest(self.loss, names))
         wide = next((n for n, p in self.model.named_parameters() if p.dtype != torch.float32), None)
         if wide is not None:
             raise DataError(f"a model whose {wide} is not float32", "a float32 model", "call model.float()")
@@ -125,7 +150,10 @@ class Task:
     @property
     def losses(self) -> Loss:
         """The loss, one value per record."""
-        return LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        if not isinstance(self.loss, str):
+            return self.loss
+        tau = quantile_of(self.loss)
+        return LOSSES[self.loss] if tau is None else _pinball(tau)
 
     def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
         """Mean loss on the whole test set; accuracy for classes, root mean square error for numbers."""

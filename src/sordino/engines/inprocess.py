@@ -17,12 +17,15 @@ from sordino.engines import allocator
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
+from sordino.engines.slopes import has_prox
 from sordino.errors import PlanError
 from sordino.parts.encode import Public, finite_rows
-from sordino.parts.gradients import Batch, Objective
+from sordino.parts.gradients import Batch, Moreau, Objective
+from sordino.parts.local import Coins
 from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
+from sordino.privacy.bounds import Spent
 from sordino.rng import Streams
 
 Path = Literal["batched", "sequential"]
@@ -58,10 +61,12 @@ def _path(plan: Plan, task: Task) -> Path:
     return "batched" if small and (can_write_out(task) or can_batch(task)) else "sequential"
 
 
-def _objective(task: Task, path: Path) -> Objective:
+def _objective(plan: Plan, task: Task, path: Path) -> Objective:
     if path == "sequential":
         return OneClient(task)
-    return LinearClients(task) if can_write_out(task) else ManyClients(task)
+    smooths = isinstance(getattr(plan.local, "gradient", None), Moreau)
+    written = can_write_out(task) and (not smooths or has_prox(str(task.loss)))
+    return LinearClients(task) if written else ManyClients(task)
 
 
 class InProcessWorker:
@@ -70,7 +75,8 @@ class InProcessWorker:
     def __init__(self, plan: Plan, task: Task, streams: Streams, path: Path, chunk: int) -> None:
         self.plan, self.task, self.streams = plan, task, streams
         self.path, self.chunk = path, chunk
-        self.objective = _objective(task, path)
+        self.objective = _objective(plan, task, path)
+        self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)
 
     @property
@@ -97,14 +103,17 @@ class InProcessWorker:
         t, own = public.t, self.objective.inward(start)
         streams = [self.streams.at(t, "batches", int(c)) for c in clients]
         sizes = [self.task.clients.size(int(c)) for c in clients]
-        drawn = [self.plan.local.indices(size, rng) for size, rng in zip(sizes, streams, strict=True)]
+        drawn = [
+            self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in zip(sizes, streams, clients, strict=True)
+        ]
+        coins = [Coins(int(c), self.streams.at(t, "local noise", int(c))) for c in clients] if self.noisy else []
         batches = self._batches(clients, drawn)
         if self.path == "batched":
-            rows = self.plan.local.solve(self.objective, own, batches, len(clients), public)
+            rows = self.plan.local.solve(self.objective, own, batches, len(clients), public, coins)
         else:
             with torch.random.fork_rng(devices=[]):  # dropout and its kin
                 torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
-                rows = self.plan.local.solve(self.objective, own, batches, 1, public)
+                rows = self.plan.local.solve(self.objective, own, batches, 1, public, coins)
         return self.objective.outward(rows)
 
     def _batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from sordino.data.task import Task
-from sordino.parts.gradients import Batch
+from sordino.engines.slopes import factors, known_slope, proximal, slope_of
+from sordino.parts.gradients import Ball, Batch
 
 
 class LinearClients:
-    """m clients of one `Linear` layer under cross-entropy or squared error.
+    """m clients of one `Linear` layer under one of the losses of `SLOPES`.
 
-    z = x W^T + c;  g = (softmax(z) - onehot(y)) / n   or   2 (z - y) / n;   dW = g^T x,  dc = sum g
+    z = x W^T + c;  r = d loss / d z, e.g. softmax(z) - onehot(y);   dW = r^T x / n,  dc = sum r / n
+    One record's gradient is the outer product of r and (x, 1), so its norm is ||r|| ||(x, 1)||: it is never formed.
     """
 
     def __init__(self, task: Task) -> None:
@@ -21,7 +23,8 @@ class LinearClients:
         assert layer is not None
         self.outputs, self.inputs = layer.weight.shape
         self.bias = layer.bias is not None
-        self.classes = task.loss == "cross_entropy"
+        self.slope = slope_of(str(task.loss))
+        self.loss = str(task.loss)
         self.slopes = torch.empty(0)
 
     @property
@@ -45,7 +48,30 @@ class LinearClients:
         m, edge = len(w), self.outputs * self.inputs
         x = batch.x.reshape(m, -1, self.inputs)
         weight = w[:, :edge].view(m, self.outputs, self.inputs)
-        residual = self._residual(self._scores(x, weight, w[:, edge:]), batch)
+        residual = self._mean(self.slope(self._scores(x, weight, w[:, edge:]), batch.y), batch)
+        return self._written(residual, x)
+
+    def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
+        """Sums [m, d] of every record's gradient, each pulled into the ball; masked and non-finite ones are zero."""
+        if self.slopes.shape != w.shape:
+            self.slopes = torch.empty_like(w)
+        m, edge = len(w), self.outputs * self.inputs
+        x = batch.x.reshape(m, -1, self.inputs)
+        scores = self._scores(x, w[:, :edge].view(m, self.outputs, self.inputs), w[:, edge:])
+        sizes = torch.linalg.vector_norm(x, ord=ball.norm, dim=-1)
+        sizes = (sizes.square() + self.bias).sqrt() if ball.norm == 2 else sizes + self.bias
+        residual = self._slopes_at(scores, batch.y, sizes, ball)
+        norms = torch.linalg.vector_norm(residual, ord=ball.norm, dim=-1) * sizes
+        scale = factors(norms, ball.radius, batch.mask)[..., None]
+        return self._written(torch.where(scale > 0, residual * scale, torch.zeros_like(residual)), x)
+
+    def _slopes_at(self, scores: Tensor, y: Tensor, sizes: Tensor, ball: Ball) -> Tensor:
+        if ball.envelope is None:
+            return self.slope(scores, y)
+        return proximal(self.loss, scores, y, ball.envelope.beta / sizes.square()[..., None])
+
+    def _written(self, residual: Tensor, x: Tensor) -> Tensor:
+        m, edge = len(x), self.outputs * self.inputs
         torch.bmm(residual.transpose(1, 2), x, out=self.slopes[:, :edge].view(m, self.outputs, self.inputs))
         if self.bias:
             torch.sum(residual, 1, out=self.slopes[:, edge:])
@@ -56,15 +82,10 @@ class LinearClients:
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2))
 
-    def _residual(self, scores: Tensor, batch: Batch) -> Tensor:
-        """d loss / d scores, [m, b, outputs]."""
-        if self.classes:
-            residual = torch.softmax(scores, -1)
-            residual.scatter_add_(-1, batch.y[..., None], residual.new_full((*batch.y.shape, 1), -1.0))
-        else:
-            residual = (scores - batch.y.to(scores.dtype).reshape(scores.shape)) * (2 / self.outputs)
+    def _mean(self, residual: Tensor, batch: Batch) -> Tensor:
+        """Each record's share of the client's mean."""
         if batch.mask is None:
-            return residual.mul_(1 / scores.shape[1])
+            return residual.mul_(1 / residual.shape[1])
         count = batch.mask.sum(1, keepdim=True).clamp(min=1)
         return residual.mul_((batch.mask / count)[..., None])
 
@@ -92,8 +113,7 @@ def can_write_out(task: Task) -> bool:
     layer = linear_layer(task.model)
     if layer is None or not isinstance(task.loss, str):
         return False
-    flat = task.clients.records.x[:1].flatten(1).shape[1] == layer.in_features
-    labels = not task.clients.records.y.is_floating_point()
-    return flat and (
-        (task.loss == "cross_entropy" and labels and task.clients.records.y.dim() == 1) or task.loss == "mse"
-    )
+    y, flat = task.clients.records.y, task.clients.records.x[:1].flatten(1).shape[1] == layer.in_features
+    if task.loss == "cross_entropy":
+        return flat and not y.is_floating_point() and y.dim() == 1
+    return flat and known_slope(task.loss) and y[:1].numel() == layer.out_features

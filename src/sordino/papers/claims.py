@@ -83,8 +83,8 @@ def _cnn(results: Results) -> Iterator[Claim]:
 
 
 def _lstm(results: Results) -> Iterator[Claim]:
-    others = ("000-lstm-z0.4-sigma0.5", "000-lstm-z0.4-sigma1")
-    yield from _gain(results, "LSTM by role: smoothing gains at the smallest epsilon", "000-lstm-z0.4-sigma0", others)
+    others = ("000-lstm-z1-sigma0.5", "000-lstm-z1-sigma1")
+    yield from _gain(results, "LSTM by role: smoothing gains at the smallest epsilon", "000-lstm-z1-sigma0", others)
 
 
 def _denoisers(results: Results) -> Iterator[Claim]:

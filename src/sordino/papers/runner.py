@@ -18,7 +18,7 @@ from sordino.data.task import Records, evaluate
 from sordino.errors import ConfigError
 from sordino.papers import TABLES
 from sordino.papers.cells import Cell, Job, index
-from sordino.privacy.certificate import line_entry
+from sordino.privacy.certificate import headline
 from sordino.rng import Seeded
 from sordino.run import Round, run
 from sordino.training import final_model
@@ -72,7 +72,7 @@ class _paper_protocol:  # noqa: N801
 def summary(cell: Cell, runs: list[Result]) -> Result:
     """Mean and spread over seeds, beside what was published; epsilon as claimed and as it is."""
     job = cell.build(0)
-    line = line_entry(job.plan.bill().line("models"), job.delta)
+    line = headline(job.plan.bill().of("models"), job.delta)
     values = [100 * result["accuracy"] for result in runs]
     norms = [result["update_norm"] for result in runs if result["update_norm"] is not None]
     protocol = [100 * result["protocol"] for result in runs if result["protocol"] is not None]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError
+from sordino.privacy.bounds import Norm
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Anchor:
     radius: float = math.inf
 
 
+@dataclass(frozen=True)
+class Ball:
+    """Where the gradient of every single record is pulled to: ||g_j|| <= radius; `envelope` smooths the loss first."""
+
+    radius: float = math.inf
+    norm: Norm = 2
+    envelope: Moreau | None = None
+
+
 class Objective(Protocol):
     """The clients' losses at their own parameters, as an engine computes them."""
 
@@ -39,6 +49,7 @@ class Objective(Protocol):
     def trainable(self) -> int: ...
     def place(self, start: Tensor, clients: int) -> Tensor: ...
     def gradient(self, w: Tensor, batch: Batch) -> Tensor: ...
+    def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor: ...  # [m, d], sum over records of g_j in the ball
     def inward(self, start: Tensor) -> Tensor: ...  # [d], in the objective's own order of coordinates
     def outward(self, rows: Tensor) -> Tensor: ...  # [m, d], back in the layout's order
 
@@ -106,6 +117,27 @@ class Blur(Gradient, kind="blur"):
         offset = w - anchor.start
         outside = _lengths(offset) > anchor.radius
         return slope + self.strength * offset * outside
+
+
+@dataclass(frozen=True)
+class Moreau(Gradient, kind="moreau"):
+    """beta (w - prox(w)): the gradient of  f_beta(w) = min_v f(v) + beta / 2 ||w - v||^2,  record by record.
+
+    f_beta is beta-smooth and within L^2 / (2 beta) of an L-Lipschitz f (Nesterov smoothing, paper 001). Closed form for
+    absolute, hinge and quantile losses of a linear model; else `steps` of the subgradient method for the strongly
+    convex inner problem, after which ||v - prox||^2 <= 4 G^2 / (beta^2 (steps + 1)), G the largest slope met.
+    """
+
+    beta: float
+    steps: int = 200
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.beta) and self.beta > 0 and self.steps >= 1):
+            raise PlanError("gradient", f"beta = {self.beta}, steps = {self.steps}", "beta above 0, at least one step")
+
+    def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
+        count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)
+        return objective.clipped(w, batch, Ball(envelope=self)) / count.clamp(min=1)
 
 
 def _lengths(rows: Tensor) -> Tensor:

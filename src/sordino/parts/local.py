@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +16,18 @@ from sordino.codec import Part
 from sordino.errors import PlanError
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
+from sordino.parts.records import RecordSampler
 from sordino.parts.schedules import Schedule, at
 from sordino.privacy.bounds import Bound, Spent
+from sordino.privacy.events import Event
+
+
+@dataclass(frozen=True)
+class Coins:
+    """One client's own randomness, for noise that it adds itself."""
+
+    client: int
+    rng: np.random.Generator
 
 
 class LocalSolver(Part):
@@ -33,12 +43,33 @@ class LocalSolver(Part):
         """What is known of the message."""
 
     @abstractmethod
-    def indices(self, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Which of a client's `size` records each step reads: [steps, b], padded with -1."""
+    def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
+        """Which of a client's `size` records each step of round t reads: [steps, b], padded with -1."""
 
     @abstractmethod
-    def solve(self, objective: Objective, start: Tensor, batches: Iterable[Batch], m: int, public: Public) -> Tensor:
-        """The messages [m, d] of m clients that all start at `start` [d]."""
+    def solve(
+        self,
+        objective: Objective,
+        start: Tensor,
+        batches: Iterable[Batch],
+        m: int,
+        public: Public,
+        coins: Sequence[Coins] = (),
+    ) -> Tensor:
+        """The messages [m, d] of m clients that all start at `start` [d]; `coins` are for noise of their own."""
+
+    @property
+    def reads(self) -> RecordSampler | None:
+        """How records are drawn, where one record is the unit; None where the client is."""
+        return None
+
+    def own_event(self, client: int) -> Event:
+        """One local step, where the solver adds noise of its own (`Spent`)."""
+        raise NotImplementedError(f"{self.kind} adds no noise of its own")
+
+    def unit(self, public: Public) -> float:
+        """What one unit of the message stands for: `decode` multiplies the noised mean by it."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +112,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     def bound(self) -> Bound | Spent:
         return Bound(unit="client")
 
-    def indices(self, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
         """Epochs of fresh permutations, cut into batches; the last batch of an epoch may be short."""
         if size == 0:
             return np.empty((0, 1), dtype=np.int64)
@@ -92,7 +123,15 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         order[:, :size] = rng.permuted(np.tile(np.arange(size), (epochs, 1)), axis=1)
         return order.reshape(-1, width)[: self.steps]
 
-    def solve(self, objective: Objective, start: Tensor, batches: Iterable[Batch], m: int, public: Public) -> Tensor:
+    def solve(
+        self,
+        objective: Objective,
+        start: Tensor,
+        batches: Iterable[Batch],
+        m: int,
+        public: Public,
+        coins: Sequence[Coins] = (),
+    ) -> Tensor:
         w = objective.place(start, m)
         velocity = torch.zeros_like(w) if self.momentum else None
         lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError
+from sordino.parts.norms import row_norms
 from sordino.parts.schedules import Schedule, at
 
 Memory = dict[str, Tensor]
@@ -36,25 +38,96 @@ class ServerOptimizer(Part):
 
 
 @dataclass(frozen=True)
+class Average:
+    """Weighted mean of the models that went out to the clients:  sum_r growth^r w_r / sum_r growth^r.
+
+    growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) of paper 001 (Algorithm 1,
+    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are left out; while nothing is in the mean it
+    stands for the last model that went out. As in the paper, the model that the last step made is not in it.
+    """
+
+    growth: float = 1.0
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.growth < math.inf:
+            found = f"an average whose growth is {self.growth}"
+            raise PlanError("server", found, "a finite number of at least 1", "1 weighs every round alike")
+        if self.after < 0:
+            raise PlanError("server", f"an average that leaves out {self.after} rounds", "at least 0")
+
+    def share(self, count: int) -> float:
+        """Weight of the newest of `count` models in their mean: growth^count / sum_j growth^j, free of overflow."""
+        rate = math.log(self.growth)
+        return math.expm1(-rate) / math.expm1(-count * rate) if rate else 1.0 / count
+
+    def init(self, params: Tensor) -> Memory:
+        """Memory before the first round; the mean is float64, so that 10^5 small steps are not rounded away."""
+        return {"average": params.to(torch.float64, copy=True), "count": torch.zeros((), dtype=torch.int64)}
+
+    def fold(self, memory: Memory) -> Memory:
+        """The mean with the model of this round in it."""
+        count = memory["count"] + 1
+        share = self.share(max(int(count) - self.after, 1))
+        return {"average": torch.lerp(memory["average"], memory["params"].double(), share), "count": count}
+
+
+def project(params: Tensor, center: Tensor, radius: float) -> Tensor:
+    """The point nearest to `params` in the L2 ball of `radius` around `center`."""
+    away = params - center
+    norm = float(row_norms(away[None])[0])
+    return params if norm <= radius else center + away * (radius / norm)
+
+
+def check_extras(weight_decay: float, ball: float | None) -> None:
+    """Refuse a regulariser or a ball that means nothing."""
+    if not 0 <= weight_decay < math.inf:
+        raise PlanError("server", f"weight_decay {weight_decay}", "a finite number of at least 0")
+    if ball is not None and not 0 < ball < math.inf:
+        raise PlanError("server", f"a ball of radius {ball}", "a positive finite radius", "leave ball out for no ball")
+
+
+@dataclass(frozen=True)
 class Sgd(ServerOptimizer, kind="sgd"):
-    """v <- momentum * v + mean;  w <- w - lr_t * v. With lr = 1 and no momentum: FedAvg."""
+    """v <- momentum * v + mean + weight_decay * w;  w <- P(w - lr_t * v). With the defaults: FedAvg.
+
+    weight_decay -> lambda of the regulariser lambda/2 ||w||^2; P projects on the L2 ball of radius `ball` around the
+    model that the run began with; `average` returns a mean of the models in place of the last one. All of it works on
+    what is released already, so none of it has a privacy cost. Noisy minibatch SGD of paper 001, Algorithm 1.
+    """
 
     lr: float | Schedule = 1.0
     momentum: float = 0.0
+    weight_decay: float = 0.0
+    ball: float | None = None
+    average: Average | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise PlanError("server", f"momentum {self.momentum}", "a number in [0, 1)")
+        check_extras(self.weight_decay, self.ball)
 
     def init(self, params: Tensor) -> Memory:
         memory = {"params": params.clone()}
-        return memory | {"velocity": torch.zeros_like(params)} if self.momentum else memory
+        if self.momentum:
+            memory["velocity"] = torch.zeros_like(params)
+        if self.ball is not None:
+            memory["center"] = params.clone()
+        return memory | self.average.init(params) if self.average else memory
+
+    def result(self, memory: Memory) -> Tensor:
+        return memory["average"].to(memory["params"].dtype) if self.average else memory["params"]
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
-        if not self.momentum:
-            return {"params": memory["params"] - at(self.lr, t) * mean}
-        velocity = self.momentum * memory["velocity"] + mean
-        return {"params": memory["params"] - at(self.lr, t) * velocity, "velocity": velocity}
+        params = memory["params"]
+        slope = mean + self.weight_decay * params if self.weight_decay else mean
+        if self.momentum:
+            slope = self.momentum * memory["velocity"] + slope
+        moved = params - at(self.lr, t) * slope
+        after = {**memory, "params": moved if self.ball is None else project(moved, memory["center"], self.ball)}
+        if self.momentum:
+            after["velocity"] = slope
+        return after | self.average.fold(memory) if self.average else after
 
 
 @dataclass(frozen=True)

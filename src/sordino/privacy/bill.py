@@ -10,25 +10,33 @@ Forecast and bill are one function; they differ only in `participation`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.privacy.bounds import Spent, Unit
-from sordino.privacy.events import Event, Relation
-from sordino.privacy.release import NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.privacy.events import Event, Relation, Unprotected
+from sordino.privacy.release import LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+
+if TYPE_CHECKING:
+    from sordino.parts.local import LocalSolver
+    from sordino.parts.records import RecordSampler
 
 Adversary = Literal["models", "cohort", "messages"]
+ADVERSARIES: tuple[Adversary, ...] = ("models", "cohort", "messages")
 
 
 @dataclass(frozen=True)
 class Participation:
     """How often the data was touched: releases made, and the most that any one client was in.
 
-    `most` comes from the plan unless the adversary sees the cohort; then it is the realised count.
+    `most` comes from the plan unless the adversary sees the cohort; then it is the realised count, and `each` that of
+    every single client. `repeats` are rounds that were charged more than once (run again after a kill).
     """
 
     releases: int
     most: int
+    each: tuple[int, ...] = ()
+    repeats: int = 0
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int) -> Participation:
@@ -38,27 +46,38 @@ class Participation:
 
 @dataclass(frozen=True)
 class Line:
-    """Each event so many times, to `adversary`, when the data changes by `relation`."""
+    """Each event so many times, to `adversary`, when the data changes by `relation`; of `silos`, or of all if empty."""
 
     adversary: Adversary
     relation: Relation
     entries: tuple[tuple[Event, int], ...]
+    silos: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Bill:
-    """All that was released, per adversary; unit is what one neighbour may change."""
+    """All that was released, per adversary; unit is what one neighbour may change.
+
+    Where silos differ, an adversary has a line for each kind: a neighbour changes one silo, so the worst counts.
+    """
 
     unit: Unit
     lines: tuple[Line, ...]
 
-    def line(self, adversary: Adversary) -> Line:
-        """The line of one adversary."""
-        return next(line for line in self.lines if line.adversary == adversary)
+    def of(self, adversary: Adversary) -> tuple[Line, ...]:
+        """The lines of one adversary."""
+        return tuple(line for line in self.lines if line.adversary == adversary)
+
+    def line(self, adversary: Adversary, silo: int = 0) -> Line:
+        """The line of one adversary, for one silo where they differ."""
+        lines = self.of(adversary)
+        return next(line for line in lines if not line.silos or silo in line.silos)
 
 
 def client_bill(clients: Sampler, release: Release, participation: Participation) -> Bill:
     """The bill of a client-level plan: the sampler amplifies only where its coins are unseen."""
+    if isinstance(release, LocalNoise) and (release.multipliers or participation.each):
+        return _own_bill(clients, release, participation)
     messages = Line("messages", "replace_one", ((release.message_event(), participation.most),))
     if "messages" in release.sees:
         return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
@@ -66,11 +85,63 @@ def client_bill(clients: Sampler, release: Release, participation: Participation
     return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
 
 
-def spent_bill(spent: Spent, participation: Participation) -> Bill:
-    """The bill of messages that are private already: every adversary may see them."""
-    entries = ((spent.event, participation.most),)
-    lines = (Line("models", "replace_one", entries), Line("cohort", "replace_one", entries))
-    return Bill(spent.unit, (*lines, Line("messages", "replace_one", entries)))
+def _own_bill(clients: Sampler, release: LocalNoise, participation: Participation) -> Bill:
+    """Every client noises its own message: a line for each kind of noise and number of rounds."""
+    kinds: dict[tuple[Event, int], list[int]] = {}
+    for client in range(clients.population):
+        rounds = participation.each[client] if participation.each else participation.most
+        kinds.setdefault((release.of(client).event(), rounds), []).append(client)
+    lines = [
+        Line(who, "replace_one", (kind,), tuple(found) if len(kinds) > 1 else ())
+        for kind, found in kinds.items()
+        for who in ADVERSARIES
+    ]
+    return Bill("client", tuple(lines))
+
+
+def record_bill(clients: Sampler, local: LocalSolver, release: Release, participation: Participation) -> Bill:
+    """The bill of a record-level plan: the coins inside a silo amplify, those that choose silos never do."""
+    reads = local.reads
+    assert reads is not None
+    kinds: dict[tuple[tuple[Event, ...], int], list[int]] = {}
+    for silo in range(clients.population):
+        kind = (_record_events(local, release, silo), _times(clients, local, release, participation, silo))
+        kinds.setdefault(kind, []).append(silo)
+    lines = [
+        Line(who, reads.relation, ((event, count),), tuple(silos) if len(kinds) > 1 else ())
+        for (events, count), silos in kinds.items()
+        for who, event in zip(ADVERSARIES, events, strict=True)
+    ]
+    return Bill("record", tuple(lines))
+
+
+def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Event, ...]:
+    """One release of one silo's records, to each adversary."""
+    reads, spent = local.reads, local.bound()
+    assert reads is not None
+    if isinstance(spent, Spent):
+        return (reads.amplify(local.own_event(silo), silo),) * 3
+    if isinstance(release, LocalNoise):
+        return (reads.amplify(release.of(silo).event(), silo),) * 3
+    message = release.message_event()
+    seen = release.event() if isinstance(release, ShuffledNoise) else _amplified(reads, release.event(), silo)
+    return (seen, seen, _amplified(reads, message, silo))
+
+
+def _amplified(reads: RecordSampler, event: Event, silo: int) -> Event:
+    return event if isinstance(event, Unprotected) else reads.amplify(event, silo)
+
+
+def _times(clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int) -> int:
+    """How many releases one record of a silo may have been in."""
+    reads, spent = local.reads, local.bound()
+    assert reads is not None
+    seen = not clients.random or bool({"cohort", "messages"} & release.sees)
+    rounds = participation.most if seen else participation.releases
+    rounds = participation.each[silo] if seen and participation.each else rounds
+    if reads.once:
+        return min(rounds, 1 + participation.repeats)
+    return rounds * (spent.count if isinstance(spent, Spent) else 1)
 
 
 def _seen_relation(clients: Sampler, release: Release) -> Relation:

@@ -26,7 +26,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Spent:
-    """A message that is private already: `event` is what one round of it cost; only `Forward` may carry it."""
+    """A message that is private already: `count` times `event` in each round; only `Forward` may carry it."""
 
     event: Event
     unit: Unit = "record"
+    count: int = 1

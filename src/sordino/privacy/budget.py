@@ -7,6 +7,7 @@ even when later cohorts depend on earlier releases: the k-fold composition is wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,21 +15,26 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.errors import BudgetError, PlanError, UnreachableError
+from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line
+from sordino.privacy.bounds import Spent
 from sordino.privacy.events import Event, Relation
-from sordino.privacy.release import LocalNoise
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one client may spend over the whole run."""
+    """What one client, or one record of a silo, may spend over the whole run."""
 
     epsilon: float
     delta: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.epsilon < math.inf and 0 <= self.delta < 1):
+            found = f"a budget of epsilon {self.epsilon}, delta {self.delta}"
+            raise ConfigError(found, "epsilon above 0 and delta in [0, 1)", "set both in the silo's budget")
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Filter:
 
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
     """The filter of a plan whose cohorts are seen; `own` gives single clients budgets of their own."""
-    if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:
+    if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:  # of either unit
         raise PlanError(
             "client budget",
             "a budget per client where the cohort is secret",
@@ -71,15 +77,18 @@ def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None =
 
 def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
     """All clients where they differ, else one that stands for all."""
-    differ = bool(own) or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
+    differ = bool(own) or len(plan.bill().of("cohort")) > 1
     return range(plan.clients.population if differ else 1)
 
 
 def _rounds(plan: Plan, client: int, budget: Budget) -> int:
-    line = plan.bill().line("cohort")
-    ((event, _),) = line.entries  # a round is one event: a second one would have to be paid too
-    event = plan.release.of(client).event() if isinstance(plan.release, LocalNoise) else event
-    return _worth(event, line.relation, budget)
+    """How many rounds a client's budget is worth."""
+    line, spent = plan.bill().line("cohort", client), plan.local.bound()
+    ((event, _),) = line.entries  # a round is one kind of event: a second one would have to be paid too
+    worth = _worth(event, line.relation, budget)
+    if plan.local.reads is not None and plan.local.reads.once:  # every record is in one release, whatever the rounds
+        return plan.rounds if worth else 0
+    return worth // spent.count if isinstance(spent, Spent) else worth
 
 
 @cache

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.errors import CertificateError, ConfigError
 from sordino.privacy import accounting
-from sordino.privacy.bill import Adversary, Bill, Line, Participation
+from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.privacy.events import GaussianNoise
 from sordino.rng import Mode
 from sordino.version import __version__
 
@@ -34,6 +36,9 @@ class Facts:
     most: int | None = None  # most rounds of one client, where the cohort is seen by design
     model: str = ""  # sha256 of model.safetensors
     config: str = ""  # sha256 of the whole configuration, where there is a file
+    each: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
+    repeats: int = 0  # rounds that were charged again after a kill
+    deltas: tuple[float, ...] = ()  # a delta of its own for every silo
 
 
 def default_delta(population: int) -> float:
@@ -42,7 +47,7 @@ def default_delta(population: int) -> float:
 
 
 def check_delta(delta: float, population: int, override: bool) -> None:
-    """delta must be a probability, and small against 1 / population (PRIVACY rule 10)."""
+    """delta must be a probability, and small against 1 / population (PRIVACY rule 10); of records, that of a silo."""
     if not 0 <= delta < 1:
         raise ConfigError(f"delta = {delta}", "a number in [0, 1)", f"use {default_delta(population):.3g}")
     if delta > default_delta(population) * (1 + 1e-9) and not override:
@@ -55,21 +60,23 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     releases = max(plan.rounds, facts.charged)
     if facts.most is not None:
         cut = facts.charged < plan.rounds  # whoever stops a run has seen its models: bill what was planned
-        return Participation(releases, max(facts.most, plan.clients.most(plan.rounds)) if cut else facts.most)
+        least = plan.clients.most(plan.rounds) if cut else 0
+        each = tuple(max(count, least) for count in facts.each)
+        return Participation(releases, max(facts.most, least), each, facts.repeats)
     again = 0 if plan.clients.random else releases - plan.rounds  # a public cohort that ran again is the same people
-    return Participation(releases, plan.clients.most(releases - again) + again)
+    return Participation(releases, plan.clients.most(releases - again) + again, (), facts.repeats)
 
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """The certificate of a run."""
     counts = participation(plan, facts)
     bill = plan.bill(counts)
-    lines = {line.adversary: line_entry(line, facts.delta) for line in bill.lines}
+    lines = {who: headline(bill.of(who), facts.delta, facts.deltas) for who in ADVERSARIES}
     main = lines["models"]
     return {
         "format": 1,
         "epsilon": main["epsilon"],
-        "delta": facts.delta,
+        "delta": main["delta"],
         "unit": bill.unit,
         "relation": main["relation"],
         "adversaries": [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()],
@@ -90,9 +97,41 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     }
 
 
+def headline(lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = ()) -> dict[str, Any]:
+    """What one adversary's lines promise to everybody: the worst epsilon and the largest delta; each silo's beside.
+
+    A neighbour changes one silo's data, so silos compose in parallel: the worst of them counts, not their sum.
+    """
+    if len(lines) == 1 and not deltas:
+        return line_entry(lines[0], delta)
+    found = [_silo_entry(line, own, silos) for line in lines for own, silos in _by_delta(line, delta, deltas).items()]
+    worst = max(found, key=lambda entry: math.inf if entry["epsilon"] is None else entry["epsilon"])
+    kept = {key: value for key, value in worst.items() if key != "silos"}
+    return {**kept, "delta": max(entry["delta"] for entry in found), "silos": found}
+
+
+def _by_delta(line: Line, delta: float, deltas: tuple[float, ...]) -> dict[float, list[int]]:
+    """The silos of a line, by the delta that is theirs."""
+    if not deltas:
+        return {delta: list(line.silos)}
+    sorted_out: dict[float, list[int]] = {}
+    for silo in line.silos or range(len(deltas)):
+        sorted_out.setdefault(deltas[silo], []).append(silo)
+    return sorted_out
+
+
+def _silo_entry(line: Line, delta: float, silos: list[int]) -> dict[str, Any]:
+    return {"silos": silos, **line_entry(line, delta)}
+
+
+@lru_cache(maxsize=256)
+def _proved(line: Line, delta: float) -> accounting.Epsilon:
+    return accounting.epsilon(line.entries, line.relation, delta)
+
+
 def line_entry(line: Line, delta: float) -> dict[str, Any]:
     """One adversary's line, with what was proved of it."""
-    spent = accounting.epsilon(line.entries, line.relation, delta)
+    spent = _proved(replace(line, adversary="models", silos=()), delta)
     return {
         "relation": line.relation,
         "epsilon": upward(spent.value),
@@ -119,6 +158,10 @@ def denominator(plan: Plan) -> float | str:
 
 
 def _clip(plan: Plan) -> dict[str, Any]:
+    if plan.local.reads is not None:
+        local = codec.dump(plan.local)
+        scope = "one norm over the gradient of each single record"
+        return {"scope": scope, "radius": local["radius"], "norm": local.get("norm", 2)}
     if plan.clip is None or not plan.clip.finite:
         return {"scope": "none", "radius": None, "norm": None}
     radius = codec.dump(plan.clip)["radius"]
@@ -132,12 +175,18 @@ def _noise_note(mode: Mode) -> str:
 
 
 def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
-    seen = {} if facts.most is None else {"most_rounds_of_a_client": facts.most}
+    seen: dict[str, Any] = {} if facts.most is None else {"most_rounds_of_a_client": facts.most}
+    if facts.each:
+        seen["rounds_of_each_silo"] = list(facts.each)
+    if plan.local.reads is not None and plan.local.reads.once:
+        seen["rounds_charged_again"] = facts.repeats
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
 
 
 def assumptions(plan: Plan, bill: Bill, counts: Participation) -> list[str]:
     """What must hold outside this program for the numbers to be true."""
+    if plan.local.reads is not None:
+        return _record_assumptions(plan)
     said = [
         f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
         "the population, the plan and the test data are public",
@@ -145,6 +194,21 @@ def assumptions(plan: Plan, bill: Bill, counts: Participation) -> list[str]:
     if plan.clients.random:
         said.append("the coins that choose a cohort stay secret from the adversary of the first line")
         said.append(f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more")
+    if "messages" not in plan.release.sees:
+        said.append("whoever sums the messages does it as planned and shows nothing else")
+    return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+
+
+def _record_assumptions(plan: Plan) -> list[str]:
+    reads = plan.local.reads
+    said = [
+        "one record is one row of one silo; a person with several rows, or rows in several silos, counts several times",
+        "the silos, the number of records of each, the plan and the test data are public",
+    ]
+    if reads is not None and reads.relation == "add_remove":
+        said.append("rates are those of the declared sizes, whatever the silo holds")
+    if reads is not None and not reads.once and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
+        said.append("the coins that choose a silo's records stay inside the silo")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]

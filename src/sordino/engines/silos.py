@@ -1,0 +1,67 @@
+"""What must hold of a task before one record may be called the unit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from sordino.data.task import Task
+from sordino.errors import DataError, PlanError
+from sordino.parts.encode import Public
+from sordino.parts.gradients import Ball, Batch
+from sordino.parts.records import RecordSampler
+from sordino.parts.silo import BatchGradient
+from sordino.plan import Plan
+
+SILENT = 10.0  # a median gradient so many radii long: the clip would replace the loss without a word
+
+
+def check_records(plan: Plan, task: Task) -> None:
+    """Refuse data and models under which a record's bound, or its bill, would not be true."""
+    if plan.local.reads is None:
+        return
+    _check_sizes(plan.local.reads, task)
+    _check_model(task.model)
+    if isinstance(plan.local, BatchGradient):
+        _check_range(plan.local, task)
+
+
+def _check_sizes(reads: RecordSampler, task: Task) -> None:
+    held = np.diff(task.clients.offsets)
+    declared = np.asarray([reads.size(silo) for silo in range(len(held))])
+    wrong = np.flatnonzero(held != declared) if reads.fixed else np.flatnonzero(held == 0)
+    if len(wrong):
+        first = int(wrong[0])
+        found = f"silo {first} with {held[first]} records where the plan declares {declared[first]}"
+        raise DataError(found, "the declared sizes", f"set sizes = {held.tolist()} in records, if they may be public")
+
+
+def _check_model(model: nn.Module) -> None:
+    """A layer that mixes the records of a batch, or remembers them, has no gradient per record."""
+    for name, part in model.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            found = f"{type(part).__name__} at {name!r}, which mixes the records of a batch"
+            raise PlanError("records", found, "a model without it where one record is the unit", "use GroupNorm")
+    buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    if buffers:
+        raise PlanError("records", f"a buffer {buffers[0]!r} that would be trained", "a model without float buffers")
+
+
+def _check_range(local: BatchGradient, task: Task) -> None:
+    """Targets far outside the radius' reach make every clipped gradient the same: say so, from public records only."""
+    from sordino.engines.objectives import ManyClients, can_batch
+
+    if task.test is None or not task.test.y.is_floating_point() or not can_batch(task):
+        return
+    x, y = task.test.x[:64], task.test.y[:64]
+    start, radius = task.layout.flatten(task.model), Public(t=0)
+    many = ManyClients(task)
+    each = Batch(x[:, None], y[:, None])  # every record a client of its own
+    norms = many.clipped(many.place(start, len(x)), each, Ball()).norm(dim=1)
+    median, reach = float(norms.median()), local.unit(radius) * local.records.count
+    if median > SILENT * reach:
+        spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
+        found = f"public targets that spread over {spread:.3g}: the median gradient is {median / reach:.0f} radii long"
+        fix = f"scale the target to a public range, or raise radius towards {median:.2g}"
+        raise DataError(found, f"most gradients within {SILENT:g} radii, else the clip silently replaces the loss", fix)

@@ -1,0 +1,182 @@
+"""Which of a silo's records a round reads, and what that is worth for one record.
+
+The coins stay inside the silo, so they amplify even against one who reads every message. `sizes` are public: one number
+of records per silo, or one number for all. The batch is a constant of the plan, never the number that happened to come.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.codec import Part
+from sordino.errors import PlanError
+from sordino.privacy.events import Event, FixedSampled, PoissonSampled, Relation
+from sordino.rng import Seeded
+
+Rows = NDArray[np.int64]
+
+
+class RecordSampler(Part):
+    """Draws a batch of one silo's records."""
+
+    sizes: tuple[int, ...]
+    relation: ClassVar[Relation] = "replace_one"
+    once: ClassVar[bool] = False  # True: no record is read in two rounds
+    fixed: ClassVar[bool] = True  # True: every batch has exactly `count` records
+
+    @property
+    @abstractmethod
+    def count(self) -> float:
+        """Records in a batch, on average: what a sum is divided by."""
+
+    @abstractmethod
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        """Positions among the silo's `size` records."""
+
+    def amplify(self, event: Event, silo: int) -> Event:
+        """The event for one record of a silo, to one who does not see which were read."""
+        return event
+
+    def size(self, silo: int) -> int:
+        """How many records a silo has declared."""
+        return self.sizes[silo] if len(self.sizes) > 1 else self.sizes[0]
+
+    def rounds(self) -> int | None:
+        """The most rounds that can be run; None: any number."""
+        return None
+
+    def check(self, population: int) -> None:
+        """Refuse a list of sizes that does not fit the silos."""
+        if len(self.sizes) not in (1, population):
+            found = f"{len(self.sizes)} sizes for {population} silos"
+            raise PlanError("records", found, "one size per silo, or one for all", "set sizes in records")
+
+
+def _check(sizes: tuple[int, ...], batch: float) -> None:
+    if not sizes or min(sizes) < 1:
+        raise PlanError("records", f"sizes {list(sizes)}", "at least one record in each silo")
+    if not 0 < batch <= min(sizes):
+        silo = int(np.argmin(sizes))
+        found = f"a batch of {batch:g} where silo {silo} has {sizes[silo]} records"
+        raise PlanError("records", found, "a batch above 0, and no larger than the smallest silo", "lower batch")
+
+
+@dataclass(frozen=True)
+class AllRecords(RecordSampler, kind="all_records"):
+    """Every record, every round: no amplification; neighbours replace one record (movement 2).
+
+    A silo weighs as many records as it holds: the mean is that of the pooled data.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, 1)
+
+    @property
+    def count(self) -> float:
+        return float(np.mean(self.sizes))
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        return np.arange(size, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class PoissonRecords(RecordSampler, kind="poisson_records"):
+    """Each record independently with probability batch / size of its silo.
+
+    Guarantee: add or remove one record (movement 1), amplified by PLD of the subsampled mechanism.
+    """
+
+    batch: float
+    sizes: tuple[int, ...]
+    relation: ClassVar[Relation] = "add_remove"
+    fixed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return self.batch
+
+    def rate(self, silo: int) -> float:
+        """The coin of one record."""
+        return self.batch / self.size(silo)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        return rng.choice(size, int(rng.binomial(size, self.rate(silo))), replace=False, shuffle=False).astype(np.int64)
+
+    def amplify(self, event: Event, silo: int) -> Event:
+        return PoissonSampled(self.rate(silo), event)
+
+
+@dataclass(frozen=True)
+class FixedRecords(RecordSampler, kind="fixed_records"):
+    """A uniformly random batch of exactly `batch` of a silo's records, without replacement.
+
+    Guarantee: replace one record (movement 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        return rng.choice(size, self.batch, replace=False, shuffle=False).astype(np.int64)
+
+    def amplify(self, event: Event, silo: int) -> Event:
+        return event if self.batch == self.size(silo) else FixedSampled(self.size(silo), self.batch, event)
+
+
+@dataclass(frozen=True)
+class OnePass(RecordSampler, kind="one_pass"):
+    """Round t reads the t-th block of a public permutation: disjoint batches, so each record is in one release.
+
+    Guarantee: replace one record (movement 2), parallel composition: the whole run costs one release. The permutation
+    is public and always the same, so a run that is resumed, or a round that is run again, reads the same block.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+    once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        order = Seeded(0).at(0, "one pass", silo).permutation(size).astype(np.int64)
+        return order[t * self.batch : (t + 1) * self.batch]
+
+    def rounds(self) -> int | None:
+        return min(self.sizes) // self.batch
+
+
+def batches(sampler: RecordSampler, t: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Rows:
+    """`steps` batches of one silo in one round: [steps, b], padded with -1."""
+    drawn = list(_drawn(sampler, t * steps, silo, size, rng, steps))
+    table = np.full((steps, max(max(len(rows) for rows in drawn), 1)), -1, dtype=np.int64)
+    for row, rows in zip(table, drawn, strict=True):
+        row[: len(rows)] = rows
+    return table
+
+
+def _drawn(s: RecordSampler, first: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Iterator[Rows]:
+    for step in range(first, first + steps):
+        yield s.draw(step, silo, size, rng)

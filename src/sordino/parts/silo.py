@@ -1,0 +1,160 @@
+"""What a silo computes when one record is the unit: gradients clipped record by record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.errors import PlanError
+from sordino.parts.encode import Public
+from sordino.parts.gradients import Ball, Batch, Gradient, Moreau, Objective, Plain
+from sordino.parts.local import Coins, LocalSolver
+from sordino.parts.records import RecordSampler, batches
+from sordino.parts.schedules import Schedule, at
+from sordino.privacy.bounds import Bound, Norm, Spent
+from sordino.privacy.events import Event
+from sordino.privacy.mechanisms import Gaussian
+from sordino.privacy.release import on_grid
+
+
+def _check(radius: float | Schedule, gradient: Gradient) -> None:
+    if not isinstance(radius, Schedule) and not 0 < radius < math.inf:
+        raise PlanError("clip", f"radius = {radius}", "a positive finite radius for every record's gradient")
+    if not isinstance(gradient, Plain | Moreau):
+        found = f"gradient {gradient.kind!r}, which mixes the records of a batch"
+        raise PlanError("records", found, "plain or moreau, whose gradient is a sum over records")
+
+
+def _ball(radius: float | Schedule, norm: Norm, gradient: Gradient, t: int) -> Ball:
+    return Ball(at(radius, t), norm, gradient if isinstance(gradient, Moreau) else None)
+
+
+@dataclass(frozen=True)
+class BatchGradient(LocalSolver, kind="batch_gradient"):
+    """message = 1 / radius * sum over the batch of g_j min(1, radius / ||g_j||),  g_j = grad f(w; record j).
+
+    One gradient per round; the server takes the step, after multiplying the noised mean by radius / batch, a constant.
+    Guarantee: adding or removing one record moves the message by at most 1, replacing one by at most 2.
+    """
+
+    records: RecordSampler
+    radius: float | Schedule
+    norm: Norm = 2
+    gradient: Gradient = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        _check(self.radius, self.gradient)
+
+    @property
+    def projects(self) -> bool:
+        return False
+
+    @property
+    def reads(self) -> RecordSampler | None:
+        return self.records
+
+    @property
+    def batch(self) -> int:
+        """Records per step, for the engine's rule."""
+        return math.ceil(self.records.count)
+
+    def bound(self) -> Bound | Spent:
+        return Bound(unit="record", norm=self.norm, finite=True)
+
+    def unit(self, public: Public) -> float:
+        return at(self.radius, public.t) / self.records.count
+
+    def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
+        return batches(self.records, t, client, size, rng, 1)
+
+    def solve(
+        self,
+        objective: Objective,
+        start: Tensor,
+        batches: Iterable[Batch],
+        m: int,
+        public: Public,
+        coins: Sequence[Coins] = (),
+    ) -> Tensor:
+        (batch,) = batches
+        ball = _ball(self.radius, self.norm, self.gradient, public.t)
+        return objective.clipped(objective.place(start, m), batch, ball) / ball.radius
+
+
+@dataclass(frozen=True)
+class NoisyLocalSgd(LocalSolver, kind="noisy_local_sgd"):
+    """`steps` times  w <- w - lr_t / batch * (sum_j clip(g_j) + N(0, (multiplier * radius)^2));  message = w_t - w.
+
+    Noise in every local step (paper 001's baseline): the message is private already, so only `Forward` may carry it.
+    Guarantee: each step is one release of a batch of the silo's records; a round costs `steps` of them.
+    """
+
+    records: RecordSampler
+    radius: float | Schedule
+    multiplier: float
+    lr: float | Schedule
+    steps: int
+    multipliers: tuple[float, ...] = ()
+    gradient: Gradient = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        _check(self.radius, self.gradient)
+        for multiplier in (self.multiplier, *self.multipliers):
+            Gaussian(multiplier)
+        if self.steps < 1:
+            raise PlanError("local work", f"steps = {self.steps}", "at least 1")
+
+    @property
+    def projects(self) -> bool:
+        return False
+
+    @property
+    def reads(self) -> RecordSampler | None:
+        return self.records
+
+    @property
+    def batch(self) -> int:
+        """Records per step, for the engine's rule."""
+        return math.ceil(self.records.count)
+
+    def noise(self, silo: int) -> Gaussian:
+        """What one silo adds in each step."""
+        return Gaussian(self.multipliers[silo] if self.multipliers else self.multiplier)
+
+    def own_event(self, client: int) -> Event:
+        return self.noise(client).event()
+
+    def bound(self) -> Bound | Spent:
+        return Spent(Gaussian(min(self.multipliers or (self.multiplier,))).event(), "record", self.steps)
+
+    def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
+        return batches(self.records, t, client, size, rng, self.steps)
+
+    def solve(
+        self,
+        objective: Objective,
+        start: Tensor,
+        batches: Iterable[Batch],
+        m: int,
+        public: Public,
+        coins: Sequence[Coins] = (),
+    ) -> Tensor:
+        w, ball = objective.place(start, m), _ball(self.radius, 2, self.gradient, public.t)
+        pace = at(self.lr, public.t) * ball.radius / self.records.count
+        for batch in batches:
+            noised = self._noised(objective.clipped(w, batch, ball) / ball.radius, coins)
+            w.add_(noised, alpha=-pace)
+        return start - w
+
+    def _noised(self, rows: Tensor, coins: Sequence[Coins]) -> Tensor:
+        """Rows [m, d], each with its own silo's noise, on a public grid."""
+        noises = [self.noise(own.client) for own in coins]
+        drawn = [noise.sample(rows.shape[1], own.rng) for noise, own in zip(noises, coins, strict=True)]
+        noised = rows.double() + torch.from_numpy(np.stack(drawn))
+        return torch.stack([on_grid(row, noise.std) for row, noise in zip(noised, noises, strict=True)]).to(rows.dtype)
