@@ -120,6 +120,14 @@ def one_round(
     collected = worker.collect(ClientJob(public, start, cohort))
     if not release.local:
         charges.charge(t, seen)
+    return released(plan, task, streams, state, public, collected, cohort)
+
+
+def released(
+    plan: Plan, task: Task, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
+) -> tuple[State, Collected]:
+    """From the sum to the next state: noise, decode, post-process, step."""
+    t, release = state.t, plan.release
     if not release.accepts(collected.received):
         return State(t + 1, state.memory, state.learnt), collected
     encoded = noised_mean(plan, collected, cohort, streams, t)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -106,8 +106,8 @@ class InProcessWorker:
         drawn = [
             self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in zip(sizes, streams, clients, strict=True)
         ]
-        coins = [Coins(int(c), self.streams.at(t, "local noise", int(c))) for c in clients] if self.noisy else []
-        batches = self._batches(clients, drawn)
+        coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
+        batches = self.batches(clients, drawn)
         if self.path == "batched":
             rows = self.plan.local.solve(self.objective, own, batches, len(clients), public, coins)
         else:
@@ -116,7 +116,13 @@ class InProcessWorker:
                 rows = self.plan.local.solve(self.objective, own, batches, 1, public, coins)
         return self.objective.outward(rows)
 
-    def _batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
+    def coins(self, owners: Sequence[tuple[Plan, Streams, int]], t: int) -> list[Coins]:
+        """Every client's own coins, where the local solver draws noise."""
+        if not self.noisy:
+            return []
+        return [Coins(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
+
+    def batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
         """One Batch per step: rows of the table gathered for all clients of the chunk."""
         table, records = _padded(drawn), self.task.clients.records
         owned = [self.task.clients.rows(int(c)) for c in clients]
@@ -143,7 +149,7 @@ class InProcessWorker:
     def _slopes(self, clients: Cohort, job: ClientJob) -> Tensor:
         """Gradients [m, d] of each client's whole loss at the round's start; zero for a client without records."""
         whole = [np.arange(max(self.task.clients.size(int(c)), 1))[None, :] for c in clients]
-        batch = next(self._batches(clients, whole))
+        batch = next(self.batches(clients, whole))
         w = self.objective.place(self.objective.inward(job.start), len(clients))
         return self.objective.outward(self.objective.gradient(w, batch)).nan_to_num(0.0, 0.0, 0.0)
 

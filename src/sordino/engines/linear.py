@@ -58,12 +58,28 @@ class LinearClients:
         m, edge = len(w), self.outputs * self.inputs
         x = batch.x.reshape(m, -1, self.inputs)
         scores = self._scores(x, w[:, :edge].view(m, self.outputs, self.inputs), w[:, edge:])
-        sizes = torch.linalg.vector_norm(x, ord=ball.norm, dim=-1)
-        sizes = (sizes.square() + self.bias).sqrt() if ball.norm == 2 else sizes + self.bias
+        sizes = self._sizes(x, ball)
         residual = self._slopes_at(scores, batch.y, sizes, ball)
         norms = torch.linalg.vector_norm(residual, ord=ball.norm, dim=-1) * sizes
-        scale = factors(norms, ball.radius, batch.mask)[..., None]
-        return self._written(torch.where(scale > 0, residual * scale, torch.zeros_like(residual)), x)
+        return self._written(_pulled(residual, factors(norms, ball.radius, batch.mask)), x)
+
+    def shared(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        """`clipped` where all rows of w [g, d] read the same records x [n, ...], y [n, ...]: one product for all."""
+        g, edge, x = len(w), self.outputs * self.inputs, x.reshape(len(x), self.inputs)
+        scores = (x @ w[:, :edge].reshape(g * self.outputs, self.inputs).T).view(len(x), g, self.outputs)
+        if self.bias:
+            scores += w[:, edge:]
+        sizes = self._sizes(x, ball)[:, None]
+        residual = self._slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), sizes, ball)
+        norms = torch.linalg.vector_norm(residual, ord=ball.norm, dim=-1) * sizes
+        residual = _pulled(residual, factors(norms, ball.radius, None))
+        weights = (residual.view(len(x), -1).T @ x).view(g, edge)
+        return torch.cat([weights, residual.sum(0)], 1) if self.bias else weights
+
+    def _sizes(self, x: Tensor, ball: Ball) -> Tensor:
+        """||(x, 1)|| of every record."""
+        sizes: Tensor = torch.linalg.vector_norm(x, ord=ball.norm, dim=-1)
+        return (sizes.square() + self.bias).sqrt() if ball.norm == 2 else sizes + self.bias
 
     def _slopes_at(self, scores: Tensor, y: Tensor, sizes: Tensor, ball: Ball) -> Tensor:
         if ball.envelope is None:
@@ -88,6 +104,11 @@ class LinearClients:
             return residual.mul_(1 / residual.shape[1])
         count = batch.mask.sum(1, keepdim=True).clamp(min=1)
         return residual.mul_((batch.mask / count)[..., None])
+
+
+def _pulled(residual: Tensor, scale: Tensor) -> Tensor:
+    """residual * scale, and 0 where the scale is, whatever the residual (0 times infinity is not a number)."""
+    return torch.where(scale[..., None] > 0, residual * scale[..., None], torch.zeros_like(residual))
 
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:

@@ -120,6 +120,24 @@ class Blur(Gradient, kind="blur"):
 
 
 @dataclass(frozen=True)
+class Bounded(Gradient, kind="bounded"):
+    """g * min(1, radius / ||g||): the client's whole gradient in a ball (paper 002). Bounds no single record."""
+
+    radius: float
+    norm: Norm = 2
+    gradient: Gradient = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.radius < math.inf:
+            raise PlanError("gradient", f"radius = {self.radius}", "a positive finite number")
+
+    def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
+        slope = self.gradient.at(objective, w, batch, anchor)
+        lengths = torch.linalg.vector_norm(slope, ord=self.norm, dim=-1, keepdim=True)
+        return slope * (self.radius / lengths.clamp(min=1e-30)).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
 class Moreau(Gradient, kind="moreau"):
     """beta (w - prox(w)): the gradient of  f_beta(w) = min_v f(v) + beta / 2 ||w - v||^2,  record by record.
 

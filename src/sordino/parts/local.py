@@ -24,10 +24,11 @@ from sordino.privacy.events import Event
 
 @dataclass(frozen=True)
 class Coins:
-    """One client's own randomness, for noise that it adds itself."""
+    """One client's own randomness, for noise that it adds itself; `solver` is its own where rows of a grid differ."""
 
     client: int
     rng: np.random.Generator
+    solver: LocalSolver | None = None
 
 
 class LocalSolver(Part):

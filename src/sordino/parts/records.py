@@ -170,6 +170,8 @@ class OnePass(RecordSampler, kind="one_pass"):
 
 def batches(sampler: RecordSampler, t: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Rows:
     """`steps` batches of one silo in one round: [steps, b], padded with -1."""
+    if isinstance(sampler, FixedRecords) and sampler.batch == 1:
+        return rng.integers(size, size=(steps, 1))
     drawn = list(_drawn(sampler, t * steps, silo, size, rng, steps))
     table = np.full((steps, max(max(len(rows) for rows in drawn), 1)), -1, dtype=np.int64)
     for row, rows in zip(table, drawn, strict=True):

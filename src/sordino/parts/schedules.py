@@ -73,3 +73,19 @@ class Piecewise(Schedule, kind="piecewise"):
 def at(value: float | Schedule, t: int) -> float:
     """The number that a field means in round t."""
     return value.at(t) if isinstance(value, Schedule) else float(value)
+
+
+@dataclass(frozen=True)
+class Scaled(Schedule, kind="scaled"):
+    """factor * schedule."""
+
+    schedule: Schedule
+    factor: float
+
+    def at(self, t: int) -> float:
+        return self.factor * self.schedule.at(t)
+
+
+def scaled(value: float | Schedule, factor: float) -> float | Schedule:
+    """factor times a number or a schedule."""
+    return Scaled(value, factor) if isinstance(value, Schedule) else factor * value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,9 @@ from sordino.parts.schedules import Schedule, at
 from sordino.privacy.bounds import Bound, Norm, Spent
 from sordino.privacy.events import Event
 from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import on_grid
+from sordino.privacy.release import on_grid_rows
+
+NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 
 
 def _check(radius: float | Schedule, gradient: Gradient) -> None:
@@ -67,6 +69,10 @@ class BatchGradient(LocalSolver, kind="batch_gradient"):
     def bound(self) -> Bound | Spent:
         return Bound(unit="record", norm=self.norm, finite=True)
 
+    def ball(self, t: int) -> Ball:
+        """Where every record's gradient is pulled to in round t."""
+        return _ball(self.radius, self.norm, self.gradient, t)
+
     def unit(self, public: Public) -> float:
         return at(self.radius, public.t) / self.records.count
 
@@ -83,7 +89,7 @@ class BatchGradient(LocalSolver, kind="batch_gradient"):
         coins: Sequence[Coins] = (),
     ) -> Tensor:
         (batch,) = batches
-        ball = _ball(self.radius, self.norm, self.gradient, public.t)
+        ball = self.ball(public.t)
         return objective.clipped(objective.place(start, m), batch, ball) / ball.radius
 
 
@@ -146,15 +152,19 @@ class NoisyLocalSgd(LocalSolver, kind="noisy_local_sgd"):
         coins: Sequence[Coins] = (),
     ) -> Tensor:
         w, ball = objective.place(start, m), _ball(self.radius, 2, self.gradient, public.t)
-        pace = at(self.lr, public.t) * ball.radius / self.records.count
-        for batch in batches:
-            noised = self._noised(objective.clipped(w, batch, ball) / ball.radius, coins)
-            w.add_(noised, alpha=-pace)
+        own, t = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in coins], public.t
+        noises = [solver.noise(each.client) for solver, each in zip(own, coins, strict=True)]
+        scales = torch.tensor([noise.std for noise in noises], dtype=torch.float64)[:, None]
+        paces = torch.tensor([at(solver.lr, t) * ball.radius / solver.records.count for solver in own])[:, None]
+        for batch, noise in zip(batches, self._noise(w.shape[1], noises, coins), strict=True):
+            noised = objective.clipped(w, batch, ball).double() / ball.radius + noise
+            w.sub_(on_grid_rows(noised, scales).to(w.dtype).mul_(paces))
         return start - w
 
-    def _noised(self, rows: Tensor, coins: Sequence[Coins]) -> Tensor:
-        """Rows [m, d], each with its own silo's noise, on a public grid."""
-        noises = [self.noise(own.client) for own in coins]
-        drawn = [noise.sample(rows.shape[1], own.rng) for noise, own in zip(noises, coins, strict=True)]
-        noised = rows.double() + torch.from_numpy(np.stack(drawn))
-        return torch.stack([on_grid(row, noise.std) for row, noise in zip(noised, noises, strict=True)]).to(rows.dtype)
+    def _noise(self, size: int, noises: Sequence[Gaussian], coins: Sequence[Coins]) -> Iterator[Tensor]:
+        """Every silo's own noise [m, d], step by step; many steps in one draw where that fits in memory."""
+        block = max(1, min(self.steps, NOISE_BLOCK // (size * max(len(coins), 1))))
+        for first in range(0, self.steps, block):
+            count = min(block, self.steps - first)
+            drawn = [noise.sample(count * size, own.rng) for noise, own in zip(noises, coins, strict=True)]
+            yield from torch.from_numpy(np.stack([rows.reshape(count, size) for rows in drawn], 1))

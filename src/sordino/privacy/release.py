@@ -129,6 +129,12 @@ def on_grid(noised: Tensor, std: float) -> Tensor:
     return (noised / grid).round_() * grid
 
 
+def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:
+    """`on_grid` for rows [m, d], each with its own standard deviation [m, 1]."""
+    grids = 2.0 ** (stds.log2().floor() - 20)
+    return (noised / grids).round_() * grids
+
+
 @dataclass(frozen=True)
 class NoiseShares(Release, kind="noise_shares"):
     """Each client adds a share N(0, multiplier^2 / at_least); a secure sum shows the server only their total.

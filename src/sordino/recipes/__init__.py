@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from sordino.plan import Plan
 from sordino.recipes.best import best
+from sordino.recipes.client_side import client_side_fed_avg
 from sordino.recipes.fed_avg import dp_fed_avg
 from sordino.recipes.fed_ls import dp_fed_ls
 from sordino.recipes.fed_sam import blur, dp_fed_sam, dp_fed_sam_top_k, fed_smp
+from sordino.recipes.silo import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
 
 RECIPES: dict[str, Callable[..., Plan]] = {
     "dp_fed_avg": dp_fed_avg,
@@ -18,6 +20,25 @@ RECIPES: dict[str, Callable[..., Plan]] = {
     "fed_smp": fed_smp,
     "blur": blur,
     "best": best,
+    "noisy_minibatch_sgd": noisy_minibatch_sgd,
+    "accelerated_minibatch_sgd": accelerated_minibatch_sgd,
+    "noisy_local_sgd": noisy_local_sgd,
+    "client_side_fed_avg": client_side_fed_avg,
+    "silo": silo,
 }
 
-__all__ = ["RECIPES", "best", "blur", "dp_fed_avg", "dp_fed_ls", "dp_fed_sam", "dp_fed_sam_top_k", "fed_smp"]
+__all__ = [
+    "RECIPES",
+    "accelerated_minibatch_sgd",
+    "best",
+    "blur",
+    "client_side_fed_avg",
+    "dp_fed_avg",
+    "dp_fed_ls",
+    "dp_fed_sam",
+    "dp_fed_sam_top_k",
+    "fed_smp",
+    "noisy_local_sgd",
+    "noisy_minibatch_sgd",
+    "silo",
+]

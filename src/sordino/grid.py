@@ -1,0 +1,145 @@
+"""Many runs of one linear task at once: a sweep over step sizes, budgets and seeds as one batched computation.
+
+Every run keeps its own coins, cohorts, batches and noise: run g of a grid is, to rounding, `run(plans[g], task,
+streams=Seeded(seeds[g]))`. What is shared is the arithmetic: the clients of all runs are rows of one batched product.
+For experiments: a grid keeps no charges and makes no certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.data.task import Task
+from sordino.engines.base import Collected
+from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.linear import LinearClients
+from sordino.errors import PlanError
+from sordino.parts.encode import finite_rows
+from sordino.parts.local import LocalSgd
+from sordino.parts.norms import row_norms
+from sordino.parts.records import AllRecords
+from sordino.parts.samplers import Cohort
+from sordino.parts.silo import BatchGradient
+from sordino.plan import Plan, State
+from sordino.rng import Seeded
+from sordino.run import check, released
+
+GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may hold
+
+
+class _Stacked(LinearClients):
+    """Rows that already stand at starts of their own."""
+
+    def place(self, start: Tensor, clients: int) -> Tensor:
+        return start.clone()
+
+
+@dataclass
+class _Run:
+    """One run of the grid, between rounds."""
+
+    plan: Plan
+    streams: Seeded
+    state: State
+
+    def cohort(self) -> Cohort:
+        return self.plan.clients.draw(self.state.t, self.streams.at(self.state.t, "cohort"))
+
+
+def run_grid(plans: Sequence[Plan], task: Task, seeds: Sequence[int]) -> Tensor:
+    """The results [G, d] of all plans, each with its own seed; plans may differ in everything but their local work."""
+    if not plans:
+        return torch.empty(0, task.layout.size)
+    _check(plans, task)
+    worker = InProcess(path="batched").prepare(plans[0], task, Seeded(0))
+    worker.objective = _Stacked(task)
+    start = task.layout.flatten(task.model)
+    runs = [_Run(p, Seeded(seed), State.initial(p, start)) for p, seed in zip(plans, seeds, strict=True)]
+    for piece in _pieces(runs, task):
+        for _ in range(plans[0].rounds):
+            _round(piece, task, worker)
+    return torch.stack([one.plan.server.result(one.state.memory) for one in runs])
+
+
+def _check(plans: Sequence[Plan], task: Task) -> None:
+    first = plans[0]
+    for plan in plans:
+        if (plan.rounds, plan.encode, _work(plan)) != (first.rounds, first.encode, _work(first)):
+            raise PlanError("grid", "plans with different local work", "the same rounds, local solver and encode steps")
+        if plan.mask is not None or any(step.needs_slopes for step in plan.encode):
+            raise PlanError("grid", "a plan whose steps look at the model", "plans without masks")
+    check(first, task, InProcess())
+    if not isinstance(InProcess(path="batched").prepare(first, task, Seeded(0)).objective, LinearClients):
+        raise PlanError("grid", "a model that is not linear", "a linear model under a known loss")
+
+
+def _work(plan: Plan) -> object:
+    """The local solver, but for numbers that may differ between rows: step size and noise."""
+    free = {name: 1.0 for name in ("lr", "multiplier") if hasattr(plan.local, name)}
+    own = {"multipliers": ()} if hasattr(plan.local, "multipliers") else {}
+    return replace(plan.local, **free, **own)  # type: ignore[type-var]
+
+
+def _pieces(runs: list[_Run], task: Task) -> Iterator[list[_Run]]:
+    """Runs in groups that share local work (plain steps: also their size) and whose batches fit in memory."""
+    groups: dict[object, list[_Run]] = {}
+    for one in runs:
+        apart = one.plan.local if isinstance(one.plan.local, LocalSgd) else _work(one.plan)
+        groups.setdefault(apart, []).append(one)
+    for group in groups.values():
+        plan = group[0].plan
+        batch = getattr(plan.local, "batch", None) or int(np.diff(task.clients.offsets).max())
+        shared = isinstance(plan.local, BatchGradient) and isinstance(plan.local.records, AllRecords)
+        row = (1 if shared else task.clients.records.x[0].numel()) * batch * max(1, round(plan.clients.expected))
+        width = max(1, GATHERED // row)
+        yield from (group[i : i + width] for i in range(0, len(group), width))
+
+
+def _round(runs: list[_Run], task: Task, worker: InProcessWorker) -> None:
+    """One round of every run of a piece."""
+    cohorts = [one.cohort() for one in runs]
+    rows = _messages(runs, cohorts, task, worker)
+    for one, cohort, own in zip(runs, cohorts, torch.split(rows, [len(c) for c in cohorts]), strict=True):
+        public = one.plan.public(one.state.t, own.shape[1], one.state.learnt)
+        encoded = finite_rows(own, row_norms(own))
+        for step in one.plan.encode:
+            encoded = step.encode(encoded, public)
+        collected = Collected(encoded.sum(0, dtype=torch.float64), len(cohort))
+        one.state, _ = released(one.plan, task, one.streams, one.state, public, collected, cohort)
+
+
+def _messages(runs: list[_Run], cohorts: list[Cohort], task: Task, worker: InProcessWorker) -> Tensor:
+    """What all clients of all runs send in this round: [sum of cohorts, d]."""
+    local, t = runs[0].plan.local, runs[0].state.t
+    owners = [(one, int(c)) for one, cohort in zip(runs, cohorts, strict=True) for c in cohort]
+    if not owners:
+        return torch.empty(0, task.layout.size)
+    start = _starts(runs, cohorts)
+    if isinstance(local, BatchGradient) and isinstance(local.records, AllRecords):
+        return _whole(local, t, start, np.concatenate(cohorts), task, worker)
+    drawn = [local.indices(task.clients.size(c), one.streams.at(t, "batches", c), t, c) for one, c in owners]
+    coins = worker.coins([(one.plan, one.streams, c) for one, c in owners], t)
+    batches = worker.batches(np.asarray([c for _, c in owners]), drawn)
+    return local.solve(worker.objective, start, batches, len(owners), runs[0].plan.public(t), coins)
+
+
+def _starts(runs: list[_Run], cohorts: list[Cohort]) -> Tensor:
+    """Where every client of every run starts: [sum of cohorts, d]."""
+    starts = torch.stack([one.plan.server.query(one.state.memory) for one in runs])
+    return starts.repeat_interleave(torch.tensor([len(cohort) for cohort in cohorts]), 0)
+
+
+def _whole(local: BatchGradient, t: int, start: Tensor, owners: Cohort, task: Task, worker: InProcessWorker) -> Tensor:
+    """Messages where every silo reads all its records: the same records for all runs, so nothing is gathered."""
+    rows, records, objective = torch.empty_like(start), task.clients.records, worker.objective
+    assert isinstance(objective, LinearClients)
+    ball = local.ball(t)
+    for silo in np.unique(owners):
+        mine, own = torch.from_numpy(np.flatnonzero(owners == silo)), torch.from_numpy(task.clients.rows(int(silo)))
+        rows[mine] = objective.shared(start[mine], records.x[own], records.y[own], ball) / ball.radius
+    return rows

@@ -1,0 +1,55 @@
+"""Plots of studies: small panels with the same axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def curves(
+    panels: Mapping[str, Mapping[str, Sequence[Row]]],
+    x: str,
+    y: str,
+    path: Path,
+    *,
+    ylabel: str = "",
+    log: bool = False,
+    log_y: bool = False,
+) -> None:
+    """One panel per entry, one line per label; a row without x (None) is a dashed level, a spread is an error bar."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(panels), figsize=(1 + 3.6 * len(panels), 3.4), sharey=True, squeeze=False)
+    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+        for number, (label, rows) in enumerate(lines.items()):
+            _line(axis, label, rows, x, y, f"C{number}")
+        axis.set_title(title)
+        axis.set_xlabel(x)
+        axis.grid(alpha=0.3)
+        if log:
+            axis.set_xscale("log")
+        if log_y:
+            axis.set_yscale("log")
+    axes[0][0].set_ylabel(ylabel or y)
+    axes[0][-1].legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _line(axis: Any, label: str, rows: Sequence[Row], x: str, y: str, color: str) -> None:
+    placed = [row for row in rows if row[x] is not None]
+    bars = [row.get("spread") or 0.0 for row in placed]
+    axis.errorbar(
+        [r[x] for r in placed], [r[y] for r in placed], bars, marker="o", ms=3, capsize=2, label=label, color=color
+    )
+    for row in rows:
+        if row[x] is None:
+            axis.axhline(row[y], color=color, ls="--", lw=1)

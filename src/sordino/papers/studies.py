@@ -1,0 +1,70 @@
+"""Studies: curves rather than cells. A study returns rows, a plot of them, and the claims they settle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+Row = dict[str, Any]
+Findings = dict[str, Any]  # {"id", "title", "rows": [...], "claims": [{"text", "measured", "holds"}], "seconds"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """`rows(repeats, workers)` measures; `claims(rows)` judges; `draw(rows, path)` plots."""
+
+    id: str
+    title: str
+    about: str
+    rows: Callable[[int, int], list[Row]]
+    claims: Callable[[list[Row]], list[Row]]
+    draw: Callable[[list[Row], Path], None]
+    repeats: int = 5
+
+
+def claim(text: str, measured: str, holds: bool) -> Row:
+    """A sentence of the paper, what we saw, and whether it held."""
+    return {"text": text, "measured": measured, "holds": bool(holds)}
+
+
+def side_by_side(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], workers: int) -> list[T]:
+    """work(*job) for all jobs, in processes with one thread each; results in order."""
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        return [done.result() for done in [pool.submit(work, *job) for job in jobs]]
+
+
+def gathered(rows: Sequence[Row], keys: Sequence[str], value: str) -> list[Row]:
+    """Mean and spread of `value` over rows that agree in `keys`, in order of first appearance."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(float(row[value]))
+    return [
+        {
+            **dict(zip(keys, group, strict=True)),
+            value: round(mean(values), 5),
+            "spread": round(stdev(values), 5) if len(values) > 1 else None,
+            "repeats": len(values),
+        }
+        for group, values in groups.items()
+    ]
+
+
+def picked(rows: Sequence[Row], **wanted: Any) -> list[Row]:
+    """Rows whose entries are as wanted."""
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def value(rows: Sequence[Row], name: str, **wanted: Any) -> float:
+    """The entry of the one row that is as wanted."""
+    (row,) = picked(rows, **wanted)
+    return float(row[name])

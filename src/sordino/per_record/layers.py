@@ -1,0 +1,88 @@
+"""How a layer runs while it is recorded, and what its output's gradient says about its parameters, per record.
+
+A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; `axis` is where the records lie.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from sordino.per_record.pieces import Lookup, Outer, Rows, Slopes
+from sordino.per_record.tape import Pieces, Tape
+
+
+def linear(tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, axis: int = 0) -> Tensor:
+    """x W^T + c:  dW_j = sum_t g_jt (x) x_jt,  dc_j = sum_t g_jt."""
+    inputs = tape.records(x, axis, 2)
+
+    def use(slope: Tensor) -> Pieces:
+        outputs = tape.records(slope, axis, 2)
+        yield weight, Outer(inputs, Slopes(outputs))
+        if bias is not None:
+            yield bias, Rows(outputs.sum(1) if outputs.shape[1] > 1 else outputs[:, 0])
+
+    output = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), fixed(bias))
+    return tape.watch(output, use, inputs, axis, (*x.shape[:-1], len(weight)))
+
+
+def fixed(parameter: Tensor | None) -> Tensor | None:
+    """The parameter as a constant."""
+    return None if parameter is None else parameter.detach()
+
+
+def linear_layer(tape: Tape, module: nn.Linear, axis: int, input: Tensor) -> Tensor:
+    return linear(tape, input, module.weight, module.bias, axis)  # type: ignore[arg-type]
+
+
+def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Tensor:
+    """W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index."""
+    index = tape.records(input, axis, 1)
+
+    def use(slope: Tensor) -> Pieces:
+        outputs = tape.records(slope, axis, 2)
+        if module.padding_idx is not None:
+            outputs = outputs.masked_fill((index == module.padding_idx)[..., None], 0.0)
+        yield module.weight, Lookup(index, outputs, module.num_embeddings)  # type: ignore[misc]
+
+    return tape.watch(F.embedding(input, module.weight.detach(), module.padding_idx), use, index, axis)
+
+
+def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: Tensor) -> Tensor:
+    """w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
+    shape = list(module.normalized_shape)
+    if isinstance(module, nn.RMSNorm):
+        normal = F.rms_norm(input, shape, None, module.eps)
+    else:
+        normal = F.layer_norm(input, shape, None, None, module.eps)
+    kept, bias, tail = normal.detach(), getattr(module, "bias", None), len(shape) + 1
+
+    def use(slope: Tensor) -> Pieces:
+        yield module.weight, Rows(tape.records(slope * kept, axis, tail).sum(1))
+        if bias is not None:
+            yield bias, Rows(tape.records(slope, axis, tail).sum(1))
+
+    return tape.watch(_affine(normal, module.weight, bias), use, axis=axis)
+
+
+def group_norm(tape: Tape, module: Any, axis: int, input: Tensor) -> Tensor:
+    """w_c n(x) + c_c per channel, for GroupNorm, and InstanceNorm without running statistics."""
+    groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
+    tape.check(input, axis, 2)
+    normal = F.group_norm(input, groups, None, None, module.eps)
+    kept, column = normal.detach(), (-1, *[1] * (input.dim() - 2))
+
+    def use(slope: Tensor) -> Pieces:
+        yield module.weight, Rows((slope * kept).flatten(2).sum(2) if input.dim() > 2 else slope * kept)
+        yield module.bias, Rows(slope.flatten(2).sum(2) if input.dim() > 2 else slope)
+
+    return tape.watch(_affine(normal, module.weight.view(column), module.bias.view(column)), use)
+
+
+def _affine(normal: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return normal * weight.detach()
+    return torch.addcmul(bias.detach(), normal, weight.detach())

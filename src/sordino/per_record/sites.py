@@ -1,0 +1,108 @@
+"""Which rule runs each part of a model: chosen from the model alone.
+
+A layer with a rule of its own is one site. Any other module that owns parameters is one site together with all that
+is inside it, through `Anything`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from sordino.per_record.anything import Anything
+from sordino.per_record.attention import attention
+from sordino.per_record.convolution import convolution
+from sordino.per_record.layers import embedding, group_norm, layer_norm, linear_layer
+from sordino.per_record.recurrent import recurrence
+
+Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear_layer,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.Conv3d: convolution,
+    nn.Embedding: embedding,
+    nn.LayerNorm: layer_norm,
+    nn.RMSNorm: layer_norm,
+    nn.GroupNorm: group_norm,
+    nn.InstanceNorm1d: group_norm,
+    nn.InstanceNorm2d: group_norm,
+    nn.InstanceNorm3d: group_norm,
+    nn.LSTM: recurrence,
+    nn.GRU: recurrence,
+    nn.RNN: recurrence,
+    nn.MultiheadAttention: attention,
+}
+_SEQUENCES = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
+_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module, its rule, and where the records lie in its input."""
+
+    module: nn.Module
+    rule: Rule
+    axis: int
+
+
+def sites(model: nn.Module, whole: bool = False) -> list[Site]:
+    """The sites of a model; with `whole`, the model itself is the only one."""
+    if whole:
+        return [Site(model, Anything(model).rule, 0)]
+    axes = _axes(model)
+    return [Site(module, rule, axes.get(module, 0)) for module, rule in dict(_visit(model)).items()]
+
+
+def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return
+    rule = rule_of(module)
+    if rule is not None:
+        yield module, rule
+    elif _owns(module):
+        yield module, Anything(module).rule
+    else:
+        for child in module.children():
+            yield from _visit(child)
+
+
+def _owns(module: nn.Module) -> bool:
+    """Whether the module uses parameters itself; a parametrized layer (weight norm and the like) does."""
+    own = any(p is not None and p.requires_grad for p in module._parameters.values())
+    return own or hasattr(module, "parametrizations")
+
+
+def rule_of(module: nn.Module) -> Rule | None:
+    """The rule of a layer that runs exactly as torch wrote it, with all its parameters in their usual place."""
+    for kind, rule in RULES.items():
+        if isinstance(module, kind) and type(module).forward is kind.forward:
+            return rule if _usual(module) else None
+    return None
+
+
+def _usual(module: nn.Module) -> bool:
+    """No parametrization, no old-style weight norm, no projection, no renormalised embedding."""
+    if hasattr(module, "parametrizations") or module._forward_pre_hooks:
+        return False
+    if isinstance(module, nn.Embedding):
+        return module.max_norm is None
+    if isinstance(module, nn.LSTM):
+        return not module.proj_size
+    weight = getattr(module, "weight", None)
+    return weight is None or isinstance(weight, nn.Parameter)
+
+
+def _axes(model: nn.Module) -> dict[nn.Module, int]:
+    """Inside torch's transformers the records lie along axis 1, unless batch_first."""
+    axes: dict[nn.Module, int] = {}
+    for part in model.modules():
+        if isinstance(part, _SEQUENCES + _BLOCKS):
+            attend = next((m for m in part.modules() if isinstance(m, nn.MultiheadAttention)), None)
+            if attend is not None and not attend.batch_first:
+                axes.update(dict.fromkeys(part.modules(), 1))
+    return axes
