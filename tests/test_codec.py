@@ -66,7 +66,6 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "james_stein": {},
         "soft_threshold": {},
         "sparsify_mean": {"keep": 0.5},
-        "wiener": {},
     },
     "ServerOptimizer": {
         "sgd": {

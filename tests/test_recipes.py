@@ -13,7 +13,7 @@ from tests.tiny import SIZES, clients, mlp
 
 from sordino.data.task import Task
 from sordino.errors import PlanError
-from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean, Wiener
+from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.gradients import Blur, Plain, Sam
 from sordino.parts.local import LocalSgd
@@ -32,7 +32,7 @@ USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(N), "lr": 0.1, "radius
 OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL; `best` takes none of that
     "dp_fed_avg": [{}, {"server_momentum": 0.5}],
     "dp_fed_ls": [{"denoiser": d} for d in ("smoothing", "james_stein", "james_stein_plain", "soft_threshold")]
-    + [{"denoiser": "wiener"}, {"denoiser": "none"}],
+    + [{"denoiser": "none"}],
     "dp_fed_sam": [{}, {"adaptive": True}, {"trust": "secure_sum"}, {"radius": Adaptive(0.5)}],
     "dp_fed_sam_top_k": [{"form": form} for form in ("update", "mean", "mask")],
     "fed_smp": [{"mask": mask} for mask in ("random", "public_data", "released")],
@@ -122,7 +122,6 @@ def test_dp_fed_ls_projects_every_step_and_puts_one_denoiser_in_the_place_of_smo
         "james_stein": (JamesStein(positive=True),),
         "james_stein_plain": (JamesStein(positive=False),),
         "soft_threshold": (SoftThreshold(),),
-        "wiener": (Wiener(),),
         "none": (),
     }
     for name, wanted in kinds.items():

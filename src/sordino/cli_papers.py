@@ -17,7 +17,7 @@ KEPT = Path("benchmarks/papers/results")
 @app.command("list")
 def list_ids(as_json: JsonFlag = False) -> None:
     """Every id that can be run: tables, and their cells."""
-    from sordino.papers import TABLES
+    from sordino.papers import STUDIES, TABLES
 
     tables = [
         {
@@ -27,8 +27,10 @@ def list_ids(as_json: JsonFlag = False) -> None:
         }
         for table in TABLES
     ]
-    text = "\n".join(f"{table['id']:<20} {len(table['cells']):>3} cells  {table['title']}" for table in tables)
-    print(json.dumps({"tables": tables}) if as_json else text)
+    studies = [{"id": study.id, "title": study.title} for study in STUDIES]
+    lines = [f"{table['id']:<20} {len(table['cells']):>3} cells  {table['title']}" for table in tables]
+    lines += [f"{study['id']:<20}     study  {study['title']}" for study in studies]
+    print(json.dumps({"tables": tables, "studies": studies}) if as_json else "\n".join(lines))
 
 
 @app.command()
@@ -46,7 +48,13 @@ def run(
     for option, count in (("--seeds", seeds), ("--workers", workers)):
         if count is not None and count < 1:
             raise ConfigError(f"{option} {count}", "at least 1")
-    found = runner.run_cells(name, seeds, workers, (lambda result: None) if as_json else _show)
+    one = runner.study(name)
+    if one is not None:
+        found = [runner.run_study(one, seeds, workers)]
+        if not as_json:
+            _show_study(found[0])
+    else:
+        found = runner.run_cells(name, seeds, workers, (lambda result: None) if as_json else _show)
     runner.store(found, results)
     if as_json:
         print(json.dumps({"id": name, "results": found}))
@@ -58,6 +66,17 @@ def _show(result: dict[str, Any]) -> None:
     claimed = "" if result["epsilon_claimed"] is None else f", claimed {result['epsilon_claimed']:g}"
     epsilon = "none" if result["epsilon"] is None else f"{result['epsilon']:.3g}"
     print(f"{result['id']}: {result['ours']:.2f}{spread}{published}; epsilon {epsilon}{claimed}", flush=True)
+
+
+def _show_study(found: dict[str, Any]) -> None:
+    for row in found["rows"]:
+        print("  ".join(f"{key}={_short(value)}" for key, value in row.items()))
+    for claim in found["claims"]:
+        print(f"{'holds' if claim['holds'] else 'DOES NOT HOLD'}: {claim['text']}: {claim['measured']}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @app.command()

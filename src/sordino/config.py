@@ -111,11 +111,14 @@ class Config:
     run: RunSpec = field(default_factory=RunSpec)
 
     def __post_init__(self) -> None:
-        for delta in (self.delta, *self.deltas):
-            check_delta(delta, self.plan.units, self.privacy.allow_large_delta)
+        check_delta(self.delta, self.plan.units, self.privacy.allow_large_delta)
         if self.deltas and len(self.deltas) != self.plan.clients.population:
             found = f"{len(self.deltas)} budgets under privacy.silos for {self.plan.clients.population} silos"
             raise ConfigError(found, "one per silo, in their order")
+        reads = self.plan.local.reads
+        for silo, delta in enumerate(self.deltas):
+            own = self.plan.units if reads is None else reads.size(silo)
+            check_delta(delta, own, self.privacy.allow_large_delta)
 
     @property
     def delta(self) -> float:

@@ -82,8 +82,8 @@ def _remaining(config: Config, task: Task, folder: RunFolder, engine: Engine, st
     """The rounds that are left; what earlier rounds spent of a client's budget stays spent."""
     budget = config.budget
     if budget is not None:
-        for cohort in folder.cohorts():
-            budget.spent[cohort] += 1
+        for t, cohort in zip(folder.rounds(), folder.cohorts(), strict=True):
+            budget.count(cohort, t)
     source = streams(config.privacy.noise, config.run.seed)
     every = config.run.eval_every
     return run(

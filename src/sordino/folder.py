@@ -163,11 +163,15 @@ class RunFolder:
             raise CertificateError(name, f"{name} holds a line without a round")
         return lines
 
+    def rounds(self) -> list[int]:
+        """Which rounds were charged, counted from 0; one that was run again stands twice."""
+        return [int(line["round"]) - 1 for line in self._lines("charges.jsonl")]
+
     def cohorts(self) -> list[Cohort]:
         """Who took part in each charged round, where that is seen by design or public anyway; else nothing."""
         clients = self.config().plan.clients
         if not clients.random:
-            return [clients.draw(int(line["round"]) - 1, _NO_COINS) for line in self._lines("charges.jsonl")]
+            return [clients.draw(t, _NO_COINS) for t in self.rounds()]
         found = [line["cohort"] for line in self._lines("charges.jsonl") if "cohort" in line]
         if not all(isinstance(cohort, list) and all(type(i) is int and i >= 0 for i in cohort) for cohort in found):
             raise CertificateError("charges.jsonl", "charges.jsonl holds a cohort that is not a list of clients")
@@ -175,9 +179,9 @@ class RunFolder:
 
     def facts(self) -> Facts:
         """What a certificate needs beside the plan."""
-        config, rounds = self.config(), [int(line["round"]) for line in self._lines("charges.jsonl")]
+        config = self.config()
         known = Facts(config.delta, config.privacy.noise, 0, None, self._model_sum(), codec.digest(config))
-        return counted(config.plan, rounds, self.cohorts(), replace(known, deltas=config.deltas))
+        return counted(config.plan, self.rounds(), self.cohorts(), replace(known, deltas=config.deltas))
 
     def _model_sum(self) -> str:
         file = self.path / "model.safetensors"

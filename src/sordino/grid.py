@@ -71,6 +71,9 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
     for plan in plans:
         if (plan.rounds, plan.encode, _work(plan)) != (first.rounds, first.encode, _work(first)):
             raise PlanError("grid", "plans with different local work", "the same rounds, local solver and encode steps")
+        if plan.clients.population != task.clients.population:
+            found = f"a plan for {plan.clients.population} clients and data of {task.clients.population}"
+            raise PlanError("grid", found, "the same population in all")
         if plan.mask is not None or any(step.needs_slopes for step in plan.encode):
             raise PlanError("grid", "a plan whose steps look at the model", "plans without masks")
     check(first, task, InProcess())

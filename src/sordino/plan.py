@@ -64,12 +64,13 @@ class Plan:
 
     def _check_radius(self) -> None:
         """A radius that is not a positive finite number in every round bounds nothing."""
-        scheduled = [clip for clip in self.clips if isinstance(clip.radius, Schedule)]
-        for clip, t in product(scheduled, range(self.rounds)):
-            if not 0 < clip.radius_at(t) < math.inf:
-                found = f"a radius of {clip.radius_at(t)} in round {t + 1}"
+        radii = [*(clip.radius for clip in self.clips), getattr(self.local, "radius", 1.0)]
+        scheduled = [radius for radius in radii if isinstance(radius, Schedule)]
+        for radius, t in product(scheduled, range(self.rounds)):
+            if not 0 < radius.at(t) < math.inf:
+                found = f"a radius of {radius.at(t)} in round {t + 1}"
                 raise PlanError("clip", found, "a positive finite radius in every round")
-        if not any(isinstance(clip.radius, Adaptive) for clip in scheduled):
+        if not any(isinstance(radius, Adaptive) for radius in scheduled):
             return
         if self.clips != self.encode[-1:]:
             found = "an adaptive radius, and a step after its Clip or another Clip"
@@ -84,6 +85,7 @@ class Plan:
         if reads is None:
             return
         reads.check(self.clients.population)
+        self.local.suits(self.clients.population)
         spent = self.local.bound()
         needed = self.rounds * (spent.count if isinstance(spent, Spent) else 1)
         if most is not None and needed > most:

@@ -99,7 +99,7 @@ def run(
         began = time.perf_counter()
         cohort = plan.clients.draw(t, streams.at(t, "cohort"))
         if budget is not None:
-            budget.charge(cohort)
+            budget.charge(cohort, t)
         state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
         last = t + 1 == plan.rounds
         metrics = task.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}

@@ -22,7 +22,7 @@ from sordino.training import DIAGNOSTIC
 def forecast(config: Config) -> dict[str, Any]:
     """What a run of this file would be certified with, and how its messages come to be bounded."""
     plan = config.plan
-    promised = certificate(plan, Facts(config.delta, config.privacy.noise, charged=plan.rounds))
+    promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, deltas=config.deltas))
     names = [plan.local.kind, *(step.kind for step in plan.encode)]
     chain = [{"after": name, "bound": _bound(bound)} for name, bound in zip(names, plan.bounds, strict=True)]
     keys = (

@@ -19,7 +19,7 @@ from sordino.errors import PlanError
 from sordino.parts.samplers import Cohort, FixedSize, Poisson, Sampler
 from sordino.parts.silo import NoisyLocalSgd
 from sordino.plan import Plan, State
-from sordino.privacy import calibrate
+from sordino.privacy import accounting, calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import Facts, certificate, check_delta, default_delta
@@ -98,7 +98,7 @@ def model_digest(model: nn.Module) -> str:
 def counted(plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts) -> Facts:
     """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
     again = len(rounds) - len(set(rounds))
-    facts = replace(facts, charged=len(rounds), repeats=again if plan.local.reads is not None else 0)
+    facts = replace(facts, charged=len(rounds), repeats=again)
     if not cohorts or not plan.clients.random:
         return facts
     each = np.bincount(np.concatenate(cohorts), minlength=plan.clients.population)
@@ -147,7 +147,7 @@ def with_cohort(clients: Sampler, cohort: int) -> Sampler:
 def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "multiplier") -> Plan:
     """The plan with its multiplier, rounds or cohort (`free`) changed so that it costs `epsilon` at `delta`."""
     delta = default_delta(plan.units) if delta is None else delta
-    weakest = 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))  # whose records are read most
+    weakest = _weakest(plan, delta, free)
 
     def line_of(changed: Plan) -> Line:
         return changed.bill().line("models", weakest)
@@ -167,6 +167,14 @@ def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: 
         population, least = plan.clients.population, getattr(plan.release, "at_least", 1)
         return larger(calibrate.cohort(lambda n: line_of(larger(n)), epsilon, delta, population, least))
     return noisier(calibrate.multiplier(lambda z: line_of(noisier(z)), epsilon, delta))
+
+
+def _weakest(plan: Plan, delta: float, free: str) -> int:
+    """Whose line decides: with one multiplier for all the smallest silo, whose records are read most."""
+    lines = plan.bill().of("models")
+    if free == "multiplier" or len(lines) == 1:
+        return 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))
+    return max(lines, key=lambda line: accounting.bound(line.entries, line.relation, delta).value).silos[0]
 
 
 def calibrated_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:

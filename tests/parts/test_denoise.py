@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.errors import PlanError
 from sordino.layout import Layout
-from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean, Wiener
+from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
@@ -31,7 +31,7 @@ from sordino.rng import Seeded
 from sordino.run import run
 
 DENOISERS: list[Postprocess] = [
-    JamesStein(), JamesStein(positive=False), SoftThreshold(), SparsifyMean(0.4), Wiener(), LaplacianSmoothing(1.0),
+    JamesStein(), JamesStein(positive=False), SoftThreshold(), SparsifyMean(0.4), LaplacianSmoothing(1.0),
 ]  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_a_zero_mean_stays_zero_and_the_input_is_not_changed(denoiser: Postproce
     assert torch.equal(mean, noise(105))
 
 
-@pytest.mark.parametrize("denoiser", [JamesStein(), SoftThreshold(), Wiener()], ids=str)
+@pytest.mark.parametrize("denoiser", [JamesStein(), SoftThreshold()], ids=str)
 def test_without_noise_nothing_is_shrunk(denoiser: Postprocess) -> None:
     assert torch.allclose(denoiser.apply(noise(105), known(0.0)), noise(105), atol=1e-6)
 
@@ -123,25 +123,6 @@ def test_james_stein_beats_the_raw_estimate_of_a_small_signal() -> None:
     assert positive <= plain * (1 + 1e-9)
     assert plain < 0.3 * raw
     assert raw == pytest.approx(200, rel=0.1)
-
-
-def test_wiener_takes_most_noise_off_a_smooth_signal() -> None:
-    """The signal of paper 000, Figure 1: a sine, 500 points on [0, 30]."""
-    sine = torch.sin(torch.linspace(0, 30, 500))
-    assert error(Wiener(), sine, 0.5, 20) < 0.4 * error(RAW, sine, 0.5, 20)
-
-
-def test_wiener_leaves_a_signal_far_above_the_noise_nearly_alone() -> None:
-    strong = 100 * noise(500, seed=7)
-    kept = Wiener().apply(strong, known(1.0, nn.Linear(500, 1, bias=False)))
-    assert float((kept - strong).norm() / strong.norm()) < 1e-3
-    assert not torch.equal(kept, strong)
-
-
-def test_wiener_never_goes_below_its_floor() -> None:
-    buried = noise(512, seed=8)
-    kept = Wiener(floor=0.25).apply(buried, known(10.0, nn.Linear(512, 1, bias=False)))
-    assert torch.allclose(kept, 0.25 * buried, atol=1e-6)
 
 
 # ---- the noise level is exact ---------------------------------------------------------------------------------------

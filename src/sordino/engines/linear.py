@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.engines.slopes import factors, known_slope, proximal, slope_of
 from sordino.parts.gradients import Ball, Batch
+from sordino.parts.norms import lengths
+from sordino.privacy.bounds import Norm
 
 
 class LinearClients:
@@ -58,9 +60,8 @@ class LinearClients:
         m, edge = len(w), self.outputs * self.inputs
         x = batch.x.reshape(m, -1, self.inputs)
         scores = self._scores(x, w[:, :edge].view(m, self.outputs, self.inputs), w[:, edge:])
-        sizes = self._sizes(x, ball)
-        residual = self._slopes_at(scores, batch.y, sizes, ball)
-        norms = torch.linalg.vector_norm(residual, ord=ball.norm, dim=-1) * sizes
+        residual = self._slopes_at(scores, batch.y, x, ball)
+        norms = lengths(residual, ball.norm) * self._sizes(x, ball.norm)
         return self._written(_pulled(residual, factors(norms, ball.radius, batch.mask)), x)
 
     def shared(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
@@ -69,22 +70,23 @@ class LinearClients:
         scores = (x @ w[:, :edge].reshape(g * self.outputs, self.inputs).T).view(len(x), g, self.outputs)
         if self.bias:
             scores += w[:, edge:]
-        sizes = self._sizes(x, ball)[:, None]
-        residual = self._slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), sizes, ball)
-        norms = torch.linalg.vector_norm(residual, ord=ball.norm, dim=-1) * sizes
+        residual = self._slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), x[:, None], ball)
+        norms = lengths(residual, ball.norm) * self._sizes(x, ball.norm)[:, None]
         residual = _pulled(residual, factors(norms, ball.radius, None))
         weights = (residual.view(len(x), -1).T @ x).view(g, edge)
         return torch.cat([weights, residual.sum(0)], 1) if self.bias else weights
 
-    def _sizes(self, x: Tensor, ball: Ball) -> Tensor:
+    def _sizes(self, x: Tensor, norm: Norm) -> Tensor:
         """||(x, 1)|| of every record."""
-        sizes: Tensor = torch.linalg.vector_norm(x, ord=ball.norm, dim=-1)
-        return (sizes.square() + self.bias).sqrt() if ball.norm == 2 else sizes + self.bias
+        sizes = lengths(x, norm)
+        if not self.bias:
+            return sizes
+        return (sizes.square() + 1).sqrt() if norm == 2 else sizes + 1
 
-    def _slopes_at(self, scores: Tensor, y: Tensor, sizes: Tensor, ball: Ball) -> Tensor:
+    def _slopes_at(self, scores: Tensor, y: Tensor, x: Tensor, ball: Ball) -> Tensor:
         if ball.envelope is None:
             return self.slope(scores, y)
-        return proximal(self.loss, scores, y, ball.envelope.beta / sizes.square()[..., None])
+        return proximal(self.loss, scores, y, ball.envelope.beta / self._sizes(x, 2).square()[..., None])
 
     def _written(self, residual: Tensor, x: Tensor) -> Tensor:
         m, edge = len(x), self.outputs * self.inputs

@@ -151,8 +151,8 @@ class RecordSums:
         v, mean = w.repeat(len(x), 1), w.repeat(len(x), 1)
         for k in range(envelope.steps):
             slope = self._flat(self.own(self.layout.views(v), x, y), len(x)) + envelope.beta * (v - w)
-            v = v - slope * (2 / (envelope.beta * (k + 2)))
             mean = mean + (v - mean) * (2 / (k + 2))
+            v = v - slope * (2 / (envelope.beta * (k + 2)))
         return mean
 
     def _flat(self, named: dict[str, Tensor], count: int) -> Tensor:

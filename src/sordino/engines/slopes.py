@@ -73,17 +73,18 @@ def has_prox(loss: str) -> bool:
 
 
 def proximal(loss: str, scores: Tensor, y: Tensor, pace: Tensor) -> Tensor:
-    """d f_beta / d scores of one score z, where pace = beta / ||(x, 1)||^2: the slope, but linear around the kink.
+    """d f_beta / d scores of every score z, where pace = beta / ||(x, 1)||^2: the slope, but linear around the kink.
 
     prox(w) = w - t x, so  beta (w - prox) = beta t x  with  beta t = clamp(pace * (distance to the kink), lowest slope,
-    highest slope): for |z - y| Huber's slope.
+    highest slope): for |z - y| Huber's slope. A record of several scores has the mean of their losses.
     """
+    share = 1 / scores.shape[-1]
     if loss == "hinge":
         side = 2 * _like(y, scores) - 1
-        return -side * (pace * (1 - side * scores)).clamp(0.0, 1.0)
+        return -side * (pace * (1 - side * scores)).clamp(0.0, share)
     tau = quantile_of(loss)
     low, high = (-1.0, 1.0) if tau is None else (-tau, 1 - tau)
-    return (pace * (scores - _like(y, scores))).clamp(low, high)
+    return (pace * (scores - _like(y, scores))).clamp(low * share, high * share)
 
 
 def factors(norms: Tensor, radius: float, mask: Tensor | None) -> Tensor:

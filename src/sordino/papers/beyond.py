@@ -13,7 +13,7 @@ from sordino.data.task import Task
 from sordino.models import Logistic, Mlp
 from sordino.papers.cells import Cell, Job, Table
 from sordino.papers.paper_000 import mnist_logistic
-from sordino.parts.denoise import JamesStein, Wiener
+from sordino.parts.denoise import JamesStein
 from sordino.parts.postprocess import Postprocess
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import best
@@ -35,17 +35,17 @@ TASKS: dict[str, tuple[Callable[[int], Task], int, float, dict[str, Any]]] = {  
     "adult": (adult, 1000, 1.0, {"radius": 0.8, "lr": 0.3}),
     "writers": (writers, 500, 6.0, {"radius": 0.8, "lr": 0.1}),
 }
-PLAIN = {"momentum": 0.0, "final": 1.0}
+PLAIN = {"step": 1.0, "window": 0.0}
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[Postprocess, ...]]] = {
-    "constant step": (PLAIN, ()),
+    "last model": (PLAIN, ()),
     "smoothing, sigma 1": ({**PLAIN, "strength": 1.0}, ()),
     "momentum 0.5": ({**PLAIN, "momentum": 0.5}, ()),
     "momentum 0.8": ({**PLAIN, "momentum": 0.8}, ()),
-    "falling step": ({**PLAIN, "final": 0.1}, ()),
-    "falling step, momentum 0.5": ({"momentum": 0.5, "final": 0.1}, ()),
-    "falling step, momentum 0.5, smoothing": ({"momentum": 0.5, "final": 0.1, "strength": 1.0}, ()),
-    "falling step, spectral shrinkage": ({**PLAIN, "final": 0.1}, (Wiener(),)),
-    "falling step, James-Stein": ({**PLAIN, "final": 0.1}, (JamesStein(),)),
+    "falling step": ({**PLAIN, "step": 1.8, "final": 0.1}, ()),
+    "mean of models": ({"step": 1.0}, ()),
+    "mean of models, step 1.5": ({}, ()),
+    "mean of models, step 1.5, smoothing": ({"strength": 1.0}, ()),
+    "James-Stein": (PLAIN, (JamesStein(),)),
 }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sordino.papers import TABLES
+from sordino.papers import STUDIES, TABLES
 from sordino.papers.cells import Table
 from sordino.papers.claims import claims
+from sordino.papers.studies import Study
 
 HEAD = """# The papers' tables, ours beside theirs
 
@@ -20,12 +21,38 @@ Accuracy in percent: mean and standard deviation over seeds, of the LAST round o
 def page(results: dict[str, dict[str, Any]]) -> str:
     """The whole page; a table without results is left out."""
     parts = [table_text(table, results) for table in TABLES if any(cell.id in results for cell in table.cells)]
+    parts += [study_text(study, results[study.id]) for study in STUDIES if study.id in results]
     return "\n\n".join([HEAD.strip(), claims_text(results), *parts]) + "\n"
+
+
+def study_text(study: Study, found: dict[str, Any]) -> str:
+    """A study: its figure, and its rows as tables of one shape each."""
+    head = f"## {study.title}\n\n`sordino papers run {study.id}` ({found['seconds']:.0f} s). {study.about}"
+    shapes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        shapes.setdefault(tuple(row), []).append(row)
+    tables = [_plain_table(keys, rows) for keys, rows in shapes.items()]
+    return "\n\n".join([head, f"![{study.title}](figures/{study.id}.png)", *tables])
+
+
+def _plain_table(keys: tuple[str, ...], rows: list[dict[str, Any]]) -> str:
+    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
+    return "\n".join([*lines, *("| " + " | ".join(_entry(row[key]) for key in keys) + " |" for row in rows)])
+
+
+def _entry(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def claims_text(results: dict[str, dict[str, Any]]) -> str:
     """Every claim that the stored results can judge; a claim that failed here is a result too."""
-    rows = [f"| {claim.text} | {claim.measured} | {'yes' if claim.holds else '**no**'} |" for claim in claims(results)]
+    judged = [(claim.text, claim.measured, claim.holds) for claim in claims(results)]
+    for study in STUDIES:
+        said = results.get(study.id, {}).get("claims", [])
+        judged += [(claim["text"], claim["measured"], claim["holds"]) for claim in said]
+    rows = [f"| {text} | {measured} | {'yes' if holds else '**no**'} |" for text, measured, holds in judged]
     return "\n".join(["## Claims, checked", "", "| claim | measured | holds here |", "|---|---|---|", *rows])
 
 
@@ -79,3 +106,6 @@ def write(results: dict[str, dict[str, Any]], path: Path) -> None:
     """Write the page, with the findings that stand beside the results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(results), encoding="utf-8")
+    for study in STUDIES:
+        if study.id in results:
+            study.draw(results[study.id]["rows"], path.parent / "figures" / f"{study.id}.png")

@@ -22,7 +22,7 @@ from sordino.recipes import best, dp_fed_ls
 from sordino.training import calibrated
 
 How = Literal["uniform", "poisson"]
-Denoiser = Literal["smoothing", "james_stein", "james_stein_plain", "soft_threshold", "wiener", "none"]
+Denoiser = Literal["smoothing", "james_stein", "james_stein_plain", "soft_threshold", "none"]
 EPSILONS, STRENGTHS = (6, 7, 8, 9), (0, 1, 2, 3)
 POPULATION = {"uniform": 1000, "poisson": 500}
 PUBLISHED: dict[How, tuple[tuple[float, ...], ...]] = {  # rows: strength 0..3, columns: epsilon 6..9

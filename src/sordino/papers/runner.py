@@ -16,8 +16,9 @@ import torch
 from sordino.codec import nearest
 from sordino.data.task import Records, evaluate
 from sordino.errors import ConfigError
-from sordino.papers import TABLES
+from sordino.papers import STUDIES, TABLES
 from sordino.papers.cells import Cell, Job, index
+from sordino.papers.studies import Study
 from sordino.privacy.certificate import headline
 from sordino.rng import Seeded
 from sordino.run import Round, run
@@ -30,7 +31,8 @@ def chosen(name: str) -> tuple[Cell, ...]:
     """The cells of an id: one, or a whole table."""
     known = index(TABLES)
     if name not in known:
-        raise ConfigError(f"id {name!r}", "an id of 'sordino papers list'", nearest(name, list(known)))
+        ids = [*known, *(one.id for one in STUDIES)]
+        raise ConfigError(f"id {name!r}", "an id of 'sordino papers list'", nearest(name, ids))
     return known[name]
 
 
@@ -113,6 +115,19 @@ def _results(
             found = summary(cell, [job.result() for job in jobs[cell.id]])
             tell(found)
             yield found
+
+
+def study(name: str) -> Study | None:
+    """The study of this id, if it is one."""
+    return next((one for one in STUDIES if one.id == name), None)
+
+
+def run_study(one: Study, repeats: int | None, workers: int) -> Result:
+    """Measure, judge, and say how long it took."""
+    began = time.perf_counter()
+    rows = one.rows(repeats or one.repeats, workers)
+    seconds = round(time.perf_counter() - began, 1)
+    return {"id": one.id, "title": one.title, "rows": rows, "claims": one.claims(rows), "seconds": seconds}
 
 
 def store(found: list[Result], folder: Path) -> None:

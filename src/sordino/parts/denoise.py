@@ -55,31 +55,3 @@ class SparsifyMean(Postprocess, kind="sparsify_mean"):
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         return keep_largest(mean[None], mean.abs()[None], self.keep)[0]
-
-
-@dataclass(frozen=True)
-class Wiener(Postprocess, kind="wiener"):
-    """Shrink each frequency band of a tensor by max(floor, 1 - nu^2 / power of the band): what smoothing guesses.
-
-    Bands are octaves of the tensor's Fourier spectrum (flattened in parameter order), so the shrinkage is learnt from
-    the noised data itself; the noise power in every band is known exactly.
-    """
-
-    floor: float = 0.1
-
-    def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        filtered = mean.clone()
-        for slot in known.layout.slots:
-            if slot.trainable and slot.stop - slot.start >= 8:
-                filtered[slot.start : slot.stop] = self._filter(mean[slot.start : slot.stop], known.std)
-        return filtered
-
-    def _filter(self, signal: Tensor, std: float) -> Tensor:
-        spectrum = torch.fft.rfft(signal.double(), norm="ortho")
-        power = spectrum.abs().square()
-        octave = torch.arange(len(power), dtype=torch.float64).clamp(min=1).log2().floor().long()
-        mean_power = torch.zeros(int(octave.max()) + 1, dtype=torch.float64).index_add_(0, octave, power)
-        mean_power /= torch.bincount(octave)
-        gain = (1 - std**2 / mean_power.clamp(min=1e-300)).clamp(min=self.floor, max=1.0)
-        filtered: Tensor = torch.fft.irfft(spectrum * gain[octave], n=len(signal), norm="ortho")
-        return filtered.to(signal.dtype)

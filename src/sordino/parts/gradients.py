@@ -133,7 +133,7 @@ class Bounded(Gradient, kind="bounded"):
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
-        lengths = torch.linalg.vector_norm(slope, ord=self.norm, dim=-1, keepdim=True)
+        lengths: Tensor = torch.linalg.vector_norm(slope, ord=self.norm, dim=-1, keepdim=True)
         return slope * (self.radius / lengths.clamp(min=1e-30)).clamp(max=1.0)
 
 

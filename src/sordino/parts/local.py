@@ -64,6 +64,9 @@ class LocalSolver(Part):
         """How records are drawn, where one record is the unit; None where the client is."""
         return None
 
+    def suits(self, population: int) -> None:
+        """Refuse a population that this solver cannot work with."""
+
     def own_event(self, client: int) -> Event:
         """One local step, where the solver adds noise of its own (`Spent`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")

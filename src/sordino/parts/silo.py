@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import PlanError
-from sordino.parts.encode import Public
+from sordino.parts.encode import Adaptive, Public
 from sordino.parts.gradients import Ball, Batch, Gradient, Moreau, Objective, Plain
 from sordino.parts.local import Coins, LocalSolver
 from sordino.parts.records import RecordSampler, batches
@@ -28,6 +28,9 @@ NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 def _check(radius: float | Schedule, gradient: Gradient) -> None:
     if not isinstance(radius, Schedule) and not 0 < radius < math.inf:
         raise PlanError("clip", f"radius = {radius}", "a positive finite radius for every record's gradient")
+    if isinstance(radius, Adaptive):
+        found = "an adaptive radius, which follows the norms of whole updates"
+        raise PlanError("clip", found, "a number, or a schedule that is fixed before the run")
     if not isinstance(gradient, Plain | Moreau):
         found = f"gradient {gradient.kind!r}, which mixes the records of a batch"
         raise PlanError("records", found, "plain or moreau, whose gradient is a sum over records")
@@ -128,6 +131,11 @@ class NoisyLocalSgd(LocalSolver, kind="noisy_local_sgd"):
     def batch(self) -> int:
         """Records per step, for the engine's rule."""
         return math.ceil(self.records.count)
+
+    def suits(self, population: int) -> None:
+        if self.multipliers and len(self.multipliers) != population:
+            found = f"{len(self.multipliers)} multipliers for {population} silos"
+            raise PlanError("local noise", found, "one multiplier per silo")
 
     def noise(self, silo: int) -> Gaussian:
         """What one silo adds in each step."""

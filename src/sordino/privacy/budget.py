@@ -39,14 +39,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Filter:
-    """Rounds left per client. `allowed` and `spent` are indexed by client."""
+    """Rounds left per client. `allowed` and `spent` are indexed by client.
+
+    Where every record is in one release (one pass), only a client's first round costs, and a round that is run again:
+    `read` [rounds, clients] marks what was read.
+    """
 
     allowed: NDArray[np.int64]
     spent: NDArray[np.int64] = field(repr=False)
+    read: NDArray[np.bool_] | None = field(default=None, repr=False)
 
-    def check(self, cohort: Cohort) -> None:
+    def check(self, cohort: Cohort, t: int = 0) -> None:
         """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
-        over = cohort[self.spent[cohort] >= self.allowed[cohort]]
+        over = cohort[self.spent[cohort] + self._cost(cohort, t) > self.allowed[cohort]]
         if len(over):
             first = int(over[0])
             raise BudgetError(
@@ -54,10 +59,22 @@ class Filter:
                 f"whose budget is worth {self.allowed[first]} round(s); the round was not run"
             )
 
-    def charge(self, cohort: Cohort) -> None:
+    def charge(self, cohort: Cohort, t: int = 0) -> None:
         """Check, then count."""
-        self.check(cohort)
-        self.spent[cohort] += 1
+        self.check(cohort, t)
+        self.count(cohort, t)
+
+    def count(self, cohort: Cohort, t: int = 0) -> None:
+        """What was charged already stays charged, whatever the budget."""
+        self.spent[cohort] += self._cost(cohort, t)
+        if self.read is not None:
+            self.read[t, cohort] = True
+
+    def _cost(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
+        """Releases that one record of each would be in beyond those it was in."""
+        if self.read is None:
+            return np.ones(len(cohort), dtype=np.int64)
+        return (self.read[t, cohort] | (self.spent[cohort] == 0)).astype(np.int64)
 
 
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
@@ -72,7 +89,9 @@ def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None =
     allowed = np.asarray([_rounds(plan, client, (own or {}).get(client, budget)) for client in _kinds(plan, own)])
     if len(allowed) < plan.clients.population:
         allowed = np.full(plan.clients.population, allowed[0])
-    return Filter(allowed.astype(np.int64), np.zeros(plan.clients.population, dtype=np.int64))
+    once = plan.local.reads is not None and plan.local.reads.once
+    read = np.zeros((plan.rounds, plan.clients.population), dtype=np.bool_) if once else None
+    return Filter(allowed.astype(np.int64), np.zeros(plan.clients.population, dtype=np.int64), read)
 
 
 def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
@@ -86,9 +105,8 @@ def _rounds(plan: Plan, client: int, budget: Budget) -> int:
     line, spent = plan.bill().line("cohort", client), plan.local.bound()
     ((event, _),) = line.entries  # a round is one kind of event: a second one would have to be paid too
     worth = _worth(event, line.relation, budget)
-    if plan.local.reads is not None and plan.local.reads.once:  # every record is in one release, whatever the rounds
-        return plan.rounds if worth else 0
-    return worth // spent.count if isinstance(spent, Spent) else worth
+    once = plan.local.reads is not None and plan.local.reads.once  # a record is in one of a round's steps
+    return worth // spent.count if isinstance(spent, Spent) and not once else worth
 
 
 @cache

@@ -63,8 +63,10 @@ def participation(plan: Plan, facts: Facts) -> Participation:
         least = plan.clients.most(plan.rounds) if cut else 0
         each = tuple(max(count, least) for count in facts.each)
         return Participation(releases, max(facts.most, least), each, facts.repeats)
-    again = 0 if plan.clients.random else releases - plan.rounds  # a public cohort that ran again is the same people
-    return Participation(releases, plan.clients.most(releases - again) + again, (), facts.repeats)
+    if plan.clients.random:
+        return Participation(releases, plan.clients.most(releases), (), facts.repeats)
+    again = max(releases - plan.rounds, facts.repeats)  # a public cohort that ran again is the same people
+    return Participation(releases, min(releases, plan.clients.most(plan.rounds) + again), (), facts.repeats)
 
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:

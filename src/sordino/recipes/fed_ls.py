@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sordino.parts.denoise import JamesStein, SoftThreshold, Wiener
+from sordino.parts.denoise import JamesStein, SoftThreshold
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
@@ -29,9 +29,7 @@ def dp_fed_ls(
     weight_decay: float = 0.0,
     server_lr: float | Schedule = 1.0,
     server_momentum: float = 0.0,
-    denoiser: Literal[
-        "smoothing", "james_stein", "james_stein_plain", "soft_threshold", "wiener", "none"
-    ] = "smoothing",
+    denoiser: Literal["smoothing", "james_stein", "james_stein_plain", "soft_threshold", "none"] = "smoothing",
     order: tuple[int, ...] = (),
 ) -> Plan:
     """w <- w - A_strength^-1 (sum_i clip(w - w_i, radius) + N(0, (multiplier * radius)^2)) / expected.
@@ -44,7 +42,6 @@ def dp_fed_ls(
         "james_stein": (JamesStein(positive=True),),
         "james_stein_plain": (JamesStein(positive=False),),
         "soft_threshold": (SoftThreshold(),),
-        "wiener": (Wiener(),),
         "none": (),
     }
     return Plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from sordino.errors import ConfigError, PlanError
 from sordino.parts.accelerated import Accelerated
 from sordino.parts.gradients import Gradient, Moreau, Plain
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
@@ -25,13 +26,18 @@ Trust = Literal["nobody", "shuffler", "secure_sum", "server"]
 def _records(sampling: Sampling, batch: int, sizes: tuple[int, ...]) -> RecordSampler:
     if sampling == "all":
         return AllRecords(sizes)
-    return {"poisson": PoissonRecords, "fixed": FixedRecords, "one_pass": OnePass}[sampling](batch, sizes)
+    if sampling == "poisson":
+        return PoissonRecords(batch, sizes)
+    return FixedRecords(batch, sizes) if sampling == "fixed" else OnePass(batch, sizes)
 
 
 def _release(trust: Trust, multiplier: float, multipliers: tuple[float, ...], clients: Sampler) -> Release:
     """Whom the silos trust decides who adds the noise: themselves, or the server that sums."""
     if not multiplier and not multipliers:
         return NoNoise()
+    if multipliers and trust != "nobody":
+        found = f"multipliers of the silos' own where trust is {trust!r}"
+        raise PlanError("local noise", found, 'trust = "nobody"', "give one multiplier")
     if trust == "nobody":
         return LocalNoise(Gaussian(multiplier or max(multipliers)), multipliers)
     least = max(1, int(clients.expected))
@@ -151,6 +157,9 @@ def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[fl
     """One budget per silo from lists with one entry per silo, or one for all."""
     given = deltas or [default_delta(size) for size in sizes]
     each = [values if len(values) > 1 else [*values] * len(sizes) for values in (epsilons, given)]
+    for values, name in zip(each, ("epsilons", "deltas"), strict=True):
+        if len(values) != len(sizes):
+            raise ConfigError(f"{len(values)} {name} for {len(sizes)} silos", "one per silo, or one for all")
     return [Budget(epsilon, delta) for epsilon, delta in zip(*each, strict=True)]
 
 

@@ -1,0 +1,138 @@
+"""Poisson batches out of an ordinary DataLoader, in physical pieces that fit in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+
+from sordino.errors import PlanError
+from sordino.optim.account import Account
+from sordino.rng import Streams
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A piece of a Poisson batch that waits for its step: how many records, which piece, and whether it is the last."""
+
+    size: int
+    piece: int
+    last: bool
+    target: Tensor | None = None
+
+
+class Turn:
+    """What the loader handed out and the optimizer has not taken: the bill holds for these records and no others."""
+
+    def __init__(self) -> None:
+        self.handed: Handed | None = None
+        self.used = False  # whether a backward pass has been through it
+        self.pieces = 0  # of this batch, summed already
+
+    def give(self, handed: Handed) -> None:
+        """The next piece; the one before must have been stepped on, if its gradient was computed."""
+        if self.handed is not None and (self.used or self.pieces > 0):
+            self.reset()
+            raise PlanError(
+                "loop",
+                "a batch that was left out after its gradient was computed",
+                "one optimizer.step() for each batch: to leave some out by what the data says is not private",
+                "step on every batch of the loader",
+            )
+        self.handed, self.used = handed, False
+
+    def take(self) -> Handed:
+        """The piece is summed."""
+        assert self.handed is not None
+        done, self.handed, self.used = self.handed, None, False
+        self.pieces = 0 if done.last else done.piece + 1
+        return done
+
+    def reset(self) -> None:
+        """Forget a batch that was begun: nothing of it was released."""
+        self.handed, self.used, self.pieces = None, False, 0
+
+
+class PoissonBatches(Sampler[list[int]]):
+    """Each record with probability batch / records, independently in every step; long batches in several pieces."""
+
+    def __init__(self, account: Account, streams: Streams, physical: int | None) -> None:
+        self.account, self.streams, self.physical = account, streams, physical
+        self.drawn: deque[Handed] = deque()  # in the order in which the pieces will come back
+
+    def __len__(self) -> int:
+        return self.account.settings.per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        records, first = self.account.settings.records, self.account.steps
+        for t in range(first, first + len(self)):
+            rows = records.draw(t, 0, records.size(0), self.streams.at(t, "batches")).tolist()
+            width = self.physical or max(len(rows), 1)
+            pieces = [rows[i : i + width] for i in range(0, max(len(rows), 1), width)]
+            for k, piece in enumerate(pieces):
+                self.drawn.append(Handed(len(piece), k, k + 1 == len(pieces)))
+                yield piece
+
+
+class Collate:
+    """The user's collate_fn; a batch without records has the shape of one with a record, and length 0."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Dataset[Any]) -> None:
+        self.collate, self.dataset = collate, dataset
+
+    def __call__(self, records: list[Any]) -> Any:
+        if records:
+            return self.collate(records)
+        return tree_map(_emptied, self.collate([self.dataset[0]]))
+
+
+def _emptied(item: Any) -> Any:
+    return item[:0] if isinstance(item, Tensor) and item.dim() else item
+
+
+class PrivateLoader(DataLoader[Any]):
+    """The data set of a DataLoader in Poisson batches; `len` is the steps of an epoch.
+
+    A batch may be empty: it still makes a step, of noise alone. With `physical` a batch comes in pieces of at most so
+    many records, and only the last one's step moves the model.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], account: Account, turn: Turn, streams: Streams, physical: int | None
+    ) -> None:
+        self.turn, self.pieces = turn, PoissonBatches(account, streams, physical)
+        plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
+        self.tensors = loader.dataset.tensors if plain and type(loader.dataset) is TensorDataset else None
+        kept = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+        kept += ("prefetch_factor", "persistent_workers")
+        super().__init__(
+            loader.dataset,
+            batch_sampler=self.pieces,
+            collate_fn=Collate(loader.collate_fn, loader.dataset),
+            **{name: getattr(loader, name) for name in kept},
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.turn.reset()
+        self.pieces.drawn.clear()
+        for batch in self._rows() if self.tensors is not None else super().__iter__():
+            self.turn.give(replace(self.pieces.drawn.popleft(), target=_target(batch)))
+            yield batch
+
+    def _rows(self) -> Iterator[list[Tensor]]:
+        """Rows of tensors at once: what the data set and default_collate give, without a visit to each record."""
+        for rows in self.pieces:
+            index = torch.tensor(rows, dtype=torch.int64)
+            yield [tensor.index_select(0, index) for tensor in self.tensors or ()]
+
+
+def _target(batch: Any) -> Tensor | None:
+    """The last tensor of a batch: where targets usually are."""
+    leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]
+    return leaves[-1] if len(leaves) > 1 else None

@@ -1,0 +1,123 @@
+"""From an ordinary model, optimizer and loader to private ones, or a refusal that says what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from sordino.errors import ConfigError, DataError, PlanError
+from sordino.optim.account import Account
+from sordino.optim.loader import PrivateLoader, Turn
+from sordino.optim.optimizer import PrivateOptimizer
+from sordino.optim.recording import Gate, Recording
+from sordino.optim.settings import Reduction, checked_delta, planned
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.records import PoissonRecords
+from sordino.per_record import refuse_mixing
+from sordino.rng import Mode, streams
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    *,
+    epochs: int,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    clip: float = 1.0,
+    smoothing: float = 1.0,
+    noise: Mode = "simulation",
+    seed: int = 0,
+    multiplier: float | None = None,
+    physical_batch: int | None = None,
+    reduction: Reduction = "mean",
+    allow_large_delta: bool = False,
+) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+    """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
+
+    `epsilon` is solved for the noise, or `multiplier` gives it; delta defaults to records^-1.1. `smoothing` is the
+    strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the
+    expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
+    `reduction` says how the loss adds records up. noise="secure" for a model that is to be released.
+    Parameters that the optimizer does not hold are frozen.
+    """
+    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
+        raise ConfigError(
+            f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum"
+        )
+    if physical_batch is not None and physical_batch < 1:
+        raise ConfigError(f"physical_batch = {physical_batch}", "a whole number of at least 1")
+    size = _check_loader(loader)
+    refuse_mixing(model)
+    _check_optimizer(model, optimizer)
+    settings = planned(
+        epochs=epochs,
+        epsilon=epsilon,
+        multiplier=multiplier,
+        records=PoissonRecords(float(loader.batch_size or 0), (size,)),
+        clip=float(clip),
+        smoothing=LaplacianSmoothing(float(smoothing)),
+        delta=checked_delta(delta, size, allow_large_delta),
+        noise=noise,
+        seed=seed if noise == "simulation" else 0,
+        reduction=reduction,
+    )
+    _freeze_the_rest(model, optimizer)
+    account, turn, coins = Account(settings), Turn(), streams(noise, seed)
+    private = PrivateOptimizer(optimizer, Recording(model, turn), account, turn, coins)
+    return model, private, PrivateLoader(loader, account, turn, coins, physical_batch)
+
+
+def _check_loader(loader: DataLoader[Any]) -> int:
+    """How many records there are; refuses what no Poisson batch can be drawn from."""
+    dataset: Any = loader.dataset
+    if isinstance(loader, PrivateLoader):
+        raise ConfigError("a loader that is private already", "the original DataLoader")
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise DataError("a data set that can only be iterated", "one with a length and an index", "list it first")
+    if loader.batch_size is None:
+        fix = "pass DataLoader(dataset, batch_size=...): batches are drawn anew, as the bill says"
+        raise DataError("a loader with a batch_sampler of its own, or without batches", "a batch_size", fix)
+    if not _plain_order(loader.sampler, len(dataset)):
+        found = f"a loader with sampler {type(loader.sampler).__name__}, which would not be used"
+        raise DataError(found, "every record of the data set, in any order", "pass a Subset as the data set")
+    if not 0 < loader.batch_size <= len(dataset):
+        found = f"a batch_size of {loader.batch_size} for {len(dataset)} records"
+        raise DataError(found, "at most the number of records", "lower batch_size")
+    return len(dataset)
+
+
+def _plain_order(sampler: Any, size: int) -> bool:
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == size
+    return isinstance(sampler, SequentialSampler)
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    hooks = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
+    if any(isinstance(part, PrivateOptimizer | Gate) for part in (optimizer, vars(model).get("forward"), *hooks)):
+        raise ConfigError("a model or an optimizer that is private already", "new ones", "detach() the model")
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError("LBFGS, which looks at the loss many times per step", "one gradient per step", "use SGD")
+    known = set(model.parameters())
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(p not in known for p in held):
+        raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
+    if not any(p.requires_grad for p in held):
+        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+    away = next((name for name, p in model.named_parameters() if p.device != torch.device("cpu")), None)
+    if away is not None:
+        raise PlanError("engine", f"parameter '{away}' on another device", "a model on the CPU", "model.to('cpu')")
+
+
+def _freeze_the_rest(model: nn.Module, optimizer: Optimizer) -> None:
+    """Nobody steps them, so they are no part of a record's gradient."""
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        if parameter not in held:
+            parameter.requires_grad_(False)

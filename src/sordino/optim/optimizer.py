@@ -1,0 +1,192 @@
+"""Any torch optimizer, fed with nothing but noised gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino.errors import ConfigError, DataError, PlanError
+from sordino.layout import Layout, Slot
+from sordino.optim.account import Account
+from sordino.optim.loader import Turn
+from sordino.optim.recording import Recording
+from sordino.optim.reduction import Check
+from sordino.parts.postprocess import Noised
+from sordino.privacy.release import on_grid
+from sordino.rng import Streams
+
+
+class PrivateOptimizer(Optimizer):
+    """step():  p.grad = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  then the inner step.
+
+    The sum is over the Poisson batch that the private loader handed out, g_j one record's gradient over all trained
+    parameters. A step that was not handed a batch, or that cannot be clipped record by record, raises and moves
+    nothing. Guarantee: each step is one release of PoissonSampled(rate, Gaussian(z)), add or remove one record,
+    counted before its noise is drawn; what the inner optimizer does with it is post-processing.
+    """
+
+    def __init__(
+        self, inner: Optimizer, recording: Recording, account: Account, turn: Turn, streams: Streams
+    ) -> None:
+        self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
+        self.recording, self.account, self.turn, self.streams = recording, account, turn, streams
+        self.layout = _layout(recording.named)
+        self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
+        self.check = Check(account.settings.reduction, account.settings.records.count)
+        self.released = False  # True while the inner optimizer may step
+        self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    @property
+    def steps(self) -> int:
+        """Noised steps taken so far."""
+        return self.account.steps
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Sum the clipped gradients; after the last piece of a batch, noise, smooth, and step."""
+        if closure is not None:
+            raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
+        self._check_loop()
+        settings = self.account.settings
+        self.check.look(self.recording.seen)
+        scale = float(self.turn.handed.size) if self.turn.handed and settings.reduction == "mean" else 1.0
+        clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
+        if len(clipped.norms) and not bool(clipped.norms.isfinite().any()):
+            raise DataError(
+                "a batch in which no record's gradient is finite", "a finite loss", "lower lr, or look for NaN in the data"
+            )
+        self._add(clipped.total)
+
+    def _add(self, total: dict[str, Tensor]) -> None:
+        """One piece of the batch; the last one makes the step."""
+        if self.turn.pieces == 0:
+            self.total.zero_()
+        flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
+        self.total.add_(flat.double(), alpha=1 / self.account.settings.clip)
+        self.recording.forget()
+        if self.turn.take().last:
+            self._release()
+
+    def _release(self) -> None:
+        """Charge, then noise, then the inner step on the noised gradient alone."""
+        t = self.account.charge()
+        self._hand_over(self._noised(t))
+        self.released = True
+        try:
+            self.inner.step()
+        finally:
+            self.released = False
+
+    def _noised(self, t: int) -> Tensor:
+        """A^-1 (total + N(0, z^2)) * clip / batch, [d]."""
+        settings = self.account.settings
+        noise = torch.from_numpy(settings.mechanism.sample(len(self.total), self.streams.at(t, "noise")))
+        noised = self.total + noise
+        self.total.zero_()
+        if self.streams.mode == "secure":
+            noised = on_grid(noised, settings.mechanism.std)
+        unit = settings.clip / settings.records.count
+        mean = (noised * unit).to(next(iter(self.recording.named.values())).dtype)
+        return settings.smoothing.apply(mean, Noised(self.layout, settings.mechanism.std * unit, t))
+
+    def _hand_over(self, mean: Tensor) -> None:
+        """Every gradient the inner optimizer can see is a part of `mean`, or none."""
+        views = self.layout.views(mean)
+        noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
+        for parameter in self._parameters():
+            own = noised.get(parameter)
+            parameter.grad = None if own is None else own.to(parameter.dtype)
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        for group in self.param_groups:
+            yield from group["params"]
+
+    def _check_loop(self) -> None:
+        """Refuse a step that the bill would not be true of; nothing has moved yet."""
+        recording, handed = self.recording, self.turn.handed
+        known = set(recording.named.values())
+        if any(p.requires_grad and p not in known for p in self._parameters()):
+            found = "a parameter that was added or unfrozen after make_private"
+            raise _loop(found, "the parameters it began with", "call make_private again, for a new bill")
+        if handed is None:
+            where = "outside the private loader" if recording.stray is not None else "without a new batch"
+            raise _loop(f"a step {where}", "one step for each batch of the loader that make_private returned")
+        if recording.outside:
+            found = f"parameter '{min(recording.outside)}' in the loss by another way than model(x)"
+            fix = "use weight_decay for a penalty on the weights; call the whole model, once per batch"
+            raise _loop(found, "gradients that come from model(x) alone", fix)
+        if recording.backwards != 1:
+            raise self._not_once(handed.size)
+        if handed.piece != self.turn.pieces:
+            raise _loop(f"piece {handed.piece + 1} of a batch whose earlier pieces had no step", "a step for each piece")
+
+    def _not_once(self, size: int) -> PlanError:
+        recording = self.recording
+        if recording.backwards > 1:
+            found = f"{recording.backwards} backward passes before a step"
+            return _loop(found, "one", "add the losses up, then call backward() once")
+        if recording.stray is not None:
+            found = f"a training pass over {recording.stray} records where the loader gave {size}"
+            return _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
+        return _loop("a step without a backward pass", "loss.backward() before step()")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget gradients that were not stepped on; what pieces of the batch have added up to stays."""
+        self.recording.zero()
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise _loop("a group of parameters added to a private optimizer", "all of them from the start", "add it before")
+
+    def _refuse_direct_step(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.released:
+            raise _loop("a step of the unwrapped optimizer", "the optimizer that make_private returned")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state, and the bill; nothing of a batch that is not finished."""
+        return {**self.inner.state_dict(), "sordino": self.account.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Continue a run of the same settings, bill and all."""
+        self.account.load(state_dict.get("sordino"))
+        self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
+        self.turn.reset()
+        self.recording.forget()
+
+    def certificate(self) -> dict[str, Any]:
+        """What holds of the models seen so far (epsilon_so_far) and of the whole run as planned (epsilon)."""
+        return self.account.certificate(self.check.found)
+
+    def detach(self) -> nn.Module:
+        """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""
+        self.recording.restore()
+        return self.recording.model
+
+
+def _loop(found: str, needed: str, fix: str = "") -> PlanError:
+    return PlanError("loop", found, needed, fix)
+
+
+def _layout(named: dict[str, nn.Parameter]) -> Layout:
+    """The trained parameters, in the model's order."""
+    slots: list[Slot] = []
+    for name, parameter in named.items():
+        slots.append(Slot(name, parameter.shape, slots[-1].stop if slots else 0, True))
+    if not slots:
+        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+    return Layout(tuple(slots))
