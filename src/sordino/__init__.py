@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sordino.version import __version__
 
 if TYPE_CHECKING:
+    from sordino import optim as optim
     from sordino import recipes as recipes
     from sordino.data.task import Records as Records
     from sordino.data.task import Task as Task
@@ -63,6 +64,7 @@ _HOME = {
     "ShuffledNoise": "privacy.release",
     "LocalNoise": "privacy.release",
     "NoiseShares": "privacy.release",
+    "optim": "optim",
     "recipes": "recipes",
     "Records": "data.task",
     "Task": "data.task",
@@ -94,7 +96,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sordino' has no attribute {name!r}")
     module = import_module(f"sordino.{_HOME[name]}")
-    value = module if name == "recipes" else getattr(module, name)
+    value = module if _HOME[name] == name else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -22,7 +22,7 @@ def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: s
     if free not in FREE:
         raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
-        _check_new(out)
+        check_new(out)
     config = load_config(file)
     delta = config.delta if delta is None else delta
     check_delta(delta, config.plan.units, config.privacy.allow_large_delta)
@@ -34,7 +34,8 @@ def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: s
     return {"free": free, "value": _value(plan, free), **cost, "out": str(out) if out else None}
 
 
-def _check_new(out: Path) -> None:
+def check_new(out: Path) -> None:
+    """A file that can be written and is not there yet."""
     if out.exists():
         raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
     if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):

@@ -19,7 +19,7 @@ from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, client_filter
-from sordino.privacy.certificate import check_delta, default_delta
+from sordino.privacy.certificate import check_deltas, default_delta, silo_deltas
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded
 
@@ -111,14 +111,7 @@ class Config:
     run: RunSpec = field(default_factory=RunSpec)
 
     def __post_init__(self) -> None:
-        check_delta(self.delta, self.plan.units, self.privacy.allow_large_delta)
-        if self.deltas and len(self.deltas) != self.plan.clients.population:
-            found = f"{len(self.deltas)} budgets under privacy.silos for {self.plan.clients.population} silos"
-            raise ConfigError(found, "one per silo, in their order")
-        reads = self.plan.local.reads
-        for silo, delta in enumerate(self.deltas):
-            own = self.plan.units if reads is None else reads.size(silo)
-            check_delta(delta, own, self.privacy.allow_large_delta)
+        check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
 
     @property
     def delta(self) -> float:
@@ -128,8 +121,9 @@ class Config:
 
     @property
     def deltas(self) -> tuple[float, ...]:
-        """The delta of every silo, where each has its own budget."""
-        return tuple(budget.delta for budget in self.privacy.silos)
+        """The delta of every silo, where each has its own: given, or by its size."""
+        given = tuple(budget.delta for budget in self.privacy.silos)
+        return given or (silo_deltas(self.plan) if self.privacy.delta is None else ())
 
     @property
     def budget(self) -> Filter | None:

@@ -184,6 +184,7 @@ _SAMPLES = {
     "batch": "5",
     "population": "100",
     "epsilon": "4.0",
+    "records": "1347",
 }
 
 
@@ -196,5 +197,6 @@ def _example(name: str) -> str:
         elif p.default is not None:
             lines.append(f"{p.name} = {json.dumps(p.default)}")
     head = f"# {(inspect.getdoc(RECIPES[name]) or '').splitlines()[0]}"
-    task = '[task]\ndataset = "digits"\npartition = { kind = "iid", clients = 100 }'
+    clients = 1 if "records" in inspect.signature(RECIPES[name]).parameters else 100
+    task = f'[task]\ndataset = "digits"\npartition = {{ kind = "iid", clients = {clients} }}'
     return "\n\n".join([head, task, "\n".join(["[recipe]", *lines]), "[run]\nseed = 0"])

@@ -22,7 +22,7 @@ from sordino.plan import Plan, State
 from sordino.privacy import accounting, calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.budget import Budget
-from sordino.privacy.certificate import Facts, certificate, check_delta, default_delta
+from sordino.privacy.certificate import Facts, certificate, check_deltas, default_delta, silo_deltas
 from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.rng import Mode, streams
 from sordino.run import Round, Tally, check, run
@@ -44,6 +44,7 @@ def train(
     task: Task,
     *,
     delta: float | None = None,
+    deltas: Sequence[float] = (),
     allow_large_delta: bool = False,
     seed: int = 0,
     noise: Mode = "simulation",
@@ -51,11 +52,12 @@ def train(
     eval_every: int = 1,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
-    """Run every round of the plan; delta defaults to population^-1.1."""
+    """Run every round of the plan; delta defaults to population^-1.1, for records to size^-1.1 of their silo."""
     engine = engine or InProcess()
     check(plan, task, engine)
+    deltas = tuple(deltas) or (silo_deltas(plan) if delta is None else ())
     delta = default_delta(plan.units) if delta is None else delta
-    check_delta(delta, plan.units, allow_large_delta)
+    check_deltas(plan, delta, deltas, allow_large_delta)
     tally, history, state = Tally(), [], State.initial(plan, task.layout.flatten(task.model))
     for done in run(
         plan, task, engine=engine, streams=streams(noise, seed), charges=tally, state=state, eval_every=eval_every
@@ -65,7 +67,7 @@ def train(
         if on_round:
             on_round(history[-1])
     model = final_model(plan, task, state)
-    facts = counted(plan, tally.rounds, tally.cohorts, Facts(delta, noise, 0, model=model_digest(model)))
+    facts = counted(plan, tally.rounds, tally.cohorts, Facts(delta, noise, 0, model=model_digest(model), deltas=deltas))
     return Result(model, history, certificate(plan, facts))
 
 

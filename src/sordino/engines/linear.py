@@ -61,8 +61,9 @@ class LinearClients:
         x = batch.x.reshape(m, -1, self.inputs)
         scores = self._scores(x, w[:, :edge].view(m, self.outputs, self.inputs), w[:, edge:])
         residual = self._slopes_at(scores, batch.y, x, ball)
-        norms = lengths(residual, ball.norm) * self._sizes(x, ball.norm)
-        return self._written(_pulled(residual, factors(norms, ball.radius, batch.mask)), x)
+        sizes = self._sizes(x, ball.norm)
+        scale = factors(lengths(residual, ball.norm) * sizes, ball.radius, batch.mask)
+        return self._written(_pulled(residual, scale), _finite(x, sizes))
 
     def shared(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """`clipped` where all rows of w [g, d] read the same records x [n, ...], y [n, ...]: one product for all."""
@@ -71,9 +72,9 @@ class LinearClients:
         if self.bias:
             scores += w[:, edge:]
         residual = self._slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), x[:, None], ball)
-        norms = lengths(residual, ball.norm) * self._sizes(x, ball.norm)[:, None]
-        residual = _pulled(residual, factors(norms, ball.radius, None))
-        weights = (residual.view(len(x), -1).T @ x).view(g, edge)
+        sizes = self._sizes(x, ball.norm)
+        residual = _pulled(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.radius, None))
+        weights = (residual.view(len(x), -1).T @ _finite(x, sizes)).view(g, edge)
         return torch.cat([weights, residual.sum(0)], 1) if self.bias else weights
 
     def _sizes(self, x: Tensor, norm: Norm) -> Tensor:
@@ -111,6 +112,12 @@ class LinearClients:
 def _pulled(residual: Tensor, scale: Tensor) -> Tensor:
     """residual * scale, and 0 where the scale is, whatever the residual (0 times infinity is not a number)."""
     return torch.where(scale[..., None] > 0, residual * scale[..., None], torch.zeros_like(residual))
+
+
+def _finite(x: Tensor, sizes: Tensor) -> Tensor:
+    """x, with zeros for records that are not finite: they have no weight, and must not spoil those of others."""
+    real = sizes.isfinite()
+    return x if bool(real.all()) else torch.where(real[..., None], x, torch.zeros_like(x))
 
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:

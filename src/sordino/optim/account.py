@@ -40,9 +40,9 @@ class Account:
         """Count one step, before its noise exists; its number."""
         number = self.steps
         if number >= self.settings.steps and number >= self.most:
+            target = f"epsilon {self.settings.epsilon:g} at delta {self.settings.delta:.3g}"
             raise BudgetError(
-                f"step {number + 1} would overspend epsilon {self.settings.epsilon:g} at delta {self.settings.delta:.3g}, "
-                f"which is worth {self.most} steps; the step was not taken"
+                f"step {number + 1} would overspend {target}, worth {self.most} steps; the step was not taken"
             )
         self.taken[self.own] += 1
         return number
@@ -64,7 +64,7 @@ class Account:
             self.taken[name] = max(self.taken.get(name, 0), int(count))
 
     def certificate(self, loss: str) -> dict[str, Any]:
-        """The certificate: epsilon of all planned steps, or of those taken if they are more (stopping looks at data)."""
+        """The certificate: epsilon of all planned steps, for stopping looks at data, or of those taken if more."""
         settings, steps = self.settings, self.steps
         billed = max(settings.steps, steps)
         main = line_entry(settings.line(billed), settings.delta)

@@ -16,6 +16,11 @@ from sordino.errors import PlanError
 from sordino.optim.account import Account
 from sordino.rng import Streams
 
+KEPT = (  # what the private loader takes over from the given one
+    *("num_workers", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+)
+
 
 @dataclass(frozen=True)
 class Handed:
@@ -109,13 +114,11 @@ class PrivateLoader(DataLoader[Any]):
         self.turn, self.pieces = turn, PoissonBatches(account, streams, physical)
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
         self.tensors = loader.dataset.tensors if plain and type(loader.dataset) is TensorDataset else None
-        kept = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
-        kept += ("prefetch_factor", "persistent_workers")
         super().__init__(
             loader.dataset,
             batch_sampler=self.pieces,
             collate_fn=Collate(loader.collate_fn, loader.dataset),
-            **{name: getattr(loader, name) for name in kept},
+            **{name: getattr(loader, name) for name in KEPT},
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

@@ -47,9 +47,7 @@ def make_private(
     Parameters that the optimizer does not hold are frozen.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
-        raise ConfigError(
-            f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum"
-        )
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
     if physical_batch is not None and physical_batch < 1:
         raise ConfigError(f"physical_batch = {physical_batch}", "a whole number of at least 1")
     size = _check_loader(loader)

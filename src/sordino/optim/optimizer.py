@@ -29,9 +29,9 @@ class PrivateOptimizer(Optimizer):
     counted before its noise is drawn; what the inner optimizer does with it is post-processing.
     """
 
-    def __init__(
-        self, inner: Optimizer, recording: Recording, account: Account, turn: Turn, streams: Streams
-    ) -> None:
+    inner: Optimizer
+
+    def __init__(self, inner: Optimizer, recording: Recording, account: Account, turn: Turn, streams: Streams) -> None:
         self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
         self.recording, self.account, self.turn, self.streams = recording, account, turn, streams
         self.layout = _layout(recording.named)
@@ -68,7 +68,9 @@ class PrivateOptimizer(Optimizer):
         clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
         if len(clipped.norms) and not bool(clipped.norms.isfinite().any()):
             raise DataError(
-                "a batch in which no record's gradient is finite", "a finite loss", "lower lr, or look for NaN in the data"
+                "a batch in which no record's gradient is finite",
+                "a finite loss",
+                "lower lr, or look for NaN in the data",
             )
         self._add(clipped.total)
 
@@ -133,7 +135,9 @@ class PrivateOptimizer(Optimizer):
         if recording.backwards != 1:
             raise self._not_once(handed.size)
         if handed.piece != self.turn.pieces:
-            raise _loop(f"piece {handed.piece + 1} of a batch whose earlier pieces had no step", "a step for each piece")
+            raise _loop(
+                f"piece {handed.piece + 1} of a batch whose earlier pieces had no step", "a step for each piece"
+            )
 
     def _not_once(self, size: int) -> PlanError:
         recording = self.recording
@@ -161,7 +165,7 @@ class PrivateOptimizer(Optimizer):
         """The inner optimizer's state, and the bill; nothing of a batch that is not finished."""
         return {**self.inner.state_dict(), "sordino": self.account.state()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a run of the same settings, bill and all."""
         self.account.load(state_dict.get("sordino"))
         self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})

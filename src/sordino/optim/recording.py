@@ -46,7 +46,7 @@ class Recording(Recorder):
     """A Recorder whose model stays usable: evaluation, copies and passes over other data run as they always did."""
 
     def __init__(self, model: nn.Module, turn: Turn) -> None:
-        super().__init__(model, verify=False)
+        super().__init__(model)
         self.turn = turn
         self.choices: dict[bool, list[Site]] = {False: self.sites, True: sites(model, whole=True)}
         self.own = vars(model).get("forward")
@@ -55,7 +55,7 @@ class Recording(Recorder):
         self.backwards = 0
         self.stray: int | None = None  # records of a training pass that the loader did not hand out
         self.seen: Seen | None = None
-        self.tape.anchor.register_post_accumulate_grad_hook(self._count)
+        self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = Gate(self)
 
     def restore(self) -> None:
@@ -84,6 +84,10 @@ class Recording(Recorder):
         self.outside.clear()
         self.backwards, self.stray = 0, None
 
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters that are trained now: some may have been frozen since the start."""
+        return [(name, p) for name, p in self.named.items() if p.requires_grad]
+
     def run(self, args: Any, kwargs: Any) -> Any:
         """The model's output; recorded if it is a training pass over what the loader handed out."""
         handed = self.turn.handed
@@ -95,7 +99,7 @@ class Recording(Recorder):
             return self.plain(*args, **kwargs)
         if handed is not self.current:
             self.forget()
-            self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self.named.items()]
+            self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
         if not self.trusted:
             self._arrange(args, kwargs, size)
         self.tape.begin(size)
@@ -182,7 +186,7 @@ class Recording(Recorder):
 
     def _check_first(self, first: Tensor) -> None:
         """The first record's output, differentiated, must reach its own slices, and no parameter past the layers."""
-        wanted = [self.tape.anchor, *self.named.values()]
+        wanted = [self.tape.anchor, *(p for _, p in self._trained())]
         slopes = torch.autograd.grad(first, wanted, allow_unused=True)
         if any(slope is not None for slope in slopes[1:]):
             raise UnrecordableError("a parameter used outside the layer that owns it")

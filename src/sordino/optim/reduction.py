@@ -43,7 +43,7 @@ class Seen:
 class Check:
     """Compares what was declared with what is seen, until the loss is recognised in batches of two sizes.
 
-    With `factor` = slope / slope of the summed loss: factor * b is the same in every batch for a mean, factor for a sum.
+    factor = slope / slope of the summed loss: in every batch factor * b is the same for a mean, factor for a sum.
     """
 
     def __init__(self, declared: Reduction, expected: float) -> None:

@@ -155,7 +155,8 @@ STUDIES = (
         "001-figure4",
         "Figure 4: medical charges, silos by sorted target",
         "R = 35, every silo at delta = size^-2, all records in every round, server momentum 0.8; Local SGD takes 10 "
-        "steps on a tenth of the records. Step size and radius are picked by training error as in the paper, unaccounted.",
+        "steps on a tenth of the records. Step size and radius are picked by training error as in the paper, "
+        "unaccounted.",
         figure4,
         figure4_claims,
         draw_figure4,

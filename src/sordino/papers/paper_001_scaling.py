@@ -1,4 +1,4 @@
-"""Paper 001, Theorem 2.3: one pass over the records, multi-stage acceleration; the excess risk against n, M, epsilon."""
+"""Paper 001, Theorem 2.3: one pass, multi-stage acceleration; the excess risk against n, M and epsilon."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ STUDIES = (
     Study(
         "001-scaling",
         "One pass, multi-stage: excess risk on a strongly convex task",
-        "Least squares, d = 10, 24 disjoint batches, delta = 1e-6; base n = 16000, M = 8, epsilon = 0.5, where the noise is "
-        "the largest term of the bound.",
+        "Least squares, d = 10, 24 disjoint batches, delta = 1e-6; base n = 16000, M = 8, epsilon = 0.5, where the "
+        "noise is the largest term of the bound.",
         scaling,
         scaling_claims,
         draw_scaling,

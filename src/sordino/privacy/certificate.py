@@ -55,6 +55,22 @@ def check_delta(delta: float, population: int, override: bool) -> None:
         raise ConfigError(f"delta = {delta}", limit, "lower it, or set allow_large_delta = true under [privacy]")
 
 
+def silo_deltas(plan: Plan) -> tuple[float, ...]:
+    """size^-1.1 of every silo, where records are the unit and silos differ in size; else nothing."""
+    reads = plan.local.reads
+    return () if reads is None or len(set(reads.sizes)) < 2 else tuple(default_delta(size) for size in reads.sizes)
+
+
+def check_deltas(plan: Plan, delta: float, deltas: tuple[float, ...], override: bool) -> None:
+    """`check_delta` for all: each silo's against the number of its own records."""
+    if not deltas:
+        return check_delta(delta, plan.units, override)
+    if len(deltas) != plan.clients.population:
+        raise ConfigError(f"{len(deltas)} deltas for {plan.clients.population} silos", "one per silo, in their order")
+    for silo, own in enumerate(deltas):
+        check_delta(own, plan.units if plan.local.reads is None else plan.local.reads.size(silo), override)
+
+
 def participation(plan: Plan, facts: Facts) -> Participation:
     """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data)."""
     releases = max(plan.rounds, facts.charged)

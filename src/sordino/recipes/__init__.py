@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sordino.plan import Plan
 from sordino.recipes.best import best
 from sordino.recipes.client_side import client_side_fed_avg
+from sordino.recipes.dp_sgd import dp_adam, dp_ls_adam, dp_ls_sgd, dp_sgd
 from sordino.recipes.fed_avg import dp_fed_avg
 from sordino.recipes.fed_ls import dp_fed_ls
 from sordino.recipes.fed_sam import blur, dp_fed_sam, dp_fed_sam_top_k, fed_smp
@@ -25,6 +26,10 @@ RECIPES: dict[str, Callable[..., Plan]] = {
     "noisy_local_sgd": noisy_local_sgd,
     "client_side_fed_avg": client_side_fed_avg,
     "silo": silo,
+    "dp_sgd": dp_sgd,
+    "dp_ls_sgd": dp_ls_sgd,
+    "dp_adam": dp_adam,
+    "dp_ls_adam": dp_ls_adam,
 }
 
 __all__ = [
@@ -33,10 +38,14 @@ __all__ = [
     "best",
     "blur",
     "client_side_fed_avg",
+    "dp_adam",
     "dp_fed_avg",
     "dp_fed_ls",
     "dp_fed_sam",
     "dp_fed_sam_top_k",
+    "dp_ls_adam",
+    "dp_ls_sgd",
+    "dp_sgd",
     "fed_smp",
     "noisy_local_sgd",
     "noisy_minibatch_sgd",

@@ -37,8 +37,8 @@ def best(
 
     Weights grow by a factor 1 + 1 / (window * rounds) per round; window = 0 returns the last w. `step` falls in a
     straight line to `final` of itself, `momentum` keeps the direction, `strength` > 0 adds Laplacian smoothing: all
-    of it is post-processing, so the multiplier solved for (epsilon, delta) under Poisson sampling is the same. The defaults
-    are what won on three tasks: `sordino papers run beyond-mnist` (-adult, -writers) compares the choices.
+    of it is post-processing, so the multiplier solved for (epsilon, delta) under Poisson sampling is the same. The
+    defaults are what won on three tasks: `sordino papers run beyond-mnist` (-adult, -writers) compares the choices.
     """
     clients = Poisson(population, rate)
     target = default_delta(population) if delta is None else delta

@@ -1,35 +1,16 @@
-"""What the theorems of papers 001 and 002 prescribe: rounds, batch, server, and the risk they promise for it.
-
-    convex, strongly_convex, non_smooth, one_pass, accelerated, multi_stage, shuffled    paper 001
-    local_steps, Upload, best_rounds                                                     paper 002
-    require_convex, heterogeneity                                                        of a task at hand
-
-A side condition that fails is a `SideConditionError`. The noise of a prescription is the theorem's, which is loose:
-take rounds, batch and server from here, and calibrate the noise with the accountant. None of it feeds a certificate.
-"""
+"""What the theorems of paper 001 prescribe: rounds, batch, server, and the risk they promise for it."""
 
 from __future__ import annotations
 
-import copy
 import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.func import functional_call
-
-from sordino.data.task import Task
-from sordino.engines.linear import linear_layer
-from sordino.errors import ConfigError, DataError
 from sordino.parts.accelerated import Accelerated, Stage, Stages
 from sordino.parts.server import Average, ServerOptimizer, Sgd
 from sordino.privacy import closed_forms_silo as silo
 from sordino.privacy.closed_forms import require, require_budget, require_count, require_positive
-
-# ------------------------------------------------------------------------------------------------------- paper 001
 
 
 @dataclass(frozen=True)
@@ -320,153 +301,3 @@ def _whole(value: float) -> int:
 
 def _at_most(name: str, value: float, limit: float, where: str) -> None:
     require(value <= limit, f"{name} = {value:g}", f"{name} <= {limit:g} ({where})", f"lower {name}")
-
-
-# ------------------------------------------------------------------------------------------------------ of a task
-
-CONVEX = ("cross_entropy", "logistic", "mse", "absolute", "hinge", "quantile")
-SMOOTH = ("cross_entropy", "logistic", "mse")
-
-
-def require_convex(task: Task, losses: tuple[str, ...] = CONVEX) -> None:
-    """Refuse a task that the theorems say nothing about: anything but one linear layer under a convex loss."""
-    if linear_layer(task.model) is None:
-        found = f"a {type(task.model).__name__} that is not one linear layer"
-        raise ConfigError(found, "a linear model, which makes the loss convex", "use a linear or logistic model")
-    if not isinstance(task.loss, str) or task.loss not in losses:
-        found = f"loss {task.loss!r}" if isinstance(task.loss, str) else "a loss function of your own"
-        raise ConfigError(found, "one of " + ", ".join(losses), "name a known loss")
-
-
-def heterogeneity(task: Task) -> float:
-    """v_*^2 = mean over silos of ||grad F_i(w*)||^2,  w* = argmin of the mean of the F_i; 0 if all silos agree on it.
-
-    For a linear model under a smooth convex loss; F_i is the mean loss of silo i, silos without records are left out.
-    L-BFGS in float64. Reads the data: a diagnostic, not a release. Paper 001, Appendix E.1.
-    """
-    require_convex(task, SMOOTH)
-    silos = [task.clients.rows(i) for i in range(task.clients.population) if task.clients.size(i)]
-    rows = [torch.from_numpy(found) for found in silos]
-    weights = torch.cat([torch.full((len(found),), 1 / len(found), dtype=torch.float64) for found in rows])
-    losses, everyone = _losses(task), torch.cat(rows)
-    best = _argmin(lambda w: (losses(w, everyone) * weights).sum() / len(rows), task.layout.trainable)
-    norms = [torch.func.grad(lambda w, mine=mine: losses(w, mine).mean())(best).square().sum() for mine in rows]
-    return float(torch.stack(norms).mean())
-
-
-def _losses(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """(flat parameters, rows of the table) -> one loss per record, in float64."""
-    model, records = copy.deepcopy(task.model).double(), task.clients.records
-    x, y = records.x.double(), records.y.double() if records.y.is_floating_point() else records.y
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-
-    def losses(w: Tensor, rows: Tensor) -> Tensor:
-        parts = torch.split(w, [shape.numel() for shape in shapes.values()])
-        named = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        return task.losses(functional_call(model, named, (x[rows],)), y[rows])
-
-    return losses
-
-
-def _argmin(loss: Callable[[Tensor], Tensor], size: int) -> Tensor:
-    """Where the loss is least, from 0; refuses a point whose gradient has not vanished."""
-    w = torch.zeros(size, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [w], max_iter=2000, history_size=50, tolerance_grad=1e-10, tolerance_change=1e-15, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = loss(w)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    first = float(torch.func.grad(loss)(w.detach()).norm())
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
-    left = float(torch.func.grad(loss)(w.detach()).norm())
-    if not left <= 1e-6 * max(first, 1.0):
-        raise DataError(f"a gradient of norm {left:.3g} after 2000 steps", "a minimum", "scale the inputs to unit size")
-    return w.detach()
-
-
-# ------------------------------------------------------------------------------------------------------- paper 002
-
-Mechanism = Literal["laplace", "gaussian"]
-GROWTH: dict[str, float] = {"laplace": 2.0, "gaussian": 1.0}  # z: the noise variance grows like rounds^z
-
-
-def local_steps(total: int, mechanism: Mechanism) -> int:
-    """E = total^(z/(z+1)) to the nearest whole number: total^(2/3) for Laplace, total^(1/2) for Gaussian noise.
-
-    It minimises E^2/T + E^(1-z) T^(z-1) where z > 1. At z = 1 the second term does not depend on E: T^(1/2) is then
-    the most local steps (fewest rounds) that keep the order of the bound, and fewer steps lower its value. Below 1
-    (no mechanism here) one step is best, against the paper. Paper 002, Theorems 4 and 5.
-    """
-    require_count(total=total)
-    _require_mechanism(mechanism)
-    z = GROWTH[mechanism]
-    return max(1, round(math.pow(total, z / (z + 1))))
-
-
-def _require_mechanism(name: str) -> None:
-    require(name in GROWTH, f"mechanism = {name!r}", "'laplace' or 'gaussian'")
-
-
-@dataclass(frozen=True)
-class Upload:
-    """Noise of clients on their own uploads, for a budget of all the rounds that they take part in.
-
-    p -> dimension, N -> population, b -> cohort, xi -> sensitivity of one gradient (twice the clip radius when sound,
-    in L1 for Laplace), c_2 -> c2, the constant that paper 002 leaves open for Gaussian noise.
-    """
-
-    mechanism: Mechanism
-    epsilon: float
-    dimension: int
-    population: int
-    cohort: int
-    sensitivity: float
-    delta: float = 1e-5
-    c2: float = 2.0
-
-    def __post_init__(self) -> None:
-        _require_mechanism(self.mechanism)
-
-    @property
-    def constant(self) -> float:
-        """C_M of Theorem 3."""
-        p, n, xi = self.dimension, self.population, self.sensitivity
-        if self.mechanism == "laplace":
-            return silo.laplace_constant(
-                epsilon=self.epsilon, dimension=p, cohort=self.cohort, population=n, sensitivity=xi
-            )
-        return silo.gaussian_constant(
-            epsilon=self.epsilon, delta=self.delta, dimension=p, population=n, sensitivity=xi, c2=self.c2
-        )
-
-    def bound(self, objective: silo.Objective, *, steps: int, rounds: int) -> float:
-        """Bound on E||w - w*||^2 after `rounds` rounds of `steps` local steps. Paper 002, Theorem 3."""
-        return silo.client_distance_bound(
-            objective,
-            steps=steps,
-            rounds=rounds,
-            cohort=self.cohort,
-            population=self.population,
-            constant=self.constant,
-            growth=GROWTH[self.mechanism],
-        )
-
-
-def best_rounds(objective: silo.Objective, upload: Upload, *, steps: int, limit: int = 10**6) -> int | None:
-    """Rounds T_g at which the bound of Theorem 3 is least for these local steps; T* = steps T_g in the paper's words.
-
-    None if it still falls at `limit`: with Gaussian noise it may fall for ever, with Laplace noise it cannot (the
-    bound is a convex function of the rounds that ends up growing). Paper 002, Corollary 5.1, which does not find it.
-    """
-
-    def rising(rounds: int) -> bool:
-        here = upload.bound(objective, steps=steps, rounds=rounds)
-        return upload.bound(objective, steps=steps, rounds=rounds + 1) >= here
-
-    found = bisect_left(range(1, limit), True, key=rising) + 1
-    return found if found < limit else None

@@ -1,0 +1,44 @@
+"""What the theorems of papers 001 and 002 prescribe: rounds, batch, server, and the risk they promise for it.
+
+    convex, strongly_convex, non_smooth, one_pass, accelerated, multi_stage, shuffled    paper 001
+    local_steps, Upload, best_rounds                                                     paper 002
+    require_convex, heterogeneity                                                        of a task at hand
+
+A side condition that fails is a `SideConditionError`. The noise of a prescription is the theorem's, which is loose:
+take rounds, batch and server from here, and calibrate the noise with the accountant. None of it feeds a certificate.
+"""
+
+from sordino.theory.iterations import GROWTH, Mechanism, Upload, best_rounds, local_steps
+from sordino.theory.silos import (
+    Federation,
+    Prescription,
+    accelerated,
+    convex,
+    multi_stage,
+    non_smooth,
+    one_pass,
+    shuffled,
+    strongly_convex,
+)
+from sordino.theory.tasks import CONVEX, SMOOTH, heterogeneity, require_convex
+
+__all__ = [
+    "CONVEX",
+    "GROWTH",
+    "SMOOTH",
+    "Federation",
+    "Mechanism",
+    "Prescription",
+    "Upload",
+    "accelerated",
+    "best_rounds",
+    "convex",
+    "heterogeneity",
+    "local_steps",
+    "multi_stage",
+    "non_smooth",
+    "one_pass",
+    "require_convex",
+    "shuffled",
+    "strongly_convex",
+]

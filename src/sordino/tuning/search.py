@@ -1,0 +1,147 @@
+"""The search: the papers' rule first, then one knob after the other, every candidate calibrated to the same budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
+from typing import Any, Literal
+
+from sordino.data.task import Task
+from sordino.errors import ConfigError, PlanError, UnreachableError
+from sordino.plan import Plan
+from sordino.privacy.mechanisms import Laplace
+from sordino.privacy.release import LocalNoise
+from sordino.rng import Seeded
+from sordino.run import run
+from sordino.theory import local_steps
+from sordino.training import calibrated
+from sordino.tuning.knobs import Knobs, knobs, turned
+from sordino.tuning.stand_in import COST, Source, stand_in
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+PACES = (0.1, 0.3, 1.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is proposed for one epsilon, the curves it was chosen from, and what the search cost."""
+
+    epsilon: float
+    delta: float
+    plan: Plan
+    chosen: Knobs
+    rule: str
+    curves: dict[str, list[dict[str, float]]]
+    cost: str
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """As plain data."""
+        kept = {name: value for name, value in asdict(self.chosen).items() if value is not None}
+        found = {"epsilon": self.epsilon, "delta": self.delta, "proposal": kept, "rule": self.rule}
+        return {**found, "curves": self.curves, "privacy_cost": self.cost}
+
+
+def tune(
+    plan: Plan, task: Task, *, epsilon: float, delta: float, source: Source = "public", trials: int = 3, seed: int = 0
+) -> Tuned:
+    """The knobs with the least loss on stand-in data, each candidate at (epsilon, delta)."""
+    if trials < 1:
+        raise ConfigError(f"--trials {trials}", "at least 1")
+    data = [stand_in(plan, task, source, seed + trial) for trial in range(trials)]
+    judge = _Judge(plan, data, epsilon, delta)
+    rule, first = by_rule(plan)
+    curves: dict[str, list[dict[str, float]]] = {}
+    best = first
+    for name, candidates in _sweeps(plan):
+        tried = [(judge(wanted), wanted) for wanted in candidates(best)]
+        curves[name] = [{name: _value(wanted, name), "loss": loss} for loss, wanted in tried]
+        best = min([(judge(best), best), *tried], key=lambda pair: pair[0])[1]
+    if math.isinf(judge(best)):
+        raise UnreachableError("no candidate that fits the budget", f"epsilon at least {epsilon:g}", "raise epsilon")
+    return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, COST[source])
+
+
+def by_rule(plan: Plan) -> tuple[str, Knobs]:
+    """Where the papers' rules put the knobs, the total number of iterations given; the plan's own where none speaks."""
+    now = knobs(plan)
+    if isinstance(plan.release, LocalNoise) and plan.local.reads is None and now.steps is not None:
+        name: Literal["laplace", "gaussian"] = (
+            "laplace" if isinstance(plan.release.mechanism, Laplace) else "gaussian"
+        )
+        steps = local_steps(now.total, name)
+        power = "2/3" if name == "laplace" else "1/2"
+        return f"E = T^({power}) (paper 002)", replace(now, steps=steps, rounds=max(1, round(now.total / steps)))
+    if plan.local.reads is not None and now.batch is not None:
+        most = min(plan.local.reads.sizes)
+        return "all records of the smallest silo (paper 001: the larger K, the less noise)", replace(now, batch=most)
+    return "the plan's own", now
+
+
+Candidates = Callable[[Knobs], Iterable[Knobs]]
+
+
+def _sweeps(plan: Plan) -> list[tuple[str, Candidates]]:
+    """One knob after the other; local steps at a constant total, rounds at constant steps."""
+    now = knobs(plan)
+    sweeps: list[tuple[str, Candidates]] = [("pace", _paces)]
+    if now.steps is not None:
+        sweeps.append(("steps", _steps))
+    if now.batch is not None:
+        sweeps.append(("batch", lambda best: _batches(plan, best)))
+    return [*sweeps, ("rounds", _rounds), ("pace", _paces)]
+
+
+def _paces(best: Knobs) -> list[Knobs]:
+    return [replace(best, pace=best.pace * pace) for pace in PACES]
+
+
+def _steps(best: Knobs) -> list[Knobs]:
+    wanted = sorted({max(1, round((best.steps or 1) * factor)) for factor in FACTORS} | {1})
+    return [replace(best, steps=e, rounds=max(1, round(best.total / e))) for e in wanted if e <= best.total]
+
+
+def _rounds(best: Knobs) -> list[Knobs]:
+    return [replace(best, rounds=n) for n in sorted({max(1, round(best.rounds * factor)) for factor in FACTORS})]
+
+
+def _batches(plan: Plan, best: Knobs) -> list[Knobs]:
+    reads = plan.local.reads
+    most = min(reads.sizes) if reads is not None else 1
+    return [replace(best, batch=b) for b in sorted({max(1, round(most * share)) for share in (0.05, 0.2, 0.5, 1.0)})]
+
+
+def _value(wanted: Knobs, name: str) -> float:
+    return float(getattr(wanted, name))
+
+
+class _Judge:
+    """Loss of a candidate on the stand-in tasks; infinite for one that is refused or cannot meet the budget."""
+
+    def __init__(self, plan: Plan, data: list[Task], epsilon: float, delta: float) -> None:
+        self.plan, self.data, self.epsilon, self.delta = plan, data, epsilon, delta
+        self.known: dict[Knobs, float] = {}
+
+    def plan_of(self, wanted: Knobs) -> Plan:
+        """The candidate, calibrated."""
+        return calibrated(turned(self.plan, wanted), epsilon=self.epsilon, delta=self.delta)
+
+    def __call__(self, wanted: Knobs) -> float:
+        if wanted not in self.known:
+            self.known[wanted] = self._loss(wanted)
+        return self.known[wanted]
+
+    def _loss(self, wanted: Knobs) -> float:
+        try:
+            plan = self.plan_of(wanted)
+        except (PlanError, UnreachableError):
+            return math.inf
+        found = mean(_last_loss(plan, task, seed) for seed, task in enumerate(self.data))
+        return found if math.isfinite(found) else math.inf
+
+
+def _last_loss(plan: Plan, task: Task, seed: int) -> float:
+    *_, last = run(plan, task, streams=Seeded(seed), eval_every=plan.rounds)
+    return last.metrics["loss"]

@@ -1,0 +1,383 @@
+"""No step is taken un-noised, ever: each way around the noise raises, and leaves the model where it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.optim.loops import Parts, data, mlp, private, train, weights
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+from sordino.errors import ConfigError, DataError, PlanError
+from sordino.optim import make_private
+
+
+def backward(parts: Parts, x: Tensor, y: Tensor) -> None:
+    F.cross_entropy(parts[0](x), y).backward()  # type: ignore[no-untyped-call]
+
+
+def batch(parts: Parts) -> tuple[Tensor, Tensor]:
+    x, y = next(iter(parts[2]))
+    return x, y
+
+
+def step_twice(parts: Parts) -> None:
+    backward(parts, *batch(parts))
+    parts[1].step()
+    train_state.append(weights(parts[0]).clone())
+    parts[1].step()
+
+
+def step_before_any_batch(parts: Parts) -> None:
+    parts[1].step()
+
+
+def step_without_backward(parts: Parts) -> None:
+    x, y = batch(parts)
+    F.cross_entropy(parts[0](x), y)
+    parts[1].step()
+
+
+def gradients_by_hand(parts: Parts) -> None:
+    batch(parts)
+    for parameter in parts[0].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    parts[1].step()
+
+
+def the_inner_optimizer(parts: Parts) -> None:
+    backward(parts, *batch(parts))
+    for parameter in parts[0].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    parts[1].inner.step()
+
+
+def the_class_of_the_inner_optimizer(parts: Parts) -> None:
+    for parameter in parts[0].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    step: Any = torch.optim.SGD.step
+    step(parts[1].inner)
+
+
+def another_loader(parts: Parts) -> None:
+    batch(parts)
+    backward(parts, *data().tensors)
+    parts[1].step()
+
+
+def data_of_its_own_beside_the_batch(parts: Parts) -> None:
+    x, y = batch(parts)
+    other = data(7)
+    loss = F.cross_entropy(parts[0](x), y) + F.cross_entropy(parts[0](other.tensors[0]), other.tensors[1])
+    loss.backward()  # type: ignore[no-untyped-call]
+    parts[1].step()
+
+
+def part_of_a_batch(parts: Parts) -> None:
+    x, y = batch(parts)
+    backward(parts, x[1:], y[1:])
+    parts[1].step()
+
+
+def two_backward_passes(parts: Parts) -> None:
+    x, y = batch(parts)
+    backward(parts, x, y)
+    backward(parts, x, y)
+    parts[1].step()
+
+
+def two_losses_of_one_pass(parts: Parts) -> None:
+    x, y = batch(parts)
+    out = parts[0](x)
+    F.cross_entropy(out, y).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    out.square().mean().backward()
+    parts[1].step()
+
+
+def a_closure(parts: Parts) -> None:
+    backward(parts, *batch(parts))
+    parts[1].step(lambda: 0.0)
+
+
+def a_penalty_on_the_weights(parts: Parts) -> None:
+    x, y = batch(parts)
+    penalty = torch.stack([p.square().sum() for p in parts[0].parameters()]).sum()
+    (F.cross_entropy(parts[0](x), y) + penalty).backward()  # type: ignore[no-untyped-call]
+    parts[1].step()
+
+
+def a_layer_called_alone(parts: Parts) -> None:
+    x, _ = batch(parts)
+    parts[0][0](x).sum().backward()  # type: ignore[index]
+    parts[1].step()
+
+
+def a_new_group(parts: Parts) -> None:
+    parts[1].add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+def a_group_behind_our_back(parts: Parts) -> None:
+    parts[1].inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    backward(parts, *batch(parts))
+    parts[1].step()
+
+
+def a_batch_left_out(parts: Parts) -> None:
+    for x, y in parts[2]:
+        backward(parts, x, y)
+        parts[1].zero_grad()
+
+
+def a_piece_left_out(parts: Parts) -> None:
+    other = private(physical_batch=3)
+    for n, (x, y) in enumerate(other[2]):
+        if n:
+            backward(other, x, y)
+            other[1].step()
+
+
+WAYS: list[Callable[[Parts], None]] = [
+    step_twice,
+    step_before_any_batch,
+    step_without_backward,
+    gradients_by_hand,
+    the_inner_optimizer,
+    the_class_of_the_inner_optimizer,
+    another_loader,
+    data_of_its_own_beside_the_batch,
+    part_of_a_batch,
+    two_backward_passes,
+    two_losses_of_one_pass,
+    a_closure,
+    a_penalty_on_the_weights,
+    a_layer_called_alone,
+    a_new_group,
+    a_group_behind_our_back,
+    a_batch_left_out,
+    a_piece_left_out,
+]
+train_state: list[Tensor] = []
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_no_way_around_the_noise(way: Callable[[Parts], None]) -> None:
+    parts = private()
+    train_state[:] = [weights(parts[0]).clone()]
+    with pytest.raises(PlanError, match=r"\[loop\]"):
+        way(parts)
+    assert torch.equal(weights(parts[0]), train_state[-1])
+    assert parts[1].steps == len(train_state) - 1
+
+
+def test_gradients_set_by_hand_are_overwritten_by_noised_ones() -> None:
+    honest, tampered = private(), private()
+    for parts in (honest, tampered):
+        backward(parts, *batch(parts))
+        if parts is tampered:
+            for parameter in parts[0].parameters():
+                parameter.grad = torch.full_like(parameter, 100.0)
+        parts[1].step()
+    assert torch.equal(weights(honest[0]), weights(tampered[0]))
+
+
+def test_a_frozen_parameter_with_a_gradient_by_hand_stays() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, multiplier=1.0)
+    before = model[0].weight.clone()  # type: ignore[index]
+    model[0].weight.grad = torch.ones_like(before)  # type: ignore[index]
+    backward(parts, *batch(parts))
+    parts[1].step()
+    assert torch.equal(model[0].weight, before)  # type: ignore[index]
+
+
+def test_thawing_a_parameter_needs_a_new_bill() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, multiplier=1.0)
+    model[0].weight.requires_grad_(True)  # type: ignore[index]
+    backward(parts, *batch(parts))
+    with pytest.raises(PlanError, match="unfrozen"):
+        parts[1].step()
+
+
+def test_a_parameter_frozen_later_stands_still() -> None:
+    parts = private()
+    parts[0][0].weight.requires_grad_(False)  # type: ignore[index]
+    before = parts[0][0].weight.clone()  # type: ignore[index]
+    train(parts)
+    assert torch.equal(parts[0][0].weight, before)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_record_that_is_not_finite_counts_as_zero(bad: float) -> None:
+    x, y = data().tensors
+    x[3] = bad
+    parts = private(dataset=TensorDataset(x, y), batch=30, epochs=2)
+    train(parts, epochs=2)
+    assert bool(weights(parts[0]).isfinite().all())
+
+
+def test_a_loss_that_is_not_finite_anywhere_stops_before_the_step() -> None:
+    parts = private()
+    before = weights(parts[0]).clone()
+    with pytest.raises(DataError, match="finite"):
+        train(parts, lambda out, y: F.cross_entropy(out * math.nan, y))
+    assert torch.equal(weights(parts[0]), before)
+    assert parts[1].steps == 0
+
+
+def test_an_inner_step_that_fails_leaves_noised_gradients_alone() -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            raise RuntimeError("disk full")
+
+    parts = private(optimizer=Failing, multiplier=1.0)
+    before = weights(parts[0]).clone()
+    with pytest.raises(RuntimeError, match="disk full"):
+        train(parts)
+    assert torch.equal(weights(parts[0]), before)
+    assert parts[1].steps == 1  # the noise was drawn: it counts
+    with pytest.raises(PlanError):
+        parts[1].step()
+
+
+def test_a_forward_pass_that_fails_leaves_the_model_whole() -> None:
+    parts = private()
+    x, y = batch(parts)
+    with pytest.raises(RuntimeError):
+        parts[0](x[:, :2])
+    assert all("forward" not in vars(module) for module in parts[0].children())
+    backward(parts, x, y)
+    parts[1].step()
+    assert parts[1].steps == 1
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.SyncBatchNorm(8)])
+def test_layers_that_mix_records_are_refused_by_name(layer: nn.Module) -> None:
+    with pytest.raises(PlanError, match=r"'1'.*GroupNorm"):
+        private(nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3)))
+
+
+class Centred(nn.Module):
+    """Mixes the records of a batch without any layer that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.out(x)
+        return hidden - hidden.mean(0)
+
+
+class Remembers(nn.Module):
+    """Keeps a mean of what it saw in a buffer."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.mean(0), 0.1)
+        out: Tensor = self.out(x)
+        return out
+
+
+class Reduces(nn.Module):
+    """Answers with one number for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(x).mean()
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "match"), [(Centred, "other records"), (Remembers, "buffer 'mean'"), (Reduces, "slice per record")]
+)
+def test_models_that_mix_or_remember_records_are_refused(model: type[nn.Module], match: str) -> None:
+    parts = private(model())
+    before = weights(parts[0]).clone()
+    with pytest.raises(PlanError, match=match):
+        train(parts, lambda out, y: out.mean() + 0 * y.sum())
+    assert torch.equal(weights(parts[0]), before)
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "half": lambda out, y, reduction: 0.5 * F.cross_entropy(out, y, reduction=reduction),
+    "mse": F.mse_loss,
+}
+
+
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_reduced_otherwise_than_declared_is_refused(name: str, declared: Any) -> None:
+    other = {"mean": "sum", "sum": "mean"}[declared]
+    x, y = data().tensors
+    dataset = TensorDataset(x, F.one_hot(y, 3).float()) if name == "mse" else data()
+    loss = LOSSES[name]
+    parts = private(dataset=dataset, reduction=declared)
+    with pytest.raises(PlanError, match=rf"that is the {other} over a batch"):
+        train(parts, lambda out, y: loss(out, y, reduction=other), epochs=3)
+    right = private(dataset=dataset, reduction=declared)
+    train(right, lambda out, y: loss(out, y, reduction=declared), epochs=3)
+    assert right[1].certificate()["loss"]["checked"].startswith("recognised")
+
+
+def test_a_loss_that_is_not_recognised_is_an_assumption_on_the_certificate() -> None:
+    parts = private()
+    train(parts, lambda out, y: (out.gather(1, y[:, None])[:, 0] - 1).pow(4).mean(), epochs=2)
+    found = parts[1].certificate()
+    assert found["loss"]["checked"] == "declared"
+    assert any("the loss is the mean" in said for said in found["assumptions"])
+
+
+def test_a_model_elsewhere_than_its_data_is_a_clear_error() -> None:
+    parts = private()
+    x, _ = batch(parts)
+    with pytest.raises(DataError, match="a batch on meta and a model on cpu"):
+        parts[0](x.to("meta"))
+    with pytest.raises(PlanError, match="device"):
+        private(mlp().to("meta"))
+
+
+def test_optimizers_that_cannot_be_private_are_refused() -> None:
+    loader: Any = DataLoader(data(), 12)
+    model, stranger = mlp(), nn.Parameter(torch.zeros(2))
+    with pytest.raises(ConfigError, match="another module"):
+        make_private(model, torch.optim.SGD([*model.parameters(), stranger]), loader, epochs=1, multiplier=1.0)
+    with pytest.raises(ConfigError, match="LBFGS"):
+        make_private(model, torch.optim.LBFGS(model.parameters()), loader, epochs=1, multiplier=1.0)
+    frozen = mlp().requires_grad_(False)
+    with pytest.raises(ConfigError, match="trainable"):
+        make_private(frozen, torch.optim.SGD(frozen.parameters()), loader, epochs=1, multiplier=1.0)
+
+
+def test_nothing_is_made_private_twice() -> None:
+    model, optimizer, loader = private()
+    again: dict[str, Any] = {"epochs": 1, "multiplier": 1.0}
+    with pytest.raises(ConfigError, match="private already"):
+        make_private(model, torch.optim.SGD(model.parameters()), DataLoader(data(), 12), **again)
+    with pytest.raises(ConfigError, match="private already"):
+        make_private(mlp(), optimizer, DataLoader(data(), 12), **again)
+    with pytest.raises(ConfigError, match="private already"):
+        make_private(mlp(), torch.optim.SGD(mlp().parameters()), loader, **again)
+    optimizer.detach()
+    with pytest.raises(ConfigError, match="private already"):
+        make_private(model, optimizer.inner, DataLoader(data(), 12), **again)
+    make_private(model, torch.optim.SGD(model.parameters()), DataLoader(data(), 12), **again)

@@ -1,0 +1,82 @@
+"""Small silos that many tests share: ragged, seeded, one gradient per record by plain autograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tests.tiny import noise, seeded
+from torch import Tensor, nn
+
+from sordino.data.task import Clients, Records, Task
+from sordino.parts.records import FixedRecords
+from sordino.parts.samplers import Everyone
+from sordino.parts.server import Sgd
+from sordino.parts.silo import BatchGradient
+from sordino.plan import Plan
+from sordino.privacy.bounds import Norm
+from sordino.privacy.mechanisms import Gaussian
+from sordino.privacy.release import LocalNoise
+
+SIZES = (6, 4, 9)
+LOSSES = [
+    ("cross_entropy", 3),
+    ("mse", 1),
+    ("mse", 4),
+    ("logistic", 1),
+    ("logistic", 2),
+    ("absolute", 1),
+    ("absolute", 2),
+    ("hinge", 1),
+    ("hinge", 2),
+    ("quantile(0.3)", 1),
+    ("quantile(0.3)", 2),
+]
+
+
+def targets(loss: str, outputs: int, count: int, seed: int = 5) -> Tensor:
+    """What a loss takes: labels, zeros and ones, or numbers."""
+    numbers = noise(count, outputs, seed=seed)
+    if loss == "cross_entropy":
+        return torch.arange(count) % outputs
+    y = (numbers > 0).float() if loss in ("logistic", "hinge") else numbers
+    return y.squeeze(-1)
+
+
+def silos(loss: str = "cross_entropy", outputs: int = 3, sizes: Sequence[int] = SIZES, bias: bool = True) -> Task:
+    """A linear model over silos of the given sizes."""
+    x, y = noise(sum(sizes), 4, seed=4), targets(loss, outputs, sum(sizes))
+    pairs = zip(torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True)
+    return Task(seeded(nn.Linear(4, outputs, bias=bias)), Clients.of([Records(a, b) for a, b in pairs]), loss=loss)
+
+
+def planned(**changes: Any) -> Plan:
+    """Everyone of three silos, two records each, radius 1, multiplier 2, three rounds; with `changes`."""
+    base = Plan(
+        rounds=3,
+        clients=Everyone(len(SIZES)),
+        local=BatchGradient(FixedRecords(2, SIZES), 1.0),
+        release=LocalNoise(Gaussian(2.0)),
+        server=Sgd(lr=0.5),
+    )
+    return replace(base, **changes)
+
+
+def record_gradient(task: Task, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Of one record, by an ordinary backward pass."""
+    model = copy.deepcopy(task.model)
+    task.layout.load(model, row)
+    task.losses(model(x[None]), y[None])[0].backward()  # type: ignore[no-untyped-call]
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+
+
+def clipped_sum(task: Task, row: Tensor, x: Tensor, y: Tensor, radius: float, norm: Norm = 2) -> Tensor:
+    """Sum over records of g min(1, radius / ||g||), record by record."""
+    total = torch.zeros_like(row)
+    for one, target in zip(x, y, strict=True):
+        slope = record_gradient(task, row, one, target)
+        total += slope * min(1.0, radius / max(float(slope.norm(p=norm)), 1e-30))
+    return total

@@ -1,0 +1,192 @@
+"""Promises of a grid: each of its runs is, to rounding, the run alone; what it cannot do it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.silos import SIZES, planned, silos
+from tests.tiny import clients, final, mlp, task
+from tests.tiny import plan as client_plan
+from torch import nn
+
+from sordino.data.task import Task
+from sordino.errors import DataError, PlanError
+from sordino.grid import run_grid
+from sordino.parts.accelerated import Accelerated
+from sordino.parts.encode import Adaptive, Clip
+from sordino.parts.gradients import Bounded, Moreau, Sam
+from sordino.parts.local import LocalSgd
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
+from sordino.parts.schedules import Decay
+from sordino.parts.server import Adam, Average, Sgd
+from sordino.parts.silo import BatchGradient, NoisyLocalSgd
+from sordino.parts.sparsify import PublicMask, RandomMask
+from sordino.plan import Plan
+from sordino.privacy.mechanisms import Gaussian, Laplace
+from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
+
+CLIENT = {"clients": Everyone(3), "rounds": 3}
+
+
+def matches(plans: list[Plan], data: Task, seeds: list[int] | None = None) -> None:
+    """Every row of the grid is the run of its plan and seed."""
+    seeds = seeds or list(range(len(plans)))
+    found = run_grid(plans, data, seeds)
+    assert found.shape == (len(plans), data.layout.size)
+    for row, plan, seed in zip(found, plans, seeds, strict=True):
+        assert torch.allclose(row, final(plan, data, seed=seed), atol=1e-5)
+
+
+@pytest.mark.parametrize("reads", [AllRecords(SIZES), FixedRecords(2, SIZES), PoissonRecords(2.0, SIZES)], ids=str)
+def test_silos_with_other_steps_noises_and_seeds(reads: Any) -> None:
+    base = planned(local=BatchGradient(reads, 0.7))
+    plans = [replace(base, server=Sgd(lr=lr), release=LocalNoise(Gaussian(z))) for lr in (0.1, 1.0) for z in (0.5, 2.0)]
+    matches([*plans, plans[0]], silos(), [3, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("mse", 1), ("absolute", 1), ("hinge", 1), ("logistic", 1)])
+def test_every_loss_and_its_envelope(loss: str, outputs: int) -> None:
+    matches([planned(), planned(server=Sgd(lr=0.1))], silos(loss, outputs))
+    if loss in ("absolute", "hinge"):
+        smooth = BatchGradient(AllRecords(SIZES), 0.7, gradient=Moreau(1.0))
+        matches([planned(local=smooth), planned(local=smooth, server=Sgd(lr=0.1))], silos(loss, outputs))
+
+
+def test_one_pass_reads_the_same_blocks() -> None:
+    matches([planned(rounds=2, local=BatchGradient(OnePass(2, SIZES), 1.0))] * 2, silos())
+
+
+def test_noise_of_local_steps_may_differ_in_size_and_step() -> None:
+    plans = [
+        planned(local=NoisyLocalSgd(FixedRecords(2, SIZES), 1.0, z, lr, 3, own), release=Forward(), server=Sgd())
+        for z, lr, own in ((0.5, 0.1, ()), (2.0, 0.1, (1.0, 2.0, 3.0)), (1.0, Decay(0.3, 0.5), ()))
+    ]
+    matches(plans, silos())
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalSgd(lr=0.1, epochs=2, batch=2),
+        LocalSgd(lr=0.1, steps=3, momentum=0.5, weight_decay=0.1),
+        LocalSgd(lr=0.1, epochs=1, gradient=Sam(0.1)),
+        LocalSgd(lr=0.1, steps=2, gradient=Bounded(0.3)),
+        LocalSgd(lr=0.5, epochs=2, project=True),
+    ],
+    ids=str,
+)
+def test_client_level_solvers(local: LocalSgd) -> None:
+    plans = [client_plan(**CLIENT, local=replace(local, lr=lr)) for lr in (local.lr, 0.3, local.lr)]
+    matches(plans, silos())
+
+
+@pytest.mark.parametrize("clients", [FixedSize(3, 2), Poisson(3, 0.4), RoundRobin(3, 1)], ids=str)
+def test_every_run_draws_its_own_cohorts(clients: Any) -> None:
+    matches([planned(clients=clients)] * 3, silos())
+    matches([client_plan(rounds=3, clients=clients)] * 3, silos())
+    matches([planned(), planned(clients=clients)], silos())  # and may have a sampler of its own
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        Sgd(lr=0.3, momentum=0.5, ball=1.0),
+        Sgd(lr=Decay(0.3, 0.5), average=Average(growth=1.5)),
+        Adam(lr=0.1),
+        Accelerated(v=2.0, mu=0.5),
+        Accelerated(v=2.0, ball=0.5),
+    ],
+    ids=str,
+)
+def test_every_server(server: Any) -> None:
+    matches([planned(server=server), planned(server=Sgd()), planned(server=server)], silos())
+
+
+@pytest.mark.parametrize(
+    "release",
+    [CentralNoise(Gaussian(1.0)), NoiseShares(1.0, 2), LocalNoise(Gaussian(1.0), (1.0, 2.0, 3.0)), NoNoise()],
+    ids=str,
+)
+def test_every_release(release: Any) -> None:
+    matches([planned(release=release), planned(release=release)], silos())
+
+
+def test_encode_steps_schedules_and_postprocessing() -> None:
+    smooth = (LaplacianSmoothing(1.0),)
+    matches([client_plan(**CLIENT, encode=(Clip(Decay(1.0, 0.5)),), postprocess=p) for p in ((), smooth)], silos())
+    matches([client_plan(**CLIENT, encode=(Clip(Adaptive(0.3)),))] * 2, silos())
+    laplace = client_plan(**CLIENT, encode=(Clip(0.5, norm=1),), release=LocalNoise(Laplace(1.0)))
+    matches([laplace, laplace], silos())
+
+
+def test_rounds_that_are_void_move_nothing() -> None:
+    matches([planned(clients=Poisson(3, 0.4), release=NoiseShares(1.0, 1))] * 4, silos())
+
+
+def test_a_grid_that_does_not_fit_in_memory_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [planned(server=Sgd(lr=lr)) for lr in (0.1, 0.2, 0.3)]
+    whole = run_grid(plans, silos(), [0, 1, 2])
+    monkeypatch.setattr("sordino.grid.GATHERED", 1)
+    assert torch.allclose(run_grid(plans, silos(), [0, 1, 2]), whole, atol=1e-6)
+
+
+def test_no_plans_are_no_rows() -> None:
+    assert run_grid([], silos(), []).shape == (0, 15)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refused(plans: list[Plan], data: Task) -> str:
+    with pytest.raises(PlanError) as caught:
+        run_grid(plans, data, list(range(len(plans))))
+    assert caught.value.rule == "grid"
+    return str(caught.value)
+
+
+def test_other_local_work_is_refused() -> None:
+    base = planned()
+    for other in (
+        planned(rounds=2),
+        planned(local=BatchGradient(FixedRecords(2, SIZES), 0.9)),
+        planned(local=BatchGradient(FixedRecords(3, SIZES), 1.0)),
+        client_plan(**CLIENT),
+    ):
+        assert "different local work" in refused([base, other], silos())
+
+
+def test_a_model_that_is_not_linear_is_refused() -> None:
+    data = Task.of(mlp(), clients(SIZES))
+    assert "not linear" in refused([planned()], data)
+    smooth = planned(local=BatchGradient(FixedRecords(2, SIZES), 1.0, gradient=Moreau(1.0)))
+    refused([smooth], silos("mse", 1))  # an envelope without a closed form
+
+
+def test_masks_are_refused() -> None:
+    masked = client_plan(**CLIENT, encode=(PublicMask(0.5, RandomMask()), Clip(1.0)))
+    assert "look at the model" in refused([masked], silos())
+
+
+def test_a_plan_for_another_population_is_refused_wherever_it_stands() -> None:
+    reads = AllRecords((6,))
+    few, many = (planned(clients=Everyone(n), local=BatchGradient(reads, 1.0)) for n in (2, 3))
+    refused([many, few], silos(sizes=(6, 6, 6)))
+
+
+def test_data_that_a_run_would_refuse_is_refused() -> None:
+    with pytest.raises(DataError):
+        run_grid([planned()], silos(sizes=(6, 4, 8)), [0])
+    with pytest.raises(PlanError):
+        run_grid(
+            [client_plan(local=LocalSgd(lr=0.1, epochs=1))], task(model=nn.Sequential(nn.Linear(4, 3), nn.ReLU())), [0]
+        )
+
+
+def test_as_many_seeds_as_plans_are_needed() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        run_grid([planned()] * 2, silos(), [0])
