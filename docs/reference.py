@@ -21,7 +21,8 @@ WORDS = (  # how a Python annotation reads in a TOML reference
     (r"tuple\[int, \.\.\.\]", "list of integers"),
     (r"tuple\[float, \.\.\.\]", "list of numbers"),
     (r"tuple\[int, int\]", "two integers"),
-    (r"\bTrust\b", '"server", "secure_sum"'),
+    (r"\bAverage\b", "{ growth, after }"),
+    (r"\bRecordSampler\b", "record sampler"),
     (r"\bNorm\b", "1 or 2"),
     (r"Literal\[(.*?)\]", r"\1"),
     (r" \| None", ""),
@@ -35,11 +36,13 @@ WORDS = (  # how a Python annotation reads in a TOML reference
     (r" \| ", " or "),
     (r"'", '"'),
 )
+CHOICES = ("Trust", "Sampling")  # names that a module gives to a list of words
 PAPERS = {
     r"[Pp]apers 000 and 004": "DP-Fed-LS and DP-LSSGD",
     r"[Pp]apers 000, 001, 004": "DP-Fed-LS and others",
     r"[Pp]apers 001, 002": "regression",
     r"[Pp]aper 000": "DP-Fed-LS",
+    r"[Pp]aper 001": "private FL without a trusted server",
     r"[Pp]aper 002": "tuning local and global iterations",
     r"[Pp]aper 003": "DP-FedSAM",
     r"[Pp]aper 004": "DP-LSSGD",
@@ -92,7 +95,8 @@ def recipe(name: str) -> str:
     rows = [f"#### `{name}`", "", f"`{first}`", "", "| key | type | default |", "|---|---|---|"]
     for p in inspect.signature(RECIPES[name]).parameters.values():
         default = "required" if p.default is p.empty else value_words(p.default)
-        rows.append(f"| `{p.name}` | {type_words(p.annotation)} | {default} |")
+        named = RECIPES[name].__globals__.get(p.annotation) if p.annotation in CHOICES else None
+        rows.append(f"| `{p.name}` | {type_words(named or p.annotation)} | {default} |")
     return "\n".join(rows)
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sordino as so
 from sordino.data.bundled import digits
 
+torch.set_num_threads(1)  # a net this small is no faster on two
 torch.manual_seed(0)
 data = digits()
 records = TensorDataset(torch.from_numpy(data.x), torch.from_numpy(data.y))
@@ -38,7 +39,9 @@ for epoch in range(15):
     if epoch % 5 == 4:
         with torch.no_grad():
             right = (model(test_x).argmax(1) == test_y).float().mean()
-        print(f"epoch {epoch + 1}: accuracy {right:.3f}, epsilon so far {optimizer.certificate()['epsilon_so_far']:.2f}")
+        print(
+            f"epoch {epoch + 1}: accuracy {right:.3f}, epsilon so far {optimizer.certificate()['epsilon_so_far']:.2f}"
+        )
 
 certificate = optimizer.certificate()
 print({key: certificate[key] for key in ("epsilon", "delta", "unit", "relation", "counts")})

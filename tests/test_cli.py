@@ -204,8 +204,9 @@ def test_the_example_of_a_recipe_is_a_file_that_plans(name: str, tmp_path: Path)
     assert sordino("plan", file, "--json").json["rounds"] == 60
 
 
-def test_the_example_of_a_recipe_runs(tmp_path: Path) -> None:
-    file, text = tmp_path / "fed.toml", sordino("recipes", "show", "dp_fed_ls").out
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_the_example_of_a_recipe_runs(name: str, tmp_path: Path) -> None:
+    file, text = tmp_path / "fed.toml", sordino("recipes", "show", name).out
     file.write_text(text.replace("rounds = 60", "rounds = 2"))
     found = sordino("run", file, "--out", tmp_path / "a", "--json").json
     assert found["last"]["round"] == 2

@@ -25,9 +25,10 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Sgd
+from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan
 from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoNoise
+from sordino.privacy.release import CentralNoise, Forward, NoNoise
 from sordino.schema import json_schema
 
 for _module in pkgutil.walk_packages(sordino.__path__, "sordino."):
@@ -35,6 +36,7 @@ for _module in pkgutil.walk_packages(sordino.__path__, "sordino."):
         importlib.import_module(_module.name)  # every part registers itself
 
 GAUSSIAN = {"kind": "gaussian", "multiplier": 1.5}
+RECORDS = {"kind": "fixed_records", "batch": 2, "sizes": [9]}
 
 # One table per kind, as a file would hold it, with every field that has no default. A new kind needs a line here.
 EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
@@ -50,11 +52,33 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "linear": {"start": 0.5, "end": 0.25, "rounds": 7},
         "piecewise": {"start": 0.5, "factor": 0.1, "milestones": [1, 5]},
         "adaptive": {"start": 0.5},
+        "scaled": {"schedule": {"kind": "decay", "start": 0.5, "factor": 0.9}, "factor": 2.0},
     },
     "LocalSolver": {
-        "local_sgd": {"lr": 0.25, "steps": 3, "batch": 2, "momentum": 0.5, "weight_decay": 0.25, "project": True}
+        "local_sgd": {"lr": 0.25, "steps": 3, "batch": 2, "momentum": 0.5, "weight_decay": 0.25, "project": True},
+        "batch_gradient": {"records": RECORDS, "radius": 0.5, "norm": 1, "gradient": {"kind": "moreau", "beta": 2.0}},
+        "noisy_local_sgd": {
+            "records": RECORDS,
+            "radius": {"kind": "decay", "start": 0.5, "factor": 0.9},
+            "multiplier": 1.5,
+            "lr": 0.25,
+            "steps": 3,
+            "multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        },
     },
-    "Gradient": {"plain": {}, "sam": {"rho": 0.05}, "blur": {"strength": 0.5}},
+    "RecordSampler": {
+        "all_records": {"sizes": [5, 3, 2, 1, 7, 4]},
+        "poisson_records": {"batch": 2.5, "sizes": [9]},
+        "fixed_records": {"batch": 2, "sizes": [9]},
+        "one_pass": {"batch": 2, "sizes": [9]},
+    },
+    "Gradient": {
+        "plain": {},
+        "sam": {"rho": 0.05},
+        "blur": {"strength": 0.5},
+        "bounded": {"radius": 0.5, "norm": 1},
+        "moreau": {"beta": 2.0, "steps": 30},
+    },
     "Step": {
         "clip": {"radius": 0.5, "norm": 1},
         "sparsify_update": {"keep": 0.5},
@@ -127,9 +151,14 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
 }
 FAMILIES: dict[str, Any] = {family.__name__: family for family in Part.__subclasses__()}
 KINDS = [(name, kind) for name, family in FAMILIES.items() for kind in family.members]
+FOR_RECORDS: dict[str, dict[str, Any]] = {
+    "batch_gradient": {"encode": ()},
+    "noisy_local_sgd": {"encode": (), "release": Forward()},
+}
 IN_PLAN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "Sampler": lambda part: {"clients": part},
-    "LocalSolver": lambda part: {"local": part},
+    "LocalSolver": lambda part: {"local": part, **({} if part.reads is None else FOR_RECORDS[part.kind])},
+    "RecordSampler": lambda part: {"local": BatchGradient(part, 0.5), "encode": ()},
     "Step": lambda part: {"encode": (part, Clip(0.5))},
     "Postprocess": lambda part: {"postprocess": (part,)},
     "ServerOptimizer": lambda part: {"server": part},

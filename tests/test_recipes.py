@@ -15,21 +15,48 @@ from sordino.data.task import Task
 from sordino.errors import PlanError
 from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip
-from sordino.parts.gradients import Blur, Plain, Sam
+from sordino.parts.gradients import Blur, Bounded, Plain, Sam
 from sordino.parts.local import LocalSgd
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.records import AllRecords
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
+from sordino.parts.schedules import Decay, Scaled
+from sordino.parts.server import Average
+from sordino.parts.silo import BatchGradient
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta, line_entry
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoiseShares, NoNoise
-from sordino.recipes import RECIPES, best, blur, dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, fed_smp
+from sordino.privacy.mechanisms import Gaussian, Laplace
+from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
+from sordino.recipes import (
+    RECIPES,
+    best,
+    blur,
+    client_side_fed_avg,
+    dp_fed_avg,
+    dp_fed_ls,
+    dp_fed_sam,
+    dp_fed_sam_top_k,
+    fed_smp,
+    silo,
+)
 from sordino.training import train
 
 N = len(SIZES)
 USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(N), "lr": 0.1, "radius": 0.5, "multiplier": 0.2}
-OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL; `best` takes none of that
+SILOS: dict[str, Any] = {"sizes": (5, 5, 5), "clients": Everyone(3), "batch": 2}
+ALONE: dict[str, Any] = {"rounds": 2, "records": 15, "batch": 5, "lr": 0.1, "radius": 0.5, "multiplier": 0.2}
+TURNS: dict[str, Any] = {
+    "rounds": 2,
+    "population": N,
+    "cohort": 3,
+    "lr": 0.1,
+    "steps": 2,
+    "radius": 0.5,
+    "multiplier": 0.2,
+}
+BARE = {"best", "silo", "client_side_fed_avg", "dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam"}  # take nothing of USUAL
+OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
     "dp_fed_avg": [{}, {"server_momentum": 0.5}],
     "dp_fed_ls": [{"denoiser": d} for d in ("smoothing", "james_stein", "james_stein_plain", "soft_threshold")]
     + [{"denoiser": "none"}],
@@ -38,15 +65,28 @@ OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL; `best` takes none of t
     "fed_smp": [{"mask": mask} for mask in ("random", "public_data", "released")],
     "blur": [{}, {"keep": 0.4}, {"keep": 0.4, "by": "influence"}],
     "best": [{"population": N, "epsilon": 8.0, "rounds": 2}],
+    "noisy_minibatch_sgd": [{**SILOS, "sampling": s, "batch": 1} for s in ("fixed", "poisson", "one_pass", "all")]
+    + [{**SILOS, "trust": trust, "batch": 1} for trust in ("shuffler", "secure_sum", "server")]
+    + [{**SILOS, "momentum": 0.5, "weight_decay": 0.1, "ball": 1.0, "smoothing": 2.0, "average": Average(after=1)}],
+    "accelerated_minibatch_sgd": [{**SILOS, "v": 5.0}, {**SILOS, "v": 5.0, "mu": 0.5, "ball": 1.0}],
+    "noisy_local_sgd": [{**SILOS, "steps": 2}, {**SILOS, "steps": 2, "multipliers": (0.2, 0.3, 0.4)}],
+    "silo": [{"sizes": (5, 3, 7), "epsilons": (4.0,), "rounds": 2}],
+    "client_side_fed_avg": [{**TURNS, "mechanism": mechanism} for mechanism in ("laplace", "gaussian")],
+    **{name: [ALONE] for name in ("dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam")},
 }
 
 
-def data() -> Task:
-    return Task.of(mlp(), clients(), test=clients((10,))[0], public=clients((8,))[0])
+def data(own: dict[str, Any]) -> Task:
+    """Clients, or silos of the sizes that a recipe was told."""
+    sizes = own.get("sizes", (own["records"],) if "records" in own else SIZES)
+    return Task.of(mlp(), clients(sizes), test=clients((10,))[0], public=clients((8,))[0])
 
 
 def built(name: str, own: dict[str, Any]) -> Plan:
-    return RECIPES[name](**own) if name == "best" else RECIPES[name](**{**USUAL, **own})
+    if name in BARE:
+        return RECIPES[name](**own)
+    known = inspect.signature(RECIPES[name]).parameters
+    return RECIPES[name](**{**{key: value for key, value in USUAL.items() if key in known}, **own})
 
 
 def test_every_recipe_has_an_example_here() -> None:
@@ -56,7 +96,7 @@ def test_every_recipe_has_an_example_here() -> None:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_recipe_trains_and_is_certified(name: str) -> None:
     for own in OWN[name]:
-        task = data()
+        task = data(own)
         found = train(built(name, own), task)
         assert len(found.history) == 2
         assert math.isfinite(found.history[-1]["loss"])
@@ -66,9 +106,9 @@ def test_a_recipe_trains_and_is_certified(name: str) -> None:
         assert not torch.equal(vector, task.layout.flatten(task.model))
 
 
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"best"}))
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"best", "silo", "noisy_local_sgd"}))
 def test_without_a_multiplier_a_recipe_has_no_noise_and_says_so(name: str) -> None:
-    bare = RECIPES[name](**{**USUAL, "multiplier": 0.0})
+    bare = built(name, {**OWN[name][0], "multiplier": 0.0})
     assert bare.release == NoNoise()
 
 
@@ -131,7 +171,13 @@ def test_dp_fed_ls_projects_every_step_and_puts_one_denoiser_in_the_place_of_smo
         assert planned.bill() == dp_fed_avg(**USUAL).bill()
 
 
-@pytest.mark.parametrize("name", [n for n, r in RECIPES.items() if "trust" in inspect.signature(r).parameters])
+def trusts(recipe: Any) -> bool:
+    """Whether somebody else may add the noise of clients; of silos: tests/privacy/test_record_bill.py."""
+    names = inspect.signature(recipe).parameters
+    return "trust" in names and "sizes" not in names
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if trusts(recipe)])
 def test_a_secure_sum_shares_the_same_noise_among_the_clients(name: str) -> None:
     own = {**USUAL, "clients": FixedSize(N, 4), "trust": "secure_sum"}
     shares, central = RECIPES[name](**own), RECIPES[name](**{**own, "trust": "server"})
@@ -156,3 +202,25 @@ def test_best_costs_its_epsilon_and_hardly_less(population: int, epsilon: float,
     assert planned.clients.population == population
     spent = line_entry(planned.bill().line("models"), delta or default_delta(population))["epsilon"]
     assert 0.99 * epsilon <= spent <= epsilon
+
+
+# ---- silos and uploads with noise of their own -----------------------------------------------------------------------
+
+
+def test_an_upload_is_clipped_to_the_longest_way_its_steps_can_go() -> None:
+    """lr * steps * radius, in the norm of the noise; replacing a client moves it twice that."""
+    for mechanism, norm, noise in (("laplace", 1, Laplace(0.2)), ("gaussian", 2, Gaussian(0.2))):
+        planned = client_side_fed_avg(**{**TURNS, "lr": Decay(0.1, 0.5)}, mechanism=mechanism)  # type: ignore[arg-type]
+        assert planned.encode == (Clip(Scaled(Decay(0.1, 0.5), 1.0), norm),)  # type: ignore[arg-type]
+        assert planned.release == LocalNoise(noise)
+        assert local(planned).gradient == Bounded(0.5, norm)  # type: ignore[arg-type]
+        line = planned.bill().line("models")
+        assert (line.relation, line.entries) == ("replace_one", ((noise.event(), 1),))  # each client once in two rounds
+
+
+def test_the_silo_recipe_reads_everything_and_trusts_nobody() -> None:
+    planned = silo(sizes=(50, 80), epsilons=(1.0, 2.0), deltas=(1e-3,), rounds=5, radius=0.3)
+    assert planned.local == BatchGradient(AllRecords((50, 80)), 0.3)
+    assert isinstance(planned.release, LocalNoise)
+    assert planned.release.multipliers[0] > 1.5 * planned.release.multipliers[1]
+    assert planned.clients == Everyone(2)

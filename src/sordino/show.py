@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,7 +68,7 @@ def forecast_text(found: dict[str, Any]) -> str:
 
 def _part(part: dict[str, Any]) -> str:
     values = [f"{key}={_part(v) if isinstance(v, dict) else v}" for key, v in part.items() if key != "kind"]
-    return f"{part['kind']}({', '.join(values)})"
+    return f"{part.get('kind', '')}({', '.join(values)})"  # a mean of iterates has no kind
 
 
 def _adversary_lines(found: dict[str, Any]) -> list[str]:
@@ -184,19 +184,36 @@ _SAMPLES = {
     "batch": "5",
     "population": "100",
     "epsilon": "4.0",
-    "records": "1347",
+    "records": "1438",
+    "cohort": "50",
+    "steps": "3",
 }
+_SILOS = _SAMPLES | {  # ten silos of 140 records each
+    "clients": '{ kind = "everyone", population = 10 }',
+    "sizes": "[140, 140, 140, 140, 140, 140, 140, 140, 140, 140]",
+    "epsilons": "[4.0]",
+    "multiplier": "3.0",
+    "batch": "20",
+    "v": "20.0",
+}
+
+
+def _cut(names: Collection[str]) -> str:
+    """Who holds the example's records, for a recipe with these arguments."""
+    if "sizes" in names:
+        return 'options = { train = 1400 }\npartition = { kind = "iid", clients = 10 }'
+    return f'partition = {{ kind = "iid", clients = {1 if "records" in names else 100} }}'
 
 
 def _example(name: str) -> str:
     """A whole file that runs: required arguments with sample values, the others with their defaults."""
-    lines = [f'name = "{name}"']
-    for p in inspect.signature(RECIPES[name]).parameters.values():
+    lines, parameters = [f'name = "{name}"'], inspect.signature(RECIPES[name]).parameters
+    samples = _SILOS if "sizes" in parameters else _SAMPLES
+    for p in parameters.values():
         if p.default is p.empty or p.name in ("epochs", "batch"):
-            lines.append(f"{p.name} = {_SAMPLES[p.name]}")
+            lines.append(f"{p.name} = {samples[p.name]}")
         elif p.default is not None:
             lines.append(f"{p.name} = {json.dumps(p.default)}")
     head = f"# {(inspect.getdoc(RECIPES[name]) or '').splitlines()[0]}"
-    clients = 1 if "records" in inspect.signature(RECIPES[name]).parameters else 100
-    task = f'[task]\ndataset = "digits"\npartition = {{ kind = "iid", clients = {clients} }}'
+    task = f'[task]\ndataset = "digits"\n{_cut(parameters)}'
     return "\n\n".join([head, task, "\n".join(["[recipe]", *lines]), "[run]\nseed = 0"])

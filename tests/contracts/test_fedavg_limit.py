@@ -1,4 +1,7 @@
-"""Promise: with an infinite clip and no noise every recipe is plain FedAvg, on every path of the engine."""
+"""Promise: with an infinite clip and no noise every recipe is plain FedAvg, on every path of the engine.
+
+Recipes whose unit is a record are plain minibatch or local SGD there: test_record_limit.py.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from tests.contracts.test_record_limit import RECORD_LEVEL
 from tests.tiny import SIZES, final, plan, task
 from torch import Tensor
 
@@ -37,13 +41,19 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "fed_smp": {"momentum": 0.0, "weight_decay": 0.0, "keep": 1.0},
     "blur": {"strength": 0.0, "momentum": 0.0, "weight_decay": 0.0},
     "best": {"population": len(SIZES), "epsilon": 5.0, "strength": 0.0, "momentum": 0.0},
+    "client_side_fed_avg": {},
 }
+CLIENT_LEVEL = sorted(name for name in RECIPES if name not in RECORD_LEVEL)
 
 
 def neutral(name: str, sampler: Sampler, batch: int | None) -> Plan:
     """The recipe with an infinite radius and no noise."""
     if name not in NEUTRAL:
         pytest.fail(f"recipe {name} has no neutral settings in {__name__}.NEUTRAL: add them")
+    if name == "client_side_fed_avg":  # whole batches, cohorts in turn; a gradient's ball must be finite
+        common = {"rounds": ROUNDS, "population": len(SIZES), "cohort": int(sampler.expected), "lr": LR}
+        private = RECIPES[name](**common, steps=EPOCHS, radius=1e6, multiplier=0.0)
+        return replace(private, local=replace(private.local, batch=batch))  # type: ignore[type-var]
     settings = {"lr": LR, "epochs": EPOCHS, "batch": batch, "rounds": ROUNDS, **NEUTRAL[name]}
     if name == "best":  # its noise is solved for, its server slows down: both are put aside
         private = RECIPES[name](**settings)
@@ -78,7 +88,7 @@ def _trained(model: torch.nn.Module, data: Task, local: LocalSgd, t: int, client
 
 @pytest.mark.parametrize("path", ["batched", "sequential"])
 @pytest.mark.parametrize("batch", [None, 2])
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", CLIENT_LEVEL)
 def test_infinite_clip_and_no_noise_is_plain_fedavg(
     name: str, batch: int | None, path: Literal["batched", "sequential"]
 ) -> None:
@@ -91,7 +101,7 @@ def test_infinite_clip_and_no_noise_is_plain_fedavg(
 
 
 @pytest.mark.parametrize("path", ["batched", "sequential"])
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", CLIENT_LEVEL)
 def test_a_cohort_is_averaged_over_its_own_members(name: str, path: Literal["batched", "sequential"]) -> None:
     data, free = task(), neutral(name, RoundRobin(len(SIZES), 2), None)
     assert isinstance(free.local, LocalSgd)
@@ -109,10 +119,10 @@ def test_momentum_and_weight_decay_are_torchs(path: Literal["batched", "sequenti
 
 
 def test_every_recipe_has_neutral_settings() -> None:
-    assert set(NEUTRAL) >= set(RECIPES)
+    assert set(NEUTRAL) == set(CLIENT_LEVEL)
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", CLIENT_LEVEL)
 def test_a_finite_clip_or_noise_is_not_plain_fedavg(name: str) -> None:
     """The limit is a limit: the same comparison fails with privacy switched on."""
     data = task()

@@ -37,12 +37,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"}),  # makes the generators
     "privacy/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
     "parts/samplers.py": frozenset({"binomial", "choice"}),  # who takes part
+    "parts/records.py": frozenset({"binomial", "choice", "integers", "permutation"}),  # which records a silo reads
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
     "engines/inprocess.py": frozenset({"integers"}),  # a seed for dropout
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
-FREE = ("audit/",)  # attacks simulate on purpose; nothing there is ever released
+FREE = ("audit/", "papers/")  # attacks simulate on purpose, experiments split data; nothing there is ever released
 
 
 def offenders(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
@@ -148,6 +149,6 @@ def test_innocent_lines_are_not_accused(innocent: str) -> None:
 def test_sabotage_of_a_real_file_is_caught() -> None:
     path = SRC / "parts" / "server.py"
     source = path.read_text()
-    assert "at(self.lr, t) * velocity" in source
-    poisoned = source.replace("at(self.lr, t) * velocity", "at(self.lr, t) * (velocity + torch.randn_like(velocity))")
+    assert "at(self.lr, t) * slope" in source
+    poisoned = source.replace("at(self.lr, t) * slope", "at(self.lr, t) * (slope + torch.randn_like(slope))")
     assert offenders(poisoned, _permitted(path))

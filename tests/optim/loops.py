@@ -101,3 +101,12 @@ def _smoothed(tensor: Tensor, strength: float) -> Tensor:
 
 def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def backward(parts: Parts, x: Tensor, y: Tensor) -> None:
+    F.cross_entropy(parts[0](x), y).backward()  # type: ignore[no-untyped-call]
+
+
+def first_batch(parts: Parts) -> tuple[Tensor, Tensor]:
+    x, y = next(iter(parts[2]))
+    return x, y

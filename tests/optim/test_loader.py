@@ -50,7 +50,7 @@ def test_every_record_comes_with_its_rate_and_independently() -> None:
 def test_an_epoch_has_one_over_the_rate_steps(count: int, batch: int, steps: int) -> None:
     parts = private(dataset=data(count), batch=batch, epochs=2)
     assert len(parts[2]) == steps == sum(1 for _ in parts[2])
-    assert parts[1].certificate()["counts"]["steps_planned"] == 2 * steps
+    assert parts[1].account.settings.steps == 2 * steps
 
 
 def test_any_data_set_and_workers_give_the_same_run() -> None:
@@ -78,7 +78,7 @@ def test_reading_the_loader_without_steps_costs_nothing() -> None:
     parts = private(physical_batch=5)
     for _ in parts[2]:
         pass
-    assert parts[1].certificate()["epsilon_so_far"] == 0.0
+    assert parts[1].steps == 0
     train(parts)
     assert parts[1].steps == 5
     assert parts[2].dataset is not None
@@ -110,8 +110,8 @@ def test_a_loader_that_cannot_be_drawn_from_is_refused(name: str) -> None:
 def test_a_subset_is_a_data_set_of_its_own() -> None:
     parts = private(dataset=Subset(data(), range(24)), batch=6)
     train(parts)
-    assert parts[1].certificate()["sampler"]["sizes"] == [24]
-    assert parts[1].certificate()["sampler"]["rate"] == 0.25
+    assert parts[1].account.settings.records.sizes == (24,)
+    assert parts[1].account.settings.records.rate(0) == 0.25
 
 
 def test_the_order_of_the_given_loader_does_not_matter() -> None:

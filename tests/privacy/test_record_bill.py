@@ -323,9 +323,12 @@ def test_multipliers_of_the_silos_own_are_refused_where_somebody_else_adds_the_n
 
 
 def test_delta_is_small_against_the_records_of_a_silo() -> None:
-    plan, task = planned(), silos()
+    plan, task = planned(local=BatchGradient(AllRecords(SIZES), 1.0)), silos()
     assert plan.units == max(SIZES)
-    assert train(plan, task).certificate["delta"] == 9**-1.1
+    found = train(plan, task).certificate["adversaries"][-1]
+    assert {entry["delta"] for entry in found["silos"]} == {size**-1.1 for size in SIZES}
+    assert found["delta"] == min(SIZES) ** -1.1
+    assert train(plan, task, delta=1e-3).certificate["delta"] == 1e-3
     with pytest.raises(ConfigError, match=r"population\^-1.1"):
         train(plan, task, delta=0.5)
 
@@ -495,7 +498,7 @@ def test_the_forecast_of_silos_with_their_own_deltas_is_their_certificate(tmp_pa
     [
         (own_budgets(9.0, 0.0, 9.0, 9.0), "epsilon above 0"),
         (own_budgets(9.0, -2.0, 9.0, 9.0), "epsilon above 0"),
-        (own_budgets(9.0, 9.0), "2 budgets under privacy.silos for 4 silos"),
+        (own_budgets(9.0, 9.0), "2 deltas for 4 silos"),
         (own_budgets(9.0, 9.0, 9.0, 9.0, delta=0.4), "at most population^-1.1"),
     ],
 )

@@ -63,7 +63,7 @@ class Account:
         for name, count in state["taken"].items():
             self.taken[name] = max(self.taken.get(name, 0), int(count))
 
-    def certificate(self, loss: str) -> dict[str, Any]:
+    def certificate(self) -> dict[str, Any]:
         """The certificate: epsilon of all planned steps, for stopping looks at data, or of those taken if more."""
         settings, steps = self.settings, self.steps
         billed = max(settings.steps, steps)
@@ -90,9 +90,9 @@ class Account:
             "multiplier": settings.mechanism.multiplier,
             "smoothing": settings.smoothing.strength,
             "noise": {"mode": settings.noise, "note": _NOTES[settings.noise]},
-            "loss": {"reduction": settings.reduction, "checked": loss},
+            "loss": {"reduction": settings.reduction, "check": _LOSS},
             "counts": {"steps_planned": settings.steps, "steps_taken": steps, "steps_billed": billed},
-            "assumptions": _assumptions(settings, loss),
+            "assumptions": _assumptions(settings),
             "not_covered": [*not_covered(), "losses and accuracies on the training records, where a loop prints them"],
             "settings_sha256": codec.digest(settings),
             "sordino": __version__,
@@ -103,18 +103,17 @@ _NOTES = {
     "simulation": "fast repeatable generator: for experiments, not for release",
     "secure": "AES counter generator keyed by the operating system, double precision, sum rounded to a public grid",
 }
+_LOSS = "of known losses, the first batches' gradients are compared with it; one that contradicts it stops the run"
 
 
-def _assumptions(settings: Settings, loss: str) -> list[str]:
+def _assumptions(settings: Settings) -> list[str]:
     """What must hold outside this program for the numbers to be true."""
-    said = [
+    return [
         "one record is one entry of the data set; a person with several entries counts several times",
         f"the number of records, {settings.records.size(0)}, the settings and the test data are public",
         "which records were drawn, and how many, stays secret",
         "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
         "no checkpoint was continued in two places; if one was, every copy has to be billed",
         "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
+        f"the loss is the {settings.reduction} over the records of a batch, each with a term of its own",
     ]
-    if loss == "declared":
-        said.append(f"the loss is the {settings.reduction} over the records of a batch, each with a term of its own")
-    return said

@@ -37,18 +37,18 @@ class Turn:
 
     def __init__(self) -> None:
         self.handed: Handed | None = None
-        self.used = False  # whether a backward pass has been through it
+        self.used = False  # whether a training pass has been through it
         self.pieces = 0  # of this batch, summed already
 
     def give(self, handed: Handed) -> None:
-        """The next piece; the one before must have been stepped on, if its gradient was computed."""
+        """The next piece; the one before must have been stepped on, if it was trained on."""
         if self.handed is not None and (self.used or self.pieces > 0):
             self.reset()
             raise PlanError(
                 "loop",
-                "a batch that was left out after its gradient was computed",
+                "a batch that was left out after a training pass over it",
                 "one optimizer.step() for each batch: to leave some out by what the data says is not private",
-                "step on every batch of the loader",
+                "step on every batch; to step on more records raise batch_size, with physical_batch for the memory",
             )
         self.handed, self.used = handed, False
 

@@ -64,6 +64,7 @@ class PrivateOptimizer(Optimizer):
         self._check_loop()
         settings = self.account.settings
         self.check.look(self.recording.seen)
+        self.recording.watching = self.check.left > 0
         scale = float(self.turn.handed.size) if self.turn.handed and settings.reduction == "mean" else 1.0
         clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
         if len(clipped.norms) and not bool(clipped.norms.isfinite().any()):
@@ -174,7 +175,7 @@ class PrivateOptimizer(Optimizer):
 
     def certificate(self) -> dict[str, Any]:
         """What holds of the models seen so far (epsilon_so_far) and of the whole run as planned (epsilon)."""
-        return self.account.certificate(self.check.found)
+        return self.account.certificate()
 
     def detach(self) -> nn.Module:
         """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""

@@ -35,7 +35,9 @@ class Gate:
         return self.recording.run(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        model = self.recording.model
+        model, own = self.recording.model, self.recording.own
+        if own is not None:
+            return own
         return types.MethodType(type(model).forward, memo.get(id(model), model))
 
     def __reduce__(self) -> Any:
@@ -49,11 +51,13 @@ class Recording(Recorder):
         super().__init__(model)
         self.turn = turn
         self.choices: dict[bool, list[Site]] = {False: self.sites, True: sites(model, whole=True)}
+        self.parts = list(model.modules())
         self.own = vars(model).get("forward")
         self.plain: Callable[..., Any] = model.forward
         self.current: Handed | None = None
         self.backwards = 0
         self.stray: int | None = None  # records of a training pass that the loader did not hand out
+        self.watching = True  # while the loss is still to be recognised
         self.seen: Seen | None = None
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = Gate(self)
@@ -97,16 +101,26 @@ class Recording(Recorder):
         if handed is None or size != handed.size:
             self.stray = size
             return self.plain(*args, **kwargs)
+        self._refuse_new_parts()
         if handed is not self.current:
             self.forget()
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
         if not self.trusted:
             self._arrange(args, kwargs, size)
         self.tape.begin(size)
+        self.turn.used |= self.model.training
         with self._steady_buffers():
             output = self._pass(args, kwargs)
-        self.seen = Seen.of(output, handed) or self.seen
+        if self.watching:
+            self.seen = Seen.of(output, handed) or self.seen
         return output
+
+    def _refuse_new_parts(self) -> None:
+        """A layer that came later was not looked at: it may mix records."""
+        now = list(self.model.modules())
+        if len(now) != len(self.parts) or any(a is not b for a, b in zip(now, self.parts, strict=True)):
+            found = "a model whose layers were changed after make_private"
+            raise PlanError("loop", found, "the layers it began with", "call make_private again, for a new bill")
 
     def _size(self, args: Any, kwargs: Any) -> int:
         """Records of a batch; refused if they are elsewhere than the model."""

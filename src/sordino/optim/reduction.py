@@ -58,6 +58,7 @@ class Check:
         self.left -= 1
         known = recognised(seen.output, seen.target, seen.slope)
         if known is None:
+            _refuse_weighted_mean(seen.output, seen.target, seen.slope)
             return
         name, factor, size = known[0], known[1], len(seen.output)
         said = self._alone(factor, size, seen.output[0].numel()) if self.first is None else self._beside(factor, size)
@@ -102,6 +103,22 @@ def recognised(output: Tensor, target: Tensor, slope: Tensor) -> tuple[str, floa
         if factor and float((slope - factor * expected).norm()) < 1e-3 * float(slope.norm()):
             return name, factor
     return None
+
+
+def _refuse_weighted_mean(output: Tensor, target: Tensor, slope: Tensor) -> None:
+    """With class weights torch divides the mean by the weights that came: a record's share depends on the others."""
+    expected = _own_slope("cross_entropy", output, target)
+    if expected is None or output.dim() != 2 or expected.shape != slope.shape:
+        return
+    shares = (slope * expected).sum(1) / expected.square().sum(1)  # w_j / sum of w, which add up to 1
+    alike = float((slope - shares[:, None] * expected).norm()) < 1e-3 * float(slope.norm())
+    if alike and _near(float(shares.sum()), 1.0) and float(shares.std()) > 1e-3 * float(shares.mean()):
+        raise PlanError(
+            "reduction",
+            "a cross-entropy with class weights, whose mean divides by the weights of the batch",
+            "a loss in which each record has a term of its own",
+            'reduction="sum" in the loss and in make_private',
+        )
 
 
 def _own_slope(name: str, output: Tensor, target: Tensor) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sordino.papers.beyond import TABLES as BEYOND
 from sordino.papers.cells import Cell, Job, Table
 from sordino.papers.paper_000 import TABLES as PAPER_000
+from sordino.papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
 from sordino.papers.paper_001 import STUDIES as PAPER_001
 from sordino.papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
 from sordino.papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
@@ -14,6 +15,6 @@ from sordino.papers.studies import Study
 
 TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_003, *BEYOND)
 
-STUDIES: tuple[Study, ...] = (*PAPER_001, *PAPER_001_CHARGES, *PAPER_001_SCALING, *PAPER_002)
+STUDIES: tuple[Study, ...] = (*PAPER_000_ATTACK, *PAPER_001, *PAPER_001_CHARGES, *PAPER_001_SCALING, *PAPER_002)
 
 __all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]

@@ -37,7 +37,9 @@ def curves(
         if log_y:
             axis.set_yscale("log")
     axes[0][0].set_ylabel(ylabel or y)
-    axes[0][-1].legend(fontsize="small")
+    for axis, lines in zip(axes[0], panels.values(), strict=True):
+        if axis is axes[0][-1] or list(lines) != list(list(panels.values())[-1]):
+            axis.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

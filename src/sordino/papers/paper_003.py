@@ -18,11 +18,11 @@ from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
 
-RHO = 0.05
+RHO = 0.01
 METHODS: dict[str, tuple[Callable[..., Plan], dict[str, Any]]] = {
     "DP-FedAvg": (dp_fed_avg, {"momentum": 0.5, "weight_decay": 5e-4}),
     "DP-FedSAM": (dp_fed_sam, {"rho": RHO}),
-    "DP-FedSAM, ASAM": (dp_fed_sam, {"rho": 0.5, "adaptive": True}),
+    "DP-FedSAM, ASAM": (dp_fed_sam, {"rho": 0.1, "adaptive": True}),
     "top_k of the update": (dp_fed_sam_top_k, {"rho": RHO, "form": "update"}),
     "top_k of the mean": (dp_fed_sam_top_k, {"rho": RHO, "form": "mean"}),
     "top_k by public mask": (dp_fed_sam_top_k, {"rho": RHO, "form": "mask"}),
@@ -60,17 +60,17 @@ SETTINGS: dict[str, tuple[Callable[[int], Task], int, dict[str, Any]]] = {
 
 
 def job(setting: str, method: str, seed: int) -> Job:
-    """One run: E = 2, b = 16, lr 0.1 x 0.998 per round, momentum 0.5, weight decay 5e-4 for all methods."""
+    """One run: E = 8, b = 32, lr 0.1 x 0.998 per round, momentum 0.5, weight decay 5e-4 for all methods."""
     build, population, shared = SETTINGS[setting]
     recipe, own = METHODS[method]
-    plan = recipe(**shared, lr=Decay(0.1, 0.998), epochs=2, batch=16, **own)
+    plan = recipe(**shared, lr=Decay(0.1, 0.998), epochs=8, batch=32, **own)
     return Job(plan, build(seed), default_delta(population))
 
 
 def _table(setting: str, title: str) -> Table:
     cells = tuple(Cell(f"003-{setting}-{_slug(method)}", method, partial(job, setting, method)) for method in METHODS)
     return Table(
-        f"003-{setting}", title, cells, "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 2; equal epsilon."
+        f"003-{setting}", title, cells, "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 8, rho = 0.01; equal epsilon."
     )
 
 

@@ -74,7 +74,8 @@ class Filter:
         """Releases that one record of each would be in beyond those it was in."""
         if self.read is None:
             return np.ones(len(cohort), dtype=np.int64)
-        return (self.read[t, cohort] | (self.spent[cohort] == 0)).astype(np.int64)
+        cost: NDArray[np.int64] = (self.read[t, cohort] | (self.spent[cohort] == 0)).astype(np.int64)
+        return cost
 
 
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:

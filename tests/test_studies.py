@@ -1,0 +1,114 @@
+"""Promises of the studies: listed, run, kept, judged and drawn; and small pieces of them against what is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.commands import sordino
+
+from sordino.papers import STUDIES, page, paper_001_scaling, runner
+from sordino.papers import paper_002 as iterations
+from sordino.papers.studies import Study, gathered, picked, value
+
+KEPT = Path(__file__).parents[1] / "benchmarks" / "papers" / "results"
+needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
+ROWS = [{"rule": rule, "x": x, "loss": x + shift} for rule in "ab" for x in (1.0, 2.0) for shift in (0.0, 0.5)]
+
+
+def fake(rows: list[dict[str, Any]]) -> Study:
+    def claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"text": "it falls", "measured": f"{len(found)} rows", "holds": False}]
+
+    def draw(found: list[dict[str, Any]], path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(len(found)))
+
+    return Study("fake", "A fake", "About.", lambda repeats, workers: rows * repeats, claims, draw, 2)
+
+
+def test_every_study_is_listed_with_an_id_of_its_own() -> None:
+    listed = sordino("papers", "list", "--json").json["studies"]
+    assert [study["id"] for study in listed] == [study.id for study in STUDIES]
+    assert len({study.id for study in STUDIES}) == len(STUDIES)
+    assert all(study.id in sordino("papers", "list").out for study in STUDIES)
+
+
+def test_a_study_is_run_kept_judged_and_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module in (runner, page):
+        monkeypatch.setattr(module, "STUDIES", (fake(ROWS),))
+    said = sordino("papers", "run", "fake", "--results", tmp_path)
+    assert "DOES NOT HOLD: it falls: 16 rows" in said.out
+    kept = json.loads((tmp_path / "fake.json").read_text())
+    assert len(kept["rows"]) == 16
+    page.write(runner.stored(tmp_path), tmp_path / "docs" / "papers.md")
+    text = (tmp_path / "docs" / "papers.md").read_text()
+    assert "| it falls | 16 rows | **no** |" in text
+    assert "| rule | x | loss |" in text
+    assert (tmp_path / "docs" / "figures" / "fake.png").read_text() == "16"
+
+
+def test_means_and_spreads_are_over_rows_that_agree() -> None:
+    found = gathered(ROWS, ("rule", "x"), "loss")
+    assert [row["loss"] for row in found] == [1.25, 2.25, 1.25, 2.25]
+    assert found[0]["spread"] == pytest.approx(0.5 / math.sqrt(2), abs=1e-5)
+    assert value(picked(found, rule="b"), "loss", x=2.0) == 2.25
+    with pytest.raises(ValueError, match="unpack"):
+        value(found, "loss", x=2.0)
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.id)
+def test_kept_results_are_judged_as_the_code_judges_them(study: Study) -> None:
+    file = KEPT / f"{study.id}.json"
+    if not file.is_file():
+        pytest.skip(f"{study.id} has not been run")
+    found = json.loads(file.read_text())
+    assert found["claims"] == study.claims(found["rows"])
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.id)
+def test_every_study_that_was_run_can_be_drawn(study: Study, tmp_path: Path) -> None:
+    file = KEPT / f"{study.id}.json"
+    if not file.is_file():
+        pytest.skip(f"{study.id} has not been run")
+    study.draw(json.loads(file.read_text())["rows"], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_slope_of_a_power_law_is_its_exponent() -> None:
+    rows = [{"axis": "n", "size": float(n), "excess": 3.0 * n**-2} for n in (1, 2, 4)]
+    assert paper_001_scaling.slope(rows, "n") == pytest.approx(-2.0)
+
+
+def test_one_pass_with_stages_comes_near_the_best_model() -> None:
+    found = paper_001_scaling.part("epsilon", 1.0, seed=0)
+    assert len(found) == paper_001_scaling.NOISES
+    assert np.mean([row["excess"] for row in found]) < 0.02  # 0.1 before the first round
+
+
+@needs_data
+def test_a_client_pays_for_the_rounds_it_is_in_and_no_more() -> None:
+    plan = iterations.loans_plan(3.0, 20, 2)  # 10 rounds, every client in 5 of them
+    noise = plan.release.noise_std(1) / math.sqrt(2)
+    assert noise == pytest.approx(2 * 5 / 3.0, rel=0.01)  # pure epsilon adds up; replacing a client moves by 2
+
+
+@needs_data
+def test_an_image_of_a_silo_is_in_one_place_only() -> None:
+    from sordino.papers.paper_001 import PER_SILO, SILOS, odd_even
+
+    task = odd_even(0)
+    assert task.test is not None
+    assert task.clients.population == SILOS
+    assert {task.clients.size(silo) for silo in range(SILOS)} == {PER_SILO}
+    seen = {row.numpy().tobytes() for row in task.clients.records.x}
+    assert len(seen) == len(task.clients.records)
+    assert not any(row.numpy().tobytes() in seen for row in task.test.x)
+    labels = [task.clients.records.y[torch.from_numpy(task.clients.rows(silo))] for silo in range(SILOS)]
+    assert all(int(y.sum()) == PER_SILO // 2 for y in labels)

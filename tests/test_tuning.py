@@ -1,0 +1,156 @@
+"""Promises of `sordino tune`: candidates meet the budget, private records are never read, the rule comes first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commands import sordino
+
+from sordino.config import TaskSpec, load_config
+from sordino.data.partition import Iid
+from sordino.data.task import Clients, Records, Task
+from sordino.errors import DataError, PlanError
+from sordino.parts.records import FixedRecords
+from sordino.parts.samplers import Everyone
+from sordino.parts.schedules import Linear
+from sordino.parts.server import Sgd
+from sordino.plan import Plan
+from sordino.privacy.certificate import headline
+from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
+from sordino.tuning import tune
+from sordino.tuning.knobs import Knobs, knobs, turned
+from sordino.tuning.search import by_rule
+from sordino.tuning.stand_in import stand_in
+
+FILE = """
+[task]
+dataset = "digits"
+partition = { kind = "iid", clients = 20 }
+[recipe]
+name = "client_side_fed_avg"
+rounds = 4
+population = 20
+cohort = 20
+lr = 0.3
+steps = 2
+radius = 1.0
+multiplier = 1.0
+mechanism = "gaussian"
+"""
+
+
+def digits(clients: int = 20) -> Task:
+    return TaskSpec(dataset="digits", partition=Iid(clients)).build(clients, seed=0)
+
+
+def client_side(**changes: object) -> Plan:
+    settings = {"rounds": 4, "population": 20, "cohort": 20, "lr": 0.3, "steps": 2, "radius": 1.0, "multiplier": 1.0}
+    return client_side_fed_avg(**{**settings, "mechanism": "gaussian", **changes})  # type: ignore[arg-type]
+
+
+def test_the_proposal_meets_the_budget_and_says_what_the_search_cost() -> None:
+    found = tune(client_side(), digits(), epsilon=50.0, delta=0.01, trials=1)
+    spent = headline(found.plan.bill().of("models"), 0.01)["epsilon"]
+    assert 0.9 * 50 < spent <= 50
+    assert found.cost.startswith("nothing")
+    assert set(found.curves) == {"pace", "steps", "rounds"}
+    assert all(math.isfinite(row["loss"]) for rows in found.curves.values() for row in rows)
+    assert knobs(found.plan).rounds == found.chosen.rounds
+    assert knobs(found.plan).steps == found.chosen.steps
+
+
+def test_the_chosen_candidate_is_the_best_of_what_was_tried() -> None:
+    found = tune(client_side(), digits(), epsilon=50.0, delta=0.01, trials=1)
+    least = min(row["loss"] for rows in found.curves.values() for row in rows)
+    (last,) = [row["loss"] for row in found.curves["pace"] if row["pace"] == found.chosen.pace]
+    assert last == least
+
+
+@pytest.mark.parametrize("source", ["public", "synthetic"])
+def test_private_records_are_never_read(source: str) -> None:
+    task = digits()
+    poisoned = replace(
+        task,
+        clients=Clients(
+            Records(torch.full_like(task.clients.records.x, 1e30), task.clients.records.y),
+            task.clients.index,
+            task.clients.offsets,
+        ),
+    )
+    honest, spoilt = (stand_in(client_side(), data, source, 3) for data in (task, poisoned))  # type: ignore[arg-type]
+    assert torch.equal(honest.clients.records.x, spoilt.clients.records.x)
+    assert float(spoilt.clients.records.x.abs().max()) < 100
+    assert honest.test is not None
+    assert not _share_a_row(honest.clients.records, honest.test)
+
+
+def _share_a_row(one: Records, other: Records) -> bool:
+    seen = {row.numpy().tobytes() for row in one.x}
+    return any(row.numpy().tobytes() in seen for row in other.x)
+
+
+def test_the_papers_rules_are_the_first_guess() -> None:
+    laplace = client_side(rounds=27, steps=1, mechanism="laplace")
+    assert by_rule(laplace)[1] == Knobs(rounds=3, steps=9)
+    assert by_rule(client_side(rounds=25, steps=1))[1] == Knobs(rounds=5, steps=5)
+    silos = _silos()
+    assert by_rule(silos)[1].batch == 30
+
+
+def _silos() -> Plan:
+    shared = {"rounds": 4, "clients": Everyone(3), "sizes": (30, 40, 50), "radius": 1.0, "multiplier": 1.0}
+    return noisy_minibatch_sgd(**shared, batch=10, lr=Linear(1.0, 0.1, 4))  # type: ignore[arg-type]
+
+
+def test_turning_a_knob_turns_what_hangs_on_it() -> None:
+    longer = turned(client_side(), Knobs(rounds=8, steps=6, pace=0.5))
+    assert longer.clip is not None
+    assert longer.clip.radius_at(0) == pytest.approx(0.3 * 0.5 * 6 * 1.0)  # lr * steps * zeta
+    silos = turned(_silos(), Knobs(rounds=8, batch=20, pace=2.0))
+    assert isinstance(silos.server, Sgd)
+    assert silos.local.reads == FixedRecords(20, (30, 40, 50))
+    assert [silos.server.lr.at(t) for t in (0, 8)] == pytest.approx([2.0, 0.2])  # type: ignore[union-attr]
+
+
+def test_silos_are_tuned_too_and_keep_their_sizes() -> None:
+    plan = silo(sizes=(30, 40, 50), epsilons=(5.0,), rounds=3)
+    task = TaskSpec(dataset="digits", partition=Iid(3)).build(3, seed=0)
+    made = stand_in(plan, task, "public", 0)
+    assert [made.clients.size(i) for i in range(3)] == [30, 40, 50]
+    found = tune(plan, made, epsilon=5.0, delta=0.01, trials=1)
+    assert "batch" not in found.curves  # all records: no batch to turn
+
+
+def test_a_plan_without_public_records_is_told_so() -> None:
+    bare = replace(digits(), test=None)
+    with pytest.raises(DataError, match="synthetic"):
+        tune(client_side(), bare, epsilon=5.0, delta=0.01)
+
+
+def test_a_solver_without_knobs_is_refused() -> None:
+    class Other:
+        kind = "other"
+
+    plan = dp_fed_avg(rounds=2, clients=Everyone(3), lr=0.1, radius=1.0, multiplier=1.0)
+    object.__setattr__(plan, "local", Other())
+    with pytest.raises(PlanError, match="other"):
+        knobs(plan)
+
+
+def test_the_command_prints_curves_writes_a_file_that_loads_and_draws(tmp_path: Path) -> None:
+    (tmp_path / "fed.toml").write_text(FILE)
+    out, plot = tmp_path / "tuned.toml", tmp_path / "tune.png"
+    words = ["tune", tmp_path / "fed.toml", "--epsilon", 40, "--trials", 1]
+    found = sordino(*words, "--out", out, "--plot", plot, "--json").json["tuned"][0]
+    assert knobs(load_config(out).plan).rounds == found["proposal"]["rounds"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "exists" in sordino(*words, "--out", out).sentence
+    assert "public" in sordino(*words, "--data", "private").sentence
+    assert "--trials 0" in sordino(*words[:-1], 0).sentence
+    text = sordino(*words)
+    assert "privacy cost of the search: nothing" in text.out
+    assert "loss by steps" in text.out
