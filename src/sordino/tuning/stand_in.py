@@ -12,6 +12,7 @@ from torch import Tensor
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import DataError
 from sordino.plan import Plan
+from sordino.rng import Seeded
 
 Source = Literal["public", "synthetic"]
 COST = {
@@ -24,7 +25,7 @@ def stand_in(plan: Plan, task: Task, source: Source, seed: int) -> Task:
     """A task of the same shape: as many clients, of as many records each, and a test of its own."""
     sizes = _sizes(plan, task)
     records, test = _public(task, seed) if source == "public" else _made_up(task, sum(sizes), seed)
-    rng = np.random.default_rng(seed)
+    rng = Seeded(seed).at(0, "stand-in")
     index = rng.choice(len(records), sum(sizes), replace=len(records) < sum(sizes)).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return Task(task.model, Clients(records, index, offsets), test, task.loss)
@@ -43,29 +44,33 @@ def _public(task: Task, seed: int) -> tuple[Records, Records]:
     known = task.public or task.test
     if known is None or len(known) < 20:
         raise DataError("no public records to tune on", "a task with public or test records", "use --data synthetic")
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(known)))
+    order = torch.from_numpy(Seeded(seed).at(0, "public halves").permutation(len(known)))
     half = len(order) // 2
     return tuple(Records(known.x[part], known.y[part]) for part in (order[:half], order[half:]))  # type: ignore[return-value]
 
 
 def _made_up(task: Task, count: int, seed: int) -> tuple[Records, Records]:
     """Standard normal inputs, and what a random teacher of the same architecture says of them."""
-    shape, generator = task.clients.records.x.shape[1:], torch.Generator().manual_seed(seed)
+    shape, rng = task.clients.records.x.shape[1:], Seeded(seed).at(0, "made up")
     if not task.clients.records.x.is_floating_point():
         raise DataError("inputs that are not numbers", "a task with numeric inputs", "use --data public")
-    x = torch.randn((count + 1000, *shape), generator=generator)
-    y = _taught(task, x, generator)
+    x = _normal((count + 1000, *shape), rng)
+    y = _taught(task, x, rng)
     return Records(x[:count], y[:count]), Records(x[count:], y[count:])
 
 
-def _taught(task: Task, x: Tensor, generator: torch.Generator) -> Tensor:
+def _normal(shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+    return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+
+
+def _taught(task: Task, x: Tensor, rng: np.random.Generator) -> Tensor:
     teacher = copy.deepcopy(task.model).eval()
     with torch.no_grad():
         for parameter in teacher.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / max(1, parameter[0].numel()) ** 0.5)
+            parameter.copy_(_normal(tuple(parameter.shape), rng) / max(1, parameter[0].numel()) ** 0.5)
         out: Tensor = teacher(x)
     like = task.clients.records.y
     if like.is_floating_point():
-        noisy = out + 0.3 * torch.randn(out.shape, generator=generator)
+        noisy = out + 0.3 * _normal(tuple(out.shape), rng)
         return noisy.reshape(len(x), *like.shape[1:])
     return (out.argmax(-1) if out.shape[-1] > 1 else (out[:, 0] > 0)).to(like.dtype)
