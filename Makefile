@@ -27,6 +27,19 @@ lint: install
 clean:
 	rm -rf .venv build dist src/*.egg-info
 
+# Beside the peers: benchmarks/peers/NAME.txt is installed in benchmarks/peers/.venv-NAME. Up to 15 minutes; not in CI.
+PEERS := benchmarks/peers
+PEER_VENVS := $(patsubst $(PEERS)/%.txt,$(PEERS)/.venv-%/.installed,$(wildcard $(PEERS)/*.txt))
+.PHONY: bench-peers
+bench-peers: install $(PEER_VENVS)
+	$(BIN)/python $(PEERS)/run.py
+
+$(PEERS)/.venv-%/.installed: $(PEERS)/%.txt
+	$(PYTHON) -m venv $(PEERS)/.venv-$*
+	$(PEERS)/.venv-$*/bin/pip install --quiet $$(grep '^torch==' $<)
+	$(PEERS)/.venv-$*/bin/pip install --quiet -r $<
+	touch $@
+
 docs: install
 	$(BIN)/python docs/reference.py
 .PHONY: docs

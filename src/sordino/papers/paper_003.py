@@ -69,9 +69,7 @@ def job(setting: str, method: str, seed: int) -> Job:
 
 def _table(setting: str, title: str) -> Table:
     cells = tuple(Cell(f"003-{setting}-{_slug(method)}", method, partial(job, setting, method)) for method in METHODS)
-    return Table(
-        f"003-{setting}", title, cells, "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 8, rho = 0.01; equal epsilon."
-    )
+    return Table(f"003-{setting}", title, cells, "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 8, rho 0.01.")
 
 
 def _slug(method: str) -> str:

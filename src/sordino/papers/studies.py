@@ -51,8 +51,8 @@ def gathered(rows: Sequence[Row], keys: Sequence[str], value: str) -> list[Row]:
     return [
         {
             **dict(zip(keys, group, strict=True)),
-            value: round(mean(values), 5),
-            "spread": round(stdev(values), 5) if len(values) > 1 else None,
+            value: float(f"{mean(values):.6g}"),
+            "spread": float(f"{stdev(values):.3g}") if len(values) > 1 else None,
             "repeats": len(values),
         }
         for group, values in groups.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -161,11 +162,16 @@ class OnePass(RecordSampler, kind="one_pass"):
         return float(self.batch)
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        order = Seeded(0).at(0, "one pass", silo).permutation(size).astype(np.int64)
-        return order[t * self.batch : (t + 1) * self.batch]
+        return _order(silo, size)[t * self.batch : (t + 1) * self.batch]
 
     def rounds(self) -> int | None:
         return min(self.sizes) // self.batch
+
+
+@lru_cache(maxsize=64)
+def _order(silo: int, size: int) -> Rows:
+    """The public permutation of a silo's records, always the same."""
+    return Seeded(0).at(0, "one pass", silo).permutation(size).astype(np.int64)
 
 
 def batches(sampler: RecordSampler, t: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Rows:

@@ -1,0 +1,22 @@
+"""DP-SGD by `sordino.optim.make_private`, everything at its default but the smoothing, which no peer has."""
+
+from __future__ import annotations
+
+import torch
+from loops import Loop, Make
+from workloads import CLIP, MULTIPLIER, RATE, Workload
+
+from sordino.optim import make_private
+from sordino.version import __version__
+
+VERSIONS = {"sordino": __version__, "torch": torch.__version__}
+
+
+def private(work: Workload) -> Loop:
+    model = work.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    settings = {"epochs": 100, "multiplier": MULTIPLIER, "clip": CLIP, "smoothing": 0.0}
+    return Loop(*make_private(model, optimizer, work.loader(), **settings))
+
+
+METHODS: dict[str, Make] = {"make_private": private}
