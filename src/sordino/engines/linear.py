@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.data.task import Task
-from sordino.engines.slopes import factors, known_slope, proximal, slope_of
+from sordino.engines.slopes import FEW_DIGITS, factors, known_slope, proximal, slope_of
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.norms import lengths
 from sordino.privacy.bounds import Norm
@@ -110,8 +110,12 @@ class LinearClients:
 
 
 def _pulled(residual: Tensor, scale: Tensor) -> Tensor:
-    """residual * scale, and 0 where the scale is, whatever the residual (0 times infinity is not a number)."""
-    return torch.where(scale[..., None] > 0, residual * scale[..., None], torch.zeros_like(residual))
+    """residual * scale, and 0 where the scale is, whatever the residual (0 times infinity is not a number).
+
+    A product too small to have all its digits is 0 too: times a huge x it could leave the ball.
+    """
+    pulled = torch.where(scale[..., None] > 0, residual * scale[..., None], torch.zeros_like(residual))
+    return torch.where(pulled.abs().amax(-1, keepdim=True) >= FEW_DIGITS, pulled, torch.zeros_like(pulled))
 
 
 def _finite(x: Tensor, sizes: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from sordino.data.task import quantile_of
 from sordino.parts.norms import SLACK
 
+FEW_DIGITS = 1e-35  # below about 1e-38 a float32 loses digits one by one
 Slope = Callable[[Tensor, Tensor], Tensor]  # (scores [..., o], targets) -> d loss / d scores [..., o]
 
 
@@ -88,6 +89,10 @@ def proximal(loss: str, scores: Tensor, y: Tensor, pace: Tensor) -> Tensor:
 
 
 def factors(norms: Tensor, radius: float, mask: Tensor | None) -> Tensor:
-    """min(1, radius / norm) per record, a little inside; 0 for a masked record and for a norm that is not finite."""
+    """min(1, radius / norm) per record, a little inside; 0 for a masked record and for a norm that is not finite.
+
+    Also 0 where the factor is so small that float32 holds it with few digits: the product could leave the ball.
+    """
     scale = torch.where(norms.isfinite(), (radius * (1 - SLACK) / norms).clamp(max=1.0), torch.zeros_like(norms))
+    scale = torch.where(scale >= FEW_DIGITS, scale, torch.zeros_like(scale))
     return scale if mask is None else scale * mask

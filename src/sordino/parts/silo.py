@@ -40,21 +40,10 @@ def _ball(radius: float | Schedule, norm: Norm, gradient: Gradient, t: int) -> B
     return Ball(at(radius, t), norm, gradient if isinstance(gradient, Moreau) else None)
 
 
-@dataclass(frozen=True)
-class BatchGradient(LocalSolver, kind="batch_gradient"):
-    """message = 1 / radius * sum over the batch of g_j min(1, radius / ||g_j||),  g_j = grad f(w; record j).
-
-    One gradient per round; the server takes the step, after multiplying the noised mean by radius / batch, a constant.
-    Guarantee: adding or removing one record moves the message by at most 1, replacing one by at most 2.
-    """
+class _Reads:
+    """What solvers of unit record share: they read records, and project on nothing."""
 
     records: RecordSampler
-    radius: float | Schedule
-    norm: Norm = 2
-    gradient: Gradient = field(default_factory=Plain)
-
-    def __post_init__(self) -> None:
-        _check(self.radius, self.gradient)
 
     @property
     def projects(self) -> bool:
@@ -68,6 +57,23 @@ class BatchGradient(LocalSolver, kind="batch_gradient"):
     def batch(self) -> int:
         """Records per step, for the engine's rule."""
         return math.ceil(self.records.count)
+
+
+@dataclass(frozen=True)
+class BatchGradient(_Reads, LocalSolver, kind="batch_gradient"):
+    """message = 1 / radius * sum over the batch of g_j min(1, radius / ||g_j||),  g_j = grad f(w; record j).
+
+    One gradient per round; the server takes the step, after multiplying the noised mean by radius / batch, a constant.
+    Guarantee: adding or removing one record moves the message by at most 1, replacing one by at most 2.
+    """
+
+    records: RecordSampler
+    radius: float | Schedule
+    norm: Norm = 2
+    gradient: Gradient = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        _check(self.radius, self.gradient)
 
     def bound(self) -> Bound | Spent:
         return Bound(unit="record", norm=self.norm, finite=True)
@@ -97,7 +103,7 @@ class BatchGradient(LocalSolver, kind="batch_gradient"):
 
 
 @dataclass(frozen=True)
-class NoisyLocalSgd(LocalSolver, kind="noisy_local_sgd"):
+class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
     """`steps` times  w <- w - lr_t / batch * (sum_j clip(g_j) + N(0, (multiplier * radius)^2));  message = w_t - w.
 
     Noise in every local step (paper 001's baseline): the message is private already, so only `Forward` may carry it.
@@ -118,19 +124,6 @@ class NoisyLocalSgd(LocalSolver, kind="noisy_local_sgd"):
             Gaussian(multiplier)
         if self.steps < 1:
             raise PlanError("local work", f"steps = {self.steps}", "at least 1")
-
-    @property
-    def projects(self) -> bool:
-        return False
-
-    @property
-    def reads(self) -> RecordSampler | None:
-        return self.records
-
-    @property
-    def batch(self) -> int:
-        """Records per step, for the engine's rule."""
-        return math.ceil(self.records.count)
 
     def suits(self, population: int) -> None:
         if self.multipliers and len(self.multipliers) != population:

@@ -75,8 +75,12 @@ def _fast_norms(pieces: Pieces, batch: int, radius: float) -> tuple[Tensor, Tens
 
 
 def _factors(norms: Tensor, radius: float) -> Tensor:
-    """min(1, radius / norm), aimed the slack inside: 1 where the norm is 0, 0 where it is inf."""
-    return norms.reciprocal().mul_((1.0 - SLACK) * radius).clamp_(max=1.0)
+    """min(1, radius / norm), aimed the slack inside: 1 where the norm is 0, 0 where it is inf.
+
+    Also 0 where float32 would hold the factor with few digits: the product could leave the ball.
+    """
+    scale = norms.reciprocal().mul_((1.0 - SLACK) * radius).clamp_(max=1.0)
+    return torch.where(scale >= 1e-35, scale, torch.zeros_like(scale))
 
 
 def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, chosen: Tensor) -> dict[str, Tensor]:
