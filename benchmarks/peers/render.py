@@ -52,6 +52,7 @@ def _line(row: Row) -> str:
     seconds, ratio = row["seconds"], row["ratio"]
     speeds = [f"{1 / seconds[key]:,.0f}" for key in ("loop_cpu", "step_cpu")]
     times = [f"{ratio[key]:.2f}" if key in ratio else "" for key in ("loop_cpu", "step_cpu", "loop_wall")]
+    name += f" (then failed: {row['error'].replace('|', '/')})" if "error" in row else ""
     return f"| {name} | {' | '.join([*speeds, *times])} | {row['memory']:,.0f} |"
 
 

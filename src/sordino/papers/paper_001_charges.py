@@ -25,11 +25,11 @@ from sordino.privacy.release import NoNoise
 from sordino.recipes.silo import noisy_local_sgd, noisy_minibatch_sgd
 from sordino.training import calibrated_silos
 
-SILOS = (3, 5, 10, 15)
+SILOS = (3, 10)
 EPSILONS = (0.125, 0.25, 0.5, 1.0, 2.0, 3.0)
-ROUNDS, TRIALS = 35, 3
-RATES = tuple(float(rate) for rate in np.geomspace(0.01, 3, 10))
-RADII = (0.5, 1.5, 4.0, 10.0)
+ROUNDS, TRIALS = 35, 2
+RATES = tuple(float(rate) for rate in np.geomspace(0.02, 3, 6))
+RADII = (0.5, 2.0, 8.0)
 STEPS = 10  # of Local SGD, each on a tenth of the silo's records
 ALGORITHMS = ("minibatch", "local")
 
