@@ -68,9 +68,7 @@ def by_rule(plan: Plan) -> tuple[str, Knobs]:
     """Where the papers' rules put the knobs, the total number of iterations given; the plan's own where none speaks."""
     now = knobs(plan)
     if isinstance(plan.release, LocalNoise) and plan.local.reads is None and now.steps is not None:
-        name: Literal["laplace", "gaussian"] = (
-            "laplace" if isinstance(plan.release.mechanism, Laplace) else "gaussian"
-        )
+        name: Literal["laplace", "gaussian"] = "laplace" if isinstance(plan.release.mechanism, Laplace) else "gaussian"
         steps = local_steps(now.total, name)
         power = "2/3" if name == "laplace" else "1/2"
         return f"E = T^({power}) (paper 002)", replace(now, steps=steps, rounds=max(1, round(now.total / steps)))
