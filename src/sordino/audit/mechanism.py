@@ -27,7 +27,7 @@ from sordino.errors import PlanError
 from sordino.parts.samplers import Cohort, Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting
-from sordino.privacy.bill import Adversary, Bill, Line, Participation
+from sordino.privacy.bill import ADVERSARIES, Adversary, Line, Participation
 from sordino.privacy.bounds import Bound
 from sordino.privacy.events import GaussianNoise, Relation, Shuffled, Unprotected
 from sordino.privacy.release import LocalNoise
@@ -76,21 +76,28 @@ def audit_mechanism(
     bill = plan.bill(Participation(releases=1, most=1))
     if bill.unit != "client" or not isinstance(plan.bound, Bound):
         raise PlanError("audit", f"a plan of unit {bill.unit}", "unit client", "audit such a run by its canaries")
-    promised = [line for line in bill.lines if not any(isinstance(event, Unprotected) for event, _ in line.entries)]
+    lines = [bill.line(who, _weakest(plan)) for who in ADVERSARIES]  # where clients differ: the least noised
+    promised = [line for line in lines if not any(isinstance(event, Unprotected) for event, _ in line.entries)]
     effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
     done: dict[Line, MechanismAudit] = {}
     for line in promised:
-        claim = _claim(bill, line)
+        claim = _claim(bill.line("cohort", _weakest(plan)), line)
         if claim not in done:
             done[claim] = _audit(pipeline or Pipeline(plan), claim, _affordable(effort, claim))
         done[line] = replace(done[claim], adversary=line.adversary)
     return [done[line] for line in promised]
 
 
-def _claim(bill: Bill, line: Line) -> Line:
+def _weakest(plan: Plan) -> int:
+    """Whom the least noise protects, where clients have noise of their own."""
+    release = plan.release
+    return int(np.argmin(release.multipliers)) if isinstance(release, LocalNoise) and release.multipliers else 0
+
+
+def _claim(cohort: Line, line: Line) -> Line:
     """Where hidden coins earn the models line nothing, it claims what the cohort line does: the same attack serves."""
     seen = replace(line, adversary="cohort")
-    return seen if line.adversary == "models" and seen == bill.line("cohort") else line
+    return seen if line.adversary == "models" and seen == cohort else line
 
 
 def _affordable(effort: _Effort, line: Line) -> _Effort:
@@ -206,7 +213,7 @@ class _Stage:
         """
         release = self.pipeline.plan.release
         if isinstance(release, LocalNoise) and release.multipliers:
-            return int(np.argmin(release.multipliers))
+            return _weakest(self.pipeline.plan)
         drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
         return int(drawn[0]) if len(drawn) else 0
 
