@@ -34,6 +34,7 @@ def curves(
         axis.grid(alpha=0.3)
         if log:
             axis.set_xscale("log")
+            _ticks(axis, sorted({row[x] for rows in lines.values() for row in rows if row[x] is not None}))
         if log_y:
             axis.set_yscale("log")
     axes[0][0].set_ylabel(ylabel or y)
@@ -44,6 +45,13 @@ def curves(
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _ticks(axis: Any, values: Sequence[float]) -> None:
+    """Marks where the points are, if they are few."""
+    if len(values) <= 10:
+        axis.set_xticks(values, [f"{value:g}" for value in values], fontsize="small")
+        axis.minorticks_off()
 
 
 def _line(axis: Any, label: str, rows: Sequence[Row], x: str, y: str, color: str) -> None:

@@ -289,7 +289,7 @@ STUDIES = (
         "Figure 3: odd against even digits, 25 heterogeneous silos",
         "R = 35, delta = n^-2, all records of a silo in every round; Local SGD takes 100 steps of one record, or 10 of "
         "a tenth of them (large batches). The step size is picked by training error as in the paper, which no epsilon "
-        "here accounts for. epsilon null: no noise.",
+        "here accounts for. Without an epsilon (dashed): no noise.",
         figure3,
         figure3_claims,
         draw_figure3,
