@@ -27,7 +27,7 @@ from sordino.plan import Plan
 from sordino.privacy.certificate import headline
 from sordino.privacy.release import NoNoise
 from sordino.recipes.silo import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
-from sordino.training import calibrated
+from sordino.training import calibrated, with_multiplier
 
 SILOS, PER_SILO, TEST, ROUNDS, FEATURES = 25, 1238, 310, 35, 50
 EPSILONS = (0.75, 1.5, 3.0, 6.0, 12.0, 18.0)
@@ -47,19 +47,22 @@ CURVATURES = tuple(1 / rate for rate in np.geomspace(0.2, 40, 10))
 
 
 @cache
-def _components() -> tuple[Array, Array, float]:
-    """Mean, 50 principal axes and scale of MNIST's 10,000 TEST images, declared public: none of a silo is used."""
+def principal(count: int, white: float = 0.0) -> tuple[Array, Array, float]:
+    """Mean, principal axes and scale of MNIST's 10,000 TEST images, declared public: none of a silo is used.
+
+    Axes are divided by the power `white` of their singular values; the scale is the mean length of a reduced image.
+    """
     public = load("mnist").test_x.reshape(-1, 784).astype(np.float64)
     centre = public.mean(0)
     _, sizes, axes = np.linalg.svd(public - centre, full_matrices=False)
-    white = axes[:FEATURES] / sizes[:FEATURES, None] ** WHITE
-    return centre, white, float(np.linalg.norm((public - centre) @ white.T, axis=1).mean())
+    kept = axes[:count] / sizes[:count, None] ** white
+    return centre, kept, float(np.linalg.norm((public - centre) @ kept.T, axis=1).mean())
 
 
 def odd_even(split: int) -> Task:
     """25 silos, one per (odd, even) pair of digits; every image is in one silo, in its train or its test part."""
     data, rng = load("mnist"), np.random.default_rng(split)
-    centre, axes, scale = _components()
+    centre, axes, scale = principal(FEATURES, WHITE)
     x = ((data.x.reshape(-1, 784) - centre) @ axes.T / scale).astype(np.float32)
     half_train, half_test = PER_SILO // 2, TEST // 2
     piles = {digit: list(rng.permutation(np.flatnonzero(data.y == digit))) for digit in range(10)}
@@ -113,18 +116,12 @@ def plans(algorithm: str, cohort: int, epsilon: float, rounds: int = ROUNDS) -> 
         steps, batch = LOCAL[algorithm]
         some = [noisy_local_sgd(**shared, batch=batch, steps=steps, lr=rate) for rate in LOCAL_RATES]
     if math.isinf(epsilon):
-        return [_bare(plan) for plan in some]
+        return [bare(plan) for plan in some]
     solved = _noise(algorithm, cohort, epsilon, rounds)
-    return [_with(plan, solved) for plan in some]
+    return [with_multiplier(plan, solved) for plan in some]
 
 
-def _with(plan: Plan, multiplier: float) -> Plan:
-    from sordino.training import with_multiplier
-
-    return with_multiplier(plan, multiplier)
-
-
-def _bare(plan: Plan) -> Plan:
+def bare(plan: Plan) -> Plan:
     """The same without noise; Local SGD also without clip."""
     if not isinstance(plan.local, NoisyLocalSgd):
         return replace(plan, release=NoNoise())
@@ -190,7 +187,7 @@ def _noise_rows() -> list[Row]:
     for epsilon in EPSILONS:
         z = _noise("minibatch", SILOS, epsilon, ROUNDS)
         theirs = math.sqrt(8 * math.log(1 / DELTA) * ROUNDS) / (PER_SILO * epsilon)
-        line = headline(_with(plans_of_noise("minibatch", SILOS, ROUNDS), z).bill().of("messages"), DELTA)
+        line = headline(with_multiplier(plans_of_noise("minibatch", SILOS, ROUNDS), z).bill().of("messages"), DELTA)
         rows.append(
             {
                 "algorithm": "noise",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,16 +13,13 @@ from sordino.data.datasets import load
 from sordino.data.task import Records, Task
 from sordino.grid import run_grid
 from sordino.papers.figures import curves
-from sordino.papers.paper_001 import silo_task
+from sordino.papers.paper_001 import bare, silo_task
 from sordino.papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
-from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Sgd
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
-from sordino.privacy.release import NoNoise
 from sordino.recipes.silo import noisy_local_sgd, noisy_minibatch_sgd
-from sordino.training import calibrated_silos
+from sordino.training import calibrated_silos, with_multipliers
 
 SILOS = (3, 10)
 EPSILONS = (0.125, 0.25, 0.5, 1.0, 2.0, 3.0)
@@ -67,21 +63,8 @@ def plans(algorithm: str, sizes: tuple[int, ...], radius: float, epsilon: float)
             for rate in RATES
         ]  # fmt: skip
     if math.isinf(epsilon):
-        return [_bare(plan) for plan in some]
-    return [_noised(plan, multipliers(algorithm, sizes, epsilon)) for plan in some]
-
-
-def _noised(plan: Plan, each: tuple[float, ...]) -> Plan:
-    from sordino.training import with_multipliers
-
-    return with_multipliers(plan, each)
-
-
-def _bare(plan: Plan) -> Plan:
-    if plan.release.kind != "forward":
-        return replace(plan, release=NoNoise())
-    local = LocalSgd(lr=plan.local.lr, steps=STEPS, batch=plan.local.batch)  # type: ignore[attr-defined]
-    return Plan(rounds=plan.rounds, clients=plan.clients, local=local, release=NoNoise(), server=Sgd())
+        return [bare(plan) for plan in some]
+    return [with_multipliers(plan, multipliers(algorithm, sizes, epsilon)) for plan in some]
 
 
 @cache

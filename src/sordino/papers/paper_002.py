@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from sordino.data.records import Dataset
 from sordino.data.task import Clients, Records, Task
 from sordino.grid import run_grid
 from sordino.papers.figures import curves
+from sordino.papers.paper_001 import principal
 from sordino.papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 from sordino.plan import Plan
+from sordino.privacy.release import NoNoise
 from sordino.recipes.client_side import client_side_fed_avg
 from sordino.rng import Seeded
 from sordino.training import calibrated
@@ -64,10 +67,6 @@ def loans_plan(epsilon: float, total: int, steps: int) -> Plan:
 
 def _noised(plan: Plan, epsilon: float, delta: float) -> Plan:
     """Calibrated to epsilon; without noise where it is infinite."""
-    from dataclasses import replace
-
-    from sordino.privacy.release import NoNoise
-
     if math.isinf(epsilon):
         return replace(plan, release=NoNoise())
     return calibrated(plan, epsilon=epsilon, delta=delta)
@@ -161,14 +160,11 @@ FEMNIST_STEPS, FEMNIST_TOTAL = (1, 2, 4, 8, 16), 48
 @cache
 def femnist() -> Task:
     """FEMNIST by writer, 62 classes, 20 principal components of MNIST's test images (public); 1,302 parameters."""
-    data, public = load("femnist"), load("mnist").test_x.reshape(-1, 784).astype(np.float64)
-    centre = public.mean(0)
-    _, _, axes = np.linalg.svd(public - centre, full_matrices=False)
-    scale = float(np.linalg.norm((public - centre) @ axes[:PARTS].T, axis=1).mean())
+    data, (centre, axes, scale) = load("femnist"), principal(PARTS)
 
     def reduced(images: object) -> object:
         flat = np.asarray(images).reshape(len(images), 784)  # type: ignore[arg-type]
-        return ((flat - centre) @ axes[:PARTS].T / scale).astype(np.float32)
+        return ((flat - centre) @ axes.T / scale).astype(np.float32)
 
     split = Natural().split(data.y, data.groups, Seeded(0).at(0, "partition"))
     layer = nn.Linear(PARTS, 62)

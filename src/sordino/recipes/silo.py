@@ -141,7 +141,7 @@ def silo(
 ) -> Plan:
     """A federation of silos in which nobody trusts anybody: every silo's own epsilon is met exactly.
 
-    All records in every round (the least noise for a given epsilon and number of rounds), momentum, and a server step
+    All records in every round (less noise than random batches under the same relation), momentum, and a server step
     that falls in a straight line to `final` of its start. `epsilons` and `deltas` have one entry per silo, or one for
     all; a delta defaults to size^-1.1 of its silo. Neighbours replace one record; everybody may see every message.
     """
