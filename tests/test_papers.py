@@ -148,7 +148,7 @@ def test_one_seed_is_the_last_round_on_the_whole_test_set(fake: Table) -> None:
     last = list(run(job.plan, job.task, streams=Seeded(4)))[-1]
     assert found["seed"] == 4
     assert found["accuracy"] == last.metrics["accuracy"]
-    assert found["update_norm"] == last.diagnostics["update_norm_mean"]
+    assert found["update_norm"] == last.diagnostics["update_norm_p50"]
     assert found["protocol"] is None
     assert found["seconds"] > 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import struct
 
 import numpy as np
 import pytest
@@ -77,3 +79,10 @@ def test_the_mode_names_the_streams() -> None:
     assert streams("simulation", 3) == Seeded(3)
     assert isinstance(streams("secure", 3), Secure)
     assert [Seeded(0).mode, Secure().mode] == ["simulation", "secure"]
+
+
+def test_a_stream_is_philox_under_the_hash_of_its_name() -> None:
+    name = struct.pack("<qqq", 5, 3, 9) + b"batches"
+    key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+    by_key = np.random.Generator(np.random.Philox(key=key))
+    assert np.array_equal(head(Seeded(5), 3, "batches", 9), by_key.standard_normal(8))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 Mode = Literal["simulation", "secure"]
 
@@ -24,6 +26,16 @@ class Streams(Protocol):
     @property
     def mode(self) -> Mode: ...
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator: ...
+
+
+class _Key(ISeedSequence):
+    """Philox's 128-bit key as given. `Philox(key=...)` is the same stream, but asks the system for entropy first."""
+
+    def __init__(self, key: bytes) -> None:
+        self.words = np.frombuffer(key, dtype="<u8")
+
+    def generate_state(self, n_words: int, dtype: object = None) -> NDArray[np.uint64]:
+        return self.words[:n_words]
 
 
 @dataclass(frozen=True)
@@ -39,8 +51,8 @@ class Seeded:
     def at(self, t: int, purpose: str, client: int = -1) -> np.random.Generator:
         """The stream of (seed, t, purpose, client)."""
         name = struct.pack("<qqq", self.seed, t, client) + purpose.encode()
-        key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
-        return np.random.Generator(np.random.Philox(key=key))
+        key = _Key(hashlib.blake2b(name, digest_size=16).digest())
+        return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
 
 
 @dataclass(frozen=True)

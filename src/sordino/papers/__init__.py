@@ -11,10 +11,19 @@ from sordino.papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
 from sordino.papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
 from sordino.papers.paper_002 import STUDIES as PAPER_002
 from sordino.papers.paper_003 import TABLES as PAPER_003
+from sordino.papers.paper_004 import STUDIES as PAPER_004_STUDIES
+from sordino.papers.paper_004 import TABLES as PAPER_004
 from sordino.papers.studies import Study
 
-TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_003, *BEYOND)
+TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_003, *PAPER_004, *BEYOND)
 
-STUDIES: tuple[Study, ...] = (*PAPER_000_ATTACK, *PAPER_001, *PAPER_001_CHARGES, *PAPER_001_SCALING, *PAPER_002)
+STUDIES: tuple[Study, ...] = (
+    *PAPER_000_ATTACK,
+    *PAPER_001,
+    *PAPER_001_CHARGES,
+    *PAPER_001_SCALING,
+    *PAPER_002,
+    *PAPER_004_STUDIES,
+)
 
 __all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]

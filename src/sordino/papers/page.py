@@ -67,7 +67,7 @@ def table_text(table: Table, results: dict[str, dict[str, Any]]) -> str:
         "paper's protocol",
         "claimed epsilon",
         "epsilon",
-        "update norm",
+        "update norm (median)",
     )
     head = "| " + " | ".join((*columns, "seeds", "s")) + " |"
     lines = [

@@ -20,11 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 from absl import logging as absl_logging
-from dp_accounting import dp_event as de
-from dp_accounting import gaussian_mechanism, rdp
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as plds
-from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
 
 from sordino.errors import PlanError
 from sordino.privacy import gridless, shuffle, without_replacement
@@ -42,6 +37,14 @@ from sordino.privacy.events import (
     Unprotected,
 )
 from sordino.privacy.gridless import Entries, shrunk
+from sordino.privacy.light import light_scipy
+
+with light_scipy():
+    from dp_accounting import dp_event as de
+    from dp_accounting import gaussian_mechanism, rdp
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld import privacy_loss_distribution as plds
+    from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
 
 absl_logging.set_verbosity(absl_logging.ERROR)
 

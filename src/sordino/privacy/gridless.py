@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from scipy.special import log_ndtr
-from scipy.stats import binom
 
 from sordino.privacy.events import (
     Approximate,
@@ -83,6 +82,8 @@ def _pair_tails(pair: Approximate, count: int) -> tuple[float, Any, Any]:
 
     delta(e) = 1 - (1-d)^k (1 - max_i (Pr[B >= i] - exp(e) Pr[k - B >= i])),   B ~ Bin(k, 1 / (1 + exp(-epsilon)))
     """
+    from scipy.stats import binom  # half a second to import
+
     lost = -math.expm1(count * math.log1p(-pair.delta)) if pair.delta < 1 else 1.0
     tries, high = np.arange(count + 1), 1 / (1 + math.exp(-pair.epsilon))
     above = np.exp(np.logaddexp.accumulate(binom.logpmf(tries, count, high)[::-1]))

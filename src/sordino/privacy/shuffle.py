@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from sordino.errors import SideConditionError
 
@@ -121,6 +120,8 @@ def _clones(trials: int, probability: float) -> _Clones:
     mean, variance = trials * probability, trials * probability * (1 - probability)
     reach = _TAIL / 3 + math.sqrt((_TAIL / 3) ** 2 + 2 * _TAIL * variance)
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
+    from scipy import stats  # half a second to import
+
     law: Any = stats.binom(trials, probability)
     starts = np.arange(0, high - low + 1, max(1, math.floor(math.sqrt(variance) / 64)))
     masses = np.add.reduceat(law.pmf(np.arange(low, high + 1)), starts)
@@ -136,6 +137,8 @@ def _delta_given_clones(clones: NDArray[np.float64], *, epsilon: float, epsilon0
     P and Q are mirror images, so one order is enough. Another j would give less: t is written without cancellation,
     so that its rounding costs less than the slack.
     """
+    from scipy import stats
+
     threshold = _first_gap(epsilon, epsilon0) / (1 + math.exp(epsilon)) / math.tanh(epsilon0 / 2)  # t / (c + 1)
     last = clones + 1 - np.ceil((clones + 1) * threshold)
     gain: NDArray[np.float64] = _first_gap(epsilon, epsilon0) * stats.binom.pmf(last, clones, 0.5)
