@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.silos import SIZES, planned, silos
@@ -20,7 +21,7 @@ from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.gradients import Bounded, Moreau, Sam
 from sordino.parts.local import LocalSgd
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, subsets
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Average, Sgd
@@ -190,3 +191,45 @@ def test_data_that_a_run_would_refuse_is_refused() -> None:
 def test_as_many_seeds_as_plans_are_needed() -> None:
     with pytest.raises(ValueError, match="zip"):
         run_grid([planned()] * 2, silos(), [0])
+
+
+# ---- batches drawn together ------------------------------------------------------------------------------------------
+
+
+def test_batches_drawn_together_are_sets_and_all_equally_likely() -> None:
+    sizes = np.array([5] * 40_000)
+    picks = subsets([sizes], 3, [np.random.default_rng(0)])
+    assert picks.shape == (40_000, 3)
+    assert all(len(set(row)) == 3 for row in picks[:2000].tolist())
+    found = np.unique(np.sort(picks, axis=1), axis=0, return_counts=True)[1]
+    assert len(found) == 10  # 5 choose 3
+    assert float(((found - 4000) ** 2 / 4000).sum()) < 27.9, "chi-square with 9 degrees of freedom, at 0.001"
+
+
+def test_batches_drawn_together_keep_to_the_sizes_and_coins_of_their_own() -> None:
+    sizes = [np.array([3, 9, 4]), np.array([7])]
+    picks = subsets(sizes, 3, [np.random.default_rng(k) for k in (1, 2)])
+    assert np.all(picks < np.array([[3], [9], [4], [7]]))
+    assert np.all(picks >= 0)
+    assert sorted(picks[0].tolist()) == [0, 1, 2]
+    alone = subsets(sizes[1:], 3, [np.random.default_rng(2)])
+    assert np.array_equal(picks[3:], alone)
+
+
+def test_a_grid_in_law_differs_in_coins_alone() -> None:
+    """Batches of all records leave nothing to draw: then both are the same run."""
+    whole = planned(local=BatchGradient(FixedRecords(min(SIZES), (min(SIZES),) * 3), 0.7))
+    data = silos(sizes=(min(SIZES),) * 3)
+    assert torch.allclose(run_grid([whole], data, [3], exact=False), run_grid([whole], data, [3]), atol=1e-5)
+    some = planned(local=BatchGradient(FixedRecords(2, SIZES), 0.7))
+    first, second = (run_grid([some] * 2, silos(), [3, 4], exact=exact) for exact in (True, False))
+    assert not torch.allclose(first, second, atol=1e-5)
+    assert not torch.allclose(second[0], second[1], atol=1e-5)
+
+
+def test_a_grid_in_law_has_the_mean_of_the_runs() -> None:
+    base = planned(rounds=1, local=BatchGradient(FixedRecords(2, SIZES), 0.7), release=NoNoise(), server=Sgd(lr=1.0))
+    seeds = list(range(400))
+    exact, law = (run_grid([base] * 400, silos(), seeds, exact=choice) for choice in (True, False))
+    gap, spread = (exact.mean(0) - law.mean(0)).abs(), (exact.std(0) + law.std(0)) / 20
+    assert bool((gap <= 4 * spread + 1e-6).all())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sordino import recipes as recipes
     from sordino.data.task import Records as Records
     from sordino.data.task import Task as Task
+    from sordino.engines.distributed import Distributed as Distributed
     from sordino.engines.inprocess import InProcess as InProcess
     from sordino.parts.denoise import JamesStein as JamesStein
     from sordino.parts.denoise import SoftThreshold as SoftThreshold
@@ -69,6 +70,7 @@ _HOME = {
     "Records": "data.task",
     "Task": "data.task",
     "InProcess": "engines.inprocess",
+    "Distributed": "engines.distributed",
     "Clip": "parts.encode",
     "LocalSgd": "parts.local",
     "LaplacianSmoothing": "parts.postprocess",

@@ -1,4 +1,7 @@
-"""The command line: arguments and printing only. Exit codes: 0 fine, 1 a certificate or audit fails, 2 bad input."""
+"""The command line: arguments and printing only.
+
+Exit codes: 0 fine, 1 a certificate or audit fails or a budget is spent, 2 bad input, 3 a worker of a run died.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from sordino import launch
 from sordino.cli_papers import app as papers_app
-from sordino.errors import BudgetError, CertificateError, UserError
+from sordino.errors import BudgetError, CertificateError, RankError, UserError
 from sordino.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -33,6 +37,8 @@ def main() -> None:
         _stop(str(error), 2)
     except (CertificateError, BudgetError) as error:
         _stop(str(error), 1)
+    except RankError as error:
+        _stop("" if error.said else str(error), launch.code_of(error))
     except UsageError as error:
         _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
     else:
@@ -42,7 +48,8 @@ def main() -> None:
 
 
 def _stop(sentence: str, code: int) -> None:
-    print(f"sordino: {' '.join(sentence.split())}", file=sys.stderr)
+    if sentence:
+        print(f"sordino: {' '.join(sentence.split())}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -151,18 +158,28 @@ def run(
     file: ConfigFile,
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    engine: Annotated[str, typer.Option(help="inprocess")] = "inprocess",
-    threads: Annotated[int, typer.Option(help="Threads of this process.")] = 1,
+    engine: Annotated[
+        str | None, typer.Option(help="inprocess | distributed (--workers and torchrun mean it).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the clients of a round.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
     as_json: JsonFlag = False,
 ) -> None:
     """Train; writes plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
+    started = launch.chosen(engine, workers)
+    if started.workers:
+        words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
+        words += ["--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
+        raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
+    launch.follow()
     from sordino import show
     from sordino.config import load_config
     from sordino.execute import execute, named_engine
 
     config = load_config(file)
-    chosen = named_engine(engine, threads)
-    with show.progress(config.plan.rounds, quiet=as_json) as on_round:
+    chosen = named_engine(started.engine, threads, timeout)
+    with show.progress(config.plan.rounds, quiet=as_json or not getattr(chosen, "leads", True)) as on_round:
         done = execute(config, out, resume=resume, engine=chosen, on_round=on_round)
     _say(as_json, show.result(done), show.result_text(done))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sordino import codec
@@ -37,13 +38,21 @@ class TaskSpec:
     def build(self, population: int, seed: int) -> Task:
         """Load the data, cut it, build the model; coins of the cut come from the run's seed."""
         data = self._load()
-        cut = self.partition or (Natural() if data.groups is not None else Iid(population))
-        split = cut.split(data.y, data.groups, Seeded(seed).at(0, "partition"))
-        clients = Clients(_records(data.x, data.y), split.index, split.offsets)
+        clients = self._clients(data, population, seed)
         model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
         task = Task(model, clients, _records(data.test_x, data.test_y), self.loss or _loss(data))
         _try_loss(task)
         return task
+
+    def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
+        if data.offsets is not None:
+            if self.partition is not None:
+                raise ConfigError("a partition of mapped data", "none", "clients.npy says who holds which rows")
+            records = replace(_records(data.x, data.y), lazy=True)
+            return Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
+        cut = self.partition or (Natural() if data.groups is not None else Iid(population))
+        split = cut.split(data.y, data.groups, Seeded(seed).at(0, "partition"))
+        return Clients(_records(data.x, data.y), split.index, split.offsets)
 
     def _load(self) -> Dataset:
         try:

@@ -9,6 +9,7 @@
     │   ├── SideConditionError  a closed form asked outside the range where it is proved
     │   └── UnreachableError    a calibration target that no value can meet
     ├── BudgetError             a round that would overspend: the run stops before it
+    ├── RankError               a process of a distributed run that ended early: exit code 3, continue with --resume
     └── CertificateError        a certificate that disagrees with what ran: exit code 1
 
 A user's error says what was found, what is needed, and how to fix it.
@@ -64,6 +65,17 @@ class UnreachableError(UserError):
 
 class BudgetError(SordinoError):
     """A round that would overspend a budget; nothing of it was released."""
+
+
+class RankError(SordinoError):
+    """A process of a distributed run ended early. What was charged stays charged, and the checkpoint is whole.
+
+    `lost`: it was another process than this one. `said`: another process has printed the sentence already.
+    """
+
+    def __init__(self, what: str, *, lost: bool = False, said: bool = False) -> None:
+        self.lost, self.said = lost, said
+        super().__init__(f"{what}; what was charged stays charged; continue with --resume")
 
 
 class CertificateError(SordinoError):

@@ -13,6 +13,7 @@ from sordino import codec
 from sordino.config import Config
 from sordino.data.task import Task
 from sordino.engines.base import Engine
+from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, ConfigError
 from sordino.folder import RunFolder
@@ -41,10 +42,12 @@ def execute(
     engine: Engine | None = None,
     on_round: OnRound | None = None,
 ) -> Executed:
-    """Every mistake is found before the first byte is written."""
+    """Every mistake is found before the first byte is written. A rank other than 0 serves, and never returns."""
     engine = engine or InProcess()
     task = config.build()
     check(config.plan, task, engine)
+    if isinstance(engine, Distributed) and not engine.leads:
+        engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
     _ = config.budget  # refuses a budget that cannot be kept
     folder = _continued(config, path) if resume and path.exists() else RunFolder.create(path, config)
     with folder.locked():
@@ -102,11 +105,14 @@ def _keep(folder: RunFolder, done: Round, show: OnRound, noise: Mode) -> None:
     show(line)
 
 
-def named_engine(name: str, threads: int) -> Engine:
+def named_engine(name: str, threads: int, timeout: float = 3600.0) -> Engine:
     """An engine by its name on the command line; one thread unless told otherwise (two that fight are far slower)."""
-    if name != "inprocess":
-        raise ConfigError(f"--engine {name}", "a known engine", codec.nearest(name, ["inprocess"]))
+    known = ["inprocess", "distributed"]
+    if name not in known:
+        raise ConfigError(f"--engine {name}", "a known engine", codec.nearest(name, known))
     if threads < 1:
         raise ConfigError(f"--threads {threads}", "at least 1")
+    if not timeout > 0:
+        raise ConfigError(f"--timeout {timeout:g}", "seconds above 0")
     torch.set_num_threads(threads)
-    return InProcess()
+    return InProcess() if name == "inprocess" else Distributed(threads=threads, timeout=timeout)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from sordino.data.task import Task
 from sordino.diagnostics import of_release
-from sordino.engines.base import ClientJob, Collected, Engine, Worker
+from sordino.engines.base import ClientJob, Collected, Engine, Leads, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.engines.silos import check_records
 from sordino.errors import DataError, EngineError
+from sordino.layout import Layout
 from sordino.parts.encode import Public
 from sordino.parts.postprocess import Noised
 from sordino.parts.samplers import Cohort
@@ -95,16 +96,21 @@ def run(
     check(plan, task, engine)
     worker = engine.prepare(plan, task, streams)
     state = state or State.initial(plan, task.layout.flatten(task.model))
-    for t in range(state.t, plan.rounds):
-        began = time.perf_counter()
-        cohort = plan.clients.draw(t, streams.at(t, "cohort"))
-        if budget is not None:
-            budget.charge(cohort, t)
-        state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
-        last = t + 1 == plan.rounds
-        metrics = task.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}
-        spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
-        yield Round(t, state, metrics, collected.diagnostics, spent, void)
+    judge = worker if isinstance(worker, Leads) else task
+    try:
+        for t in range(state.t, plan.rounds):
+            began = time.perf_counter()
+            cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+            if budget is not None:
+                budget.charge(cohort, t)
+            state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
+            last = t + 1 == plan.rounds
+            metrics = judge.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}
+            spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
+            yield Round(t, state, metrics, collected.diagnostics, spent, void)
+    finally:
+        if isinstance(worker, Leads):
+            worker.dismiss()
 
 
 def one_round(
@@ -126,16 +132,25 @@ def one_round(
 def released(
     plan: Plan, task: Task, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
 ) -> tuple[State, Collected]:
-    """From the sum to the next state: noise, decode, post-process, step."""
-    t, release = state.t, plan.release
-    if not release.accepts(collected.received):
-        return State(t + 1, state.memory, state.learnt), collected
+    """From the sum to the next state, and what an onlooker who must not exist would have seen."""
+    after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
+    if encoded is None:
+        return after, collected
+    clean = collected.total / plan.release.denominator(plan.clients.expected, collected.received)
+    return after, replace(collected, diagnostics={**collected.diagnostics, **of_release(clean, encoded)})
+
+
+def advanced(
+    plan: Plan, layout: Layout, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
+) -> tuple[State, Tensor | None]:
+    """Noise, decode, post-process, step: the next state, and what was released (None: a void round)."""
+    t = state.t
+    if not plan.release.accepts(collected.received):
+        return State(t + 1, state.memory, state.learnt), None
     encoded = noised_mean(plan, collected, cohort, streams, t)
-    clean = collected.total / release.denominator(plan.clients.expected, collected.received)
-    collected = replace(collected, diagnostics={**collected.diagnostics, **of_release(clean, encoded)})
-    mean = plan.refine(plan.decode(encoded, public), Noised(task.layout, mean_std(plan, collected.received, public), t))
+    mean = plan.refine(plan.decode(encoded, public), Noised(layout, mean_std(plan, collected.received, public), t))
     learnt = plan.learn(encoded, mean, public, state)
-    return State(t + 1, plan.server.step(state.memory, mean, t), learnt), collected
+    return State(t + 1, plan.server.step(state.memory, mean, t), learnt), encoded
 
 
 def noised_mean(plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sordino.codec import nearest
-from sordino.data import bundled, images, own, tabular, text
+from sordino.data import bundled, images, mapped, own, tabular, text
 from sordino.data.records import Dataset, finish, take
 from sordino.errors import ConfigError
 
@@ -48,6 +48,7 @@ _SETS = {
         text.shakespeare, "next character in Shakespeare, roles as clients", "free, non-commercial distribution only"
     ),
     "npz": _Entry(own.npz, "your own arrays: path to an .npz with x and y", "yours"),
+    "mapped": _Entry(mapped.mapped, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
     "csv": _Entry(own.table, "your own table of numbers: path to a .csv, and its target column", "yours"),
 }
 _ALIASES = {"loans": "lending_club"}

@@ -26,6 +26,7 @@ class Dataset:
     test_groups: Ints | None = None  # same numbering; new numbers for clients that only appear in the test
     classes: int | None = None  # None: regression
     target_unit: float = 1.0  # regression: one unit of y in the original unit (dollars, percent)
+    offsets: Ints | None = None  # records in the order of their clients, mapped into memory: not read, not checked
     name: str = ""
     description: str = ""
     licence: str = ""
@@ -70,6 +71,8 @@ def to_unit(values: Array, low: float | Array, high: float | Array) -> Array:
 
 def take(data: Dataset, train: int | None, test: int | None, validation: bool) -> Dataset:
     """The first `train` and `test` records; with `validation` the test is what follows the training records taken."""
+    if data.offsets is not None and (train is not None or validation):
+        raise ConfigError("train or validation of mapped data", "all of its records", "write another folder")
     if validation:
         data = _with_validation(data, train)
     _check_count("train", train, len(data.y))
@@ -101,7 +104,8 @@ def _check_count(option: str, asked: int | None, present: int) -> None:
 
 def finish(data: Dataset) -> Dataset:
     """Final types and checks. Pixels (uint8) are divided by 255, their public range."""
-    x, y = _checked(data.x, data.y, data.groups, data.classes, "")
+    lazy = data.offsets is not None
+    x, y = (data.x, data.y) if lazy else _checked(data.x, data.y, data.groups, data.classes, "")
     test_x, test_y = _checked(data.test_x, data.test_y, data.test_groups, data.classes, "test_")
     if x.shape[1:] != test_x.shape[1:]:
         raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -40,6 +40,14 @@ class Worker(Protocol):
     def public_update(self, start: Tensor, t: int) -> Tensor: ...
     @property
     def header(self) -> dict[str, str | int]: ...
+
+
+@runtime_checkable
+class Leads(Protocol):
+    """A worker with others behind it: they share the evaluation too, and are let go when the run is over."""
+
+    def evaluate(self, vector: Tensor) -> dict[str, float]: ...
+    def dismiss(self) -> None: ...
 
 
 class Engine(Protocol):

@@ -86,7 +86,12 @@ class InProcessWorker:
         return {**header, "chunk": self.chunk, "malloc": allocator.tune()}
 
     def collect(self, job: ClientJob) -> Collected:
-        """Run the cohort; clients of like size share a chunk."""
+        """Run the cohort."""
+        total, norms = self.fold(job)
+        return Collected(total, len(job.cohort), of_updates(norms, job.public.radius))
+
+    def fold(self, job: ClientJob) -> tuple[Tensor, list[Tensor]]:
+        """The sum [d'] of the cohort's messages, and the norms of its updates; clients of like size share a chunk."""
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         order = job.cohort[np.argsort(sizes, kind="stable")]
         total = torch.zeros_like(self._encode(torch.zeros(1, len(job.start)), job)[0], dtype=torch.float64)
@@ -96,7 +101,7 @@ class InProcessWorker:
             norms.append(row_norms(rows))
             slopes = self._slopes(chunk, job) if self.slopes else None
             total += self._encode(finite_rows(rows, norms[-1]), job, slopes).sum(0, dtype=torch.float64)
-        return Collected(total, len(order), of_updates(norms, job.public.radius))
+        return total, norms
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
         """Messages [m, d] of a chunk."""
@@ -139,7 +144,7 @@ class InProcessWorker:
             where = torch.from_numpy(rows[step])
             mask = None if whole[step] else torch.from_numpy(real[step])
             active = None if busy[step].all() else torch.from_numpy(busy[step]).to(torch.float32)
-            yield Batch(_gather(records.x, where), _gather(records.y, where), mask, active)
+            yield Batch(gather(records.x, where), gather(records.y, where), mask, active)
 
     def _encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
         for step in self.plan.encode:
@@ -161,7 +166,7 @@ class InProcessWorker:
         return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0]
 
 
-def _gather(table: Tensor, where: Tensor) -> Tensor:
+def gather(table: Tensor, where: Tensor) -> Tensor:
     """Rows of a table: [n, ...] at [m, b] -> [m, b, ...]."""
     return table.index_select(0, where.reshape(-1)).view(*where.shape, *table.shape[1:])
 

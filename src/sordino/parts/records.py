@@ -7,7 +7,7 @@ of records per silo, or one number for all. The batch is a constant of the plan,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -140,6 +140,22 @@ class FixedRecords(RecordSampler, kind="fixed_records"):
 
     def amplify(self, event: Event, silo: int) -> Event:
         return event if self.batch == self.size(silo) else FixedSampled(self.size(silo), self.batch, event)
+
+
+def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generator]) -> Rows:
+    """For each size a uniformly random set of `batch` numbers below it: [sum of m, batch], each group by its own coins.
+
+    Floyd's algorithm, all at once: step j draws a number up to size - batch + j and takes it, or, if it was taken
+    before, size - batch + j itself.
+    """
+    highest = np.concatenate(sizes)[:, None] - batch + np.arange(batch)
+    groups = np.split(highest, np.cumsum([len(own) for own in sizes])[:-1])
+    drawn = [rng.integers(own, endpoint=True) for own, rng in zip(groups, rngs, strict=True)]
+    picks = np.ascontiguousarray(np.concatenate(drawn).T)  # [batch, m]: a step is one row
+    for j in range(1, batch):
+        taken = np.flatnonzero((picks[:j] == picks[j]).any(axis=0))
+        picks[j, taken] = highest[taken, j]
+    return picks.T
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,8 @@ class LocalNoise(Release, kind="local_noise"):
             raise PlanError("local noise", found, "one multiplier per client")
 
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        if not self.multipliers and isinstance(self.mechanism, Gaussian) and len(cohort):
+            return _add(total, Gaussian(self.mechanism.std * math.sqrt(len(cohort))), rng)
         noises = [self.of(int(client)) for client in cohort]
         if noises and all(isinstance(noise, Gaussian) for noise in noises):
             return _add(total, Gaussian(math.sqrt(sum(noise.std**2 for noise in noises))), rng)

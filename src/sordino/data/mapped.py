@@ -1,0 +1,71 @@
+"""Data too large to read: a folder of .npy files, mapped into memory, of which a round touches its cohort's rows only.
+
+x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds the rows
+clients[i] to clients[i + 1]. test_x.npy, test_y.npy: read whole, and checked. A million clients cost eight megabytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sordino.data.records import Array, Dataset
+from sordino.errors import DataError
+
+PARTS = ("x", "y", "clients", "test_x", "test_y")
+_TYPES = (np.dtype(np.float32), np.dtype(np.int64))
+
+
+def mapped(*, path: str | Path, classes: int | None = None) -> Dataset:
+    """The folder's arrays, not read yet. `classes` for labels, none for targets.
+
+    What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
+    """
+    folder = Path(path).expanduser()
+    arrays = {name: _opened(folder / f"{name}.npy") for name in PARTS}
+    _check(arrays, classes, folder)
+    return Dataset(
+        x=arrays["x"],
+        y=arrays["y"],
+        test_x=np.array(arrays["test_x"]),
+        test_y=np.array(arrays["test_y"]),
+        classes=classes,
+        offsets=np.array(arrays["clients"]),
+    )
+
+
+def write(folder: Path, x: Array, y: Array, sizes: Array, test_x: Array, test_y: Array) -> None:
+    """Arrays in the order of their clients, as `mapped` reads them; `sizes` are the clients' numbers of records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clients = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    for name, array in zip(PARTS, (x, y, clients, test_x, test_y), strict=True):
+        np.save(folder / f"{name}.npy", array)
+
+
+def _opened(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: nothing reaches the file
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}, which cannot be read ({error})", "an .npy file", "see sordino.data.mapped") from None
+    return array
+
+
+def _check(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
+    """Shapes and types, which are known without reading."""
+    for name in ("x", "y"):
+        if arrays[name].dtype not in _TYPES:
+            raise DataError(f"{name} of type {arrays[name].dtype} in {folder}", "float32 or int64", "convert it once")
+    if (classes is None) != (arrays["y"].dtype == _TYPES[0]):
+        raise DataError(
+            f"y of type {arrays['y'].dtype} and classes = {classes}", "int64 labels with classes, or float32 without"
+        )
+    offsets, count = arrays["clients"], len(arrays["x"])
+    rising = (
+        offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1 and bool((np.diff(offsets) >= 0).all())
+    )
+    if not rising or offsets[0] != 0 or offsets[-1] != count or len(arrays["y"]) != count:
+        raise DataError(
+            f"clients.npy that does not cut the {count} rows of x and {len(arrays['y'])} of y in {folder}",
+            "int64 row numbers that rise from 0 to the number of rows",
+        )

@@ -1,0 +1,187 @@
+"""Many processes or machines: every rank runs its share of the cohort, one sum per round brings them together.
+
+    order (start, cohort)  --broadcast-->  rank r: sum of its clients' messages  --reduce-->  rank 0: total
+
+Rank 0 alone draws the cohort and the noise of a release, charges, steps and writes. The other ranks draw only what a
+client draws for itself: its batches, its dropout, and the noise of a solver that is private already.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.data.task import Records, Task, evaluate
+from sordino.diagnostics import of_updates
+from sordino.engines.base import ClientJob, Collected
+from sordino.engines.group import Group, join, own_rank
+from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.shares import costs, shares
+from sordino.errors import RankError
+from sordino.plan import Plan
+from sordino.rng import Streams
+
+
+class Served(SystemExit):
+    """How a rank other than 0 leaves the engine when the run is over: the process ends, with code 0, unless caught."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """Every rank runs its share of each cohort the way `InProcess` would.
+
+    For use in a process that torchrun or `sordino run --workers` started. Rank 0 goes through the whole run; in the
+    others `prepare` serves it and then ends the process (`Served`), so what follows in a script happens once.
+    Guarantee: with one seed the result is that of `InProcess` up to the rounding of a sum (1e-5), for any number of
+    ranks, because every coin is keyed by (round, purpose, client); and the certificate is the same, because what is
+    drawn, charged and released is.
+    It offers what `InProcess` offers, for the same reason: all ranks are one operator's simulation, in which nobody
+    looks at a single message. A rank's partial sum is no more protected than the records it was computed from.
+    """
+
+    each: InProcess = field(default_factory=InProcess)
+    threads: int = 1
+    timeout: float = 3600.0  # seconds one rank waits for another: a slow client is not a dead one
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return self.each.offers
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is rank 0."""
+        return own_rank() == 0
+
+    def prepare(self, plan: Plan, task: Task, streams: Streams) -> Rank:
+        """Meet the others; on rank 0 the worker of the run, elsewhere never returns."""
+        torch.set_num_threads(self.threads)
+        group = join(_device(task), self.timeout)
+        group.compare(_print(plan, task, streams))
+        rank = Rank(group, self.each.prepare(plan, task, streams))
+        if group.rank != 0:
+            rank.serve()
+            raise Served
+        return rank
+
+
+def _device(task: Task) -> torch.device:
+    return next((tensor.device for tensor in task.model.state_dict().values()), torch.device("cpu"))
+
+
+def _print(plan: Plan, task: Task, streams: Streams) -> str:
+    """What must be the same on every rank: plan, who holds what, the model, a sample of the records, the seed."""
+    clients, found = task.clients, hashlib.sha256(f"{plan.hash} {streams.mode}".encode())
+    found.update(str(getattr(streams, "seed", "")).encode())
+    x, y = clients.records.x, clients.records.y
+    tensors = [x[:: len(x) // 1024 + 1], y[:: len(y) // 1024 + 1], *task.model.state_dict().values()]
+    tables = [clients.offsets, clients.index, *(tensor.detach().cpu().numpy() for tensor in tensors)]
+    for table in tables:
+        found.update(np.ascontiguousarray(table).tobytes())
+    return found.hexdigest()
+
+
+class Rank:
+    """One rank's part of a run; on rank 0 it is the run's worker, and leads the others."""
+
+    def __init__(self, group: Group, worker: InProcessWorker) -> None:
+        self.group, self.worker, self.task = group, worker, worker.task
+        self.costs = costs(worker.plan.local, np.diff(worker.task.clients.offsets))
+        self.idle = True  # between two orders: the others wait for the next one
+
+    @property
+    def header(self) -> dict[str, str | int]:
+        own: dict[str, str | int] = {"engine": "distributed", "workers": self.group.size, "backend": self.group.backend}
+        return {**self.worker.header, **own}
+
+    # ---- rank 0 -----------------------------------------------------------------------------------------------------
+
+    def collect(self, job: ClientJob) -> Collected:
+        """The whole cohort's sum: tell, run the own share, add."""
+        total, rest = self._led(job)
+        norms = [rest[1:]] if len(job.cohort) else []
+        return Collected(total, int(rest[0]), of_updates(norms, job.public.radius))
+
+    def evaluate(self, vector: Tensor) -> dict[str, float]:
+        """What `Task.evaluate` finds, each rank on its part of the test records."""
+        if self.task.test is None:
+            return {}
+        sums, rest = self._led(vector)
+        loss, figure = (sums / rest[0]).tolist()
+        named = {"rmse": figure**0.5} if self.task.test.y.is_floating_point() else {"accuracy": figure}
+        return {"loss": loss, **named}
+
+    def public_update(self, start: Tensor, t: int) -> Tensor:
+        """On public records, here: what a mask is read from goes out with the order."""
+        return self.worker.public_update(start, t)
+
+    def dismiss(self) -> None:
+        """The run is over. After a failure nothing is said: the others notice that this process is gone."""
+        if self.idle:
+            with suppress(RankError):  # whoever is gone is not needed any more
+                self.group.tell(None)
+
+    def _led(self, order: ClientJob | Tensor) -> tuple[Tensor, Tensor]:
+        self.idle = False
+        self.group.tell(_on(order, torch.device("cpu")))
+        done = self._do(order)
+        self.idle = True
+        return done
+
+    # ---- every rank -------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Do what rank 0 says until it has nothing more to say."""
+        while (order := self.group.tell(None)) is not None:
+            self._do(_on(order, self.group.device))
+
+    def _do(self, order: ClientJob | Tensor) -> tuple[Tensor, Tensor]:
+        """Two sums over all ranks, in one buffer; true on rank 0."""
+        parts = self._run(order) if isinstance(order, ClientJob) else self._judge(order)
+        both = self.group.add(torch.cat(parts))
+        return both[: len(parts[0])], both[len(parts[0]) :]
+
+    def _run(self, job: ClientJob) -> tuple[Tensor, Tensor]:
+        """This rank's sum [d'], then how many clients that was, and their norms in slots [cohort] of their own."""
+        cut = shares(self.costs[job.cohort], self.group.size)
+        before, own = sum(map(len, cut[: self.group.rank])), job.cohort[cut[self.group.rank]]
+        with self.group.own_work(f"round {job.public.t + 1}"):
+            total, norms = self.worker.fold(replace(job, cohort=own))
+        rest = total.new_zeros(1 + len(job.cohort))
+        rest[0] = len(own)
+        if norms:
+            rest[1 + before : 1 + before + len(own)] = torch.cat(norms)
+        return total, rest
+
+    def _judge(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed loss and figure of this rank's test records, then how many there are."""
+        test = self.task.test
+        assert test is not None
+        x, y = (side.tensor_split(self.group.size)[self.group.rank] for side in (test.x, test.y))
+        own = Records(x, y)
+        found = {"loss": 0.0, "figure": 0.0}
+        with self.group.own_work("the evaluation"):
+            if len(own):
+                model = copy.deepcopy(self.task.model)
+                self.task.layout.load(model, vector)
+                found = evaluate(model.eval(), own, self.task.losses)
+        loss, figure = found["loss"], found["rmse"] ** 2 if "rmse" in found else found.get("accuracy", 0.0)
+        sums = torch.tensor([loss, figure], dtype=torch.float64, device=self.group.device) * len(own)
+        return sums, sums.new_tensor([len(own)])
+
+
+def _on(order: ClientJob | Tensor, device: torch.device) -> ClientJob | Tensor:
+    """The order with its tensors on a device; they travel from the CPU."""
+    if isinstance(order, Tensor):
+        return order.to(device)
+    mask = order.public.mask
+    public = order.public if mask is None else replace(order.public, mask=mask.to(device))
+    return replace(order, public=public, start=order.start.to(device))
