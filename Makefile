@@ -27,18 +27,27 @@ lint: install
 clean:
 	rm -rf .venv build dist src/*.egg-info
 
-# Beside the peers: benchmarks/peers/NAME.txt is installed in benchmarks/peers/.venv-NAME. Up to 15 minutes; not in CI.
+# Beside the peers: benchmarks/peers/NAME.txt is installed in benchmarks/peers/.venv-NAME. Up to 20 minutes; not in CI.
 PEERS := benchmarks/peers
 PEER_VENVS := $(patsubst $(PEERS)/%.txt,$(PEERS)/.venv-%/.installed,$(wildcard $(PEERS)/*.txt))
 .PHONY: bench-peers
 bench-peers: install $(PEER_VENVS)
-	$(BIN)/python $(PEERS)/run.py
+	$(BIN)/python $(PEERS)/federated.py --minutes 11
+	$(BIN)/python $(PEERS)/run.py --minutes 7.5
 
 $(PEERS)/.venv-%/.installed: $(PEERS)/%.txt
 	$(PYTHON) -m venv $(PEERS)/.venv-$*
 	$(PEERS)/.venv-$*/bin/pip install --quiet $$(grep '^torch==' $<)
 	$(PEERS)/.venv-$*/bin/pip install --quiet -r $<
 	touch $@
+
+# Ourselves against the stored baseline, as ratios to a fixed kernel. Under 3 minutes; exit code 1 if something got slower.
+.PHONY: bench bench-update
+bench: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own/bench.py
+
+bench-update: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own/bench.py --update
 
 docs: install
 	$(BIN)/python docs/reference.py

@@ -62,7 +62,7 @@ def finished(fed: Path) -> Path:
 
 
 def test_a_run_writes_plan_certificate_history_model_and_checkpoint(fed: Path, finished: Path) -> None:
-    needed = "plan.toml certificate.json history.jsonl model.safetensors checkpoint charges.jsonl"
+    needed = "plan.toml certificate.json engine.jsonl history.jsonl model.safetensors checkpoint charges.jsonl"
     assert {file.name for file in finished.iterdir()} == set(needed.split())
     assert not [name for name in contents(finished) if name.endswith(".partial")]
     assert load_config(finished / "plan.toml") == load_config(fed)
@@ -236,3 +236,11 @@ def test_secure_noise_is_said_is_never_repeated_and_writes_no_diagnostics(tmp_pa
 def test_simulated_noise_is_said_not_to_be_for_release(finished: Path) -> None:
     assert certificate(finished)["noise"]["mode"] == "simulation"
     assert "not for release" in certificate(finished)["noise"]["note"]
+
+
+def test_a_folder_says_how_its_rounds_were_computed(finished: Path) -> None:
+    (line,) = [json.loads(text) for text in (finished / "engine.jsonl").read_text().splitlines()]
+    assert line["after_round"] == 0
+    assert line["engine"] == "inprocess"
+    assert line["path"] in ("batched", "sequential")
+    assert line["device"] == "cpu"

@@ -1,4 +1,4 @@
-"""Every method on every workload, interleaved, one process and one thread each: `make bench-peers`.
+"""Every method on every workload, interleaved, one process and one thread each: half of `make bench-peers`.
 
 Rounds go A, B, C, ..., A, B, C, ...; of each figure the least counts. Writes results.json and the table in README.md.
 A peer is a file NAME.txt of pinned requirements, installed in .venv-NAME, a module with_NAME.py, and lines in JOBS.
@@ -104,7 +104,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument(
-        "--budget", type=float, default=1.0, help="seconds of measuring per process, at least two epochs"
+        "--budget", type=float, default=0.5, help="seconds of measuring per process, at least two epochs"
     )
     options.add_argument("--minutes", type=float, default=13.0, help="no process starts later")
     given, before = options.parse_args(), os.getloadavg()[0]

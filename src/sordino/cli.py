@@ -163,6 +163,7 @@ def run(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the clients of a round.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
+    device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -170,7 +171,7 @@ def run(
     started = launch.chosen(engine, workers)
     if started.workers:
         words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
-        words += ["--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
+        words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
     launch.follow()
     from sordino import show
@@ -178,7 +179,7 @@ def run(
     from sordino.execute import execute, named_engine
 
     config = load_config(file)
-    chosen = named_engine(started.engine, threads, timeout)
+    chosen = named_engine(started.engine, threads, timeout, device)
     with show.progress(config.plan.rounds, quiet=as_json or not getattr(chosen, "leads", True)) as on_round:
         done = execute(config, out, resume=resume, engine=chosen, on_round=on_round)
     _say(as_json, show.result(done), show.result_text(done))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess
+from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError
 from sordino.folder import RunFolder
 from sordino.plan import State
@@ -90,8 +92,9 @@ def _remaining(config: Config, task: Task, folder: RunFolder, engine: Engine, st
     source = streams(config.privacy.noise, config.run.seed)
     every = config.run.eval_every
     return run(
-        config.plan, task, engine=engine, streams=source, charges=folder, state=state, budget=budget, eval_every=every
-    )
+        config.plan, task, engine=engine, streams=source, charges=folder, state=state, budget=budget, eval_every=every,
+        announce=partial(folder.announce, state.t),
+    )  # fmt: skip
 
 
 def _keep(folder: RunFolder, done: Round, show: OnRound, noise: Mode) -> None:
@@ -105,7 +108,7 @@ def _keep(folder: RunFolder, done: Round, show: OnRound, noise: Mode) -> None:
     show(line)
 
 
-def named_engine(name: str, threads: int, timeout: float = 3600.0) -> Engine:
+def named_engine(name: str, threads: int, timeout: float = 3600.0, device: str = "cpu") -> Engine:
     """An engine by its name on the command line; one thread unless told otherwise (two that fight are far slower)."""
     known = ["inprocess", "distributed"]
     if name not in known:
@@ -115,4 +118,7 @@ def named_engine(name: str, threads: int, timeout: float = 3600.0) -> Engine:
     if not timeout > 0:
         raise ConfigError(f"--timeout {timeout:g}", "seconds above 0")
     torch.set_num_threads(threads)
-    return InProcess() if name == "inprocess" else Distributed(threads=threads, timeout=timeout)
+    if name == "inprocess":
+        return InProcess(device=device)
+    own = f"cuda:{local_rank()}" if device == "cuda" else device  # each process its own
+    return Distributed(InProcess(device=own), threads, timeout)

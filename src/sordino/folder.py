@@ -1,4 +1,5 @@
-"""A run on disk: plan.toml, charges.jsonl, history.jsonl, checkpoint/, model.safetensors, certificate.json.
+"""A run on disk: plan.toml, engine.jsonl, charges.jsonl, history.jsonl, checkpoint/, model.safetensors and
+certificate.json.
 
 Order within a round: the charge is on disk before noise is drawn; history, then the checkpoint, after the step. So a
 killed run continues from its last checkpoint, and whatever was charged stays charged.
@@ -88,6 +89,11 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def announce(self, rounds: int, header: dict[str, str | int]) -> None:
+        """How the rounds from here on are computed: one line each time the run is started or continued."""
+        with open(self.path / "engine.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"after_round": rounds, **header}) + "\n")
 
     def record(self, entry: dict[str, Any]) -> None:
         """One line of history, flushed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -87,15 +87,19 @@ def run(
     state: State | None = None,
     budget: Filter | None = None,
     eval_every: int = 1,
+    announce: Callable[[dict[str, str | int]], None] | None = None,
 ) -> Iterator[Round]:
     """Run the plan from `state` to its last round; yields every round as a frozen value.
 
+    `announce` is told once how the engine will work: which path, which device, how many clients at once.
     With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     check(plan, task, engine)
     worker = engine.prepare(plan, task, streams)
     state = state or State.initial(plan, task.layout.flatten(task.model))
+    if announce is not None and state.t < plan.rounds:
+        announce(worker.header)
     judge = worker if isinstance(worker, Leads) else task
     try:
         for t in range(state.t, plan.rounds):

@@ -16,13 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob
-from sordino.engines.inprocess import InProcess
-from sordino.errors import PlanError
+from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.objectives import OneClient
+from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin
 from sordino.privacy.release import NoNoise
 from sordino.rng import Seeded
+from sordino.run import run
 
 BATCHED, SEQUENTIAL = InProcess(path="batched"), InProcess(path="sequential")
 RAGGED = LocalSgd(lr=0.3, epochs=2, batch=2)
@@ -236,3 +238,35 @@ def test_diagnostics_say_how_many_updates_were_clipped() -> None:
     figures = rounds(free, task())[0].diagnostics
     assert figures["clipped_fraction"] == pytest.approx(5 / 6)  # all but the client without records
     assert figures["update_norm_mean"] > 0.1
+
+
+# ---- where and how it runs -------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_not_there_is_refused_in_one_sentence() -> None:
+    for name in ("cuda:7", "nonsense"):
+        with pytest.raises(ConfigError, match=f"device '{name}'"):
+            InProcess(device=name).prepare(plan(), task(), Seeded(0))
+
+
+def test_the_run_is_told_how_it_is_computed() -> None:
+    told: list[dict[str, str | int]] = []
+    assert len([*run(plan(), task(), announce=told.append)]) == plan().rounds
+    assert told[0]["path"] in ("batched", "sequential")
+    assert told[0]["device"] == "cpu"
+    chosen: list[dict[str, str | int]] = []
+    next(run(plan(), task(), engine=InProcess(path="sequential"), announce=chosen.append))
+    assert chosen[0]["path"] == "sequential"
+
+
+def test_everything_follows_the_device_of_the_model() -> None:
+    """On a device without numbers ("meta") shapes and places are all there is: a tensor left behind would raise."""
+    moved = task().on(torch.device("meta"))
+    assert moved.device.type == "meta"
+    assert moved.clients.records.x.device.type == "meta"
+    objective = OneClient(moved)
+    start = objective.inward(torch.zeros(moved.layout.size, device="meta"))
+    worker = InProcessWorker(plan(), moved, Seeded(0), "sequential", 1)
+    batch = next(worker.batches(np.zeros(1, dtype=np.int64), [np.zeros((1, 2), dtype=np.int64)]))
+    slope = objective.gradient(objective.place(start, 1), batch)
+    assert slope.device.type == "meta"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -147,6 +147,21 @@ class Task:
     @property
     def layout(self) -> Layout:
         return Layout.of(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    def on(self, device: torch.device) -> Task:
+        """The same task with the model and the clients' records there; records that are read lazily stay in files."""
+        if device == self.device:
+            return self
+        records = self.clients.records
+        checked = True  # they have been looked at: never twice
+        moved = records if records.lazy else Records(records.x.to(device), records.y.to(device), lazy=checked)
+        model = copy.deepcopy(self.model).to(device)
+        return replace(self, model=model, clients=replace(self.clients, records=moved))
 
     @property
     def losses(self) -> Loss:

@@ -18,7 +18,7 @@ from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
 from sordino.engines.slopes import has_prox
-from sordino.errors import PlanError
+from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Batch, Moreau, Objective
 from sordino.parts.local import Coins
@@ -29,7 +29,8 @@ from sordino.privacy.bounds import Spent
 from sordino.rng import Streams
 
 Path = Literal["batched", "sequential"]
-BATCH_BELOW = 2e7  # FLOP per local step: below, one bmm over many clients beats one client at a time
+BATCH_BELOW = {"cpu": 2e7}  # FLOP per local step: below, one bmm over many clients beats one client at a time
+ELSEWHERE = 2e9  # the same on other devices: a guess, never measured; `path` overrules it
 ROW_BYTES = 1 << 28  # what a chunk's working rows may take
 
 
@@ -39,6 +40,7 @@ class InProcess:
 
     path: Path | None = None
     chunk: int | None = None
+    device: str = "cpu"  # where clients train; the server's noise and step stay on the CPU
 
     @property
     def offers(self) -> frozenset[str]:
@@ -47,6 +49,7 @@ class InProcess:
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the path once, from the model and the plan, never from a clock."""
         allocator.tune()
+        task = task.on(_known_device(self.device))
         path = self.path or _path(plan, task)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if path == "batched" else 1)
         if path == "sequential" and chunk != 1:
@@ -57,8 +60,18 @@ class InProcess:
 def _path(plan: Plan, task: Task) -> Path:
     largest = int(np.diff(task.clients.offsets).max())
     batch = min(getattr(plan.local, "batch", None) or largest, largest)
-    small = step_flops(task, batch) < BATCH_BELOW
+    small = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
     return "batched" if small and (can_write_out(task) or can_batch(task)) else "sequential"
+
+
+def _known_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        found = f"device {name!r} ({str(error).splitlines()[0]})"
+        raise ConfigError(found, "a device that torch can use here", "leave it out for the CPU") from None
+    return device
 
 
 def _objective(plan: Plan, task: Task, path: Path) -> Objective:
@@ -74,8 +87,9 @@ class InProcessWorker:
 
     def __init__(self, plan: Plan, task: Task, streams: Streams, path: Path, chunk: int) -> None:
         self.plan, self.task, self.streams = plan, task, streams
-        self.path, self.chunk = path, chunk
+        self.path, self.chunk, self.device = path, chunk, task.device
         self.objective = _objective(plan, task, path)
+        self.buffers: dict[str, Tensor] = {}
         self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)
 
@@ -83,7 +97,7 @@ class InProcessWorker:
     def header(self) -> dict[str, str | int]:
         gradient = type(self.objective).__name__
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
-        return {**header, "chunk": self.chunk, "malloc": allocator.tune()}
+        return {**header, "chunk": self.chunk, "device": str(self.device), "malloc": allocator.tune()}
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
@@ -94,14 +108,15 @@ class InProcessWorker:
         """The sum [d'] of the cohort's messages, and the norms of its updates; clients of like size share a chunk."""
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         order = job.cohort[np.argsort(sizes, kind="stable")]
-        total = torch.zeros_like(self._encode(torch.zeros(1, len(job.start)), job)[0], dtype=torch.float64)
+        job = replace(job, public=job.public.on(self.device), start=job.start.to(self.device))
+        total = torch.zeros_like(self._encode(torch.zeros_like(job.start)[None], job)[0], dtype=torch.float64)
         norms: list[Tensor] = []
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)
             norms.append(row_norms(rows))
             slopes = self._slopes(chunk, job) if self.slopes else None
             total += self._encode(finite_rows(rows, norms[-1]), job, slopes).sum(0, dtype=torch.float64)
-        return total, norms
+        return total.cpu(), [part.cpu() for part in norms]
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
         """Messages [m, d] of a chunk."""
@@ -128,8 +143,8 @@ class InProcessWorker:
         return [Coins(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
 
     def batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
-        """One Batch per step: rows of the table gathered for all clients of the chunk."""
-        table, records = _padded(drawn), self.task.clients.records
+        """One Batch per step: rows of the table gathered for all clients of the chunk; good until the next one."""
+        table = _padded(drawn)
         owned = [self.task.clients.rows(int(c)) for c in clients]
         rows = np.stack(
             [
@@ -141,10 +156,29 @@ class InProcessWorker:
         real = (table >= 0).transpose(1, 0, 2)  # [steps, m, b]
         whole, busy = np.all(real, axis=(1, 2)), np.any(real, axis=2)
         for step in range(len(rows)):
-            where = torch.from_numpy(rows[step])
-            mask = None if whole[step] else torch.from_numpy(real[step])
-            active = None if busy[step].all() else torch.from_numpy(busy[step]).to(torch.float32)
-            yield Batch(gather(records.x, where), gather(records.y, where), mask, active)
+            if len(clients) == 1 and busy[step, 0]:  # what is there, without a mask: nothing to look up on the device
+                where = torch.from_numpy(rows[step][:, real[step, 0]])
+                yield self._batch(where, None, None)
+                continue
+            mask = None if whole[step] else torch.from_numpy(real[step]).to(self.device)
+            active = None if busy[step].all() else torch.from_numpy(busy[step]).to(self.device, torch.float32)
+            yield self._batch(torch.from_numpy(rows[step]), mask, active)
+
+    def _batch(self, where: Tensor, mask: Tensor | None, active: Tensor | None) -> Batch:
+        """Rows of the table, gathered where it lies, on the device of the model."""
+        records = self.task.clients.records
+        where = where.to(records.x.device)
+        x, y = (self._gathered(name, where).to(self.device) for name in ("x", "y"))
+        return Batch(x, y, mask, active)
+
+    def _gathered(self, name: str, where: Tensor) -> Tensor:
+        """Rows of x or y in a buffer that the next batch overwrites."""
+        table: Tensor = getattr(self.task.clients.records, name)
+        count, kept = where.numel(), self.buffers.get(name)
+        if kept is None or len(kept) < count:
+            kept = self.buffers[name] = table.new_empty(count, *table.shape[1:])
+        torch.index_select(table, 0, where.reshape(-1), out=kept[:count])
+        return kept[:count].view(*where.shape, *table.shape[1:])
 
     def _encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
         for step in self.plan.encode:
@@ -161,9 +195,10 @@ class InProcessWorker:
     def public_update(self, start: Tensor, t: int) -> Tensor:
         """The update of the plan's own local solver on the task's public records: what a public mask is read from."""
         assert self.task.public is not None
-        alone = replace(self.task, clients=Clients.of([self.task.public]))
+        alone = replace(self.task, clients=Clients.of([self.task.public])).on(self.device)
         worker = InProcessWorker(self.plan, alone, self.streams, "sequential", 1)
-        return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0]
+        start = start.to(self.device)
+        return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()
 
 
 def gather(table: Tensor, where: Tensor) -> Tensor:

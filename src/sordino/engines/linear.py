@@ -55,6 +55,18 @@ class LinearClients:
         residual = self._mean(self.slope(self._scores(x, weight, w[:, edge:]), batch.y), batch)
         return self._written(residual, x)
 
+    def descend(self, w: Tensor, batch: Batch, lr: float, decay: float) -> bool:
+        """w <- (1 - lr decay) w - lr gradient: the product that makes the gradient adds it to the weights."""
+        if batch.active is not None:
+            return False
+        m, edge, keep = len(w), self.outputs * self.inputs, 1 - lr * decay
+        x, weight = batch.x.reshape(m, -1, self.inputs), w[:, :edge].view(m, self.outputs, self.inputs)
+        residual = self._mean(self.slope(self._scores(x, weight, w[:, edge:]), batch.y), batch)
+        weight.baddbmm_(residual.transpose(1, 2), x, beta=keep, alpha=-lr)
+        if self.bias:
+            w[:, edge:].mul_(keep).sub_(residual.sum(1), alpha=lr)
+        return True
+
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Sums [m, d] of every record's gradient, each pulled into the ball; masked and non-finite ones are zero."""
         if self.slopes.shape != w.shape:

@@ -29,8 +29,8 @@ class OneClient:
         self.layout = task.layout
         self.model = copy.deepcopy(task.model).train()
         self.losses = task.losses
-        self.row = torch.empty(1, self.layout.size)
-        self.slope = torch.zeros(1, self.layout.size)
+        self.row = torch.empty(1, self.layout.size, device=task.device)
+        self.slope = torch.zeros(1, self.layout.size, device=task.device)
         self.layout.bind(self.model, self.row[0], self.slope[0])
         self.records: RecordSums | None = None
         self.fast = _clipped_gradient(self.model, self.losses, self.layout)
@@ -53,6 +53,10 @@ class OneClient:
 
     def outward(self, rows: Tensor) -> Tensor:
         return self.layout.channels_first(rows)
+
+    def descend(self, w: Tensor, batch: Batch, lr: float, decay: float) -> bool:
+        """A gradient and a step apart are as fast here."""
+        return False
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradient [1, d] of the mean loss of the batch at w [1, d]."""
@@ -134,9 +138,13 @@ class ManyClients:
             ]
         )
 
+    def descend(self, w: Tensor, batch: Batch, lr: float, decay: float) -> bool:
+        """A gradient and a step apart are as fast here."""
+        return False
+
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d] of each client's mean loss at its own row of w [m, d]."""
-        mask = batch.mask if batch.mask is not None else torch.ones(batch.y.shape[:2], dtype=w.dtype)
+        mask = batch.mask if batch.mask is not None else w.new_ones(batch.y.shape[:2])
         named = self.slopes(self.layout.views(w), batch.x, batch.y, mask.to(w.dtype))
         return torch.cat([named[slot.name].reshape(len(w), -1) for slot in self.layout.slots], dim=1)
 
@@ -212,7 +220,7 @@ def can_batch(task: Task) -> bool:
         return False
     records = task.clients.records
     pair = torch.from_numpy(np.resize(task.clients.index[:2], 2))
-    x, y = records.x[pair], records.y[pair]
+    x, y = records.x[pair].to(task.device), records.y[pair].to(task.device)
     try:
         return _padding_is_harmless(task, x, y)
     except (RuntimeError, ValueError, NotImplementedError):
@@ -225,7 +233,7 @@ def _padding_is_harmless(task: Task, x: Tensor, y: Tensor) -> bool:
     w = many.place(task.layout.flatten(task.model), 2)
     bare = many.gradient(w, Batch(torch.stack([x, x]), torch.stack([y, y])))
     longer_x, longer_y = torch.cat([x, x[:1] * 0]), torch.cat([y, y[:1]])
-    real = torch.tensor([[True, True, False]] * 2)
+    real = torch.tensor([[True, True, False]] * 2, device=task.device)
     padded = many.gradient(w, Batch(torch.stack([longer_x] * 2), torch.stack([longer_y] * 2), real))
     return torch.allclose(bare, padded, rtol=1e-3, atol=1e-5)
 
@@ -241,7 +249,7 @@ def step_flops(task: Task, batch: int) -> float:
     for module in model.modules():
         module.register_forward_hook(count)
     with torch.no_grad():
-        model(task.clients.records.x[:1])
+        model(task.clients.records.x[:1].to(task.device))
     return 3.0 * batch * counted[0]
 
 

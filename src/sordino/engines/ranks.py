@@ -15,3 +15,8 @@ def is_rank() -> bool:
 def is_watched() -> bool:
     """Whether `sordino run --workers` started it: the watcher tells the user what happened."""
     return MEETING in os.environ
+
+
+def local_rank() -> int:
+    """This process's number on its own machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class Public:
     radius: float = math.inf
     size: int = 0  # d, the length of a message before any step
     mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
+
+    def on(self, device: torch.device) -> Public:
+        """The same, with its mask there."""
+        return self if self.mask is None else replace(self, mask=self.mask.to(device))
 
 
 class Step(Part):

@@ -155,10 +155,10 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
         w, ball = objective.place(start, m), _ball(self.radius, 2, self.gradient, public.t)
         own, t = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in coins], public.t
         noises = [solver.noise(each.client) for solver, each in zip(own, coins, strict=True)]
-        scales = torch.tensor([noise.std for noise in noises], dtype=torch.float64)[:, None]
-        paces = torch.tensor([at(solver.lr, t) * ball.radius / solver.records.count for solver in own])[:, None]
+        scales = w.new_tensor([noise.std for noise in noises], dtype=torch.float64)[:, None]
+        paces = w.new_tensor([at(solver.lr, t) * ball.radius / solver.records.count for solver in own])[:, None]
         for batch, noise in zip(batches, self._noise(w.shape[1], noises, coins), strict=True):
-            noised = objective.clipped(w, batch, ball).double() / ball.radius + noise
+            noised = objective.clipped(w, batch, ball).double() / ball.radius + noise.to(w.device)
             w.sub_(on_grid_rows(noised, scales).to(w.dtype).mul_(paces))
         return start - w
 
