@@ -89,7 +89,7 @@ class InProcessWorker:
         self.plan, self.task, self.streams = plan, task, streams
         self.path, self.chunk, self.device = path, chunk, task.device
         self.objective = _objective(plan, task, path)
-        self.buffers: dict[str, Tensor] = {}
+        self.buffer: Tensor | None = None
         self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)
 
@@ -145,40 +145,34 @@ class InProcessWorker:
     def batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
         """One Batch per step: rows of the table gathered for all clients of the chunk; good until the next one."""
         table = _padded(drawn)
-        owned = [self.task.clients.rows(int(c)) for c in clients]
-        rows = np.stack(
-            [
-                own[np.maximum(picks, 0)] if len(own) else np.zeros_like(picks)
-                for own, picks in zip(owned, table, strict=True)
-            ],
-            axis=1,
-        )
+        rows = torch.from_numpy(self._rows(clients, table)).to(self.task.clients.records.x.device)
         real = (table >= 0).transpose(1, 0, 2)  # [steps, m, b]
-        whole, busy = np.all(real, axis=(1, 2)), np.any(real, axis=2)
+        whole, busy = np.all(real, axis=(1, 2)).tolist(), np.any(real, axis=2)
+        idle, y = (~busy.all(1)).tolist(), gather(self.task.clients.records.y, rows).to(self.device)
         for step in range(len(rows)):
-            if len(clients) == 1 and busy[step, 0]:  # what is there, without a mask: nothing to look up on the device
-                where = torch.from_numpy(rows[step][:, real[step, 0]])
-                yield self._batch(where, None, None)
-                continue
-            mask = None if whole[step] else torch.from_numpy(real[step]).to(self.device)
-            active = None if busy[step].all() else torch.from_numpy(busy[step]).to(self.device, torch.float32)
-            yield self._batch(torch.from_numpy(rows[step]), mask, active)
+            if whole[step]:
+                yield Batch(self._gathered(rows[step]), y[step])
+            elif len(clients) == 1 and busy[step, 0]:  # without a mask: there is nothing to look up on the device
+                there = torch.from_numpy(np.flatnonzero(real[step, 0]))
+                yield Batch(self._gathered(rows[step][:, there]), y[step][:, there])
+            else:
+                active = torch.from_numpy(busy[step]).to(self.device, torch.float32) if idle[step] else None
+                mask = torch.from_numpy(real[step]).to(self.device)
+                yield Batch(self._gathered(rows[step]), y[step], mask, active)
 
-    def _batch(self, where: Tensor, mask: Tensor | None, active: Tensor | None) -> Batch:
-        """Rows of the table, gathered where it lies, on the device of the model."""
-        records = self.task.clients.records
-        where = where.to(records.x.device)
-        x, y = (self._gathered(name, where).to(self.device) for name in ("x", "y"))
-        return Batch(x, y, mask, active)
+    def _rows(self, clients: Cohort, picks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of the table for picks [m, steps, b] of the clients' own records: [steps, m, b]; any row for none."""
+        held, first = self.task.clients, self.task.clients.offsets[clients][:, None, None]
+        places = np.minimum(first + np.maximum(picks, 0), len(held.index) - 1)
+        return np.ascontiguousarray(held.index[places].transpose(1, 0, 2))
 
-    def _gathered(self, name: str, where: Tensor) -> Tensor:
-        """Rows of x or y in a buffer that the next batch overwrites."""
-        table: Tensor = getattr(self.task.clients.records, name)
-        count, kept = where.numel(), self.buffers.get(name)
-        if kept is None or len(kept) < count:
-            kept = self.buffers[name] = table.new_empty(count, *table.shape[1:])
-        torch.index_select(table, 0, where.reshape(-1), out=kept[:count])
-        return kept[:count].view(*where.shape, *table.shape[1:])
+    def _gathered(self, where: Tensor) -> Tensor:
+        """Rows of x, gathered where it lies into a buffer that the next batch overwrites, on the model's device."""
+        x, count = self.task.clients.records.x, where.numel()
+        if self.buffer is None or len(self.buffer) < count:
+            self.buffer = x.new_empty(count, *x.shape[1:])
+        torch.index_select(x, 0, where.reshape(-1), out=self.buffer[:count])
+        return self.buffer[:count].view(*where.shape, *x.shape[1:]).to(self.device)
 
     def _encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
         for step in self.plan.encode:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -55,17 +57,26 @@ class LinearClients:
         residual = self._mean(self.slope(self._scores(x, weight, w[:, edge:]), batch.y), batch)
         return self._written(residual, x)
 
-    def descend(self, w: Tensor, batch: Batch, lr: float, decay: float) -> bool:
-        """w <- (1 - lr decay) w - lr gradient: the product that makes the gradient adds it to the weights."""
-        if batch.active is not None:
-            return False
-        m, edge, keep = len(w), self.outputs * self.inputs, 1 - lr * decay
-        x, weight = batch.x.reshape(m, -1, self.inputs), w[:, :edge].view(m, self.outputs, self.inputs)
-        residual = self._mean(self.slope(self._scores(x, weight, w[:, edge:]), batch.y), batch)
-        weight.baddbmm_(residual.transpose(1, 2), x, beta=keep, alpha=-lr)
-        if self.bias:
-            w[:, edge:].mul_(keep).sub_(residual.sum(1), alpha=lr)
-        return True
+    def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
+        """w <- (1 - lr decay) w - lr gradient, batch after batch: the product that makes the gradient adds it too.
+
+        Weights and biases lie apart meanwhile: a product on rows of their own is a third faster.
+        """
+        rows, edge = self.place(start, clients), self.outputs * self.inputs
+        weight, bias = rows[:, :edge].reshape(clients, self.outputs, self.inputs), rows[:, edge:].clone()
+        for batch in batches:
+            x = batch.x.reshape(clients, -1, self.inputs)
+            residual = self.slope(self._scores(x, weight, bias), batch.y)
+            pace = -lr if batch.mask is not None else -lr / residual.shape[1]
+            residual = residual if batch.mask is None else self._mean(residual, batch)
+            if decay:
+                keep = 1 - lr * decay * (1.0 if batch.active is None else batch.active[:, None])
+                weight.mul_(keep if batch.active is None else keep[..., None])  # type: ignore[index]
+                bias.mul_(keep)
+            weight.baddbmm_(residual.transpose(1, 2), x, alpha=pace)
+            if self.bias:
+                bias.add_(residual.sum(1), alpha=pace)
+        return torch.cat([weight.flatten(1), bias], 1)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Sums [m, d] of every record's gradient, each pulled into the ball; masked and non-finite ones are zero."""

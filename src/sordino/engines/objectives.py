@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,8 @@ class OneClient:
     def outward(self, rows: Tensor) -> Tensor:
         return self.layout.channels_first(rows)
 
-    def descend(self, w: Tensor, batch: Batch, lr: float, decay: float) -> bool:
-        """A gradient and a step apart are as fast here."""
-        return False
+    def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
+        return None
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradient [1, d] of the mean loss of the batch at w [1, d]."""
@@ -138,9 +138,8 @@ class ManyClients:
             ]
         )
 
-    def descend(self, w: Tensor, batch: Batch, lr: float, decay: float) -> bool:
-        """A gradient and a step apart are as fast here."""
-        return False
+    def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
+        return None
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d] of each client's mean loss at its own row of w [m, d]."""

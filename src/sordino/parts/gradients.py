@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,7 +50,9 @@ class Objective(Protocol):
     def trainable(self) -> int: ...
     def place(self, start: Tensor, clients: int) -> Tensor: ...
     def gradient(self, w: Tensor, batch: Batch) -> Tensor: ...
-    def descend(self, w: Tensor, batch: Batch, lr: float, decay: float) -> bool: ...  # in place; False: not done
+    def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
+        """Where plain steps over `batches` lead, [m, d]; None, and nothing read, where single steps are as fast."""
+
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor: ...  # [m, d], sum over records of g_j in the ball
     def inward(self, start: Tensor) -> Tensor: ...  # [d], in the objective's own order of coordinates
     def outward(self, rows: Tensor) -> Tensor: ...  # [m, d], back in the layout's order

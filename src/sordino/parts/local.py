@@ -136,13 +136,14 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         public: Public,
         coins: Sequence[Coins] = (),
     ) -> Tensor:
+        lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)
+        if type(self.gradient) is Plain and not self.momentum and not self.project:
+            descended = objective.descend(start, batches, m, lr, self.weight_decay)
+            if descended is not None:
+                return start - descended
         w = objective.place(start, m)
         velocity = torch.zeros_like(w) if self.momentum else None
-        lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)
-        plain = type(self.gradient) is Plain and not self.momentum and not self.project
         for batch in batches:
-            if plain and objective.descend(w, batch, lr, self.weight_decay):
-                continue
             direction = self._direction(objective, w, batch, velocity, anchor)
             w.add_(direction if batch.active is None else direction * batch.active[:, None], alpha=-lr)
             if self.project and math.isfinite(public.radius):
