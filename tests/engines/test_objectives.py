@@ -132,3 +132,22 @@ def test_the_users_model_is_left_as_it_is() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
     OneClient(Task.of(model, [(noise(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))]))
     assert type(model[1]) is nn.ReLU
+
+
+class Peeks(nn.Module):
+    """Uses what lies between ReLU and pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        between: Tensor = self.net[0](x)
+        total: Tensor = between.sum() + self.net[1](between).sum()
+        return total
+
+
+def test_a_model_that_may_look_between_them_is_left_alone() -> None:
+    model = nn.Sequential(Peeks())
+    pool_first(model)
+    assert type(model[0].net[0]) is nn.ReLU  # type: ignore[index]

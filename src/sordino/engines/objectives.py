@@ -120,16 +120,19 @@ class OneClient:
 
 
 def pool_first(model: nn.Module) -> None:
-    """ReLU then max-pool as max-pool then ReLU, in every Sequential: the same function, a quarter of the ReLUs.
+    """ReLU then max-pool as max-pool then ReLU: the same function, a quarter of the ReLUs.
 
+    Only in a model that is Sequential through and through: any other may look at what is between them.
     The maximum commutes with what never decreases, and so does its gradient: a window whose largest entry is not
     positive has none either way, and any other window has the same first largest entry.
     """
-    for parts in model.modules():
-        if type(parts) is nn.Sequential:
-            for i in range(len(parts) - 1):
-                if type(parts[i]) is nn.ReLU and type(parts[i + 1]) is nn.MaxPool2d and not _watched(parts[i : i + 2]):
-                    parts[i], parts[i + 1] = parts[i + 1], nn.ReLU()
+    if type(model) is not nn.Sequential:
+        return
+    for part in model:
+        pool_first(part)
+    for i in range(len(model) - 1):
+        if type(model[i]) is nn.ReLU and type(model[i + 1]) is nn.MaxPool2d and not _watched(model[i : i + 2]):
+            model[i], model[i + 1] = model[i + 1], nn.ReLU()
 
 
 def _watched(parts: nn.Module) -> bool:
