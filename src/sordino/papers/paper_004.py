@@ -185,7 +185,8 @@ STUDIES = (
         "004-cnn",
         "MNIST CNN: validation accuracy per epoch",
         "26,010 parameters, 50,000 images, 10,000 more to validate on; clip 0.5, Poisson batches of 1,000, 6 epochs, "
-        "delta 1e-5; step 4 (SGD; 8 from epsilon 2 on) or 0.002 (Adam), falling to zero. Rows without an epoch: the 10,000 test images.",
+        "delta 1e-5; step 4 (SGD; 8 from epsilon 2 on) or 0.002 (Adam), falling to zero. Rows without an epoch: the "
+        "10,000 test images.",
         cnn_rows,
         cnn_claims,
         draw_cnn,
