@@ -190,4 +190,5 @@ def test_an_engine_or_threads_that_are_not_there_are_refused(tmp_path: Path) -> 
     file, out = federation(tmp_path), tmp_path / "a"
     assert "'inprocess'" in sordino("run", file, "--out", out, "--engine", "inproces").sentence
     assert "at least 1" in sordino("run", file, "--out", out, "--threads", 0).sentence
+    assert "nonsense" in sordino("run", file, "--out", out, "--device", "nonsense").sentence
     assert not out.exists()

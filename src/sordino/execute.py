@@ -15,7 +15,7 @@ from sordino.config import Config
 from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.engines.distributed import Distributed
-from sordino.engines.inprocess import InProcess
+from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError
 from sordino.folder import RunFolder
@@ -118,6 +118,7 @@ def named_engine(name: str, threads: int, timeout: float = 3600.0, device: str =
     if not timeout > 0:
         raise ConfigError(f"--timeout {timeout:g}", "seconds above 0")
     torch.set_num_threads(threads)
+    known_device(device)
     if name == "inprocess":
         return InProcess(device=device)
     own = f"cuda:{local_rank()}" if device == "cuda" else device  # each process its own

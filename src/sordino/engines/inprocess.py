@@ -49,7 +49,7 @@ class InProcess:
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the path once, from the model and the plan, never from a clock."""
         allocator.tune()
-        task = task.on(_known_device(self.device))
+        task = task.on(known_device(self.device))
         path = self.path or _path(plan, task)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if path == "batched" else 1)
         if path == "sequential" and chunk != 1:
@@ -64,7 +64,8 @@ def _path(plan: Plan, task: Task) -> Path:
     return "batched" if small and (can_write_out(task) or can_batch(task)) else "sequential"
 
 
-def _known_device(name: str) -> torch.device:
+def known_device(name: str) -> torch.device:
+    """The device of this name, if torch can use it here."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
