@@ -30,13 +30,13 @@ class Normal:
         return Normal(scale)
 
     def cdf(self, x: Any) -> Any:
-        return special.ndtr(x / self.scale)
+        return special.ndtr(np.asarray(x) / self.scale)
 
     def logcdf(self, x: Any) -> Any:
-        return special.log_ndtr(x / self.scale)
+        return special.log_ndtr(np.asarray(x) / self.scale)
 
     def ppf(self, q: Any) -> Any:
-        return special.ndtri(q) * self.scale
+        return special.ndtri(np.asarray(q)) * self.scale
 
 
 def fftconvolve(first: Any, second: Any) -> NDArray[np.float64]:
