@@ -30,10 +30,10 @@ JOBS = (
     Job("w1", *BARE, 60),
     Job("w1", *PFL, 3),
     Job("w1", *FLOWER, 3),
-    Job("w2", *OURS, 3),
-    Job("w2", *BARE, 3),
-    Job("w2", *PFL, 3),
-    Job("w2", *PAIR, 3),
+    Job("w2", *OURS, 2),
+    Job("w2", *BARE, 2),
+    Job("w2", *PFL, 2),
+    Job("w2", *PAIR, 2),
     Job("w3", *OURS, 2),
     Job("w3", *BARE, 2),
     Job("w3", *PFL, 2),
@@ -41,7 +41,7 @@ JOBS = (
     Job("w4", *OURS, 2),
     Job("w4", *BARE, 2),
     Job("w4", *PFL, 2),
-    Job("w6", *OURS, 1),
+    Job("w6", *OURS, 1, barred=False),
     Job("w6", *INEXACT, 2),
     Job("w6", *PFL, 1),
     Job("w2", *FLOWER, 2, barred=False),
@@ -52,10 +52,9 @@ JOBS = (
 
 
 def turns(repeats: int, jobs: tuple[Job, ...] = JOBS) -> Iterator[Job]:
-    """Every job once, then the repeats of those with a bar, in turn, then the repeats of the others."""
-    yield from jobs
+    """The repeats of the jobs with a bar, in turn, then those of the others, while time is left."""
     for barred in (True, False):
-        for _ in range(repeats - 1):
+        for _ in range(repeats):
             yield from (job for job in jobs if job.barred == barred)
 
 

@@ -53,8 +53,8 @@ class Reads:
     def __init__(self) -> None:
         self.work, make = Work(), Batch.__init__
 
-        def made(batch: Batch, x: Tensor, y: Tensor, mask: Tensor | None = None, active: Tensor | None = None) -> None:
-            make(batch, x, y, mask, active)
+        def made(batch: Batch, x: Tensor, y: Tensor, mask: Tensor | None = None, *more: Any, **named: Any) -> None:
+            make(batch, x, y, mask, *more, **named)
             self.work += Work(len(y), y.numel()) if mask is None else Work(int(mask.any(1).sum()), int(mask.sum()))
 
         Batch.__init__ = made  # type: ignore[method-assign]

@@ -28,6 +28,7 @@ from sordino.parts.records import AllRecords, FixedRecords, subsets
 from sordino.parts.samplers import Cohort
 from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan, State
+from sordino.privacy.bounds import Norm
 from sordino.rng import Seeded
 from sordino.run import advanced, check
 
@@ -35,7 +36,17 @@ GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may
 
 
 class _Stacked(LinearClients):
-    """Rows that already stand at starts of their own."""
+    """Rows that already stand at starts of their own; the norms of all records are taken once."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.records, self.norms = task.clients.records.x, dict[Norm, Tensor]()
+
+    def known(self, norm: Norm) -> Tensor:
+        """||(x, 1)|| of every record of the table."""
+        if norm not in self.norms:
+            self.norms[norm] = self.sizes(self.records.flatten(1), norm)
+        return self.norms[norm]
 
     def place(self, start: Tensor, clients: int) -> Tensor:
         return start.clone()
@@ -135,7 +146,8 @@ def _messages(runs: list[_Run], cohorts: list[Cohort], task: Task, worker: InPro
     if isinstance(local, BatchGradient) and isinstance(local.records, AllRecords):
         return _whole(local, t, start, np.concatenate(cohorts), task, worker)
     if not exact and isinstance(local, BatchGradient) and isinstance(local.records, FixedRecords):
-        batch = _together(local.records, t, runs, cohorts, task)
+        assert isinstance(worker.objective, _Stacked)
+        batch = _together(local.records, t, runs, cohorts, task, worker.objective.known(local.norm))
         return local.solve(worker.objective, start, iter([batch]), count, runs[0].plan.public(t))
     owners = [(one, int(c)) for one, cohort in zip(runs, cohorts, strict=True) for c in cohort]
     drawn = [local.indices(task.clients.size(c), one.streams.at(t, "batches", c), t, c) for one, c in owners]
@@ -144,14 +156,16 @@ def _messages(runs: list[_Run], cohorts: list[Cohort], task: Task, worker: InPro
     return local.solve(worker.objective, start, batches, len(owners), runs[0].plan.public(t), coins)
 
 
-def _together(records: FixedRecords, t: int, runs: list[_Run], cohorts: list[Cohort], task: Task) -> Batch:
+def _together(
+    records: FixedRecords, t: int, runs: list[_Run], cohorts: list[Cohort], task: Task, sizes_of: Tensor
+) -> Batch:
     """A batch for every silo of every run: distinct records, each set of them equally likely."""
     owners, table = np.concatenate(cohorts), task.clients
     firsts = table.offsets[owners]
     sizes = np.split(table.offsets[owners + 1] - firsts, np.cumsum([len(cohort) for cohort in cohorts])[:-1])
     picks = subsets(sizes, records.batch, [one.streams.at(t, "batches") for one in runs])
     rows = torch.from_numpy(table.index[firsts[:, None] + picks])
-    return Batch(gather(table.records.x, rows), gather(table.records.y, rows))
+    return Batch(gather(table.records.x, rows), gather(table.records.y, rows), sizes=gather(sizes_of, rows))
 
 
 def _starts(runs: list[_Run], cohorts: list[Cohort]) -> Tensor:

@@ -91,15 +91,13 @@ def run(
 ) -> Iterator[Round]:
     """Run the plan from `state` to its last round; yields every round as a frozen value.
 
-    `announce` is told once how the engine will work: which path, which device, how many clients at once.
+    `announce` is told before the first round how the engine works: path, device, how many clients at once.
     With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     check(plan, task, engine)
     worker = engine.prepare(plan, task, streams)
     state = state or State.initial(plan, task.layout.flatten(task.model))
-    if announce is not None and state.t < plan.rounds:
-        announce(worker.header)
     judge = worker if isinstance(worker, Leads) else task
     try:
         for t in range(state.t, plan.rounds):
@@ -107,6 +105,9 @@ def run(
             cohort = plan.clients.draw(t, streams.at(t, "cohort"))
             if budget is not None:
                 budget.charge(cohort, t)
+            if announce is not None:
+                announce(worker.header)
+                announce = None
             state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
             last = t + 1 == plan.rounds
             metrics = judge.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}

@@ -86,7 +86,7 @@ class LinearClients:
         x = batch.x.reshape(m, -1, self.inputs)
         scores = self._scores(x, w[:, :edge].view(m, self.outputs, self.inputs), w[:, edge:])
         residual = self._slopes_at(scores, batch.y, x, ball)
-        sizes = self._sizes(x, ball.norm)
+        sizes = self.sizes(x, ball.norm) if batch.sizes is None else batch.sizes
         scale = factors(lengths(residual, ball.norm) * sizes, ball.radius, batch.mask)
         return self._written(_pulled(residual, scale), _finite(x, sizes))
 
@@ -97,12 +97,12 @@ class LinearClients:
         if self.bias:
             scores += w[:, edge:]
         residual = self._slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), x[:, None], ball)
-        sizes = self._sizes(x, ball.norm)
+        sizes = self.sizes(x, ball.norm)
         residual = _pulled(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.radius, None))
         weights = (residual.view(len(x), -1).T @ _finite(x, sizes)).view(g, edge)
         return torch.cat([weights, residual.sum(0)], 1) if self.bias else weights
 
-    def _sizes(self, x: Tensor, norm: Norm) -> Tensor:
+    def sizes(self, x: Tensor, norm: Norm) -> Tensor:
         """||(x, 1)|| of every record."""
         sizes = lengths(x, norm)
         if not self.bias:
@@ -112,7 +112,7 @@ class LinearClients:
     def _slopes_at(self, scores: Tensor, y: Tensor, x: Tensor, ball: Ball) -> Tensor:
         if ball.envelope is None:
             return self.slope(scores, y)
-        return proximal(self.loss, scores, y, ball.envelope.beta / self._sizes(x, 2).square()[..., None])
+        return proximal(self.loss, scores, y, ball.envelope.beta / self.sizes(x, 2).square()[..., None])
 
     def _written(self, residual: Tensor, x: Tensor) -> Tensor:
         m, edge = len(x), self.outputs * self.inputs

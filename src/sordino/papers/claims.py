@@ -107,7 +107,8 @@ def _sam_in(results: Results, setting: str) -> Iterator[Claim]:
         return f"003-{setting}-{slug}"
 
     sam, avg = name("dp-fedsam"), name("dp-fedavg")
-    top = max((name(f"topk-{form}") for form in ("of-the-update", "of-the-mean", "by-public-mask")), key=_by(results))
+    forms = [name(f"topk-{form}") for form in ("of-the-update", "of-the-mean", "by-public-mask")]
+    top = max((form for form in forms if form in results), key=_by(results))
     pairs = f"{_pair(results, sam)} against {_pair(results, avg)}"
     yield Claim(
         f"{setting}: DP-FedSAM beats DP-FedAvg at equal epsilon", pairs, _ours(results, sam) > _ours(results, avg)

@@ -24,6 +24,7 @@ class Batch:
     y: Tensor  # [m, b, ...]
     mask: Tensor | None = None  # [m, b], None: all real
     active: Tensor | None = None  # [m], None: all active
+    sizes: Tensor | None = None  # [m, b], norms of (x, 1) where they are known already
 
 
 @dataclass(frozen=True)
