@@ -48,7 +48,8 @@ def _conditions(results: dict[str, Any]) -> str:
 def _line(row: Row) -> str:
     name = f"{row['peer']}: {row['method']}"
     if "seconds" not in row:
-        return f"| {name} | does not run: {row.get('error', 'no time').replace('|', '/')} | | | | | |"
+        said = f"does not run: {row['error'].replace('|', '/')}" if "error" in row else "not measured: no time left"
+        return f"| {name} | {said} | | | | | |"
     seconds, ratio = row["seconds"], row["ratio"]
     speeds = [f"{1 / seconds[key]:,.0f}" for key in ("loop_cpu", "step_cpu")]
     times = [f"{ratio[key]:.2f}" if key in ratio else "" for key in ("loop_cpu", "step_cpu", "loop_wall")]

@@ -111,7 +111,8 @@ def _conditions(results: dict[str, Any]) -> str:
 def _line(row: Row) -> str:
     name = f"{NAMES.get(row['peer'], row['peer'])}: {row['method']}"
     if "seconds" not in row:
-        return f"| {name} | does not run: {_cell(row.get('error', 'no time'))} | | | | |"
+        said = f"does not run: {_cell(row['error'])}" if "error" in row else "not measured: no time left"
+        return f"| {name} | {said} | | | | |"
     times = [f"{row['seconds'][key]:.4g}" for key in ("cpu", "wall")]
     ratios = [f"{row['ratio'][key]:.2f}" if key in row["ratio"] else "" for key in ("cpu", "wall")]
     name += f" (then failed: {_cell(row['error'])})" if "error" in row else ""
