@@ -22,7 +22,7 @@ from sordino.launch import launch
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 PATIENCE = 90.0  # seconds: far more than anything here takes, far less than a hang
-LONG = (("rounds = 4", "rounds = 40\nepochs = 100"), ("seed = 3", "seed = 3\neval_every = 10"))
+LONG = (("rounds = 4", "rounds = 120\nepochs = 250"), ("seed = 3", "seed = 3\neval_every = 10"))
 SHARES = (
     ('release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }', ""),
     ("[run]", 'release = { kind = "noise_shares", multiplier = 2.0, at_least = 5 }\n\n[run]'),
@@ -134,8 +134,8 @@ def test_a_run_that_loses_a_rank_or_is_interrupted_continues_to_the_same_model_a
     assert like(out, finished(file, tmp_path / "whole"))
     charged = lines(out / "charges.jsonl")
     counts = json.loads((out / "certificate.json").read_text())["counts"]
-    assert {line["round"] for line in charged} == set(range(1, 41))
-    assert counts["rounds_charged"] == len(charged) >= 40
+    assert {line["round"] for line in charged} == set(range(1, 121))
+    assert counts["rounds_charged"] == len(charged) >= 120
 
 
 def test_a_client_that_fails_on_one_rank_is_named_and_its_round_stays_charged(tmp_path: Path) -> None:
