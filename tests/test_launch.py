@@ -48,8 +48,9 @@ def two_workers(file: Path, out: Path, *options: str) -> Iterator[tuple[subproce
     history, command = out / "history.jsonl", [CONSOLE, "run", str(file), "--out", str(out), "--workers", "2", *options]
     before = len(lines(history)) if history.exists() else 0
     watcher = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )  # fmt: skip
     try:
         until = time.monotonic() + PATIENCE
         while not (history.exists() and history.read_bytes().count(b"\n") >= before + 3):
