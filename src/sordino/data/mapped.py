@@ -1,7 +1,7 @@
 """Data too large to read: a folder of .npy files, mapped into memory, of which a round touches its cohort's rows only.
 
 x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds the rows
-clients[i] to clients[i + 1]. test_x.npy, test_y.npy: read whole, and checked. In memory: 8 bytes for each client and record.
+clients[i] to clients[i + 1]. test_x.npy, test_y.npy: read whole, and checked. In memory: 8 bytes a client and a record.
 """
 
 from __future__ import annotations
