@@ -64,17 +64,13 @@ class Distributed:
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> Rank:
         """Meet the others; on rank 0 the worker of the run, elsewhere never returns."""
         torch.set_num_threads(self.threads)
-        group = join(_device(task), self.timeout)
+        group = join(task.device, self.timeout)
         group.compare(_print(plan, task, streams))
-        rank = Rank(group, self.each.prepare(plan, task, streams))
+        rank = Rank(group, self.each.prepare(plan, task, streams), task)
         if group.rank != 0:
             rank.serve()
             raise Served
         return rank
-
-
-def _device(task: Task) -> torch.device:
-    return next((tensor.device for tensor in task.model.state_dict().values()), torch.device("cpu"))
 
 
 def _print(plan: Plan, task: Task, streams: Streams) -> str:
@@ -92,9 +88,9 @@ def _print(plan: Plan, task: Task, streams: Streams) -> str:
 class Rank:
     """One rank's part of a run; on rank 0 it is the run's worker, and leads the others."""
 
-    def __init__(self, group: Group, worker: InProcessWorker) -> None:
-        self.group, self.worker, self.task = group, worker, worker.task
-        self.costs = costs(worker.plan.local, np.diff(worker.task.clients.offsets))
+    def __init__(self, group: Group, worker: InProcessWorker, task: Task) -> None:
+        self.group, self.worker, self.task = group, worker, task  # the worker's own task may lie on another device
+        self.costs = costs(worker.plan.local, np.diff(task.clients.offsets))
         self.idle = True  # between two orders: the others wait for the next one
 
     @property
@@ -182,6 +178,4 @@ def _on(order: ClientJob | Tensor, device: torch.device) -> ClientJob | Tensor:
     """The order with its tensors on a device; they travel from the CPU."""
     if isinstance(order, Tensor):
         return order.to(device)
-    mask = order.public.mask
-    public = order.public if mask is None else replace(order.public, mask=mask.to(device))
-    return replace(order, public=public, start=order.start.to(device))
+    return replace(order, public=order.public.on(device), start=order.start.to(device))
