@@ -112,3 +112,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_options_that_would_read_everything_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mapped"):
         spec(made(tmp_path, 10), train=5).build(10, 0)
+
+
+def test_a_record_that_no_round_reads_is_not_looked_at(tmp_path: Path) -> None:
+    x = np.load(made(tmp_path, 10) / "x.npy")
+    x[0, 0] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    assert spec(tmp_path).build(10, 0).clients.population == 10

@@ -270,3 +270,12 @@ def test_everything_follows_the_device_of_the_model() -> None:
     batch = next(worker.batches(np.zeros(1, dtype=np.int64), [np.zeros((1, 2), dtype=np.int64)]))
     slope = objective.gradient(objective.place(start, 1), batch)
     assert slope.device.type == "meta"
+
+
+@pytest.mark.parametrize("engine", [BATCHED, SEQUENTIAL], ids=["batched", "sequential"])
+@pytest.mark.parametrize("model", [linear, mlp])
+def test_plain_steps_with_weight_decay_are_those_of_the_general_loop(engine: InProcess, model: Any) -> None:
+    """A momentum of 1e-12 is none, but takes the loop that knows no shortcut; clients are ragged."""
+    plain, general = (LocalSgd(lr=0.3, epochs=2, batch=2, weight_decay=0.5, momentum=m) for m in (0.0, 1e-12))
+    first, second = (final(plan(local=local), task(model=model()), engine=engine) for local in (plain, general))
+    assert torch.allclose(first, second, atol=1e-5)
