@@ -267,7 +267,7 @@ def test_everything_follows_the_device_of_the_model() -> None:
     objective = OneClient(moved)
     start = objective.inward(torch.zeros(moved.layout.size, device="meta"))
     worker = InProcessWorker(plan(), moved, Seeded(0), "sequential", 1)
-    batch = next(worker.batches(np.zeros(1, dtype=np.int64), [np.zeros((1, 2), dtype=np.int64)]))
+    batch = next(iter(worker.reader.batches(np.zeros(1, dtype=np.int64), [np.zeros((1, 2), dtype=np.int64)])))
     slope = objective.gradient(objective.place(start, 1), batch)
     assert slope.device.type == "meta"
 

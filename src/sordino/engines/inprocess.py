@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.data.task import Clients, Task
 from sordino.diagnostics import of_updates
 from sordino.engines import allocator
 from sordino.engines.base import ClientJob, Collected, chunks
+from sordino.engines.batches import Reader
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
 from sordino.engines.slopes import has_prox
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Public, finite_rows
-from sordino.parts.gradients import Batch, Moreau, Objective
+from sordino.parts.gradients import Moreau
 from sordino.parts.local import Coins
 from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
@@ -41,6 +41,7 @@ class InProcess:
     path: Path | None = None
     chunk: int | None = None
     device: str = "cpu"  # where clients train; the server's noise and step stay on the CPU
+    winograd: bool = True  # wide 5 x 5 convolutions with fewer products, where clients go one at a time on a CPU
 
     @property
     def offers(self) -> frozenset[str]:
@@ -54,7 +55,7 @@ class InProcess:
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if path == "batched" else 1)
         if path == "sequential" and chunk != 1:
             raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
-        return InProcessWorker(plan, task, streams, path, chunk)
+        return InProcessWorker(plan, task, streams, path, chunk, self.winograd)
 
 
 def _path(plan: Plan, task: Task) -> Path:
@@ -75,9 +76,9 @@ def known_device(name: str) -> torch.device:
     return device
 
 
-def _objective(plan: Plan, task: Task, path: Path) -> Objective:
+def _objective(plan: Plan, task: Task, path: Path, winograd: bool) -> OneClient | LinearClients | ManyClients:
     if path == "sequential":
-        return OneClient(task)
+        return OneClient(task, winograd)
     smooths = isinstance(getattr(plan.local, "gradient", None), Moreau)
     written = can_write_out(task) and (not smooths or has_prox(str(task.loss)))
     return LinearClients(task) if written else ManyClients(task)
@@ -86,11 +87,11 @@ def _objective(plan: Plan, task: Task, path: Path) -> Objective:
 class InProcessWorker:
     """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
 
-    def __init__(self, plan: Plan, task: Task, streams: Streams, path: Path, chunk: int) -> None:
+    def __init__(self, plan: Plan, task: Task, streams: Streams, path: Path, chunk: int, winograd: bool = True) -> None:
         self.plan, self.task, self.streams = plan, task, streams
         self.path, self.chunk, self.device = path, chunk, task.device
-        self.objective = _objective(plan, task, path)
-        self.buffer: Tensor | None = None
+        self.objective = _objective(plan, task, path, winograd)
+        self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)
 
@@ -98,7 +99,10 @@ class InProcessWorker:
     def header(self) -> dict[str, str | int]:
         gradient = type(self.objective).__name__
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
-        return {**header, "chunk": self.chunk, "device": str(self.device), "malloc": allocator.tune()}
+        header |= {"chunk": self.chunk, "device": str(self.device), "malloc": allocator.tune()}
+        loops = "compiled" if isinstance(self.objective, LinearClients) and self.objective.kernel else "torch"
+        winograd = self.objective.winograd if isinstance(self.objective, OneClient) else 0
+        return {**header, "loops": loops, "winograd": winograd}
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
@@ -128,7 +132,7 @@ class InProcessWorker:
             self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in zip(sizes, streams, clients, strict=True)
         ]
         coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
-        batches = self.batches(clients, drawn)
+        batches = self.reader.batches(clients, drawn)
         if self.path == "batched":
             rows = self.plan.local.solve(self.objective, own, batches, len(clients), public, coins)
         else:
@@ -143,38 +147,6 @@ class InProcessWorker:
             return []
         return [Coins(c, streams.at(t, "local noise", c), plan.local) for plan, streams, c in owners]
 
-    def batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Iterator[Batch]:
-        """One Batch per step: rows of the table gathered for all clients of the chunk; good until the next one."""
-        table = _padded(drawn)
-        rows = torch.from_numpy(self._rows(clients, table)).to(self.task.clients.records.x.device)
-        real = (table >= 0).transpose(1, 0, 2)  # [steps, m, b]
-        whole, busy = np.all(real, axis=(1, 2)).tolist(), np.any(real, axis=2)
-        idle, y = (~busy.all(1)).tolist(), gather(self.task.clients.records.y, rows).to(self.device)
-        for step in range(len(rows)):
-            if whole[step]:
-                yield Batch(self._gathered(rows[step]), y[step])
-            elif len(clients) == 1 and busy[step, 0]:  # without a mask: there is nothing to look up on the device
-                there = torch.from_numpy(np.flatnonzero(real[step, 0]))
-                yield Batch(self._gathered(rows[step][:, there]), y[step][:, there])
-            else:
-                active = torch.from_numpy(busy[step]).to(self.device, torch.float32) if idle[step] else None
-                mask = torch.from_numpy(real[step]).to(self.device)
-                yield Batch(self._gathered(rows[step]), y[step], mask, active)
-
-    def _rows(self, clients: Cohort, picks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of the table for picks [m, steps, b] of the clients' own records: [steps, m, b]; any row for none."""
-        held, first = self.task.clients, self.task.clients.offsets[clients][:, None, None]
-        places = np.minimum(first + np.maximum(picks, 0), len(held.index) - 1)
-        return np.ascontiguousarray(held.index[places].transpose(1, 0, 2))
-
-    def _gathered(self, where: Tensor) -> Tensor:
-        """Rows of x, gathered where it lies into a buffer that the next batch overwrites, on the model's device."""
-        x, count = self.task.clients.records.x, where.numel()
-        if self.buffer is None or len(self.buffer) < count:
-            self.buffer = x.new_empty(count, *x.shape[1:])
-        torch.index_select(x, 0, where.reshape(-1), out=self.buffer[:count])
-        return self.buffer[:count].view(*where.shape, *x.shape[1:]).to(self.device)
-
     def _encode(self, rows: Tensor, job: ClientJob, slopes: Tensor | None = None) -> Tensor:
         for step in self.plan.encode:
             rows = step.encode(rows, job.public, slopes)
@@ -183,7 +155,7 @@ class InProcessWorker:
     def _slopes(self, clients: Cohort, job: ClientJob) -> Tensor:
         """Gradients [m, d] of each client's whole loss at the round's start; zero for a client without records."""
         whole = [np.arange(max(self.task.clients.size(int(c)), 1))[None, :] for c in clients]
-        batch = next(self.batches(clients, whole))
+        batch = next(iter(self.reader.batches(clients, whole)))
         w = self.objective.place(self.objective.inward(job.start), len(clients))
         return self.objective.outward(self.objective.gradient(w, batch)).nan_to_num(0.0, 0.0, 0.0)
 
@@ -194,18 +166,3 @@ class InProcessWorker:
         worker = InProcessWorker(self.plan, alone, self.streams, "sequential", 1)
         start = start.to(self.device)
         return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()
-
-
-def gather(table: Tensor, where: Tensor) -> Tensor:
-    """Rows of a table: [n, ...] at [m, b] -> [m, b, ...]."""
-    return table.index_select(0, where.reshape(-1)).view(*where.shape, *table.shape[1:])
-
-
-def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """[m, steps, b], -1 where a client has fewer steps or records."""
-    steps = max((len(picks) for picks in drawn), default=0)
-    width = max((picks.shape[1] for picks in drawn), default=1)
-    table = np.full((len(drawn), steps, width), -1, dtype=np.int64)
-    for i, picks in enumerate(drawn):
-        table[i, : len(picks), : picks.shape[1]] = picks
-    return table

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.data.task import Task
+from sordino import kernels
+from sordino.data.task import Records, Task, quantile_of
+from sordino.engines.batches import Batches
 from sordino.engines.slopes import FEW_DIGITS, factors, known_slope, proximal, slope_of
+from sordino.errors import DataError
 from sordino.parts.gradients import Ball, Batch
-from sordino.parts.norms import lengths
+from sordino.parts.norms import SLACK, lengths
 from sordino.privacy.bounds import Norm
 
 SMALL = 1024  # weights of a model
+Rows = NDArray[np.int64]
 
 
 class LinearClients:
@@ -32,6 +39,7 @@ class LinearClients:
         self.slope = slope_of(str(task.loss))
         self.loss = str(task.loss)
         self.slopes = torch.empty(0)
+        self.kernel = kernels.available() and _readable(task.clients.records.x, layer.weight)
 
     @property
     def trainable(self) -> int:
@@ -63,7 +71,9 @@ class LinearClients:
         Weights and biases lie apart meanwhile: a product on rows of their own is a third faster.
         """
         rows, edge = self.place(start, clients), self.outputs * self.inputs
-        weight, bias = rows[:, :edge].reshape(clients, self.outputs, self.inputs), rows[:, edge:].clone()
+        weight, bias = rows[:, :edge].contiguous().view(clients, self.outputs, -1), rows[:, edge:].contiguous()
+        if self.kernel and isinstance(batches, Batches):
+            return self._by_kernel(weight, bias, batches, lr, decay)
         for batch in batches:
             x = batch.x.reshape(clients, -1, self.inputs)
             residual = self.slope(self._scores(x, weight, bias), batch.y)
@@ -77,6 +87,43 @@ class LinearClients:
             if self.bias:
                 bias.add_(residual.sum(1), alpha=pace)
         return torch.cat([weight.flatten(1), bias], 1)
+
+    def _by_kernel(self, weight: Tensor, bias: Tensor, batches: Batches, lr: float, decay: float) -> Tensor:
+        """The same in machine code, client after client."""
+        from sordino.kernels import linear as kernel
+
+        x, y = self._table(batches.records, batches.rows[batches.real])
+        rows, pace = np.where(batches.real, batches.rows, -1), (np.float32(lr), np.float32(decay))
+        offset = bias if self.bias else weight.new_zeros(weight.shape[:2])
+        kernel.descend(x, y, rows, weight.numpy(), offset.numpy(), self.bias, pace, self._code())
+        return torch.cat([weight.flatten(1), bias], 1)
+
+    def pulled(self, w: Tensor, rows: Rows, records: Records, sizes: Tensor, ball: Ball, order: Rows) -> Tensor:
+        """`clipped` of the table's `rows` [m, b] in machine code, in this `order`; `sizes` [n] are those of (x, 1)."""
+        from sordino.kernels import linear as kernel
+
+        x, y = self._table(records, rows)
+        edge, out = self.outputs * self.inputs, torch.zeros_like(w)
+        weight = w[:, :edge].contiguous().view(len(w), self.outputs, -1)
+        bias = w[:, edge:].contiguous() if self.bias else w.new_zeros(weight.shape[:2])
+        limits = (ball.radius * (1 - SLACK), ball.norm, FEW_DIGITS)
+        at = x, y, rows, weight.numpy(), bias.numpy(), sizes.numpy()
+        kernel.clipped(*at, self._code(), limits, out.numpy(), order)
+        return out
+
+    def _table(self, records: Records, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """All records and targets as machine code reads them, where they lie; labels are looked at before it does."""
+        x, y = records.x.view(len(records), -1), records.y.reshape(len(records), -1)
+        if self.loss == "cross_entropy":
+            check_labels(y.numpy()[rows], self.outputs)
+        return x.numpy(), y.numpy()
+
+    def _code(self) -> tuple[int, np.float32]:
+        """The loss as a kernel knows it."""
+        from sordino.kernels import linear as kernel
+
+        tau = quantile_of(self.loss)
+        return (kernel.LOSSES[self.loss], np.float32(0)) if tau is None else (kernel.QUANTILE, np.float32(tau))
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Sums [m, d] of every record's gradient, each pulled into the ball; masked and non-finite ones are zero."""
@@ -154,6 +201,19 @@ def _finite(x: Tensor, sizes: Tensor) -> Tensor:
     """x, with zeros for records that are not finite: they have no weight, and must not spoil those of others."""
     real = sizes.isfinite()
     return x if bool(real.all()) else torch.where(real[..., None], x, torch.zeros_like(x))
+
+
+def _readable(x: Tensor, weight: Tensor) -> bool:
+    """Whether machine code can read the records where they lie."""
+    single = x.dtype == weight.dtype == torch.float32
+    return single and x.device.type == weight.device.type == "cpu" and x.is_contiguous()
+
+
+def check_labels(labels: NDArray[np.int64], classes: int) -> None:
+    """Refuse a label that no score stands for."""
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        found = f"labels from {labels.min()} to {labels.max()} and a model of {classes} classes"
+        raise DataError(found, f"labels from 0 to {classes - 1}", "give the model one output per class")
 
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from sordino.data.task import Loss, Task
 from sordino.engines.slopes import factors
+from sordino.engines.winograd import accelerate
 from sordino.errors import PlanError
 from sordino.layout import Layout
 from sordino.parts.gradients import Ball, Batch, Moreau
@@ -26,14 +27,15 @@ RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where e
 class OneClient:
     """One client at a time: the module's tensors are views of one flat row, and so are its gradients."""
 
-    def __init__(self, task: Task) -> None:
-        self.layout = task.layout
+    def __init__(self, task: Task, winograd: bool = True) -> None:
+        self.layout, self.plain = task.layout, task.model
         self.model = copy.deepcopy(task.model).train()
         self.losses = task.losses
         self.row = torch.empty(1, self.layout.size, device=task.device)
         self.slope = torch.zeros(1, self.layout.size, device=task.device)
         self.layout.bind(self.model, self.row[0], self.slope[0])
         pool_first(self.model)
+        self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
         self.fast = _clipped_gradient(self.model, self.losses, self.layout)
         self.counters = [(b, b.clone()) for b in self.model.buffers() if not b.is_floating_point()]
@@ -89,7 +91,7 @@ class OneClient:
             except PlanError:  # the records are not told apart layer by layer: from now on each runs alone
                 self.fast = None
         if self.records is None:
-            self.records = RecordSums(self.model, self.losses, self.layout)
+            self.records = RecordSums(copy.deepcopy(self.plain).train(), self.losses, self.layout)
         return self.inward(self.records.sum(self.outward(w)[0], x, y, ball))[None]
 
     def _in_one_pass(self, fast: ClippedGradient, w: Tensor, x: Tensor, y: Tensor, radius: float) -> Tensor:
