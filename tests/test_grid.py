@@ -233,3 +233,13 @@ def test_a_grid_in_law_has_the_mean_of_the_runs() -> None:
     exact, law = (run_grid([base] * 400, silos(), seeds, exact=choice) for choice in (True, False))
     gap, spread = (exact.mean(0) - law.mean(0)).abs(), (exact.std(0) + law.std(0)) / 20
     assert bool((gap <= 4 * spread + 1e-6).all())
+
+
+@pytest.mark.parametrize("clients", [Everyone(5), RoundRobin(5, 2)], ids=str)
+def test_no_coin_is_drawn_for_a_cohort_that_is_public(clients: Any) -> None:
+    """A grid opens no stream for them: they must not touch the one they are given."""
+    assert not clients.random
+    coins, twin = np.random.default_rng(1), np.random.default_rng(1)
+    for t in range(3):
+        clients.draw(t, coins)
+    assert coins.random() == twin.random()

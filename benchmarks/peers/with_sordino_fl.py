@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
-from torch import Tensor
+from numpy.typing import NDArray
 
+from sordino import grid as grids
 from sordino.data.task import Clients, Records, Task
-from sordino.grid import run_grid
-from sordino.parts.gradients import Batch
+from sordino.engines.batches import Batches
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
@@ -48,16 +48,27 @@ def plan_of(work: Federation, rounds: int) -> Plan:
 
 
 class Reads:
-    """Counts every batch that an engine makes from here on: what was read, not what was asked for."""
+    """Counts what every chunk's steps read from here on: `Batches` is all that an engine knows of them."""
 
     def __init__(self) -> None:
-        self.work, make = Work(), Batch.__init__
+        self.work, make = Work(), Batches.__init__
 
-        def made(batch: Batch, x: Tensor, y: Tensor, mask: Tensor | None = None, *more: Any, **named: Any) -> None:
-            make(batch, x, y, mask, *more, **named)
-            self.work += Work(len(y), y.numel()) if mask is None else Work(int(mask.any(1).sum()), int(mask.sum()))
+        def made(batches: Batches, reader: Any, rows: Any, real: Any) -> None:
+            make(batches, reader, rows, real)
+            self.work += Work(int(real.any(2).sum()), int(real.sum()))
 
-        Batch.__init__ = made  # type: ignore[method-assign]
+        Batches.__init__ = made  # type: ignore[method-assign]
+        self._together(grids._together)
+
+    def _together(self, draw: Callable[..., NDArray[np.int64]]) -> None:
+        """A grid with exact=False draws the rows of all runs in one go."""
+
+        def drawn(*args: Any) -> NDArray[np.int64]:
+            rows = draw(*args)
+            self.work += Work(len(rows), rows.size)
+            return rows
+
+        grids._together = drawn
 
 
 def federation(work: Federation, rounds: int, mark: Mark, engine: Any = None) -> Work:
@@ -84,7 +95,7 @@ def grid(work: Grid, times: int, mark: Mark, exact: bool = True) -> Work:
     """All runs, `times` over."""
     task, plans, reads = task_of(work, "logistic"), [grid_plan(work, run) for run in range(work.runs)], Reads()
     for turn in range(times):
-        run_grid(plans, task, range(turn * work.runs, (turn + 1) * work.runs), exact=exact)
+        grids.run_grid(plans, task, range(turn * work.runs, (turn + 1) * work.runs), exact=exact)
         mark()
     return reads.work
 

@@ -2,14 +2,16 @@
 
 Every run keeps its own coins, cohorts, batches and noise: run g of a grid is, to rounding, `run(plans[g], task,
 streams=Seeded(seeds[g]))`. What is shared is the arithmetic: the clients of all runs are rows of one batched product.
-With `exact=False` a run draws the batches of a round from one stream of its own, not from one for each silo: the same
-run in law, with other coins, and several times as fast. For experiments: a grid keeps no charges, makes no certificate.
+With `exact=False` a run draws all its batches from one stream of its own, not from one for each silo and round: the
+same run in law, with other coins, and several times as fast.
+For experiments: a grid keeps no charges and makes no certificate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 
 from sordino.data.task import Task
 from sordino.engines.base import Collected
-from sordino.engines.inprocess import InProcess, InProcessWorker, gather
-from sordino.engines.linear import LinearClients
+from sordino.engines.batches import gather
+from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.linear import LinearClients, Rows
 from sordino.errors import PlanError
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Batch
@@ -32,6 +35,7 @@ from sordino.privacy.bounds import Norm
 from sordino.rng import Seeded
 from sordino.run import advanced, check
 
+UNUSED = Seeded(0).at(0, "unused")  # for samplers that draw nothing
 GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may hold
 
 
@@ -51,6 +55,16 @@ class _Stacked(LinearClients):
     def place(self, start: Tensor, clients: int) -> Tensor:
         return start.clone()
 
+    def messages(self, local: BatchGradient, t: int, start: Tensor, rows: Rows, owners: Rows, task: Task) -> Tensor:
+        """What silos `owners` [m] at starts of their own [m, d] send of the records in `rows` [m, b]."""
+        ball, sizes = local.ball(t), self.known(local.norm)
+        if self.kernel and ball.envelope is None:
+            order = np.argsort(owners, kind="stable")
+            return self.pulled(start, rows, task.clients.records, sizes, ball, order).div_(ball.radius)
+        where, records = torch.from_numpy(rows), task.clients.records
+        batch = Batch(gather(records.x, where), gather(records.y, where), sizes=gather(sizes, where))
+        return self.clipped(start, batch, ball) / ball.radius
+
 
 @dataclass
 class _Run:
@@ -60,8 +74,15 @@ class _Run:
     streams: Seeded
     state: State
 
+    @cached_property
+    def batches(self) -> np.random.Generator:
+        """Where all its silos' batches come from, round after round, if not each from its own stream."""
+        return self.streams.at(0, "batches")
+
     def cohort(self) -> Cohort:
-        return self.plan.clients.draw(self.state.t, self.streams.at(self.state.t, "cohort"))
+        """Who takes part now; no stream is opened for a sampler without coins."""
+        coins = self.streams.at(self.state.t, "cohort") if self.plan.clients.random else UNUSED
+        return self.plan.clients.draw(self.state.t, coins)
 
 
 def run_grid(plans: Sequence[Plan], task: Task, seeds: Sequence[int], *, exact: bool = True) -> Tensor:
@@ -147,25 +168,23 @@ def _messages(runs: list[_Run], cohorts: list[Cohort], task: Task, worker: InPro
         return _whole(local, t, start, np.concatenate(cohorts), task, worker)
     if not exact and isinstance(local, BatchGradient) and isinstance(local.records, FixedRecords):
         assert isinstance(worker.objective, _Stacked)
-        batch = _together(local.records, t, runs, cohorts, task, worker.objective.known(local.norm))
-        return local.solve(worker.objective, start, iter([batch]), count, runs[0].plan.public(t))
+        silos = np.concatenate(cohorts)
+        rows = _together(local.records, silos, runs, cohorts, task)
+        return worker.objective.messages(local, t, start, rows, silos, task)
     owners = [(one, int(c)) for one, cohort in zip(runs, cohorts, strict=True) for c in cohort]
     drawn = [local.indices(task.clients.size(c), one.streams.at(t, "batches", c), t, c) for one, c in owners]
     coins = worker.coins([(one.plan, one.streams, c) for one, c in owners], t)
-    batches = worker.batches(np.asarray([c for _, c in owners]), drawn)
+    batches = worker.reader.batches(np.asarray([c for _, c in owners]), drawn)
     return local.solve(worker.objective, start, batches, len(owners), runs[0].plan.public(t), coins)
 
 
-def _together(
-    records: FixedRecords, t: int, runs: list[_Run], cohorts: list[Cohort], task: Task, sizes_of: Tensor
-) -> Batch:
-    """A batch for every silo of every run: distinct records, each set of them equally likely."""
-    owners, table = np.concatenate(cohorts), task.clients
-    firsts = table.offsets[owners]
+def _together(records: FixedRecords, owners: Rows, runs: list[_Run], cohorts: list[Cohort], task: Task) -> Rows:
+    """Rows of the table [sum of cohorts, batch] for every silo of every run: each set of its records equally likely."""
+    table, firsts = task.clients, task.clients.offsets[owners]
     sizes = np.split(table.offsets[owners + 1] - firsts, np.cumsum([len(cohort) for cohort in cohorts])[:-1])
-    picks = subsets(sizes, records.batch, [one.streams.at(t, "batches") for one in runs])
-    rows = torch.from_numpy(table.index[firsts[:, None] + picks])
-    return Batch(gather(table.records.x, rows), gather(table.records.y, rows), sizes=gather(sizes_of, rows))
+    picks = subsets(sizes, records.batch, [one.batches for one in runs])
+    rows: Rows = table.index[firsts[:, None] + picks]
+    return rows
 
 
 def _starts(runs: list[_Run], cohorts: list[Cohort]) -> Tensor:

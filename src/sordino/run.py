@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -153,7 +154,9 @@ def advanced(
     if not plan.release.accepts(collected.received):
         return State(t + 1, state.memory, state.learnt), None
     encoded = noised_mean(plan, collected, cohort, streams, t)
-    mean = plan.refine(plan.decode(encoded, public), Noised(layout, mean_std(plan, collected.received, public), t))
+    mean = plan.decode(encoded, public)
+    if plan.postprocess:
+        mean = plan.refine(mean, Noised(layout, mean_std(plan, collected.received, public), t))
     learnt = plan.learn(encoded, mean, public, state)
     return State(t + 1, plan.server.step(state.memory, mean, t), learnt), encoded
 
@@ -161,8 +164,7 @@ def advanced(
 def noised_mean(plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int) -> Tensor:
     """The sum, noised, over a public number: what is released, still encoded."""
     release = plan.release
-    total = release.in_sum(collected.total, cohort, streams.at(t, "client noise"))
-    total = release.on_server(total, streams.at(t, "server noise"))
+    total = release.noised(collected.total, cohort, partial(streams.at, t))
     if streams.mode == "secure":
         total = on_grid(total, release.noise_std(collected.received))
     return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32)

@@ -146,11 +146,11 @@ def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generato
     """For each size a uniformly random set of `batch` numbers below it: [sum of m, batch], each group by its own coins.
 
     Floyd's algorithm, all at once: step j draws a number up to size - batch + j and takes it, or, if it was taken
-    before, size - batch + j itself.
+    before, size - batch + j itself. A number below n is n times one of 2^53 equidistant points of [0, 1), rounded down.
     """
     highest = np.concatenate(sizes)[:, None] - batch + np.arange(batch)
     groups = np.split(highest, np.cumsum([len(own) for own in sizes])[:-1])
-    drawn = [rng.integers(own, endpoint=True) for own, rng in zip(groups, rngs, strict=True)]
+    drawn = [(rng.random(own.shape) * (own + 1)).astype(np.int64) for own, rng in zip(groups, rngs, strict=True)]
     picks = np.ascontiguousarray(np.concatenate(drawn).T)  # [batch, m]: a step is one row
     for j in range(1, batch):
         taken = np.flatnonzero((picks[:j] == picks[j]).any(axis=0))

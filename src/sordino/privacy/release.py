@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -46,6 +47,14 @@ class Release(Part):
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
         """What the server adds."""
+        return total
+
+    def noised(self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator]) -> Tensor:
+        """The sum with all its noise; a stream of coins is opened only for those who draw."""
+        if type(self).in_sum is not Release.in_sum:
+            total = self.in_sum(total, cohort, coins("client noise"))
+        if type(self).on_server is not Release.on_server:
+            total = self.on_server(total, coins("server noise"))
         return total
 
     def accepts(self, received: int) -> bool:
@@ -92,7 +101,9 @@ def _reachable(at_least: int, clients: Sampler) -> None:
 
 
 def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tensor:
-    return total + total.new_tensor(mechanism.sample(total.numel(), rng)).view_as(total)
+    import torch  # loaded by then; the calculators of epsilon do without
+
+    return total + torch.from_numpy(mechanism.sample(total.numel(), rng)).view_as(total)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""Inner loops in machine code, where numba is installed (`pip install 'sordino[fast]'`): no compiler is needed.
+
+Each kernel computes what a few lines of torch compute elsewhere, up to rounding, and those lines run where it cannot.
+The code is made on first use (seconds) and kept for the next process. SORDINO_KERNELS=off leaves them out; a run's
+header says which was used. No kernel draws noise or touches an account.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+# Sums may be taken in another order and products fused with them; infinities and not-a-numbers stay what they are.
+ROUNDING = {"reassoc", "contract", "nsz"}
+
+
+@cache
+def available() -> bool:
+    """Whether compiled loops can be used in this process."""
+    return os.environ.get("SORDINO_KERNELS") != "off" and importlib.util.find_spec("numba") is not None
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in machine code, from its first call on; without numba as it is, for whoever reads it."""
+    try:
+        from numba import njit
+    except ImportError:
+        return function
+    settings: dict[str, Any] = {"error_model": "numpy", "fastmath": ROUNDING, "nogil": True}
+    try:
+        made: Callable[..., Any] = njit(cache=True, **settings)(function)
+    except RuntimeError:  # no folder that may be written to: made anew in every process
+        made = njit(**settings)(function)
+    return made
