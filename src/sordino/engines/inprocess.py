@@ -15,12 +15,13 @@ from sordino.diagnostics import of_updates
 from sordino.engines import allocator
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.batches import Reader
+from sordino.engines.dense import DenseClients, can_chain
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
 from sordino.engines.slopes import has_prox
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Public, finite_rows
-from sordino.parts.gradients import Moreau
+from sordino.parts.gradients import Moreau, Objective
 from sordino.parts.local import Coins
 from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
@@ -62,7 +63,15 @@ def _path(plan: Plan, task: Task) -> Path:
     largest = int(np.diff(task.clients.offsets).max())
     batch = min(getattr(plan.local, "batch", None) or largest, largest)
     small = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
-    return "batched" if small and (can_write_out(task) or can_batch(task)) else "sequential"
+    return "batched" if _written(plan, task) or (small and can_batch(task)) else "sequential"
+
+
+def _written(plan: Plan, task: Task) -> type[LinearClients] | type[DenseClients] | None:
+    """Who computes these clients with the gradient written out: faster than one at a time at every size measured."""
+    smooths = isinstance(getattr(plan.local, "gradient", None), Moreau)
+    if can_write_out(task):
+        return None if smooths and not has_prox(str(task.loss)) else LinearClients
+    return DenseClients if can_chain(task) and not smooths else None
 
 
 def known_device(name: str) -> torch.device:
@@ -76,12 +85,10 @@ def known_device(name: str) -> torch.device:
     return device
 
 
-def _objective(plan: Plan, task: Task, path: Path, winograd: bool) -> OneClient | LinearClients | ManyClients:
+def _objective(plan: Plan, task: Task, path: Path, winograd: bool) -> Objective:
     if path == "sequential":
         return OneClient(task, winograd)
-    smooths = isinstance(getattr(plan.local, "gradient", None), Moreau)
-    written = can_write_out(task) and (not smooths or has_prox(str(task.loss)))
-    return LinearClients(task) if written else ManyClients(task)
+    return (_written(plan, task) or ManyClients)(task)
 
 
 class InProcessWorker:

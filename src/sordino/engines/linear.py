@@ -62,7 +62,7 @@ class LinearClients:
         m, edge = len(w), self.outputs * self.inputs
         x = batch.x.reshape(m, -1, self.inputs)
         weight = w[:, :edge].view(m, self.outputs, self.inputs)
-        residual = self._mean(self.slope(self._scores(x, weight, w[:, edge:]), batch.y), batch)
+        residual = mean_shares(self.slope(self._scores(x, weight, w[:, edge:]), batch.y), batch)
         return self._written(residual, x)
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
@@ -78,7 +78,7 @@ class LinearClients:
             x = batch.x.reshape(clients, -1, self.inputs)
             residual = self.slope(self._scores(x, weight, bias), batch.y)
             pace = -lr if batch.mask is not None else -lr / residual.shape[1]
-            residual = residual if batch.mask is None else self._mean(residual, batch)
+            residual = residual if batch.mask is None else mean_shares(residual, batch)
             if decay:
                 keep = 1 - lr * decay * (1.0 if batch.active is None else batch.active[:, None])
                 weight.mul_(keep if batch.active is None else keep[..., None])  # type: ignore[index]
@@ -135,7 +135,7 @@ class LinearClients:
         residual = self._slopes_at(scores, batch.y, x, ball)
         sizes = self.sizes(x, ball.norm) if batch.sizes is None else batch.sizes
         scale = factors(lengths(residual, ball.norm) * sizes, ball.radius, batch.mask)
-        return self._written(_pulled(residual, scale), _finite(x, sizes))
+        return self._written(pull(residual, scale), finite(x, sizes))
 
     def shared(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """`clipped` where all rows of w [g, d] read the same records x [n, ...], y [n, ...]: one product for all."""
@@ -145,8 +145,8 @@ class LinearClients:
             scores += w[:, edge:]
         residual = self._slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), x[:, None], ball)
         sizes = self.sizes(x, ball.norm)
-        residual = _pulled(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.radius, None))
-        weights = (residual.view(len(x), -1).T @ _finite(x, sizes)).view(g, edge)
+        residual = pull(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.radius, None))
+        weights = (residual.view(len(x), -1).T @ finite(x, sizes)).view(g, edge)
         return torch.cat([weights, residual.sum(0)], 1) if self.bias else weights
 
     def sizes(self, x: Tensor, norm: Norm) -> Tensor:
@@ -180,15 +180,16 @@ class LinearClients:
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2))
 
-    def _mean(self, residual: Tensor, batch: Batch) -> Tensor:
-        """Each record's share of the client's mean."""
-        if batch.mask is None:
-            return residual.mul_(1 / residual.shape[1])
-        count = batch.mask.sum(1, keepdim=True).clamp(min=1)
-        return residual.mul_((batch.mask / count)[..., None])
+
+def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
+    """Each record's share of its client's mean, in place."""
+    if batch.mask is None:
+        return residual.mul_(1 / residual.shape[1])
+    count = batch.mask.sum(1, keepdim=True).clamp(min=1)
+    return residual.mul_((batch.mask / count)[..., None])
 
 
-def _pulled(residual: Tensor, scale: Tensor) -> Tensor:
+def pull(residual: Tensor, scale: Tensor) -> Tensor:
     """residual * scale, and 0 where the scale is, whatever the residual (0 times infinity is not a number).
 
     A product too small to have all its digits is 0 too: times a huge x it could leave the ball.
@@ -197,7 +198,7 @@ def _pulled(residual: Tensor, scale: Tensor) -> Tensor:
     return torch.where(pulled.abs().amax(-1, keepdim=True) >= FEW_DIGITS, pulled, torch.zeros_like(pulled))
 
 
-def _finite(x: Tensor, sizes: Tensor) -> Tensor:
+def finite(x: Tensor, sizes: Tensor) -> Tensor:
     """x, with zeros for records that are not finite: they have no weight, and must not spoil those of others."""
     real = sizes.isfinite()
     return x if bool(real.all()) else torch.where(real[..., None], x, torch.zeros_like(x))
@@ -218,7 +219,7 @@ def check_labels(labels: NDArray[np.int64], classes: int) -> None:
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:
     """The only layer of a model that is Linear, or Flatten and Linear; None for any other model."""
-    parts = _parts(model)
+    parts = chain(model)
     plain = all(type(part) in (nn.Flatten, nn.Linear) for part in parts)
     layers = [part for part in parts if isinstance(part, nn.Linear)]
     if not plain or len(layers) != 1 or type(model) not in (nn.Sequential, nn.Linear):
@@ -227,11 +228,11 @@ def linear_layer(model: nn.Module) -> nn.Linear | None:
     return layers[0] if trained and parts[-1] is layers[0] else None
 
 
-def _parts(model: nn.Module) -> list[nn.Module]:
+def chain(model: nn.Module) -> list[nn.Module]:
     """What runs, in order: a layer that is used twice stands twice, and a Sequential of another class for itself."""
     if type(model) is not nn.Sequential:
         return [model]
-    return [part for child in model for part in _parts(child)]
+    return [part for child in model for part in chain(child)]
 
 
 def can_write_out(task: Task) -> bool:
@@ -239,7 +240,13 @@ def can_write_out(task: Task) -> bool:
     layer = linear_layer(task.model)
     if layer is None or not isinstance(task.loss, str):
         return False
-    y, flat = task.clients.records.y, task.clients.records.x[:1].flatten(1).shape[1] == layer.in_features
+    flat = task.clients.records.x[:1].flatten(1).shape[1] == layer.in_features
+    return flat and known_targets(task, layer.out_features)
+
+
+def known_targets(task: Task, outputs: int) -> bool:
+    """Whether the slope of the task's loss is written, and its targets fit this many scores."""
+    y = task.clients.records.y
     if task.loss == "cross_entropy":
-        return flat and not y.is_floating_point() and y.dim() == 1
-    return flat and known_slope(task.loss) and y[:1].numel() == layer.out_features
+        return not y.is_floating_point() and y.dim() == 1
+    return isinstance(task.loss, str) and known_slope(task.loss) and y[:1].numel() == outputs

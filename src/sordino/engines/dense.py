@@ -1,0 +1,179 @@
+"""Chains of dense layers, a chunk of clients at once, with the gradient written out: no autograd, no copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from sordino.data.task import Task
+from sordino.engines.linear import chain, finite, known_targets, mean_shares, pull
+from sordino.engines.slopes import factors, slope_of
+from sordino.parts.gradients import Ball, Batch
+from sordino.parts.norms import lengths
+from sordino.privacy.bounds import Norm
+
+SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {  # h'(z) as a function of a = h(z)
+    nn.ReLU: lambda a: (a > 0).to(a.dtype),
+    nn.Tanh: lambda a: 1 - a.square(),
+    nn.Sigmoid: lambda a: a - a.square(),
+}
+CURVES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu_,
+    nn.Tanh: torch.tanh_,
+    nn.Sigmoid: torch.sigmoid_,
+}
+Layer = tuple[Tensor, Tensor | None]  # weights [m, o, i] and biases [m, 1, o] of m clients
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer in the flat row: where its weight and bias lie, and the curve behind it (None: the scores)."""
+
+    outputs: int
+    inputs: int
+    weight: int
+    bias: int | None
+    curve: type[nn.Module] | None
+
+    def of(self, rows: Tensor) -> Layer:
+        """Its weights and biases in rows [m, d]: views."""
+        weight = rows[:, self.weight : self.weight + self.outputs * self.inputs].view(-1, self.outputs, self.inputs)
+        return weight, None if self.bias is None else rows[:, None, self.bias : self.bias + self.outputs]
+
+
+class DenseClients:
+    """m clients of Linear layers with ReLU, Tanh or Sigmoid between them, under one of the losses of `slopes.SLOPES`.
+
+    a_0 = x;  z_l = a_(l-1) W_l^T + c_l;  a_l = h(z_l);      r_L = d loss / d z_L;  r_(l-1) = (r_l W_l) * h'(z_(l-1))
+    dW_l = r_l^T a_(l-1) / n,  dc_l = sum r_l / n
+    In every layer one record's gradient is the outer product of r_l and (a_(l-1), 1): its norm is never formed from it.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.layout, self.stages = task.layout, stages(task)
+        self.slope = slope_of(str(task.loss))
+        self.slopes = torch.empty(0)
+
+    @property
+    def trainable(self) -> int:
+        return self.layout.trainable
+
+    def place(self, start: Tensor, clients: int) -> Tensor:
+        """Rows [m, d], each a copy of `start`."""
+        return start.repeat(clients, 1)
+
+    def inward(self, start: Tensor) -> Tensor:
+        return start
+
+    def outward(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def gradient(self, w: Tensor, batch: Batch) -> Tensor:
+        """Gradients [m, d] of each client's mean loss, written into one buffer that the next call overwrites."""
+        layers = [stage.of(w) for stage in self.stages]
+        inputs = self._forward(layers, batch)
+        return self._written(w, inputs, self._residuals(layers, inputs, mean_shares(self.residual, batch)))
+
+    def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
+        """w <- (1 - lr decay) w - lr gradient, batch after batch: the product that makes the gradient adds it too."""
+        rows = self.place(start, clients)
+        layers = [(w.clone(), c if c is None else c.clone()) for w, c in (stage.of(rows) for stage in self.stages)]
+        for batch in batches:
+            inputs = self._forward(layers, batch)
+            residuals = self._residuals(layers, inputs, mean_shares(self.residual, batch))
+            keep = 1 - lr * decay * (1.0 if batch.active is None else batch.active[:, None, None])
+            for (weight, bias), a, r in zip(layers, inputs, residuals, strict=True):
+                if decay:
+                    weight.mul_(keep)
+                weight.baddbmm_(r.transpose(1, 2), a, alpha=-lr)
+                if bias is not None:
+                    (bias.mul_(keep) if decay else bias).add_(r.sum(1, keepdim=True), alpha=-lr)
+        for stage, (weight, bias) in zip(self.stages, layers, strict=True):
+            own_weight, own_bias = stage.of(rows)
+            own_weight.copy_(weight)
+            if own_bias is not None and bias is not None:
+                own_bias.copy_(bias)
+        return rows
+
+    def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
+        """Sums [m, d] of every record's gradient, each pulled into the ball; masked and non-finite ones are zero."""
+        layers = [stage.of(w) for stage in self.stages]
+        inputs = self._forward(layers, batch)
+        residuals = self._residuals(layers, inputs, self.residual)
+        sizes = [_size(a, stage.bias is not None, ball.norm) for a, stage in zip(inputs, self.stages, strict=True)]
+        parts = torch.stack([lengths(r, ball.norm) * size for r, size in zip(residuals, sizes, strict=True)])
+        scale = factors(lengths(parts.movedim(0, -1), ball.norm), ball.radius, batch.mask)
+        inputs = [finite(a, size) for a, size in zip(inputs, sizes, strict=True)]
+        return self._written(w, inputs, [pull(r, scale) for r in residuals])
+
+    def _forward(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
+        """What every layer reads, a_0 to a_(L-1); leaves r_L in `residual`."""
+        a, inputs = batch.x.reshape(*batch.x.shape[:2], -1), []
+        for stage, (weight, bias) in zip(self.stages, layers, strict=True):
+            inputs.append(a)
+            turned = weight.transpose(1, 2)
+            z = torch.bmm(a, turned) if bias is None else torch.baddbmm(bias, a, turned)
+            a = z if stage.curve is None else CURVES[stage.curve](z)
+        self.residual = self.slope(a, batch.y)
+        return inputs
+
+    def _residuals(self, layers: list[Layer], inputs: list[Tensor], last: Tensor) -> list[Tensor]:
+        """r_1 to r_L."""
+        found = [last]
+        for i in range(len(layers) - 1, 0, -1):
+            curve = self.stages[i - 1].curve
+            assert curve is not None
+            found.append(torch.bmm(found[-1], layers[i][0]).mul_(SLOPES[curve](inputs[i])))
+        return found[::-1]
+
+    def _written(self, w: Tensor, inputs: list[Tensor], residuals: list[Tensor]) -> Tensor:
+        if self.slopes.shape != w.shape:
+            self.slopes = torch.empty_like(w)
+        for stage, a, r in zip(self.stages, inputs, residuals, strict=True):
+            weight, bias = stage.of(self.slopes)
+            weight.copy_(torch.bmm(r.transpose(1, 2), a))
+            if bias is not None:
+                torch.sum(r, 1, keepdim=True, out=bias)
+        return self.slopes
+
+
+def _size(a: Tensor, bias: bool, norm: Norm) -> Tensor:
+    """||(a, 1)||, or ||a|| without a bias."""
+    size = lengths(a, norm)
+    if not bias:
+        return size
+    return (size.square() + 1).sqrt() if norm == 2 else size + 1
+
+
+def stages(task: Task) -> list[Stage]:
+    """The layers of a chain, in order; empty for any other model."""
+    parts = [part for part in chain(task.model) if type(part) is not nn.Flatten]
+    layers, curves = parts[::2], parts[1::2]
+    plain = all(type(part) is nn.Linear for part in layers) and all(type(part) in CURVES for part in curves)
+    once = len(set(layers)) == len(layers) == len(curves) + 1
+    trained = all(parameter.requires_grad for parameter in task.model.parameters())
+    if not (plain and once and trained) or any(type(part) is nn.Flatten for part in chain(task.model)[1:]):
+        return []
+    names = {part: name for name, part in task.model.named_modules()}
+    starts = {slot.name: slot.start for slot in task.layout.slots}
+    kinds = [*(type(curve) for curve in curves), None]
+    return [_stage(layer, names[layer], starts, kind) for layer, kind in zip(layers, kinds, strict=True)]  # type: ignore[arg-type]
+
+
+def _stage(layer: nn.Linear, name: str, starts: dict[str, int], curve: type[nn.Module] | None) -> Stage:
+    bias = starts[f"{name}.bias"] if layer.bias is not None else None
+    return Stage(layer.out_features, layer.in_features, starts[f"{name}.weight"], bias, curve)
+
+
+def can_chain(task: Task) -> bool:
+    """Whether this task is a chain of two or more dense layers under a loss whose gradient is written here."""
+    found = stages(task)
+    if len(found) < 2:
+        return False
+    flat = task.clients.records.x[:1].flatten(1).shape[1] == found[0].inputs
+    joined = all(a.outputs == b.inputs for a, b in pairwise(found))
+    return flat and joined and known_targets(task, found[-1].outputs)
