@@ -10,9 +10,11 @@ import torch
 from tests.tiny import final, plan, seeded, task
 from torch import Tensor, nn
 
+from sordino import kernels
 from sordino.engines import winograd
 from sordino.engines.inprocess import InProcess
 from sordino.engines.objectives import OneClient
+from sordino.engines.tiles import Lift
 from sordino.parts.encode import Clip
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local import LocalSgd
@@ -21,7 +23,7 @@ from sordino.rng import Seeded
 CLOSE = 3e-5  # of the largest entry; the direct sum in float32 has about 3e-6
 
 
-def layer(inputs: int = 32, outputs: int = 40, pad: int | tuple[int, int] = 2, **more: Any) -> nn.Conv2d:
+def layer(inputs: int = 32, outputs: int = 64, pad: int | tuple[int, int] = 2, **more: Any) -> nn.Conv2d:
     return seeded(nn.Conv2d(inputs, outputs, 5, padding=pad, **more))  # type: ignore[return-value]
 
 
@@ -39,11 +41,20 @@ def slopes(model: nn.Conv2d, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad((y * weights).sum(), [x, *model.parameters()])]
 
 
+@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to transform tiles."""
+    if request.param:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(kernels, "available", lambda: request.param)
+
+
 def farthest(found: list[Tensor], exact: list[Tensor]) -> float:
     assert [a.shape for a in found] == [b.shape for b in exact]
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, exact, strict=True))
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
@@ -61,20 +72,21 @@ def test_values_and_gradients_are_those_of_the_convolution(shape: Any, pad: Any,
     assert "_Convolution" in str(fast(x).grad_fn) or "Permute" in str(fast(x).grad_fn), "the plain layer ran"
 
 
+@pytest.mark.usefixtures("loops")
 def test_a_wrong_point_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sabotage: interpolation through points that are not those of the evaluation."""
     plain, x = layer(), images(2, 32, 16, 16)
     fast, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
     winograd.accelerate(fast)
-    a, g, b = winograd.transforms(5)
-    wrong = a.clone()
-    wrong[5] = wrong[5].roll(1)
-    monkeypatch.setattr(winograd, "transforms", lambda r: (wrong, g, b))
+    a, g, b = winograd.transforms()
+    wrong = a.left.clone()
+    wrong[1] = wrong[1].roll(1)
+    monkeypatch.setattr(winograd, "transforms", lambda: (Lift(wrong), g, b))
     assert farthest(slopes(fast, x), slopes(exact, x)) > 100 * CLOSE
 
 
 def test_a_tile_is_the_definition_in_exact_arithmetic() -> None:
-    a, g, b = (part.double() for part in winograd.transforms(5))
+    a, g, b = (part.both.double() for part in winograd.transforms())
     tile, kernel = torch.randn(8, 8, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
     found = a @ ((g @ kernel.flatten()) * (b @ tile.flatten()))
     exact = nn.functional.conv2d(tile[None, None], kernel[None, None]).flatten()
@@ -96,16 +108,16 @@ def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        nn.Conv2d(32, 32, 3),
-        nn.Conv2d(8, 32, 5),
-        nn.Conv2d(32, 8, 5),
-        nn.Conv2d(32, 32, 5, stride=2),
-        nn.Conv2d(32, 32, 5, dilation=2),
+        nn.Conv2d(64, 64, 3),
+        nn.Conv2d(8, 640, 5),
+        nn.Conv2d(640, 8, 5),
+        nn.Conv2d(64, 64, 5, stride=2),
+        nn.Conv2d(64, 64, 5, dilation=2),
         nn.Conv2d(64, 64, 5, groups=2),
-        nn.Conv2d(32, 32, 5, padding=2, padding_mode="circular"),
-        nn.Conv2d(32, 32, 5, padding="same"),
-        nn.Conv2d(32, 32, 5).double(),
-        nn.Conv2d(32, 32, (5, 3)),
+        nn.Conv2d(64, 64, 5, padding=2, padding_mode="circular"),
+        nn.Conv2d(64, 64, 5, padding="same"),
+        nn.Conv2d(64, 64, 5).double(),
+        nn.Conv2d(64, 64, (5, 3)),
     ],
     ids=str,
 )
@@ -122,9 +134,15 @@ def test_images_smaller_than_a_tile_run_as_they_always_did() -> None:
     assert torch.equal(fast(x), plain(x))
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_narrow_layers_need_compiled_loops_to_pay(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "available", lambda: compiled)
+    assert winograd.accelerate(nn.Conv2d(32, 32, 5)) == compiled
+
+
 def net() -> nn.Module:
-    wide = nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
-    return seeded(nn.Sequential(*wide, nn.Flatten(), nn.Linear(32 * 16, 3)))
+    wide = nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
+    return seeded(nn.Sequential(*wide, nn.Flatten(), nn.Linear(64 * 16, 3)))
 
 
 def test_a_run_with_and_without_gives_one_result_and_says_which() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino import kernels
 from sordino.data.task import Clients, Task
 from sordino.diagnostics import of_updates
 from sordino.engines import allocator
@@ -107,9 +108,10 @@ class InProcessWorker:
         gradient = type(self.objective).__name__
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
         header |= {"chunk": self.chunk, "device": str(self.device), "malloc": allocator.tune()}
-        loops = "compiled" if isinstance(self.objective, LinearClients) and self.objective.kernel else "torch"
         winograd = self.objective.winograd if isinstance(self.objective, OneClient) else 0
-        return {**header, "loops": loops, "winograd": winograd}
+        compiled = winograd > 0 and kernels.available()
+        compiled |= isinstance(self.objective, LinearClients) and self.objective.kernel
+        return {**header, "loops": "compiled" if compiled else "torch", "winograd": winograd}
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
