@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from sordino.data.task import Task
+from sordino.layout import Layout
 from sordino.parts.encode import Public
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
@@ -62,3 +63,23 @@ def chunks(cohort: Cohort, size: int) -> Iterator[Cohort]:
     """The cohort in pieces of at most `size`."""
     for first in range(0, len(cohort), size):
         yield cohort[first : first + size]
+
+
+class Copies:
+    """Part of an objective: every client's row [d] begins as a copy of the start, in the layout's order."""
+
+    layout: Layout
+
+    @property
+    def trainable(self) -> int:
+        return self.layout.trainable
+
+    def place(self, start: Tensor, clients: int) -> Tensor:
+        """Rows [m, d], each a copy of `start`."""
+        return start.repeat(clients, 1)
+
+    def inward(self, start: Tensor) -> Tensor:
+        return start
+
+    def outward(self, rows: Tensor) -> Tensor:
+        return rows

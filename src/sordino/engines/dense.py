@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sordino.data.task import Task
-from sordino.engines.linear import chain, finite, known_targets, mean_shares, pull
+from sordino.engines.base import Copies
+from sordino.engines.linear import chain, finite, known_targets, mean_shares, pull, with_bias
 from sordino.engines.slopes import factors, slope_of
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.norms import lengths
-from sordino.privacy.bounds import Norm
 
 SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {  # h'(z) as a function of a = h(z)
     nn.ReLU: lambda a: (a > 0).to(a.dtype),
@@ -45,7 +45,7 @@ class Stage:
         return weight, None if self.bias is None else rows[:, None, self.bias : self.bias + self.outputs]
 
 
-class DenseClients:
+class DenseClients(Copies):
     """m clients of Linear layers with ReLU, Tanh or Sigmoid between them, under one of the losses of `slopes.SLOPES`.
 
     a_0 = x;  z_l = a_(l-1) W_l^T + c_l;  a_l = h(z_l);      r_L = d loss / d z_L;  r_(l-1) = (r_l W_l) * h'(z_(l-1))
@@ -57,20 +57,6 @@ class DenseClients:
         self.layout, self.stages = task.layout, stages(task)
         self.slope = slope_of(str(task.loss))
         self.slopes = torch.empty(0)
-
-    @property
-    def trainable(self) -> int:
-        return self.layout.trainable
-
-    def place(self, start: Tensor, clients: int) -> Tensor:
-        """Rows [m, d], each a copy of `start`."""
-        return start.repeat(clients, 1)
-
-    def inward(self, start: Tensor) -> Tensor:
-        return start
-
-    def outward(self, rows: Tensor) -> Tensor:
-        return rows
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d] of each client's mean loss, written into one buffer that the next call overwrites."""
@@ -104,7 +90,9 @@ class DenseClients:
         layers = [stage.of(w) for stage in self.stages]
         inputs = self._forward(layers, batch)
         residuals = self._residuals(layers, inputs, self.residual)
-        sizes = [_size(a, stage.bias is not None, ball.norm) for a, stage in zip(inputs, self.stages, strict=True)]
+        sizes = [lengths(a, ball.norm) for a in inputs]
+        own = zip(self.stages, sizes, strict=True)
+        sizes = [size if stage.bias is None else with_bias(size, ball.norm) for stage, size in own]
         parts = torch.stack([lengths(r, ball.norm) * size for r, size in zip(residuals, sizes, strict=True)])
         scale = factors(lengths(parts.movedim(0, -1), ball.norm), ball.radius, batch.mask)
         inputs = [finite(a, size) for a, size in zip(inputs, sizes, strict=True)]
@@ -139,14 +127,6 @@ class DenseClients:
             if bias is not None:
                 torch.sum(r, 1, keepdim=True, out=bias)
         return self.slopes
-
-
-def _size(a: Tensor, bias: bool, norm: Norm) -> Tensor:
-    """||(a, 1)||, or ||a|| without a bias."""
-    size = lengths(a, norm)
-    if not bias:
-        return size
-    return (size.square() + 1).sqrt() if norm == 2 else size + 1
 
 
 def stages(task: Task) -> list[Stage]:

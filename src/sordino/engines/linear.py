@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sordino import kernels
 from sordino.data.task import Records, Task, quantile_of
+from sordino.engines.base import Copies
 from sordino.engines.batches import Batches
 from sordino.engines.slopes import FEW_DIGITS, factors, known_slope, proximal, slope_of
 from sordino.errors import DataError
@@ -23,7 +24,7 @@ SMALL = 1024  # weights of a model
 Rows = NDArray[np.int64]
 
 
-class LinearClients:
+class LinearClients(Copies):
     """m clients of one `Linear` layer under one of the losses of `SLOPES`.
 
     z = x W^T + c;  r = d loss / d z, e.g. softmax(z) - onehot(y);   dW = r^T x / n,  dc = sum r / n
@@ -40,20 +41,6 @@ class LinearClients:
         self.loss = str(task.loss)
         self.slopes = torch.empty(0)
         self.kernel = kernels.available() and _readable(task.clients.records.x, layer.weight)
-
-    @property
-    def trainable(self) -> int:
-        return self.layout.trainable
-
-    def place(self, start: Tensor, clients: int) -> Tensor:
-        """Rows [m, d], each a copy of `start`."""
-        return start.repeat(clients, 1)
-
-    def inward(self, start: Tensor) -> Tensor:
-        return start
-
-    def outward(self, rows: Tensor) -> Tensor:
-        return rows
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d], written into one buffer that the next call overwrites."""
@@ -151,10 +138,7 @@ class LinearClients:
 
     def sizes(self, x: Tensor, norm: Norm) -> Tensor:
         """||(x, 1)|| of every record."""
-        sizes = lengths(x, norm)
-        if not self.bias:
-            return sizes
-        return (sizes.square() + 1).sqrt() if norm == 2 else sizes + 1
+        return with_bias(lengths(x, norm), norm) if self.bias else lengths(x, norm)
 
     def _slopes_at(self, scores: Tensor, y: Tensor, x: Tensor, ball: Ball) -> Tensor:
         if ball.envelope is None:
@@ -179,6 +163,11 @@ class LinearClients:
         if not self.bias:
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2))
+
+
+def with_bias(sizes: Tensor, norm: Norm) -> Tensor:
+    """||(x, 1)|| from ||x||."""
+    return (sizes.square() + 1).sqrt() if norm == 2 else sizes + 1
 
 
 def mean_shares(residual: Tensor, batch: Batch) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sordino.data.task import Loss, Task
+from sordino.engines.base import Copies
 from sordino.engines.slopes import factors
 from sordino.engines.winograd import accelerate
 from sordino.errors import PlanError
@@ -143,7 +144,7 @@ def _watched(parts: nn.Module) -> bool:
     return hooked or any(getattr(part, "return_indices", False) for part in parts.modules())
 
 
-class ManyClients:
+class ManyClients(Copies):
     """A chunk of clients at once: vmap of the gradient over rows of parameters."""
 
     def __init__(self, task: Task) -> None:
@@ -151,20 +152,6 @@ class ManyClients:
         self.model = copy.deepcopy(task.model).train()
         self.slopes = vmap(grad(_mean_loss(self.model, task.losses)))
         self.records = RecordSums(self.model, task.losses, task.layout)
-
-    @property
-    def trainable(self) -> int:
-        return self.layout.trainable
-
-    def place(self, start: Tensor, clients: int) -> Tensor:
-        """Rows [m, d], each a copy of `start`."""
-        return start.repeat(clients, 1)
-
-    def inward(self, start: Tensor) -> Tensor:
-        return start
-
-    def outward(self, rows: Tensor) -> Tensor:
-        return rows
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Sums [m, d] of every record's gradient, each pulled into the ball: client by client."""
