@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sordino.calculator import Question, answer
 from sordino.data.task import Clients, Records, Task
 from sordino.grid import run_grid
-from sordino.models import CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Spec, build_seeded
+from sordino.models import CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, Spec, build_seeded
 from sordino.optim import make_private
 from sordino.parts.postprocess import smooth_cycle
 from sordino.parts.samplers import Everyone, FixedSize
@@ -39,6 +39,10 @@ def fed_avg(own: Task, cohort: int, rounds: int, epochs: int, batch: int) -> Onc
 
 def logistic() -> Once:
     return fed_avg(task(Logistic(), 10, torch.randn(5000, 1, 28, 28), 100), 50, rounds=8, epochs=5, batch=10)
+
+
+def mlp() -> Once:
+    return fed_avg(task(Mlp(), 10, torch.randn(5000, 1, 28, 28), 100), 50, rounds=4, epochs=2, batch=10)
 
 
 def cnn() -> Once:
@@ -92,6 +96,7 @@ def accounting() -> Once:
 
 WORK: dict[str, Callable[[], Once]] = {
     "W1 logistic": logistic,
+    "MLP": mlp,
     "W2 CNN": cnn,
     "W4 LSTM": lstm,
     "W6 grid": grid,

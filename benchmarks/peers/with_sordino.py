@@ -6,8 +6,12 @@ import torch
 from loops import Loop, Make
 from workloads import CLIP, MULTIPLIER, RATE, Workload
 
+from sordino import kernels
 from sordino.optim import make_private
 from sordino.version import __version__
+
+if kernels.available():  # numba is imported like the rest: no method's imports count as its memory
+    import sordino.kernels.images  # noqa: F401
 
 VERSIONS = {"sordino": __version__, "torch": torch.__version__}
 

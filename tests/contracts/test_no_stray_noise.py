@@ -37,9 +37,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"}),  # makes the generators
     "privacy/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
     "parts/samplers.py": frozenset({"binomial", "choice"}),  # who takes part
-    "parts/records.py": frozenset(
-        {"binomial", "choice", "integers", "permutation", "random"}
-    ),  # a silo's batch
+    "parts/records.py": frozenset({"binomial", "choice", "integers", "permutation", "random"}),  # a silo's batch
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
     "engines/inprocess.py": frozenset({"integers"}),  # a seed for dropout

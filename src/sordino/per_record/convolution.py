@@ -1,4 +1,4 @@
-"""Convolutions in one, two or three dimensions as products with patches, channels last.
+"""Convolutions in one, two or three dimensions as products with patches, channels last; small ones by compiled loops.
 
 y_jt = W p_jt + c   with p_jt the patch of record j under position t, so   dW_j = sum_t g_jt (x) p_jt
 """
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
 
+from sordino.per_record import images
 from sordino.per_record.layers import fixed
 from sordino.per_record.pieces import Outer, Rows, Slopes
 from sordino.per_record.tape import Pieces, Tape
@@ -24,10 +25,13 @@ _RUN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
-    """Patches are cut before the forward if no gradient flows below (they then serve it too), else after it."""
+    """Patches, where needed, are cut before the forward if no gradient flows below (they serve it too), else after."""
     tape.check(input, axis, len(module.kernel_size) + 2)
     last = len(module.kernel_size) == 2 and (tape.channels_last or _prefers_last(input, module.weight))
     input = input.contiguous(memory_format=torch.channels_last) if last else input
+    if images.small(module) and images.fits(module, padded := _padded(module, input)):
+        image = _direct(tape, module, padded)
+        return image if last else image.contiguous()
     native = module.padding_mode == "zeros" and input.requires_grad  # padded by the convolution itself
     x = input if native else _padded(module, input)
     ready = None if x.requires_grad or module.groups > 1 else patches(module, x)
@@ -45,6 +49,20 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     output = tape.watch(product, use, shape=(*ready.shape[:2], module.out_channels))
     image = output.view(len(x), *_sides(module, x), module.out_channels).movedim(-1, 1)
     return image if last else image.contiguous()
+
+
+def _direct(tape: Tape, module: Any, x: Tensor) -> Tensor:
+    """By compiled loops, from a padded input; no patches."""
+    spot, kept = images.where(module, x), x.detach()
+
+    def use(slope: Tensor) -> Pieces:
+        cut = partial(patches, module, kept)
+        yield module.weight, images.Convolved(cut, Slopes(slope), _Turn(module), image=kept, spot=spot)
+        if module.bias is not None:
+            yield module.bias, Rows(slope.sum(1))
+
+    product = images.Convolution.apply(x, module.weight.detach(), fixed(module.bias), spot)  # type: ignore[no-untyped-call]
+    return tape.watch(product, use, x).view(len(x), *spot.sides, module.out_channels).movedim(-1, 1)
 
 
 def _prefers_last(*tensors: Tensor) -> bool:

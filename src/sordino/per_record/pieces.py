@@ -131,7 +131,8 @@ class Outer:
         inputs = self.read()
         if inputs.shape[1] == 1:
             return row_squares(inputs) * row_squares(self.outputs.value)
-        return self.by_gram(inputs) if _gram_is_cheaper(inputs, self.outputs.value) else self.materialised(inputs)
+        (b, t, i), o = inputs.shape, self.outputs.value.shape[2]
+        return self.by_gram(inputs) if gram_is_cheaper(b, t, i, o) else self.materialised(inputs)
 
     def doubt(self) -> Tensor | float:
         return self.slack
@@ -167,9 +168,8 @@ class Outer:
         return Outer(self.read()[index], Slopes(self.outputs.value[index]), self.turn)
 
 
-def _gram_is_cheaper(inputs: Tensor, outputs: Tensor) -> bool:
+def gram_is_cheaper(b: int, t: int, i: int, o: int) -> bool:
     """Multiplications of two Gram matrices against the memory traffic of a materialised gradient."""
-    (b, t, i), o = inputs.shape, outputs.shape[2]
     entry = NEAR if b * i * o <= CACHE else FAR
     return GRAM * t * t * (i + o) < entry * i * o
 

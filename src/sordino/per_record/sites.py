@@ -1,7 +1,7 @@
 """Which rule runs each part of a model: chosen from the model alone.
 
 A layer with a rule of its own is one site. Any other module that owns parameters is one site together with all that
-is inside it, through `Anything`.
+is inside it, through `Anything`. A max pool has no parameters: it is a site only where a faster one is at hand.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 from sordino.per_record.anything import Anything
 from sordino.per_record.attention import attention
 from sordino.per_record.convolution import convolution
+from sordino.per_record.images import max_pool, pools
 from sordino.per_record.layers import embedding, group_norm, layer_norm, linear_layer
 from sordino.per_record.recurrent import recurrence
 
@@ -60,6 +61,7 @@ def sites(model: nn.Module, whole: bool = False) -> list[Site]:
 
 def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
     if not any(parameter.requires_grad for parameter in module.parameters()):
+        yield from ((pool, max_pool) for pool in pools(module))
         return
     rule = rule_of(module)
     if rule is not None:
