@@ -25,7 +25,7 @@ OPACUS = tuple(("opacus", mode) for mode in ("hooks", "functorch", "ew", "ghost"
 ALWAYS = (("sordino", "make_private"), ("torch", "SGD"))
 IMAGES = (("torch", "SGD, channels last"), ("torch", "SGD, channels last, allocator tuned"))
 METHODS = {
-    "cnn": (*ALWAYS, *IMAGES, *OPACUS),
+    "cnn": (*ALWAYS, ("sordino", "make_private, not compiled"), *IMAGES, *OPACUS),
     "logistic": (*ALWAYS, *OPACUS),
     "transformer": (*ALWAYS, *OPACUS),
     "lstm64": (*ALWAYS, *OPACUS),

@@ -23,7 +23,7 @@ class Job:
 
 
 OURS, PAIR, BARE = ("sordino_fl", "run"), ("sordino_fl", "run, 2 workers"), ("bare", "by hand")
-INEXACT = ("sordino_fl", "run, exact=False")
+INEXACT, PLAIN = ("sordino_fl", "run, exact=False"), ("sordino_fl", "run, not compiled")
 PFL, FLOWER, FLOWER1 = ("pfl", "FedAvg"), ("flwr", "simulation, 2 CPUs"), ("flwr", "simulation, 1 CPU")
 JOBS = (
     Job("w1", *OURS, 60),
@@ -41,9 +41,10 @@ JOBS = (
     Job("w4", *OURS, 2),
     Job("w4", *BARE, 2),
     Job("w4", *PFL, 2),
-    Job("w6", *OURS, 1, barred=False),
-    Job("w6", *INEXACT, 2),
+    Job("w6", *INEXACT, 3),
     Job("w6", *PFL, 1),
+    Job("w6", *OURS, 1, barred=False),
+    *(Job(work, *PLAIN, rounds, barred=False) for work, rounds in (("w1", 60), ("w2", 2), ("w3", 2))),
     Job("w2", *FLOWER, 2, barred=False),
     Job("w3", *FLOWER, 2, barred=False),
     Job("w4", *FLOWER, 2, barred=False),

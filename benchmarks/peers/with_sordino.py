@@ -23,4 +23,10 @@ def private(work: Workload) -> Loop:
     return Loop(*make_private(model, optimizer, work.loader(), **settings))
 
 
-METHODS: dict[str, Make] = {"make_private": private}
+def not_compiled(work: Workload) -> Loop:
+    """As without numba."""
+    kernels.available = lambda: False  # type: ignore[assignment]
+    return private(work)
+
+
+METHODS: dict[str, Make] = {"make_private": private, "make_private, not compiled": not_compiled}

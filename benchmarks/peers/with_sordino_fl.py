@@ -15,6 +15,7 @@ from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from numpy.typing import NDArray
 
 from sordino import grid as grids
+from sordino import kernels
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.batches import Batches
 from sordino.parts.samplers import Everyone, FixedSize
@@ -114,4 +115,15 @@ def two_workers(work: Federation, rounds: int, mark: Mark) -> Work:
     return half + half
 
 
-METHODS = {"run": simulated, "run, 2 workers": two_workers, "run, exact=False": partial(grid, exact=False)}
+def not_compiled(work: Federation | Grid, rounds: int, mark: Mark) -> Work:
+    """As without numba."""
+    kernels.available = lambda: False  # type: ignore[assignment]
+    return simulated(work, rounds, mark)
+
+
+METHODS = {
+    "run": simulated,
+    "run, 2 workers": two_workers,
+    "run, exact=False": partial(grid, exact=False),
+    "run, not compiled": not_compiled,
+}
