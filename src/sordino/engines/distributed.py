@@ -1,6 +1,6 @@
 """Many processes or machines: every rank runs its share of the cohort, one sum per round brings them together.
 
-    order (start, cohort)  --broadcast-->  rank r: sum of its clients' messages  --reduce-->  rank 0: total
+    order (cohort), start  --broadcast-->  rank r: sum of its clients' messages  --reduce-->  rank 0: total
 
 Rank 0 alone draws the cohort and the noise of a release, charges, steps and writes. The other ranks draw only what a
 client draws for itself: its batches, its dropout, and the noise of a solver that is private already.
@@ -24,6 +24,8 @@ from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.shares import costs, shares
 from sordino.errors import RankError
+from sordino.parts.encode import Public
+from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
 
@@ -85,6 +87,14 @@ def _print(plan: Plan, task: Task, streams: Streams) -> str:
     return found.hexdigest()
 
 
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 wants: the messages of a cohort, or, without one, an evaluation. The vector follows."""
+
+    public: Public | None = None
+    cohort: Cohort | None = None
+
+
 class Rank:
     """One rank's part of a run; on rank 0 it is the run's worker, and leads the others."""
 
@@ -102,7 +112,7 @@ class Rank:
 
     def collect(self, job: ClientJob) -> Collected:
         """The whole cohort's sum: tell, run the own share, add."""
-        total, rest = self._led(job)
+        total, rest = self._led(Order(job.public, job.cohort), job.start)
         norms = [rest[1:]] if len(job.cohort) else []
         return Collected(total, int(rest[0]), of_updates(norms, job.public.radius))
 
@@ -110,7 +120,7 @@ class Rank:
         """What `Task.evaluate` finds, each rank on its part of the test records."""
         if self.task.test is None:
             return {}
-        sums, rest = self._led(vector)
+        sums, rest = self._led(Order(), vector)
         loss, figure = (sums / rest[0]).tolist()
         named = {"rmse": figure**0.5} if self.task.test.y.is_floating_point() else {"accuracy": figure}
         return {"loss": loss, **named}
@@ -125,10 +135,10 @@ class Rank:
             with suppress(RankError):  # whoever is gone is not needed any more
                 self.group.tell(None)
 
-    def _led(self, order: ClientJob | Tensor) -> tuple[Tensor, Tensor]:
+    def _led(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
         self.idle = False
         self.group.tell(_on(order, torch.device("cpu")))
-        done = self._do(order)
+        done = self._do(order, self.group.share(vector))
         self.idle = True
         return done
 
@@ -137,11 +147,14 @@ class Rank:
     def serve(self) -> None:
         """Do what rank 0 says until it has nothing more to say."""
         while (order := self.group.tell(None)) is not None:
-            self._do(_on(order, self.group.device))
+            self._do(_on(order, self.group.device), self.group.share(torch.empty(self.task.layout.size)))
 
-    def _do(self, order: ClientJob | Tensor) -> tuple[Tensor, Tensor]:
+    def _do(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Two sums over all ranks, in one buffer; true on rank 0."""
-        parts = self._run(order) if isinstance(order, ClientJob) else self._judge(order)
+        if order.public is None or order.cohort is None:
+            parts = self._judge(vector)
+        else:
+            parts = self._run(ClientJob(order.public, vector, order.cohort))
         both = self.group.add(torch.cat(parts))
         return both[: len(parts[0])], both[len(parts[0]) :]
 
@@ -174,8 +187,6 @@ class Rank:
         return sums, sums.new_tensor([len(own)])
 
 
-def _on(order: ClientJob | Tensor, device: torch.device) -> ClientJob | Tensor:
+def _on(order: Order, device: torch.device) -> Order:
     """The order with its tensors on a device; they travel from the CPU."""
-    if isinstance(order, Tensor):
-        return order.to(device)
-    return replace(order, public=order.public.on(device), start=order.start.to(device))
+    return order if order.public is None else replace(order, public=order.public.on(device))

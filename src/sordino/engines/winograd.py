@@ -127,20 +127,20 @@ class _Convolution(torch.autograd.Function):
         y = x.new_zeros(t.shape[0], *t.whole, outputs)
         if bias is not None:
             y += bias.detach()
-        space, between, seen = Space(x), Space(x), []
+        space, first, between = Space(x), Space(x), Space(x)
         for group in t.groups():
             tiles = grid.count * len(room[group])
-            seen.append(taken(room[group], b, grid, space, x.new_empty(N * N, tiles, channels)))
-            products = torch.bmm(seen[-1], weights, out=between.of(N * N, tiles, outputs))
+            seen = taken(room[group], b, grid, space, first.of(N * N, tiles, channels))
+            products = torch.bmm(seen, weights, out=between.of(N * N, tiles, outputs))
             added(products, a, grid, space, y[group])
-        ctx.save_for_backward(weights, *seen)
+        ctx.save_for_backward(weights, room)
         ctx.tiling = t
         return y[:, : t.size[0], : t.size[1]].permute(0, 3, 1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        (weights, *seen), t = ctx.saved_tensors, ctx.tiling
+        (weights, seen), t = ctx.saved_tensors, ctx.tiling
         for_x, for_w, for_bias, _ = ctx.needs_input_grad
         (a, g, b), grid = transforms(), t.grid
         slopes = slope.permute(0, 2, 3, 1)
@@ -148,14 +148,14 @@ class _Convolution(torch.autograd.Function):
         slopes = _filled(slopes, t.whole)
         total, back, room = torch.zeros_like(weights), weights.transpose(1, 2), t.room(slope) if for_x else None
         spaces = [Space(slope) for _ in range(3)]
-        for group, images in zip(t.groups(), seen, strict=True):
-            out = spaces[1].of(N * N, images.shape[1], t.outputs)
-            products = taken(slopes[group], a.back, grid, spaces[0], out)
+        for group in t.groups():
+            tiles = grid.count * len(seen[group])
+            products = taken(slopes[group], a.back, grid, spaces[0], spaces[1].of(N * N, tiles, t.outputs))
+            images = spaces[2].of(N * N, tiles, t.shape[3])
             if for_w:
-                total.baddbmm_(images.transpose(1, 2), products)
+                total.baddbmm_(taken(seen[group], b, grid, spaces[0], images).transpose(1, 2), products)
             if room is not None:
-                tiles = torch.bmm(products, back, out=spaces[2].of(*images.shape))
-                added(tiles, b.back, grid, spaces[0], room[group])
+                added(torch.bmm(products, back, out=images), b.back, grid, spaces[0], room[group])
         weight = (g.back.both @ total.view(N * N, -1)).view(R, R, t.shape[3], -1).permute(3, 2, 0, 1) if for_w else None
         return None if room is None else t.inside(room).permute(0, 3, 1, 2), weight, bias, None
 
