@@ -29,11 +29,12 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.norms import row_norms
 from sordino.parts.records import AllRecords, FixedRecords, subsets
 from sordino.parts.samplers import Cohort
+from sordino.parts.server import Sgd
 from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan, State
 from sordino.privacy.bounds import Norm
 from sordino.rng import Seeded
-from sordino.run import advanced, check
+from sordino.run import advanced, check, noised_mean
 
 UNUSED = Seeded(0).at(0, "unused")  # for samplers that draw nothing
 GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may hold
@@ -143,8 +144,35 @@ def _round(runs: list[_Run], task: Task, worker: InProcessWorker, exact: bool) -
     rows = _messages(runs, cohorts, task, worker, exact)
     publics = [one.plan.public(one.state.t, rows.shape[1], one.state.learnt) for one in runs]
     sums, layout = _sums(runs, cohorts, publics, finite_rows(rows, row_norms(rows))), task.layout
-    for one, cohort, public, total in zip(runs, cohorts, publics, sums, strict=True):
-        one.state = advanced(one.plan, layout, one.streams, one.state, public, Collected(total, len(cohort)), cohort)[0]
+    collected = [Collected(total, len(cohort)) for total, cohort in zip(sums, cohorts, strict=True)]
+    if all(_plain(one.plan, came.received) for one, came in zip(runs, collected, strict=True)):
+        return _step_together(runs, cohorts, publics, collected)
+    for one, cohort, public, came in zip(runs, cohorts, publics, collected, strict=True):
+        one.state = advanced(one.plan, layout, one.streams, one.state, public, came, cohort)[0]
+    return None
+
+
+def _plain(plan: Plan, received: int) -> bool:
+    """Whether the way from the noised mean to the next model goes coordinate by coordinate: rows may go together."""
+    server = plan.server
+    simple = type(server) is Sgd and server.ball is None and server.average is None
+    return simple and not plan.encode and not plan.postprocess and plan.release.accepts(received)
+
+
+def _step_together(runs: list[_Run], cohorts: list[Cohort], publics: list[Public], collected: list[Collected]) -> None:
+    """`advanced`, each run with its own noise; what follows in one go for all runs with the same server."""
+    t = runs[0].state.t
+    everything = zip(runs, cohorts, collected, strict=True)
+    means = torch.stack([noised_mean(one.plan, came, cohort, one.streams, t) for one, cohort, came in everything])
+    means = runs[0].plan.decode(means, publics[0])
+    servers = [one.plan.server for one in runs]
+    for server in set(servers):
+        own = [i for i, other in enumerate(servers) if other == server]
+        before = [runs[i].state.memory for i in own]
+        stacked = {name: torch.stack([memory[name] for memory in before]) for name in before[0]}
+        after = server.step(stacked, means[own], t)
+        for row, i in enumerate(own):
+            runs[i].state = State(t + 1, {name: rows[row] for name, rows in after.items()}, runs[i].state.learnt)
 
 
 def _sums(runs: list[_Run], cohorts: list[Cohort], publics: list[Public], rows: Tensor) -> list[Tensor]:
