@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.data.task import Task
+from sordino.data.task import Records, Task
 from sordino.engines.base import Collected
 from sordino.engines.batches import gather
 from sordino.engines.inprocess import InProcess, InProcessWorker
@@ -46,12 +46,19 @@ class _Stacked(LinearClients):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.records, self.norms = task.clients.records.x, dict[Norm, Tensor]()
+        self.table: Tensor | None = None
 
     def known(self, norm: Norm) -> Tensor:
         """||(x, 1)|| of every record of the table."""
         if norm not in self.norms:
             self.norms[norm] = self.sizes(self.records.flatten(1), norm)
         return self.norms[norm]
+
+    def filled(self, records: Records) -> Tensor:
+        """Made once."""
+        if self.table is None:
+            self.table = super().filled(records)
+        return self.table
 
     def place(self, start: Tensor, clients: int) -> Tensor:
         return start.clone()

@@ -89,12 +89,12 @@ class LinearClients(Copies):
         """`clipped` of the table's `rows` [m, b] in machine code, in this `order`; `sizes` [n] are those of (x, 1)."""
         from sordino.kernels import linear as kernel
 
-        x, y = self._table(records, rows)
+        y = self._table(records, rows)[1]
         edge, out = self.outputs * self.inputs, torch.zeros_like(w)
         weight = w[:, :edge].contiguous().view(len(w), self.outputs, -1)
         bias = w[:, edge:].contiguous() if self.bias else w.new_zeros(weight.shape[:2])
         limits = (ball.radius * (1 - SLACK), ball.norm, FEW_DIGITS)
-        at = x, y, rows, weight.numpy(), bias.numpy(), sizes.numpy()
+        at = self.filled(records).numpy(), y, rows, weight.numpy(), bias.numpy(), sizes.numpy()
         kernel.clipped(*at, self._code(), limits, out.numpy(), order)
         return out
 
@@ -104,6 +104,10 @@ class LinearClients(Copies):
         if self.loss == "cross_entropy":
             check_labels(y.numpy()[rows], self.outputs)
         return x.numpy(), y.numpy()
+
+    def filled(self, records: Records) -> Tensor:
+        """The table in one row, every record filled up with zeros to a multiple of 8."""
+        return nn.functional.pad(records.x.flatten(1), (0, -self.inputs % 8)).flatten()
 
     def _code(self) -> tuple[int, np.float32]:
         """The loss as a kernel knows it."""

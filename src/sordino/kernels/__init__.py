@@ -24,11 +24,9 @@ def available() -> bool:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function in machine code, from its first call on; without numba as it is, for whoever reads it."""
-    try:
-        from numba import njit
-    except ImportError:
-        return function
+    """The function in machine code, from its first call on; only for modules imported where `available()`."""
+    from numba import njit
+
     settings: dict[str, Any] = {"error_model": "numpy", "fastmath": ROUNDING, "nogil": True}
     try:
         made: Callable[..., Any] = njit(cache=True, **settings)(function)

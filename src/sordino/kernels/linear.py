@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sordino.kernels import compiled
+from sordino.kernels.vectors import load, muladd, spread, store, zeros
 
 CROSS_ENTROPY, MSE, LOGISTIC, ABSOLUTE, HINGE, QUANTILE = range(6)
 LOSSES = {"cross_entropy": CROSS_ENTROPY, "mse": MSE, "logistic": LOGISTIC, "absolute": ABSOLUTE, "hinge": HINGE}
@@ -160,29 +161,58 @@ def clipped(
     """out[k] = sum over client k's rows of the record's gradient, pulled into the ball; out [m, o d (+ o)].
 
     One record's gradient is r (x, 1)^T, of norm ||r|| ||(x, 1)||; `sizes` [n] are ||(x, 1)|| of the table's records.
-    ball = (radius, norm, smallest factor that keeps its digits). Clients go in `order`: those that share records best
-    follow each other, while the records are in the cache.
+    x is the flat table, each record filled up with zeros to a multiple of 8. ball = (radius, norm, smallest factor
+    that keeps its digits). Clients go in `order`: those that share records best follow each other, while the records
+    are in the cache.
     """
-    width = rows.shape[1]
-    _, outputs, inputs = weight.shape
-    z = np.empty((1, outputs), np.float32)
+    outputs, wide = weight.shape[1], len(x) // len(sizes)
+    w, total = np.empty(outputs * wide, np.float32), np.empty(outputs * wide, np.float32)
+    z, offset, lanes = np.empty((1, outputs), np.float32), np.empty(outputs, np.float32), np.empty(8, np.float32)
+    slopes = z.reshape(outputs)
     for k in order:
-        for i in range(width):
+        _fill(weight, k, wide, w, total, offset)
+        for i in range(rows.shape[1]):
             row = rows[k, i]
             for o in range(outputs):
-                score = bias[k, o]
-                for d in range(inputs):
-                    score += x[row, d] * weight[k, o, d]
-                z[0, o] = score
+                z[0, o] = bias[k, o] + _dot(x, row * wide, w, o * wide, wide, lanes)
             _slope(z, 0, y, row, loss, -ONE)
             if _pull(z, np.float64(sizes[row]), ball):
                 for o in range(outputs):
-                    slope, first = z[0, o], o * inputs
-                    for d in range(inputs):
-                        out[k, first + d] += slope * x[row, d]
-                if out.shape[1] > outputs * inputs:
-                    for o in range(outputs):
-                        out[k, outputs * inputs + o] += z[0, o]
+                    offset[o] += z[0, o]
+                    one = spread(slopes, o)
+                    for d in range(0, wide, 8):
+                        store(total, o * wide + d, muladd(load(total, o * wide + d), one, load(x, row * wide + d)))
+        _hand_over(total, offset, weight.shape[2], out, k)
+
+
+@compiled
+def _fill(weight: Any, k: int, wide: int, w: Any, total: Any, offset: Any) -> None:
+    """Client k's weights, filled up like the records; sums that begin at zero."""
+    for o in range(weight.shape[1]):
+        offset[o] = ZERO
+        for d in range(wide):
+            w[o * wide + d] = weight[k, o, d] if d < weight.shape[2] else ZERO
+            total[o * wide + d] = ZERO
+
+
+@compiled
+def _dot(x: Any, first: int, w: Any, other: int, wide: int, lanes: Any) -> Any:
+    """x[first : first + wide] . w[other : other + wide]"""
+    total = zeros()
+    for d in range(0, wide, 8):
+        total = muladd(total, load(x, first + d), load(w, other + d))
+    store(lanes, 0, total)
+    return (lanes[0] + lanes[4]) + (lanes[1] + lanes[5]) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]))
+
+
+@compiled
+def _hand_over(total: Any, offset: Any, inputs: int, out: Any, k: int) -> None:
+    outputs = len(offset)
+    for o in range(outputs):
+        for d in range(inputs):
+            out[k, o * inputs + d] = total[o * (len(total) // outputs) + d]
+        if out.shape[1] > outputs * inputs:
+            out[k, outputs * inputs + o] = offset[o]
 
 
 @compiled

@@ -36,12 +36,12 @@ from sordino.privacy.events import (
     Tuned,
     Unprotected,
 )
-from sordino.privacy.gridless import Entries, shrunk
+from sordino.privacy.gridless import Entries, gaussian_epsilon, shrunk
 from sordino.privacy.light import light_scipy
 
 with light_scipy():
     from dp_accounting import dp_event as de
-    from dp_accounting import gaussian_mechanism, rdp
+    from dp_accounting import rdp
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld import privacy_loss_distribution as plds
     from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
@@ -94,7 +94,7 @@ def bound(entries: Entries, relation: Relation, delta: float, grid: float | None
         return min(both, key=lambda found: found.value)
     mu = gaussian_mu(entries, relation)
     if mu is not None:
-        return Epsilon(_gaussian_epsilon(mu, delta), "gdp")
+        return Epsilon(gaussian_epsilon(mu, delta), "gdp")
     (event, count), alone = entries[0], len(entries) == 1
     if alone and isinstance(event, Approximate):
         return Epsilon(gridless.repeated_pair(event, count, delta), "pld")
@@ -144,7 +144,7 @@ def group_epsilon(entries: Entries, relation: Relation, delta: float, size: int)
     mu = gaussian_mu(entries, relation)
     if mu is None:
         raise PlanError("group privacy", "releases that are not plain Gaussian", "Gaussian noise without sampling")
-    return _gaussian_epsilon(size * mu, delta)
+    return gaussian_epsilon(size * mu, delta)
 
 
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
@@ -208,15 +208,8 @@ def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -
             return [(1 / shrunk(b, relation), 0.0)]
         case GaussianNoise(z):
             mu = 1 / shrunk(z, relation)
-            return [(_gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(0.1, 1e-6, 8)]
+            return [(gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(0.1, 1e-6, 8)]
     raise PlanError("accounting", f"no amplification by shuffling for {event}", "gaussian or laplace noise")
-
-
-def _gaussian_epsilon(mu: float, delta: float) -> float:
-    if mu == 0:
-        return 0.0
-    with np.errstate(divide="ignore"):  # far out its delta is 0, and it takes the logarithm of that
-        return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)))
 
 
 def _on_grid(

@@ -37,6 +37,30 @@ def gaussian_delta(mu: float, at: float) -> float:
     return math.exp(first) * -math.expm1(min(0.0, second - first))
 
 
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon with gaussian_delta(mu, epsilon) <= delta, by halving an interval; rounded up by 1e-10.
+
+    In logarithms: delta may be as small as a float can be.
+    """
+    if delta <= 0 or mu == math.inf:
+        return 0.0 if mu == 0 else math.inf
+    if mu == 0 or delta >= 1 or _log_gaussian_delta(mu, 0.0) <= math.log(delta):
+        return 0.0
+    low, high, target = 0.0, 1.0, math.log(delta)
+    while _log_gaussian_delta(mu, high) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _log_gaussian_delta(mu, middle) <= target else (middle, high)
+    return high * (1 + 1e-10) + 1e-14
+
+
+def _log_gaussian_delta(mu: float, at: float) -> float:
+    """log of `gaussian_delta`, mu above 0; -inf where the two tails cannot be told apart."""
+    first, second = float(log_ndtr(mu / 2 - at / mu)), at + float(log_ndtr(-mu / 2 - at / mu))
+    return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
+
+
 def pure_epsilon(entries: Entries, relation: Relation) -> float:
     """Basic composition of Laplace releases: true at any delta, 0 too; inf if anything else is there."""
     return sum((count * _pure(event, relation) for event, count in entries if count), 0.0)

@@ -1,7 +1,7 @@
 """Import dp_accounting without the half of scipy that it hardly uses: most of the time an epsilon takes.
 
-The library reads scipy.stats for a normal distribution, scipy.signal for a convolution and scipy.optimize for a root.
-While it is imported, the three names stand for modules that load when they are first asked for anything else than
+The library reads scipy.stats for a normal distribution, scipy.signal for a convolution and scipy.optimize for roots
+that we find ourselves. While it is imported, the three names stand for modules that load when they are first asked for anything else than
 `norm` and `fftconvolve`, which are written here with the very functions that scipy calls (equal to the bit: tests).
 """
 
