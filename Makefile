@@ -32,8 +32,8 @@ PEERS := benchmarks/peers
 PEER_VENVS := $(patsubst $(PEERS)/%.txt,$(PEERS)/.venv-%/.installed,$(wildcard $(PEERS)/*.txt))
 .PHONY: bench-peers
 bench-peers: install $(PEER_VENVS)
-	$(BIN)/python $(PEERS)/federated.py --minutes 12
-	$(BIN)/python $(PEERS)/run.py --minutes 7
+	$(BIN)/python $(PEERS)/federated.py --minutes 12.5
+	$(BIN)/python $(PEERS)/run.py --minutes 6.5
 
 $(PEERS)/.venv-%/.installed: $(PEERS)/%.txt
 	$(PYTHON) -m venv $(PEERS)/.venv-$*

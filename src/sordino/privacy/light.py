@@ -1,8 +1,9 @@
 """Import dp_accounting without the half of scipy that it hardly uses: most of the time an epsilon takes.
 
 The library reads scipy.stats for a normal distribution, scipy.signal for a convolution and scipy.optimize for roots
-that we find ourselves. While it is imported, the three names stand for modules that load when they are first asked for anything else than
-`norm` and `fftconvolve`, which are written here with the very functions that scipy calls (equal to the bit: tests).
+that we find ourselves. While it is imported, the three names stand for modules that load when they are first asked for
+anything else than `norm` and `fftconvolve`, which are written here with the very functions that scipy calls (equal to
+the bit: tests).
 """
 
 from __future__ import annotations
