@@ -119,8 +119,8 @@ FEDERATIONS: dict[str, Federation | Grid] = {  # their titles are in render_fede
     "w6": Grid(),
 }
 for _name, _cohort in (
-    ("w2", 16),
-    ("w3", 8),
+    ("w2", 8),
+    ("w3", 6),
 ):  # for two workers: a round's fixed costs weigh less, as in the papers
     _work = FEDERATIONS[_name]
     assert isinstance(_work, Federation)

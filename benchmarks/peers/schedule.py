@@ -39,7 +39,7 @@ JOBS = (
     Job("w4", *OURS, 2),
     Job("w4", *BARE, 2),
     Job("w4", *PFL, 2),
-    *(Job(work, *who, 1) for work in ("w2x", "w3x") for who in (OURS, PAIR)),
+    *(Job(work, *who, 3) for work in ("w2x", "w3x") for who in (OURS, PAIR)),
     Job("w6", *INEXACT, 3),
     Job("w6", *PFL, 1),
     Job("w6", *OURS, 1, barred=False),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan, State
 from sordino.privacy.bounds import Norm
 from sordino.rng import Seeded
-from sordino.run import advanced, check, noised_mean
+from sordino.run import advanced, check
 
 UNUSED = Seeded(0).at(0, "unused")  # for samplers that draw nothing
 GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may hold
@@ -169,8 +169,10 @@ def _plain(plan: Plan, received: int) -> bool:
 def _step_together(runs: list[_Run], cohorts: list[Cohort], publics: list[Public], collected: list[Collected]) -> None:
     """`advanced`, each run with its own noise; what follows in one go for all runs with the same server."""
     t = runs[0].state.t
-    everything = zip(runs, cohorts, collected, strict=True)
-    means = torch.stack([noised_mean(one.plan, came, cohort, one.streams, t) for one, cohort, came in everything])
+    everything = list(zip((one.plan for one in runs), runs, cohorts, collected, strict=True))
+    noised = [p.release.noised(came.total, cohort, partial(one.streams.at, t)) for p, one, cohort, came in everything]
+    counts = [p.release.denominator(p.clients.expected, came.received) for p, _, _, came in everything]
+    means = (torch.stack(noised) / torch.tensor(counts, dtype=torch.float64)[:, None]).to(torch.float32)
     means = runs[0].plan.decode(means, publics[0])
     servers = [one.plan.server for one in runs]
     for server in set(servers):

@@ -103,7 +103,8 @@ def _reachable(at_least: int, clients: Sampler) -> None:
 def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tensor:
     import torch  # loaded by then; the calculators of epsilon do without
 
-    return total + torch.from_numpy(mechanism.sample(total.numel(), rng)).view_as(total)
+    noise = torch.from_numpy(mechanism.sample(total.numel(), rng))
+    return total + (noise if total.dim() == 1 else noise.view_as(total))
 
 
 @dataclass(frozen=True)
