@@ -30,15 +30,15 @@ def test_the_page_shows_the_kept_results(results: dict[str, Any]) -> None:
 
 
 def test_every_workload_is_listed_and_the_one_with_bars_was_measured_beside_ours(results: dict[str, Any]) -> None:
-    rows = {(row["workload"], row["peer"]): row for row in results["rows"] if "seconds" in row}
+    rows = {(row["workload"], row["method"]): row for row in results["rows"] if "seconds" in row}
     assert {row["workload"] for row in results["rows"]} == set(workloads.WORKLOADS)
-    assert rows["cnn", "sordino"]["ratio"]["loop_cpu"] == 1.0
+    assert rows["cnn", "make_private"]["ratio"]["loop_cpu"] == 1.0
     assert ("cnn", "opacus") in rows
     assert set(render.TITLES) >= set(workloads.WORKLOADS)
 
 
 def test_ratios_are_those_of_the_seconds(results: dict[str, Any]) -> None:
-    ours = {row["workload"]: row.get("seconds") for row in results["rows"] if row["peer"] == "sordino"}
+    ours = {row["workload"]: row.get("seconds") for row in results["rows"] if row["method"] == "make_private"}
     for row in results["rows"]:
         for key, ratio in row["ratio"].items():
             assert ratio == pytest.approx(row["seconds"][key] / ours[row["workload"]][key], abs=1e-3)

@@ -61,7 +61,7 @@ def test_a_bar_of_the_bare_loop_is_our_time_over_its(ours: float, holds: str) ->
 
 
 def test_two_workers_are_judged_by_the_clock() -> None:
-    found = kept({("w2", *schedule.OURS): entry(1.0, 1.0), ("w2", *schedule.PAIR): entry(1.1, 0.5)})
+    found = kept({("w2x", *schedule.OURS): entry(1.0, 1.0), ("w2x", *schedule.PAIR): entry(1.1, 0.5)})
     assert "| W2: 2 workers, times 1, wall | at least 1.8 | 2.00 | yes |" in render_federated.bars(found)
 
 

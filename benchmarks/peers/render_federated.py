@@ -10,8 +10,8 @@ TITLES = {
     "w1": "W1, logistic regression 784 x 10: 1000 clients x 50, cohort 50, 5 epochs, batch 10",
     "w2": "W2, EMNIST CNN, 1.7M parameters: 500 clients x 178, cohort 4 (of 50), 2 epochs, batch 32",
     "w3": "W3, SVHN CNN, 3.4M parameters: 100 clients x 300, cohort 2 (of 100), 1 epoch, batch 64",
-    "w2x": "W2 with a cohort of 8, for two workers",
-    "w3x": "W3 with a cohort of 6, for two workers",
+    "w2x": "W2 for two workers: cohort 8 (of 50)",
+    "w3x": "W3 for two workers: cohort 6 (of 100)",
     "w4": "W4, character LSTM, 2 x 256, 80 characters: 20 clients x 200, cohort 2 (of 20), 1 epoch, batch 50",
     "w6": "W6, 180 convex runs: 25 silos x 1238 x 50 features, 35 rounds of one minibatch gradient of 35 per silo; "
     "seconds for all 180, for pfl 180 times those of one run",
