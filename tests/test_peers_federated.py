@@ -99,6 +99,16 @@ def test_the_least_counts_and_an_error_wipes_out_nothing() -> None:
     assert (failed["error"], failed["repeats"]) == ("x", 2)
 
 
+def test_workloads_measured_anew_replace_what_was_kept_of_them_and_nothing_else() -> None:
+    before = kept(
+        {("w1", *schedule.OURS): entry(1.0), ("w4", *schedule.OURS): entry(2.0), ("w4", *schedule.PFL): entry(3.0)}
+    )
+    now = kept({("w4", *schedule.OURS): entry(5.0), ("w4", *schedule.PFL): {}})
+    found = schedule.joined(before, now, ["w4"])
+    assert [row["seconds"]["cpu"] for row in found["rows"]] == [1.0, 5.0, 3.0]
+    assert "In a later call of their own: W4, character LSTM" in render_federated.table(found)
+
+
 def test_all_repeats_of_jobs_with_a_bar_come_before_any_other() -> None:
     order = list(schedule.turns(3))
     first = [job for job in schedule.JOBS if job.barred]

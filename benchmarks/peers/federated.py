@@ -17,7 +17,7 @@ from typing import Any
 
 import render_federated
 from run import machine
-from schedule import JOBS, Job, merged, rows, turns
+from schedule import JOBS, Job, joined, merged, rows, turns
 
 HERE = Path(__file__).resolve().parent
 OURS = ("sordino_fl", "bare")  # run by the interpreter of this file
@@ -83,7 +83,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--minutes", type=float, default=11.0, help="no process starts later")
-    options.add_argument("--only", default="", help="workloads, such as w1,w6; nothing is written")
+    options.add_argument("--only", default="", help="workloads, such as w1,w6; nothing is written without --keep")
+    options.add_argument("--keep", action="store_true", help="replace what is kept of the workloads of --only")
     given, before = options.parse_args(), os.getloadavg()[0]
     end, only = time.monotonic() + 60 * given.minutes, given.only.split(",") if given.only else []
     alone = {} if only else figures(end)
@@ -91,7 +92,9 @@ def main() -> None:
     versions = {name: value for entry in found.values() for name, value in entry.get("versions", {}).items()}
     load = [round(value, 1) for value in (before, os.getloadavg()[0])]
     kept = {"machine": machine(), "load": load, "versions": versions, "figures": alone, "rows": rows(found)}
-    if not only:
+    if only and given.keep:
+        kept = joined(json.loads((HERE / "federated.json").read_text("utf-8")), kept, only)
+    if not only or given.keep:
         (HERE / "federated.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
         page = HERE / "README.md"
         page.write_text(render_federated.inserted(page.read_text("utf-8"), kept), "utf-8")

@@ -106,9 +106,10 @@ def table(results: dict[str, Any]) -> str:
 def _conditions(results: dict[str, Any]) -> str:
     machine, load = results["machine"], results["load"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items()))
+    anew = ", ".join(TITLES.get(name, name).split(":")[0] for name in results.get("anew", ()))
     return (
         f"{versions}, Python {machine['python']}; {machine['cpu']}, {machine['cores']} cores. "
-        f"Load at start {load[0]}, at end {load[1]}."
+        f"Load at start {load[0]}, at end {load[1]}." + (f" In a later call of their own: {anew}." if anew else "")
     )
 
 

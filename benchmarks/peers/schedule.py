@@ -77,3 +77,10 @@ def rows(found: dict[tuple[str, str, str], dict[str, Any]]) -> list[dict[str, An
         plain = {name: value for name, value in entry.items() if name != "versions"}
         kept.append({"workload": workload, "peer": peer, "method": method, "ratio": ratio, **plain})
     return kept
+
+
+def joined(before: dict[str, Any], now: dict[str, Any], only: list[str]) -> dict[str, Any]:
+    """What was kept, with the workloads `only` measured anew: a ratio is always inside one call."""
+    fresh = {(row["workload"], row["peer"], row["method"]): row for row in now["rows"] if "seconds" in row}
+    kept = [fresh.get((row["workload"], row["peer"], row["method"]), row) for row in before["rows"]]
+    return {**before, "versions": {**before["versions"], **now["versions"]}, "rows": kept, "anew": sorted(only)}
