@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.engines.test_linear import autograd as gradient
 from tests.tiny import clients, final, noise, plan, seeded, task
 from torch import Tensor, nn
 
@@ -42,16 +42,6 @@ def federation(model: nn.Module, loss: str = "cross_entropy", outputs: int = 3) 
 def batch_of(data: Task, mask: Tensor | None = None) -> Batch:
     where = torch.from_numpy(np.random.default_rng(3).integers(B, size=(M, B)))
     return Batch(data.clients.records.x[where], data.clients.records.y[where], mask)
-
-
-def gradient(data: Task, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Autograd's, of the mean loss; zero where there is no record."""
-    if not len(x):
-        return torch.zeros_like(row)
-    model = copy.deepcopy(data.model)
-    data.layout.load(model, row)
-    data.losses(model(x), y).mean().backward()  # type: ignore[no-untyped-call]
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "ragged"])

@@ -6,7 +6,8 @@ An output tile of m x m under an r x r kernel, n = m + r - 1, is, for every pair
 
 so over channels it is n^2 products of matrices, one for each entry of a tile; the backward pass takes the transpose of
 each step. The result is the convolution's up to rounding: errors are a few times those of the direct sum in float32.
-Here r = 5, m = 4, n = 8: 6.25 times fewer products. For 3 x 3 kernels no tile was faster than the direct sum.
+Here r = 5, m = 4, n = 8: 6.25 times fewer products. 3 x 3 kernels took 0.6 to 3.6 times as long as
+torch's, depending on the layer: they are left alone.
 """
 
 from __future__ import annotations
