@@ -113,7 +113,7 @@ def test_stopping_by_hand_is_a_sentence_and_code_130(fed: Path, monkeypatch: pyt
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sordino.execute.execute", stopped)
+    monkeypatch.setattr("sordino.runs.execution.execute", stopped)
     said = sordino("run", fed, "--out", fed.parent / "never")
     assert said.code == 130
     assert "--resume" in said.err

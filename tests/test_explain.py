@@ -10,9 +10,9 @@ import pytest
 from tests.commands import sordino, spelt_out
 
 from sordino.explain import ceilings, explain, page
-from sordino.folder import RunFolder
 from sordino.privacy.attack import ceiling
 from sordino.privacy.certificate import participation
+from sordino.runs.folder import RunFolder
 
 LOCAL = 'release = { kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 9.0 } }'
 SHUFFLED = 'release = { kind = "shuffled_noise", mechanism = { kind = "gaussian", multiplier = 9.0 }, at_least = 20 }'

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.commands import POPULATION, ROUNDS, arrays, contents, federation, lines, sordino, spelt_out
 
 from sordino.config import load_config
-from sordino.folder import RunFolder
 from sordino.plan import State
 from sordino.rng import Seeded
+from sordino.runs.folder import RunFolder
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 LONG = (("rounds = 4", "rounds = 30\nepochs = 200"), ("seed = 3", "seed = 3\neval_every = 10"))

@@ -15,7 +15,7 @@ from tests.commands import federation, sordino, spelt_out
 from tests.test_folder import SHARES, run
 
 from sordino.errors import CertificateError
-from sordino.folder import RunFolder
+from sordino.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

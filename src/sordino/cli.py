@@ -176,7 +176,7 @@ def run(
     launch.follow()
     from sordino import show
     from sordino.config import load_config
-    from sordino.execute import execute, named_engine
+    from sordino.runs.execution import execute, named_engine
 
     config = load_config(file)
     chosen = named_engine(started.engine, threads, timeout, device)
@@ -189,7 +189,7 @@ def run(
 def certify(folder: RunPath, as_json: JsonFlag = False) -> None:
     """Recompute the certificate from the plan and the charges; exit 1 on any mismatch."""
     from sordino import show
-    from sordino.folder import RunFolder
+    from sordino.runs.folder import RunFolder
 
     certificate = RunFolder.open(folder).certify()
     _say(as_json, {"certified": True, **certificate}, "certified: " + show.guarantee(certificate))
@@ -199,7 +199,7 @@ def certify(folder: RunPath, as_json: JsonFlag = False) -> None:
 def explain(folder: RunPath, as_json: JsonFlag = False) -> None:
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     from sordino import explain as explaining
-    from sordino.folder import RunFolder
+    from sordino.runs.folder import RunFolder
 
     opened = RunFolder.open(folder)
     certificate = opened.certify()

@@ -12,10 +12,10 @@ from typing import Any
 from sordino import codec
 from sordino.config import Config
 from sordino.errors import ConfigError
-from sordino.execute import Executed
 from sordino.privacy.bounds import Bound, Spent
 from sordino.privacy.certificate import Facts, certificate
 from sordino.recipes import RECIPES
+from sordino.runs.execution import Executed
 from sordino.training import DIAGNOSTIC
 
 

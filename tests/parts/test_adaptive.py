@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
-from sordino.folder import RunFolder
 from sordino.parts.encode import Adaptive, Clip, Public, Step
 from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
@@ -30,6 +29,7 @@ from sordino.privacy.mechanisms import Gaussian
 from sordino.privacy.release import CentralNoise, NoiseShares, NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
+from sordino.runs.folder import RunFolder
 
 ODD = (0.0, 1e-45, 1e-38, 1e-19, 1.0, -1.0, 1e15, 3e38, math.nan, math.inf)
 entries = st.one_of(st.sampled_from(ODD), st.floats(width=32))

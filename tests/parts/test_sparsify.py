@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, PlanError
-from sordino.folder import RunFolder
 from sordino.parts.encode import Clip, Public, Step
 from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import Everyone
@@ -28,6 +27,7 @@ from sordino.privacy.bounds import Bound, Unit
 from sordino.privacy.release import NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
+from sordino.runs.folder import RunFolder
 
 Way = Literal["batched", "sequential"]
 

@@ -19,8 +19,6 @@ from tests.tiny import plan, task
 from sordino.config import load_config
 from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, PlanError
-from sordino.execute import execute
-from sordino.folder import RunFolder
 from sordino.parts.encode import Clip
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.plan import State
@@ -29,6 +27,8 @@ from sordino.privacy.mechanisms import Gaussian, Laplace
 from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.rng import Seeded
 from sordino.run import Tally, run
+from sordino.runs.execution import execute
+from sordino.runs.folder import RunFolder
 
 DELTA = 1e-5
 

@@ -14,8 +14,6 @@ from tests.silos import planned
 
 from sordino.config import load_config
 from sordino.errors import BudgetError, ConfigError
-from sordino.execute import execute
-from sordino.folder import RunFolder
 from sordino.parts.records import AllRecords
 from sordino.parts.samplers import Everyone
 from sordino.parts.silo import NoisyLocalSgd
@@ -30,6 +28,8 @@ from sordino.privacy.events import (
 from sordino.privacy.release import Forward
 from sordino.recipes import silo
 from sordino.recipes.silo import budgets
+from sordino.runs.execution import execute
+from sordino.runs.folder import RunFolder
 
 
 def cost(event: Event, count: int, relation: Relation = "replace_one", delta: float = 1e-5) -> float:

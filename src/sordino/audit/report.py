@@ -15,7 +15,7 @@ from sordino.config import Config, load_config
 from sordino.data.task import Task
 from sordino.errors import ConfigError
 from sordino.explain import ceilings
-from sordino.folder import RunFolder
+from sordino.runs.folder import RunFolder
 
 
 def mechanism(target: Path) -> dict[str, Any]:
