@@ -117,6 +117,8 @@ def test_no_heading_explains_a_rule_that_no_error_names() -> None:
 @pytest.mark.parametrize("family", sorted(families()))
 def test_every_kind_and_its_keys_are_in_the_reference(family: str) -> None:
     for kind, part in families()[family].members.items():
+        if not part.__module__.startswith("sordino."):
+            continue  # a stranger's, registered by another test
         found = row(CONFIGURATION, kind)
         assert found, f"no row for {family} {kind}"
         missing = [key.name for key in fields(part) if f"`{key.name}`" not in found]  # type: ignore[arg-type]

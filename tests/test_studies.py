@@ -95,7 +95,7 @@ def test_one_pass_with_stages_comes_near_the_best_model() -> None:
 @needs_data
 def test_a_client_pays_for_the_rounds_it_is_in_and_no_more() -> None:
     plan = iterations.loans_plan(3.0, 20, 2)  # 10 rounds, every client in 5 of them
-    noise = plan.release.noise_std(1) / math.sqrt(2)
+    noise = plan.release.noise_std(np.arange(1)) / math.sqrt(2)
     assert noise == pytest.approx(2 * 5 / 3.0, rel=0.01)  # pure epsilon adds up; replacing a client moves by 2
 
 

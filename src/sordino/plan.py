@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
@@ -48,6 +48,7 @@ class Plan:
         self.release.suits(self.clients)
         self._check_records()
         self._check_stages()
+        self._check_denoisers()
         for line in self.bill().lines:
             for event, _ in line.entries:
                 if not billable(event, line.relation):
@@ -98,6 +99,18 @@ class Plan:
         if self.encode:
             found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
+
+    def _check_denoisers(self) -> None:
+        """Who shrinks by the noise must be told how much there is."""
+        asking = [step for step in self.postprocess if step.needs_noise]
+        if asking and isinstance(self.bound, Spent):
+            found = f"{asking[0].kind} on messages whose noise went through local steps"
+            raise PlanError("denoising", found, "noise of a known deviation", "drop it, or noise the message itself")
+        bent = next((i for i, step in enumerate(self.postprocess) if not step.linear), len(self.postprocess))
+        late = next((step for step in self.postprocess[bent + 1 :] if step.needs_noise), None)
+        if late is not None:
+            found = f"{late.kind} after {self.postprocess[bent].kind}, which leaves noise of no known deviation"
+            raise PlanError("denoising", found, "linear maps before it", f"put {late.kind} first, or drop one")
 
     def _check_stages(self) -> None:
         staged = getattr(self.server, "rounds", None)
@@ -197,9 +210,11 @@ class Plan:
         return mean if unit == 1.0 else mean * unit
 
     def refine(self, mean: Tensor, known: Noised) -> Tensor:
-        """All post-processing, in order."""
-        for step in self.postprocess:
+        """All post-processing, in order; who needs the noise's deviation is told what those before have left of it."""
+        for i, step in enumerate(self.postprocess):
             mean = step.apply(mean, known)
+            if any(later.needs_noise for later in self.postprocess[i + 1 :]):
+                known = replace(known, std=step.spread(known))
         return mean
 
     @property

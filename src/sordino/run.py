@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.engines.silos import check_records
 from sordino.errors import DataError, EngineError
 from sordino.layout import Layout
-from sordino.parts.encode import Public
+from sordino.parts.encode import Public, Spread
 from sordino.parts.postprocess import Noised
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
@@ -156,7 +155,7 @@ def advanced(
     encoded = noised_mean(plan, collected, cohort, streams, t)
     mean = plan.decode(encoded, public)
     if plan.postprocess:
-        mean = plan.refine(mean, Noised(layout, mean_std(plan, collected.received, public), t))
+        mean = plan.refine(mean, Noised(layout, mean_std(plan, cohort, collected.received, public), t))
     learnt = plan.learn(encoded, mean, public, state)
     return State(t + 1, plan.server.step(state.memory, mean, t), learnt), encoded
 
@@ -166,12 +165,13 @@ def noised_mean(plan: Plan, collected: Collected, cohort: Cohort, streams: Strea
     release = plan.release
     total = release.noised(collected.total, cohort, partial(streams.at, t))
     if streams.mode == "secure":
-        total = on_grid(total, release.noise_std(collected.received))
+        total = on_grid(total, release.noise_std(cohort))
     return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32)
 
 
-def mean_std(plan: Plan, received: int, public: Public) -> float:
-    """Exact standard deviation of the noise in one coordinate of the decoded mean: public knowledge."""
-    count = plan.release.denominator(plan.clients.expected, received)
-    unit = math.prod(clip.unit_at(public) for clip in plan.clips if clip.finite)
-    return plan.release.noise_std(received) / count * unit * plan.local.unit(public)
+def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> Spread:
+    """Standard deviation of the noise in every coordinate of the decoded mean, followed step by step: public."""
+    std: Spread = plan.release.noise_std(cohort) / plan.release.denominator(plan.clients.expected, received)
+    for step in reversed(plan.encode):
+        std = step.spread(std, public)
+    return std * plan.local.unit(public)

@@ -18,7 +18,7 @@ from torch import Tensor
 from sordino.data.task import Task
 from sordino.engines.base import Collected
 from sordino.errors import PlanError
-from sordino.parts.encode import Clip
+from sordino.parts.encode import Clip, Spread
 from sordino.parts.local import LocalSgd
 from sordino.parts.postprocess import LaplacianSmoothing, Noised
 from sordino.parts.samplers import Everyone, Poisson, Sampler
@@ -181,11 +181,11 @@ def test_every_mechanism_bills_the_multiplier_it_draws_with() -> None:
     ids=str,
 )
 def test_the_noise_std_a_release_reports_is_the_one_it_adds(release: Release) -> None:
-    assert summed(release).std() == pytest.approx(release.noise_std(4), rel=0.05)
+    assert summed(release).std() == pytest.approx(release.noise_std(np.arange(4)), rel=0.05)
 
 
 def test_postprocessing_is_told_the_noise_std_of_unequal_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[float] = []
+    told: list[Spread] = []
 
     def listen(_self: LaplacianSmoothing, mean: Tensor, known: Noised) -> Tensor:
         told.append(known.std)

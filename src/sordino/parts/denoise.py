@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from sordino.parts.postprocess import Noised, Postprocess
@@ -14,33 +14,38 @@ from sordino.parts.sparsify import check_keep, keep_largest
 
 @dataclass(frozen=True)
 class JamesStein(Postprocess, kind="james_stein"):
-    """(1 - (d - 2) nu^2 / ||y||^2) y, tensor by tensor; with `positive` the factor is never below 0.
+    """(1 - (d - 2) / sum_i (y_i / nu_i)^2) y, tensor by tensor; with `positive` the factor is never below 0.
 
-    A tensor of one or two entries stays as it is: nothing beats the raw estimate there.
+    d counts the coordinates with noise, nu_i is theirs; those without stay as they are, and so does a tensor with one
+    or two of them: nothing beats the raw estimate there.
     """
 
     positive: bool = True
+    needs_noise: ClassVar[bool] = True
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        shrunk = mean.clone()
+        shrunk, each = mean.clone(), known.each()
         for slot in known.layout.slots:
-            part = mean[slot.start : slot.stop]
-            power = float(part.double().square().sum())
-            factor = 1 - max(0, len(part) - 2) * known.std**2 / power if power > 0 else 1.0
-            shrunk[slot.start : slot.stop] = part * (max(0.0, factor) if self.positive else factor)
+            part, std = shrunk[slot.start : slot.stop], each[slot.start : slot.stop]
+            noisy = std > 0
+            power = float((part[noisy].double() / std[noisy]).square().sum())
+            factor = 1 - max(0, int(noisy.sum()) - 2) / power if power > 0 else 1.0
+            part[noisy] *= max(0.0, factor) if self.positive else factor
         return shrunk
 
 
 @dataclass(frozen=True)
 class SoftThreshold(Postprocess, kind="soft_threshold"):
-    """sign(y) max(0, |y| - nu sqrt(2 ln d)), tensor by tensor (Donoho & Johnstone 1994)."""
+    """sign(y) max(0, |y| - nu sqrt(2 ln d)), tensor by tensor, d noisy coordinates (Donoho & Johnstone 1994)."""
+
+    needs_noise: ClassVar[bool] = True
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        shrunk = mean.clone()
+        shrunk, each = mean.clone(), known.each().to(mean.dtype)
         for slot in known.layout.slots:
-            part = mean[slot.start : slot.stop]
-            level = known.std * math.sqrt(2 * math.log(max(len(part), 2)))
-            shrunk[slot.start : slot.stop] = torch.nn.functional.softshrink(part, level) if level else part
+            part, std = shrunk[slot.start : slot.stop], each[slot.start : slot.stop]
+            level = std * math.sqrt(2 * math.log(max(int((std > 0).sum()), 2)))
+            part.copy_(part.sign() * (part.abs() - level).clamp(min=0.0))
         return shrunk
 
 

@@ -30,8 +30,11 @@ class Public:
         return self if self.mask is None else replace(self, mask=self.mask.to(device))
 
 
+Spread = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
+
+
 class Step(Part):
-    """One client step: effect, its undoing after the noise, and what it does to the bound."""
+    """One client step: effect, its undoing after the noise, and what it does to the bound and to the noise."""
 
     @property
     def needs_slopes(self) -> bool:
@@ -53,6 +56,10 @@ class Step(Part):
     @abstractmethod
     def bound(self, before: Bound) -> Bound:
         """The bound after this step."""
+
+    @abstractmethod
+    def spread(self, std: Spread, public: Public) -> Spread:
+        """The noise's standard deviation after `decode`, where it was `std` before."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +90,16 @@ class Adaptive(Schedule, kind="adaptive"):
     def join(self, rows: Tensor, inside: Tensor) -> Tensor:
         """[m, d] -> [m, d + 1], still in the unit ball."""
         bits = torch.where(inside, self.share, -self.share).to(rows.dtype) * (1.0 - SLACK)
-        return torch.cat([rows * math.sqrt(1 - self.share**2), bits[:, None]], dim=1)
+        return torch.cat([rows * self.kept, bits[:, None]], dim=1)
 
     def part(self, mean: Tensor) -> Tensor:
-        """The update's share of a noised mean."""
-        return mean[:-1] / math.sqrt(1 - self.share**2)
+        """The update's share of a noised mean, or of its noise per coordinate."""
+        return mean[:-1] / self.kept
+
+    @property
+    def kept(self) -> float:
+        """sqrt(1 - share^2): what of the unit ball is left for the update."""
+        return math.sqrt(1 - self.share**2)
 
     def next(self, mean: Tensor, radius: float) -> float:
         """The next radius, kept within a factor of 1000 of the first."""
@@ -129,12 +141,6 @@ class Clip(Step, kind="clip"):
         """What the plan says of this round, or what an adaptive radius has become."""
         return public.radius if isinstance(self.radius, Adaptive) else self.radius_at(public.t)
 
-    def unit_at(self, public: Public) -> float:
-        """What one unit of the message is worth once decoded."""
-        return self._radius(public) / (
-            math.sqrt(1 - self.radius.share**2) if isinstance(self.radius, Adaptive) else 1.0
-        )
-
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         norms = row_norms(rows, self.norm)
         sound = finite_rows(rows, norms)
@@ -149,6 +155,13 @@ class Clip(Step, kind="clip"):
         if not self.finite:
             return mean
         return (self.radius.part(mean) if isinstance(self.radius, Adaptive) else mean) * self._radius(public)
+
+    def spread(self, std: Spread, public: Public) -> Spread:
+        if not self.finite:
+            return std
+        if not isinstance(self.radius, Adaptive):
+            return std * self._radius(public)
+        return (self.radius.part(std) if isinstance(std, Tensor) else std / self.radius.kept) * self._radius(public)
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
         return {"radius": self.radius.next(mean, self._radius(public))} if isinstance(self.radius, Adaptive) else {}

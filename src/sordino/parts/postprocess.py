@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from sordino.codec import Part
 from sordino.errors import PlanError
 from sordino.layout import Layout
+from sordino.parts.encode import Spread
 
 
 @dataclass(frozen=True)
@@ -19,16 +22,29 @@ class Noised:
     """What is publicly known of a noised mean beside its value."""
 
     layout: Layout
-    std: float  # exact standard deviation of the noise in one coordinate of the mean
+    std: Spread  # exact standard deviation of the noise in every coordinate of the mean
     t: int
+
+    def each(self) -> Tensor:
+        """The deviation of every coordinate [d], float64."""
+        if isinstance(self.std, Tensor):
+            return self.std.double()
+        return torch.full((self.layout.size,), self.std, dtype=torch.float64)
 
 
 class Postprocess(Part):
-    """A public map of the noised mean."""
+    """A public map of the noised mean. `linear`: the noise after it is known, by `spread`; else nobody can say."""
+
+    needs_noise: ClassVar[bool] = False  # True: `apply` reads known.std, so what comes before must be linear
+    linear: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         """The mean [d], changed."""
+
+    def spread(self, known: Noised) -> Spread:
+        """The noise's standard deviation after `apply`; asked of linear maps only."""
+        raise NotImplementedError(f"{self.kind} does not say what noise is left")
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,7 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
 
     strength: float
     order: tuple[int, ...] = ()
+    linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.strength) and self.strength >= 0):
@@ -51,20 +68,40 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
             raise PlanError("smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3")
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        if self.strength == 0:
-            return mean
-        smooth = torch.empty_like(mean)
-        for slot in known.layout.slots:
-            part = mean[slot.start : slot.stop]
-            smooth[slot.start : slot.stop] = self._tensor(part, slot.shape) if slot.trainable else part
-        return smooth
+        return self._tensors(mean, known.layout, smooth_cycle)
 
-    def _tensor(self, part: Tensor, shape: torch.Size) -> Tensor:
+    def spread(self, known: Noised) -> Spread:
+        """sqrt(h^2 * nu^2), h the response to a single one, * round the cycle of each tensor."""
+        return self._tensors(known.each().square(), known.layout, _variances).sqrt()
+
+    def _tensors(self, vector: Tensor, layout: Layout, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:
+        """`of_cycle` of every trained tensor, flattened in its order."""
+        if self.strength == 0:
+            return vector
+        made = torch.empty_like(vector)
+        for slot in layout.slots:
+            part = vector[slot.start : slot.stop]
+            made[slot.start : slot.stop] = self._tensor(part, slot.shape, of_cycle) if slot.trainable else part
+        return made
+
+    def _tensor(self, part: Tensor, shape: torch.Size, of_cycle: Callable[[Tensor, float], Tensor]) -> Tensor:
         if not self.order or len(shape) != 4:
-            return smooth_cycle(part, self.strength)
+            return of_cycle(part, self.strength)
         back = sorted(range(4), key=self.order.__getitem__)
         turned = part.view(shape).permute(self.order)
-        return smooth_cycle(turned.reshape(-1), self.strength).view(turned.shape).permute(back).reshape(-1)
+        return of_cycle(turned.reshape(-1), self.strength).view(turned.shape).permute(back).reshape(-1)
+
+
+def _variances(variances: Tensor, strength: float) -> Tensor:
+    """Of independent noise after smoothing: h^2 * nu^2 round the cycle."""
+    impulse = torch.zeros_like(variances)
+    impulse[0] = 1.0
+    weights = smooth_cycle(impulse, strength).square()
+    if bool((variances == variances[0]).all()):
+        return variances * weights.sum()
+    product = torch.fft.rfft(weights) * torch.fft.rfft(variances)
+    round_the_cycle: Tensor = torch.fft.irfft(product, len(variances))
+    return round_the_cycle.clamp(min=0.0)
 
 
 def smooth_cycle(signal: Tensor, strength: float) -> Tensor:

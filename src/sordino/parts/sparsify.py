@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError
-from sordino.parts.encode import Public, Step
+from sordino.parts.encode import Public, Spread, Step
 from sordino.privacy.bounds import Bound
 from sordino.rng import Seeded
 
@@ -63,6 +63,9 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
                 "record bound", "a client's own top-k under unit record", "a step that is Lipschitz", "use PublicMask"
             )
         return before
+
+    def spread(self, std: Spread, public: Public) -> Spread:
+        return std
 
 
 class MaskSource(Part):
@@ -151,3 +154,9 @@ class PublicMask(Step, kind="public_mask"):
 
     def bound(self, before: Bound) -> Bound:
         return before
+
+    def spread(self, std: Spread, public: Public) -> Spread:
+        """What was not sent has no noise."""
+        assert public.mask is not None
+        each = std if isinstance(std, Tensor) else torch.full((len(public.mask),), std)
+        return self.decode(each, public)

@@ -74,8 +74,8 @@ class Release(Part):
         """One round, to one who sees the message itself."""
 
     @abstractmethod
-    def noise_std(self, received: int) -> float:
-        """Exact standard deviation of the noise in one coordinate of the sum."""
+    def noise_std(self, cohort: Cohort) -> float:
+        """Exact standard deviation of the noise in one coordinate of this cohort's sum."""
 
 
 def _need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
@@ -129,7 +129,7 @@ class CentralNoise(Release, kind="central_noise"):
     def message_event(self) -> Event:
         return Unprotected()
 
-    def noise_std(self, received: int) -> float:
+    def noise_std(self, cohort: Cohort) -> float:
         return self.mechanism.std
 
 
@@ -196,8 +196,8 @@ class NoiseShares(Release, kind="noise_shares"):
     def message_event(self) -> Event:
         return self.share.event()
 
-    def noise_std(self, received: int) -> float:
-        return self.share.multiplier * math.sqrt(received)
+    def noise_std(self, cohort: Cohort) -> float:
+        return self.share.multiplier * math.sqrt(len(cohort))
 
 
 @dataclass(frozen=True)
@@ -256,11 +256,10 @@ class LocalNoise(Release, kind="local_noise"):
         smallest: Mechanism = replace(self.mechanism, multiplier=min(self.multipliers or (self.mechanism.multiplier,)))  # type: ignore[type-var]
         return smallest
 
-    def noise_std(self, received: int) -> float:
-        """With multipliers of their own: for an average cohort."""
-        own = self.multipliers or (self.mechanism.multiplier,)
-        typical = math.sqrt(sum(multiplier**2 for multiplier in own) / len(own))
-        return self.mechanism.std / self.mechanism.multiplier * typical * math.sqrt(received)
+    def noise_std(self, cohort: Cohort) -> float:
+        if not self.multipliers:
+            return self.mechanism.std * math.sqrt(len(cohort))
+        return math.sqrt(sum(self.of(int(client)).std ** 2 for client in cohort))
 
 
 @dataclass(frozen=True)
@@ -301,8 +300,8 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     def message_event(self) -> Event:
         return self.mechanism.event()
 
-    def noise_std(self, received: int) -> float:
-        return self.mechanism.std * math.sqrt(received)
+    def noise_std(self, cohort: Cohort) -> float:
+        return self.mechanism.std * math.sqrt(len(cohort))
 
 
 @dataclass(frozen=True)
@@ -325,7 +324,7 @@ class Forward(Release, kind="forward"):
     def message_event(self) -> Event:
         return Unprotected()
 
-    def noise_std(self, received: int) -> float:
+    def noise_std(self, cohort: Cohort) -> float:
         return 0.0
 
 
@@ -356,7 +355,7 @@ class MaskedNoise(Release, kind="masked_noise"):
     def message_event(self) -> Event:
         return Unprotected()
 
-    def noise_std(self, received: int) -> float:
+    def noise_std(self, cohort: Cohort) -> float:
         return 0.0
 
 
@@ -372,5 +371,5 @@ class NoNoise(Release, kind="no_noise"):
     def message_event(self) -> Event:
         return Unprotected()
 
-    def noise_std(self, received: int) -> float:
+    def noise_std(self, cohort: Cohort) -> float:
         return 0.0
