@@ -6,11 +6,11 @@ STAMP := .venv/.installed
 .PHONY: install demo test lint clean
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt benchmarks/papers/pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]' -e benchmarks/papers
 	touch $(STAMP)
 
 demo: install
@@ -20,8 +20,8 @@ test: install
 	$(BIN)/python -m pytest -n 2
 
 lint: install
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples benchmarks/papers
+	$(BIN)/ruff format --check src tests examples benchmarks/papers
 	$(BIN)/mypy
 
 clean:

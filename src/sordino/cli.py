@@ -14,14 +14,30 @@ from typing import Annotated, Any
 import typer
 
 from sordino import launch
-from sordino.cli_papers import app as papers_app
-from sordino.errors import BudgetError, CertificateError, RankError, UserError
+from sordino.errors import BudgetError, CertificateError, ConfigError, RankError, UserError
 from sordino.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 recipes_app = typer.Typer(no_args_is_help=True, help="Algorithms that are ready to use.", rich_markup_mode=None)
 app.add_typer(recipes_app, name="recipes")
-app.add_typer(papers_app, name="papers")
+
+
+def _papers() -> typer.Typer:
+    """The papers' experiments are a package of their own (benchmarks/papers); without it the command says so."""
+    try:
+        from sordino_papers.command import app as papers
+    except ModuleNotFoundError:
+        papers = typer.Typer(help="The papers' tables, ours beside theirs.", invoke_without_command=True)
+        papers.callback()(_no_papers)
+    return papers
+
+
+def _no_papers() -> None:
+    fix = "pip install ./benchmarks/papers in a checkout of Sordino"
+    raise ConfigError("no package sordino_papers", "the papers' experiments", fix)
+
+
+app.add_typer(_papers(), name="papers")
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]

@@ -43,7 +43,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "engines/inprocess.py": frozenset({"integers"}),  # a seed for dropout
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
-FREE = ("audit/", "papers/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released
+FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released
 
 
 def offenders(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:

@@ -9,7 +9,7 @@ take rounds, batch and server from here, and calibrate the noise with the accoun
 """
 
 from sordino.theory.iterations import GROWTH, Mechanism, Upload, best_rounds, local_steps
-from sordino.theory.silos import (
+from sordino.theory.prescriptions import (
     Federation,
     Prescription,
     accelerated,

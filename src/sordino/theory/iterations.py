@@ -7,8 +7,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
-from sordino.privacy import closed_forms_silo as silo
-from sordino.privacy.closed_forms import require, require_count
+from sordino.theory import local_noise as silo
+from sordino.theory.central_noise import require, require_count
 
 Mechanism = Literal["laplace", "gaussian"]
 GROWTH: dict[str, float] = {"laplace": 2.0, "gaussian": 1.0}  # z: the noise variance grows like rounds^z

@@ -49,7 +49,7 @@ def _own(lines: Any, delta: float) -> float:
 
 def draw(found: list[Tuned], path: Path) -> None:
     """One panel per knob, one line per epsilon."""
-    from sordino.papers.figures import curves
+    from sordino.report.figures import curves
 
     names = list(found[0].curves)
     panels = {

@@ -11,12 +11,12 @@ from sordino.config import TaskSpec
 from sordino.data.partition import Iid, Natural
 from sordino.data.task import Task
 from sordino.models import Logistic, Mlp
-from sordino.papers.cells import Cell, Job, Table
-from sordino.papers.paper_000 import mnist_logistic
 from sordino.parts.denoise import JamesStein
 from sordino.parts.postprocess import Postprocess
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import best
+from sordino_papers.cells import Cell, Job, Table
+from sordino_papers.paper_000 import mnist_logistic
 
 
 def adult(seed: int) -> Task:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sordino.papers.paper_000 import EPSILONS, PUBLISHED
-from sordino.papers.paper_004 import PUBLISHED as LS_SGD
+from sordino_papers.paper_000 import EPSILONS, PUBLISHED
+from sordino_papers.paper_004 import PUBLISHED as LS_SGD
 
 Results = dict[str, dict[str, Any]]
 

@@ -9,13 +9,13 @@ from sordino.config import TaskSpec
 from sordino.data.partition import Iid
 from sordino.data.task import Task
 from sordino.models import Mlp
-from sordino.papers.figures import curves
-from sordino.papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.privacy.attack import ceiling
 from sordino.recipes import dp_fed_ls
+from sordino.report.figures import curves
 from sordino.training import train
+from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 
 CLIENTS, RECORDS, ROUNDS = 100, 500, 60
 MULTIPLIERS = (0.0, 1.0, 2.0, 4.0)

@@ -13,11 +13,12 @@ import pytest
 import torch
 from tests.commands import sordino
 
-from sordino.papers import STUDIES, page, paper_001_scaling, runner
-from sordino.papers import paper_002 as iterations
-from sordino.papers.studies import Study, gathered, picked, value
+from sordino_papers import page, paper_001_scaling, runner
+from sordino_papers import paper_002 as iterations
+from sordino_papers.studies import Study, gathered, picked, value
+from sordino_papers.tables import STUDIES
 
-KEPT = Path(__file__).parents[1] / "benchmarks" / "papers" / "results"
+KEPT = Path(__file__).parents[2] / "benchmarks" / "papers" / "results"
 needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
 ROWS = [{"rule": rule, "x": x, "loss": x + shift} for rule in "ab" for x in (1.0, 2.0) for shift in (0.0, 0.5)]
 
@@ -101,7 +102,7 @@ def test_a_client_pays_for_the_rounds_it_is_in_and_no_more() -> None:
 
 @needs_data
 def test_an_image_of_a_silo_is_in_one_place_only() -> None:
-    from sordino.papers.paper_001 import PER_SILO, SILOS, odd_even
+    from sordino_papers.paper_001 import PER_SILO, SILOS, odd_even
 
     task = odd_even(0)
     assert task.test is not None

@@ -16,19 +16,19 @@ import pytest
 from tests.commands import sordino
 from tests.tiny import SIZES, clients, mlp, plan
 
-from sordino import papers
 from sordino.data.task import Records, Task
 from sordino.errors import ConfigError
-from sordino.papers import TABLES, claims, page, runner
-from sordino.papers.cells import Cell, Job, Table, index
-from sordino.papers.paper_000 import STRENGTHS, sampler, table2_plan, theorem_multiplier
-from sordino.papers.paper_003 import METHODS, SETTINGS
 from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import FixedSize, Poisson
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
 from sordino.run import run
+from sordino_papers import claims, page, runner, tables
+from sordino_papers.cells import Cell, Job, Table, index
+from sordino_papers.paper_000 import STRENGTHS, sampler, table2_plan, theorem_multiplier
+from sordino_papers.paper_003 import METHODS, SETTINGS
+from sordino_papers.tables import TABLES
 
 CELLS = {cell.id: cell for table in TABLES for cell in table.cells}
 TABLE_2 = {  # paper 000, sigma 0 and 1 in full
@@ -139,7 +139,7 @@ FAKE = Table(
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Table:
-    for module in (papers, runner, page):
+    for module in (tables, runner, page):
         monkeypatch.setattr(module, "TABLES", (FAKE,))
     return FAKE
 

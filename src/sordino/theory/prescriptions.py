@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from sordino.parts.accelerated import Accelerated, Stage, Stages
 from sordino.parts.server import Average, ServerOptimizer, Sgd
-from sordino.privacy import closed_forms_silo as silo
-from sordino.privacy.closed_forms import require, require_budget, require_count, require_positive
+from sordino.theory import local_noise as silo
+from sordino.theory.central_noise import require, require_budget, require_count, require_positive
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sordino.privacy.closed_forms import require, require_count
+from sordino.theory.central_noise import require, require_count
 
 
 def _cycle(strength: float, dimension: int) -> tuple[float, float]:

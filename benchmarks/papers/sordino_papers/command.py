@@ -17,7 +17,7 @@ KEPT = Path("benchmarks/papers/results")
 @app.command("list")
 def list_ids(as_json: JsonFlag = False) -> None:
     """Every id that can be run: tables, and their cells."""
-    from sordino.papers import STUDIES, TABLES
+    from sordino_papers.tables import STUDIES, TABLES
 
     tables = [
         {
@@ -43,7 +43,7 @@ def run(
 ) -> None:
     """Run a table or a cell, print ours beside theirs, and keep the results."""
     from sordino.errors import ConfigError
-    from sordino.papers import runner
+    from sordino_papers import runner
 
     for option, count in (("--seeds", seeds), ("--workers", workers)):
         if count is not None and count < 1:
@@ -86,8 +86,8 @@ def page(
     as_json: JsonFlag = False,
 ) -> None:
     """Render the kept results as a page."""
-    from sordino.papers import page as pages
-    from sordino.papers import runner
+    from sordino_papers import page as pages
+    from sordino_papers import runner
 
     pages.write(runner.stored(results), out)
     print(json.dumps({"written": str(out)}) if as_json else f"written: {out}")

@@ -18,8 +18,9 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from sordino.errors import SideConditionError
-from sordino.privacy import closed_forms, closed_forms_silo, closed_forms_smoothing
-from sordino.privacy.closed_forms import (
+from sordino.theory import central_noise as closed_forms
+from sordino.theory import local_noise, smoothing
+from sordino.theory.central_noise import (
     CLASSIC,
     POISSON,
     UNIFORM,
@@ -31,7 +32,7 @@ from sordino.privacy.closed_forms import (
     subsampled_rdp,
     uniform_noise,
 )
-from sordino.privacy.closed_forms_silo import (
+from sordino.theory.local_noise import (
     Objective,
     Relation,
     client_distance_bound,
@@ -47,7 +48,7 @@ from sordino.privacy.closed_forms_silo import (
     sound_client_gaussian_std,
     upload_sensitivity,
 )
-from sordino.privacy.closed_forms_smoothing import effective_dimension, smoothing_beta, smoothing_gamma, smoothing_risk
+from sordino.theory.smoothing import effective_dimension, smoothing_beta, smoothing_gamma, smoothing_risk
 
 Numbers = dict[str, Any]
 Call = Callable[..., float | RenyiNoise]
@@ -574,7 +575,7 @@ def test_more_epsilon_never_means_more_noise_in_any_formula(formula: Call, numbe
     assert all(0 < after <= before * (1 + 1e-9) for before, after in pairwise(values))
 
 
-@pytest.mark.parametrize("module", [closed_forms, closed_forms_silo, closed_forms_smoothing])
+@pytest.mark.parametrize("module", [closed_forms, local_noise, smoothing])
 def test_closed_forms_say_that_no_certificate_uses_them_and_import_no_accountant(module: Any) -> None:
     assert "certificate" in (module.__doc__ or "")
     assert not {"dp_accounting", "torch"} & set(vars(module))

@@ -7,7 +7,7 @@ less noise; here a side condition that fails is a `SideConditionError` with the 
     lssgd_noise                       paper 004 (DP-LSSGD), Theorem 2
     subsampled_rdp, smallest_epsilon  the subsampling lemma under each theorem, and how far it reaches
 
-Papers 001 and 002 are in `closed_forms_silo`, the propositions on smoothing in `closed_forms_smoothing`.
+Papers 001 and 002 are in `local_noise`, the propositions on smoothing in `smoothing`.
 
 One proof carries the three theorems. A lemma says that a Gaussian whose std is `ratio` times its sensitivity, on a
 subsample of rate q, is (order, factor q^2 order / ratio^2)-RDP while ratio^2 >= floor and the order stays in reach.

@@ -17,8 +17,6 @@ from sordino.data.datasets import load
 from sordino.data.records import Array
 from sordino.data.task import Clients, Records, Task
 from sordino.grid import run_grid
-from sordino.papers.figures import curves
-from sordino.papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.server import Sgd
@@ -27,7 +25,9 @@ from sordino.plan import Plan
 from sordino.privacy.certificate import headline
 from sordino.privacy.release import NoNoise
 from sordino.recipes.silo import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
+from sordino.report.figures import curves
 from sordino.training import calibrated, with_multiplier
+from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 
 SILOS, PER_SILO, TEST, ROUNDS, FEATURES = 25, 1238, 310, 35, 50
 EPSILONS = (0.75, 1.5, 3.0, 6.0, 12.0, 18.0)

@@ -17,8 +17,8 @@ from sordino.data.task import Task
 from sordino.errors import ConfigError, SideConditionError
 from sordino.parts.accelerated import Accelerated, Stages
 from sordino.parts.server import Average, Sgd
-from sordino.privacy import closed_forms_silo as silo
 from sordino.theory import Federation, Prescription, Upload
+from sordino.theory import local_noise as silo
 
 LOOSE = Federation(
     records=1000,

@@ -12,8 +12,6 @@ from torch import nn
 
 from sordino.data.task import Task
 from sordino.grid import run_grid
-from sordino.papers.figures import curves
-from sordino.papers.studies import Row, Study, claim, gathered, picked, side_by_side
 from sordino.parts.accelerated import Stage, Stages
 from sordino.parts.records import OnePass
 from sordino.parts.samplers import Everyone
@@ -24,8 +22,10 @@ from sordino.privacy.bill import Line
 from sordino.privacy.events import GaussianNoise
 from sordino.privacy.mechanisms import Gaussian
 from sordino.privacy.release import LocalNoise
+from sordino.report.figures import curves
 from sordino.theory import Federation, multi_stage
 from sordino.training import calibrated
+from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side
 
 DIMENSION, ROUNDS, DELTA, RADIUS, NOISES = 10, 100, 1e-6, 1.2, 8
 GAP = 0.2  # twice the excess risk of the model that a run begins with

@@ -12,14 +12,14 @@ from sordino.data.datasets import load
 from sordino.data.partition import Iid, Natural
 from sordino.data.task import Records, Task
 from sordino.models import CharLstm, Logistic, SmallCnn
-from sordino.papers.cells import Cell, Job, Table
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta
-from sordino.privacy.closed_forms import poisson_noise, uniform_noise
 from sordino.recipes import best, dp_fed_ls
+from sordino.theory.central_noise import poisson_noise, uniform_noise
 from sordino.training import calibrated
+from sordino_papers.cells import Cell, Job, Table
 
 How = Literal["uniform", "poisson"]
 Denoiser = Literal["smoothing", "james_stein", "james_stein_plain", "soft_threshold", "none"]

@@ -11,12 +11,12 @@ from sordino.config import TaskSpec
 from sordino.data.partition import Dirichlet, Natural
 from sordino.data.task import Records, Task
 from sordino.models import DpMnistCnn
-from sordino.papers.cells import Cell, Job, Table
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
+from sordino_papers.cells import Cell, Job, Table
 
 RHO = 0.01
 METHODS: dict[str, tuple[Callable[..., Plan], dict[str, Any]]] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sordino.papers import STUDIES, TABLES
-from sordino.papers.cells import Table
-from sordino.papers.claims import claims
-from sordino.papers.studies import Study
+from sordino_papers.cells import Table
+from sordino_papers.claims import claims
+from sordino_papers.studies import Study
+from sordino_papers.tables import STUDIES, TABLES
 
 HEAD = """# The papers' tables, ours beside theirs
 

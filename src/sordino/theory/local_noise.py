@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sordino.privacy.closed_forms import require, require_budget, require_count, require_positive, require_rate
+from sordino.theory.central_noise import require, require_budget, require_count, require_positive, require_rate
 
 Relation = Literal["published", "replace_one"]
 

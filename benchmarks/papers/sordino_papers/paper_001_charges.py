@@ -12,14 +12,14 @@ from torch import Tensor
 from sordino.data.datasets import load
 from sordino.data.task import Records, Task
 from sordino.grid import run_grid
-from sordino.papers.figures import curves
-from sordino.papers.paper_001 import bare, silo_task
-from sordino.papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
 from sordino.recipes.silo import noisy_local_sgd, noisy_minibatch_sgd
+from sordino.report.figures import curves
 from sordino.training import calibrated_silos, with_multipliers
+from sordino_papers.paper_001 import bare, silo_task
+from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 
 SILOS = (3, 10)
 EPSILONS = (0.125, 0.25, 0.5, 1.0, 2.0, 3.0)

@@ -16,13 +16,13 @@ import torch
 from sordino.codec import nearest
 from sordino.data.task import Records, evaluate
 from sordino.errors import ConfigError
-from sordino.papers import STUDIES, TABLES
-from sordino.papers.cells import Cell, Job, index
-from sordino.papers.studies import Study
 from sordino.privacy.certificate import headline
 from sordino.rng import Seeded
 from sordino.run import Round, run
 from sordino.training import final_model
+from sordino_papers.cells import Cell, Job, index
+from sordino_papers.studies import Study
+from sordino_papers.tables import STUDIES, TABLES
 
 Result = dict[str, Any]
 

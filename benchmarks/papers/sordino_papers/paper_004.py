@@ -13,15 +13,15 @@ from sordino.data.datasets import load
 from sordino.data.partition import Iid
 from sordino.data.task import Records, Task, evaluate
 from sordino.models import DpMnistCnn, Logistic
-from sordino.papers.cells import Cell, Job, Table
-from sordino.papers.figures import curves
-from sordino.papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 from sordino.parts.schedules import Linear
 from sordino.plan import Plan
 from sordino.recipes import dp_ls_adam, dp_ls_sgd
+from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.training import calibrated, final_model
+from sordino_papers.cells import Cell, Job, Table
+from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 
 DELTA = 1e-5  # the paper's, above 60,000^-1.1
 

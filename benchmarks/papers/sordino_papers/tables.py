@@ -1,0 +1,29 @@
+"""The papers' tables: what was published, and how to compute ours beside it."""
+
+from __future__ import annotations
+
+from sordino_papers.beyond import TABLES as BEYOND
+from sordino_papers.cells import Cell, Job, Table
+from sordino_papers.paper_000 import TABLES as PAPER_000
+from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
+from sordino_papers.paper_001 import STUDIES as PAPER_001
+from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
+from sordino_papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
+from sordino_papers.paper_002 import STUDIES as PAPER_002
+from sordino_papers.paper_003 import TABLES as PAPER_003
+from sordino_papers.paper_004 import STUDIES as PAPER_004_STUDIES
+from sordino_papers.paper_004 import TABLES as PAPER_004
+from sordino_papers.studies import Study
+
+TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_003, *PAPER_004, *BEYOND)
+
+STUDIES: tuple[Study, ...] = (
+    *PAPER_000_ATTACK,
+    *PAPER_001,
+    *PAPER_001_CHARGES,
+    *PAPER_001_SCALING,
+    *PAPER_002,
+    *PAPER_004_STUDIES,
+)
+
+__all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]
