@@ -18,10 +18,10 @@ from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError
-from sordino.runs.folder import RunFolder
 from sordino.plan import State
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
+from sordino.runs.folder import RunFolder
 from sordino.training import DIAGNOSTIC, entry, final_model, model_bytes
 
 OnRound = Callable[[dict[str, Any]], None]
