@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+import os
+import pickle
 from typing import Any
 
 import pytest
@@ -43,6 +46,11 @@ def test_the_target_is_met_and_hardly_undercut(epsilon: float) -> None:
     parts = private(epochs=3, epsilon=epsilon, delta=1e-3)
     train(parts, epochs=3)
     assert 0.99 * epsilon < parts[1].certificate()["epsilon"] <= epsilon
+
+
+def test_smoothing_is_off_unless_asked_for() -> None:
+    """At strength 1 it cost a CNN on images six points."""
+    assert private()[1].account.settings.smoothing.strength == 0.0
 
 
 def test_smoothing_pieces_and_the_optimizer_cost_nothing() -> None:
@@ -191,12 +199,34 @@ def test_two_branches_that_are_joined_are_both_billed() -> None:
     assert left[1].steps == 15
 
 
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "fork"])
+def test_two_copies_of_one_account_are_both_billed(copied: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of either copy are releases: joined, they add up."""
+    account = private()[1].account
+    for _ in range(3):
+        account.charge()
+    state = account.state()
+    twin = pickle.loads(pickle.dumps(account)) if copied == "pickle" else copy.deepcopy(account)
+    if copied == "fork":  # the child's memory is the parent's, name and all; its process is another
+        twin.own, twin.taken = account.own, dict(account.taken)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+    for _ in range(2):
+        twin.charge()
+    monkeypatch.undo()
+    for _ in range(4):
+        account.charge()
+    assert (twin.steps, account.steps) == (5, 7)
+    account.load(twin.state())
+    account.load(state)
+    assert account.steps == 9
+
+
 @pytest.mark.parametrize(
     "other",
     [
         {"multiplier": 1.1},
         {"clip": 2.0},
-        {"smoothing": 0.0},
+        {"smoothing": 1.0},
         {"epochs": 2},
         {"batch": 10},
         {"seed": 3},

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.optim.loops import data, mlp, private, train, weights
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from sordino.errors import DataError
@@ -49,7 +50,8 @@ def test_every_record_comes_with_its_rate_and_independently() -> None:
 @pytest.mark.parametrize(("count", "batch", "steps"), [(60, 12, 5), (100, 33, 3), (10, 10, 1), (10, 7, 1)])
 def test_an_epoch_has_one_over_the_rate_steps(count: int, batch: int, steps: int) -> None:
     parts = private(dataset=data(count), batch=batch, epochs=2)
-    assert len(parts[2]) == steps == sum(1 for _ in parts[2])
+    train(parts)
+    assert len(parts[2]) == steps == parts[1].steps
     assert parts[1].account.settings.steps == 2 * steps
 
 
@@ -68,20 +70,30 @@ def test_a_collate_function_is_kept_and_empty_batches_have_its_shape() -> None:
     def doubled(records: list[Any]) -> dict[str, Tensor]:
         return {"x": torch.stack([x for x, _ in records]) * 2, "y": torch.tensor([y for _, y in records])}
 
-    loader = private(loader=DataLoader(Pairs(data(40)), batch_size=1, collate_fn=doubled))[2]
-    shapes = {(batch["x"].shape[1:], batch["y"].dim(), len(batch["x"]) == len(batch["y"])) for batch in loader}
-    assert shapes == {(torch.Size([4]), 1, True)}
-    assert 0 in {len(batch["x"]) for batch in loader}
+    model, optimizer, loader = private(loader=DataLoader(Pairs(data(40)), batch_size=1, collate_fn=doubled))
+    sizes = set()
+    for batch in loader:
+        assert (batch["x"].shape[1:], batch["y"].dim(), len(batch["x"])) == (torch.Size([4]), 1, len(batch["y"]))
+        sizes.add(len(batch["x"]))
+        cross_entropy(model(batch["x"]), batch["y"]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert 0 in sizes
 
 
-def test_reading_the_loader_without_steps_costs_nothing() -> None:
-    parts = private(physical_batch=5)
-    for _ in parts[2]:
-        pass
+@pytest.mark.parametrize("noise", ["simulation", "secure"])
+def test_whoever_leaves_the_loop_gets_the_same_batch_again(noise: Any) -> None:
+    """Nobody draws until a batch pleases: a batch belongs to its step until the step is taken."""
+    parts = private(noise=noise, physical_batch=5)
+    looks = [next(iter(parts[2]))[0] for _ in range(4)]
     assert parts[1].steps == 0
+    assert all(torch.equal(look, looks[0]) for look in looks)
+    for x, y in parts[2]:
+        cross_entropy(parts[0](x), y).backward()  # type: ignore[no-untyped-call]
+        parts[1].step()
+        if parts[1].steps == 2:
+            break  # after a step: nothing is left out
     train(parts)
-    assert parts[1].steps == 5
-    assert parts[2].dataset is not None
+    assert parts[1].steps == 7
 
 
 class Stream(IterableDataset[Any]):

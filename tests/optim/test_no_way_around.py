@@ -141,6 +141,44 @@ def a_piece_left_out(parts: Parts) -> None:
             other[1].step()
 
 
+def an_empty_batch_left_out(parts: Parts) -> None:
+    """The step count alone tells whether a record was ever drawn."""
+    other = private(dataset=data(40), batch=1)
+    for x, y in other[2]:
+        if len(x) == 0:
+            continue
+        backward(other, x, y)
+        other[1].step()
+
+
+def a_batch_only_looked_at(parts: Parts) -> None:
+    for _ in parts[2]:
+        pass
+
+
+def the_last_batch_left_out(parts: Parts) -> None:
+    other = private(batch=60)  # one batch per epoch
+    for _ in other[2]:
+        pass
+
+
+def a_batch_left_out_by_loading_a_checkpoint(parts: Parts) -> None:
+    for _ in parts[2]:
+        parts[1].load_state_dict(parts[1].state_dict())
+
+
+def a_batch_left_out_by_a_second_loop(parts: Parts) -> None:
+    for _ in zip(parts[2], parts[2], strict=False):
+        pass
+
+
+def a_certificate_after_leaving_at_a_batch(parts: Parts) -> None:
+    for x, _ in parts[2]:
+        if len(x) < 60:
+            break
+    parts[1].certificate()
+
+
 WAYS: list[Callable[[Parts], None]] = [
     step_twice,
     step_before_any_batch,
@@ -162,6 +200,12 @@ WAYS: list[Callable[[Parts], None]] = [
     a_batch_left_out,
     a_batch_left_out_by_its_loss,
     a_piece_left_out,
+    an_empty_batch_left_out,
+    a_batch_only_looked_at,
+    the_last_batch_left_out,
+    a_batch_left_out_by_loading_a_checkpoint,
+    a_batch_left_out_by_a_second_loop,
+    a_certificate_after_leaving_at_a_batch,
 ]
 train_state: list[Tensor] = []
 

@@ -74,7 +74,7 @@ def test_momentum_and_weight_decay_are_torchs() -> None:
     def optimizer(parameters: Any, lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=lr, momentum=0.7, weight_decay=0.1)
 
-    parts = private(mlp(), data(), optimizer, batch=60, epochs=5, multiplier=QUIET, clip=0.5)
+    parts = private(mlp(), data(), optimizer, batch=60, epochs=5, multiplier=QUIET, clip=0.5, smoothing=1.0)
     train(parts, epochs=5)
     found = trained(plan("dp_ls_sgd", strength=1.0, momentum=0.7, weight_decay=0.1))
     torch.testing.assert_close(weights(found.model), weights(parts[0]), rtol=0, atol=1e-5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.optim.loops import backward, data, first_batch, mlp, private, train, weights
+from tests.optim.loops import backward, batch_of, data, first_batch, mlp, private, train, weights
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
@@ -68,13 +68,25 @@ def test_a_record_that_is_not_finite_counts_as_zero(bad: float) -> None:
     assert bool(weights(parts[0]).isfinite().all())
 
 
-def test_a_loss_that_is_not_finite_anywhere_stops_before_the_step() -> None:
-    parts = private()
+def test_a_batch_without_a_finite_gradient_is_a_step_of_noise_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """To stop there would tell, without noise, that such a record was drawn."""
+    parts, quiet = private(), private()
+    train(parts, lambda out, y: F.cross_entropy(out * math.nan, y))
+    train(quiet, lambda out, y: 0 * F.cross_entropy(out, y))
+    assert torch.equal(weights(parts[0]), weights(quiet[0]))
+    assert parts[1].certificate() == quiet[1].certificate()
+    assert parts[1].not_finite == sum(len(batch_of(parts, t)) for t in range(5))
+    assert [record.message for record in caplog.records if "not finite" in record.message] == [caplog.messages[0]]
+
+
+def test_a_scaler_that_leaves_steps_out_is_refused() -> None:
+    parts, scaler = private(), torch.amp.GradScaler("cpu")
+    x, y = first_batch(parts)
+    scaler.scale(F.cross_entropy(parts[0](x), y)).backward()  # type: ignore[no-untyped-call]
     before = weights(parts[0]).clone()
-    with pytest.raises(DataError, match="finite"):
-        train(parts, lambda out, y: F.cross_entropy(out * math.nan, y))
+    with pytest.raises(PlanError, match="GradScaler"):
+        scaler.step(parts[1])
     assert torch.equal(weights(parts[0]), before)
-    assert parts[1].steps == 0
 
 
 def test_an_inner_step_that_fails_leaves_noised_gradients_alone() -> None:

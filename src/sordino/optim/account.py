@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from functools import cached_property
 from typing import Any
@@ -18,13 +19,23 @@ class Account:
     """Steps charged so far, by the process that charged them.
 
     Loading a checkpoint takes the larger count for every process, so neither going back to an older checkpoint nor
-    joining two that grew apart makes a release disappear.
+    joining two that grew apart makes a release disappear. A copy of an account (deepcopy, pickle, fork) counts what
+    it charges under a name of its own: two copies that are joined are billed for the steps of both.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.own = uuid.uuid4().hex
-        self.taken: dict[str, int] = {self.own: 0}
+        self.taken: dict[str, int] = {}
+        self._rename()
+
+    def _rename(self) -> None:
+        """From here on charge under a new name, in this process."""
+        self.own, self.process = uuid.uuid4().hex, os.getpid()
+        self.taken[self.own] = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, taken=dict(state["taken"]))
+        self._rename()
 
     @property
     def steps(self) -> int:
@@ -44,6 +55,8 @@ class Account:
             raise BudgetError(
                 f"step {number + 1} would overspend {target}, worth {self.most} steps; the step was not taken"
             )
+        if self.process != os.getpid():
+            self._rename()
         self.taken[self.own] += 1
         return number
 

@@ -33,35 +33,56 @@ class Handed:
 
 
 class Turn:
-    """What the loader handed out and the optimizer has not taken: the bill holds for these records and no others."""
+    """What the loader handed out and the optimizer has not taken: the bill holds for these records and no others.
+
+    A loop steps on every batch in the order of the draw. One that leaves a batch out, for whatever reason, lets the
+    number of steps tell what was in it: it is stopped. Whoever leaves the loop gets the same batch again in the next.
+    """
 
     def __init__(self) -> None:
         self.handed: Handed | None = None
-        self.used = False  # whether a training pass has been through it
         self.pieces = 0  # of this batch, summed already
+        self.loops = 0  # begun so far: only the newest goes on
 
-    def give(self, handed: Handed) -> None:
-        """The next piece; the one before must have been stepped on, if it was trained on."""
-        if self.handed is not None and (self.used or self.pieces > 0):
-            self.reset()
+    def begin(self) -> int:
+        """A loop over the loader begins; its number."""
+        self.reset()
+        return self.loops
+
+    def give(self, handed: Handed, loop: int) -> None:
+        """The next piece; the one before must have been stepped on."""
+        self.finish(loop)
+        self.handed = handed
+
+    def finish(self, loop: int) -> None:
+        """Refuse to go on past a batch that had no step."""
+        if loop != self.loops:
             raise PlanError(
                 "loop",
-                "a batch that was left out after a training pass over it",
-                "one optimizer.step() for each batch: to leave some out by what the data says is not private",
-                "step on every batch; to step on more records raise batch_size, with physical_batch for the memory",
+                "a loop over the private loader that goes on after another began, or after a checkpoint was loaded",
+                "one loop at a time, and one optimizer.step() for each batch",
+                "leave the loop before you begin another or load a checkpoint",
             )
-        self.handed, self.used = handed, False
+        if self.handed is not None:
+            raise PlanError(
+                "loop",
+                "a batch that was left out" + (", an empty one" if not self.handed.size else ""),
+                "one optimizer.step() for each batch, the empty ones too: which are left out tells what was in them",
+                "step on every batch; to look at records read loader.dataset, and to step on more raise batch_size, "
+                "with physical_batch for the memory",
+            )
 
     def take(self) -> Handed:
         """The piece is summed."""
         assert self.handed is not None
-        done, self.handed, self.used = self.handed, None, False
+        done, self.handed = self.handed, None
         self.pieces = 0 if done.last else done.piece + 1
         return done
 
     def reset(self) -> None:
-        """Forget a batch that was begun: nothing of it was released."""
-        self.handed, self.used, self.pieces = None, False, 0
+        """Forget a batch that was begun: nothing of it was released, and the next loop gets it again."""
+        self.handed, self.pieces = None, 0
+        self.loops += 1
 
 
 class PoissonBatches(Sampler[list[int]]):
@@ -70,19 +91,28 @@ class PoissonBatches(Sampler[list[int]]):
     def __init__(self, account: Account, streams: Streams, physical: int | None) -> None:
         self.account, self.streams, self.physical = account, streams, physical
         self.drawn: deque[Handed] = deque()  # in the order in which the pieces will come back
+        self.kept: dict[int, list[int]] = {}  # batches whose step is still to come
 
     def __len__(self) -> int:
         return self.account.settings.per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        records, first = self.account.settings.records, self.account.steps
+        first = self.account.steps
         for t in range(first, first + len(self)):
-            rows = records.draw(t, 0, records.size(0), self.streams.at(t, "batches")).tolist()
+            rows = self.rows(t)
             width = self.physical or max(len(rows), 1)
             pieces = [rows[i : i + width] for i in range(0, max(len(rows), 1), width)]
             for k, piece in enumerate(pieces):
                 self.drawn.append(Handed(len(piece), k, k + 1 == len(pieces)))
                 yield piece
+
+    def rows(self, t: int) -> list[int]:
+        """The batch of step t: drawn once and the same until its step, so that nobody can draw until it pleases."""
+        if t not in self.kept:
+            records = self.account.settings.records
+            self.kept = {other: rows for other, rows in self.kept.items() if other >= self.account.steps}
+            self.kept[t] = records.draw(t, 0, records.size(0), self.streams.at(t, "batches")).tolist()
+        return self.kept[t]
 
 
 class Collate:
@@ -122,11 +152,12 @@ class PrivateLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self.turn.reset()
+        loop = self.turn.begin()
         self.pieces.drawn.clear()
         for batch in self._rows() if self.tensors is not None else super().__iter__():
-            self.turn.give(replace(self.pieces.drawn.popleft(), target=_target(batch)))
+            self.turn.give(replace(self.pieces.drawn.popleft(), target=_target(batch)), loop)
             yield batch
+        self.turn.finish(loop)
 
     def _rows(self) -> Iterator[list[Tensor]]:
         """Rows of tensors at once: what the data set and default_collate give, without a visit to each record."""

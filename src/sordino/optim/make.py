@@ -30,7 +30,7 @@ def make_private(
     epsilon: float | None = None,
     delta: float | None = None,
     clip: float = 1.0,
-    smoothing: float = 1.0,
+    smoothing: float = 0.0,
     noise: Mode = "simulation",
     seed: int = 0,
     multiplier: float | None = None,

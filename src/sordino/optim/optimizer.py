@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sordino.errors import ConfigError, DataError, PlanError
+from sordino.errors import ConfigError, PlanError
 from sordino.layout import Layout, Slot
 from sordino.optim.account import Account
 from sordino.optim.loader import Turn
@@ -18,6 +19,8 @@ from sordino.optim.reduction import Check
 from sordino.parts.postprocess import Noised
 from sordino.privacy.release import on_grid
 from sordino.rng import Streams
+
+_LOG = logging.getLogger("sordino")
 
 
 class PrivateOptimizer(Optimizer):
@@ -37,6 +40,7 @@ class PrivateOptimizer(Optimizer):
         self.layout = _layout(recording.named)
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
         self.check = Check(account.settings.reduction, account.settings.records.count)
+        self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
 
@@ -53,6 +57,12 @@ class PrivateOptimizer(Optimizer):
         return self.inner.defaults
 
     @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler asks before a step: it would skip the step where a gradient is not finite."""
+        fix = "call loss.backward() and optimizer.step(); gradients are clipped in float32, so nothing underflows"
+        raise _loop("a GradScaler, which leaves steps out by what it finds in the gradients", "no scaler", fix)
+
+    @property
     def steps(self) -> int:
         """Noised steps taken so far."""
         return self.account.steps
@@ -67,13 +77,18 @@ class PrivateOptimizer(Optimizer):
         self.recording.watching = self.check.left > 0
         scale = float(self.turn.handed.size) if self.turn.handed and settings.reduction == "mean" else 1.0
         clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
-        if len(clipped.norms) and not bool(clipped.norms.isfinite().any()):
-            raise DataError(
-                "a batch in which no record's gradient is finite",
-                "a finite loss",
-                "lower lr, or look for NaN in the data",
-            )
+        self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
         self._add(clipped.total)
+
+    def _report(self, lost: int) -> None:
+        """Say how many records counted as zero. The step goes on: to stop here would tell what was in the batch."""
+        if lost and not self.not_finite:
+            _LOG.warning(
+                "%d records of this batch have a gradient that is not finite and count as zero; optimizer.not_finite "
+                "goes on counting. Lower lr, or look for NaN in the data. The count is not private: do not publish it.",
+                lost,
+            )
+        self.not_finite += lost
 
     def _add(self, total: dict[str, Tensor]) -> None:
         """One piece of the batch; the last one makes the step."""
@@ -175,6 +190,9 @@ class PrivateOptimizer(Optimizer):
 
     def certificate(self) -> dict[str, Any]:
         """What holds of the models seen so far (epsilon_so_far) and of the whole run as planned (epsilon)."""
+        if self.turn.handed is not None:
+            found = "a certificate asked for while a batch waits for its step"
+            raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
         return self.account.certificate()
 
     def detach(self) -> nn.Module:

@@ -73,7 +73,6 @@ class Recording(Recorder):
         """One backward pass went through the model."""
         anchor.grad = None
         self.backwards += 1
-        self.turn.used = True
 
     def forget(self) -> None:
         """All that was recorded."""
@@ -108,7 +107,6 @@ class Recording(Recorder):
         if not self.trusted:
             self._arrange(args, kwargs, size)
         self.tape.begin(size)
-        self.turn.used |= self.model.training
         with self._steady_buffers():
             output = self._pass(args, kwargs)
         if self.watching:
