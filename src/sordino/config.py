@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from sordino import codec
-from sordino.data.datasets import Dataset, load
+from sordino.data.datasets import Dataset, declared_by, load
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, client_filter
-from sordino.privacy.certificate import check_deltas, default_delta, silo_deltas
+from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded
 
@@ -40,9 +40,15 @@ class TaskSpec:
         data = self._load()
         clients = self._clients(data, population, seed)
         model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
-        task = Task(model, clients, _records(data.test_x, data.test_y), self.loss or _loss(data))
+        test = _records(data.test_x, data.test_y) if len(data.test_y) else None
+        task = Task(model, clients, test, self.loss or _loss(data))
         _try_loss(task)
         return task
+
+    def declared(self, task: Task) -> tuple[Declared, ...]:
+        """The rows of the built task that are public, and by whose word."""
+        what, by = declared_by(self.dataset, self.options)
+        return () if task.test is None else (Declared(len(task.test), what, by),)
 
     def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
         if data.offsets is not None:
@@ -66,15 +72,17 @@ def _records(x: Any, y: Any) -> Records:
 
 
 def _try_loss(task: Task) -> None:
-    """One public record through model and loss: they must fit before anything is written."""
-    test = task.test
-    if test is None:
-        return
+    """A record of zeros through model and loss: they must fit before anything is written."""
+    like = task.clients.records
+    x, y = (
+        torch.zeros((1, *like.x.shape[1:]), dtype=like.x.dtype),
+        torch.zeros((1, *like.y.shape[1:]), dtype=like.y.dtype),
+    )
     try:
-        task.losses(copy.deepcopy(task.model).eval()(test.x[:1]), test.y[:1])
+        task.losses(copy.deepcopy(task.model).eval()(x), y)
     except (RuntimeError, ValueError, IndexError) as error:
         needed = "a model and a loss that fit the data"
-        raise ConfigError(f"loss {task.loss!r} that fails on the first test record ({error})", needed) from None
+        raise ConfigError(f"loss {task.loss!r} that fails on a record of its shape ({error})", needed) from None
 
 
 def _loss(data: Dataset) -> str:

@@ -98,6 +98,9 @@ def calibrated_text(found: dict[str, Any]) -> str:
     )
 
 
+NO_TEST = "not evaluated, as no row is declared public (task.options: test or public_test_fraction)"
+
+
 def result(done: Executed) -> dict[str, Any]:
     """A finished run as plain data."""
     return {"out": str(done.path), "last": done.history[-1], "certificate": done.certificate}
@@ -107,7 +110,8 @@ def result_text(done: Executed) -> str:
     """A finished run in a few lines."""
     last = done.history[-1]
     figures = ", ".join(f"{name} {last[name]:.4f}" for name in ("accuracy", "rmse", "loss") if name in last)
-    lines = [f"round {last['round']}: {figures} on the whole test set", guarantee(done.certificate)]
+    tested = f"{figures} on the whole test set" if figures else NO_TEST
+    lines = [f"round {last['round']}: {tested}", guarantee(done.certificate)]
     lines.append(f"noise: {done.certificate['noise']['mode']} ({done.certificate['noise']['note']})")
     return "\n".join([*lines, f"files: {done.path}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"])
 

@@ -22,7 +22,7 @@ from sordino.plan import Plan, State
 from sordino.privacy import accounting, calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.budget import Budget
-from sordino.privacy.certificate import Facts, certificate, check_deltas, default_delta, silo_deltas
+from sordino.privacy.certificate import Declared, Facts, certificate, check_deltas, default_delta, silo_deltas
 from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.rng import Mode, streams
 from sordino.run import Round, Tally, check, run
@@ -67,8 +67,18 @@ def train(
         if on_round:
             on_round(history[-1])
     model = final_model(plan, task, state)
-    facts = counted(plan, tally.rounds, tally.cohorts, Facts(delta, noise, 0, model=model_digest(model), deltas=deltas))
+    known = Facts(delta, noise, 0, model=model_digest(model), deltas=deltas, public=declared_by_caller(task))
+    facts = counted(plan, tally.rounds, tally.cohorts, known)
     return Result(model, history, certificate(plan, facts))
+
+
+def declared_by_caller(task: Task) -> tuple[Declared, ...]:
+    """The rows that a task made in Python calls public."""
+    given = {
+        "test rows": (task.test, "the caller: test of the task"),
+        "rows": (task.public, "the caller: public of it"),
+    }
+    return tuple(Declared(len(rows), what, by) for what, (rows, by) in given.items() if rows is not None)
 
 
 def entry(done: Round) -> dict[str, Any]:

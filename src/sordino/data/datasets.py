@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sordino.codec import nearest
@@ -12,7 +13,7 @@ from sordino.data import bundled, images, mapped, own, tabular, text
 from sordino.data.records import Dataset, finish, take
 from sordino.errors import ConfigError
 
-__all__ = ["Dataset", "descriptions", "load", "names"]
+__all__ = ["Dataset", "declared_by", "descriptions", "load", "names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +66,53 @@ def descriptions() -> dict[str, str]:
 
 
 def load(
-    name: str = "digits", *, train: int | None = None, test: int | None = None, validation: bool = False, **options: Any
+    name: str = "digits",
+    *,
+    train: int | None = None,
+    test: int | str | Path | None = None,
+    validation: bool = False,
+    **options: Any,
 ) -> Dataset:
     """A data set, checked: finite, of matching lengths, labels in range.
 
     `train` and `test` keep the first records of each part (sets with groups may be ordered by group). With `validation`
     the test part is the training records after the first `train`: `load("mnist", train=50000, validation=True)` is
-    tested on the last 10,000 training images.
+    tested on the last 10,000 training images. Of own data nothing is public unasked: there `test` may name a file.
     """
     name = _ALIASES.get(name, name)
     if name not in _SETS:
         raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
     entry = _SETS[name]
+    if isinstance(test, str | Path):
+        options, test = {**options, "test": test}, None
     _check_options(name, entry, options)
+    if validation and name in own.NAMES:
+        fix = "name a file, test = ..., or say public_test_fraction = 0.2"
+        raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
     data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
     return finish(take(data, train, test, validation))
+
+
+def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
+    """Which test records are public, and who says so: the publisher of a set, or the user of own files."""
+    name = _ALIASES.get(name, name)
+    if name not in own.NAMES:
+        return f"test rows of {name}", "the publisher of the data set"
+    file = Path(str(options.get("path", ""))).name
+    if isinstance(options.get("test"), str | Path):
+        return f"rows of {Path(options['test']).name}", "the configuration: test names the file"
+    if "public_test_fraction" in options:
+        how = f"public_test_fraction = {options['public_test_fraction']}"
+        return f"test rows of {file}", f"the configuration: {how}"
+    return f"test rows of {file}", "the data: they are called test_x and test_y"
 
 
 def _check_options(name: str, entry: _Entry, options: dict[str, Any]) -> None:
     """Refuse options the set does not know, and ask for those it cannot do without."""
     parameters = inspect.signature(entry.read).parameters
-    known = [*parameters, "train", "test", "validation"]
+    known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
+    if "test" in options and "test" not in parameters:
+        raise ConfigError(f"test = {options['test']!r} of data set {name}", "how many of its test records to keep")
     unknown = next((option for option in options if option not in known), None)
     if unknown is not None:
         raise ConfigError(

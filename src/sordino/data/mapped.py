@@ -1,7 +1,8 @@
 """Data too large to read: a folder of .npy files, mapped into memory, of which a round touches its cohort's rows only.
 
 x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds the rows
-clients[i] to clients[i + 1]. test_x.npy, test_y.npy: read whole, and checked. In memory: 8 bytes a client and a record.
+clients[i] to clients[i + 1]. In memory: 8 bytes a client and a record. test_x.npy, test_y.npy: public test records,
+read whole, and checked; without these two files there is no test.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sordino.data.files import UNREADABLE
 from sordino.data.records import Array, Dataset
 from sordino.errors import DataError
 
@@ -23,36 +25,44 @@ def mapped(*, path: str | Path, classes: int | None = None) -> Dataset:
     What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
     """
     folder = Path(path).expanduser()
-    arrays = {name: _opened(folder / f"{name}.npy") for name in PARTS}
+    tested = any((folder / f"test_{side}.npy").exists() for side in "xy")
+    arrays = {name: _opened(folder / f"{name}.npy") for name in PARTS[: None if tested else 3]}
     _check(arrays, classes, folder)
+    test_x, test_y = (np.array(arrays[f"test_{side}"]) if tested else np.array(arrays[side][:0]) for side in "xy")
     return Dataset(
         x=arrays["x"],
         y=arrays["y"],
-        test_x=np.array(arrays["test_x"]),
-        test_y=np.array(arrays["test_y"]),
+        test_x=test_x,
+        test_y=test_y,
         classes=classes,
         offsets=np.array(arrays["clients"]),
     )
 
 
-def write(folder: Path, x: Array, y: Array, sizes: Array, test_x: Array, test_y: Array) -> None:
+def write(
+    folder: Path, x: Array, y: Array, sizes: Array, test_x: Array | None = None, test_y: Array | None = None
+) -> None:
     """Arrays in the order of their clients, as `mapped` reads them; `sizes` are the clients' numbers of records."""
     folder.mkdir(parents=True, exist_ok=True)
     clients = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     for name, array in zip(PARTS, (x, y, clients, test_x, test_y), strict=True):
-        np.save(folder / f"{name}.npy", array)
+        if array is not None:
+            np.save(folder / f"{name}.npy", array)
 
 
 def _opened(path: Path) -> Array:
     try:
         array: Array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: nothing reaches the file
-    except (OSError, ValueError, EOFError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}, which cannot be read ({error})", "an .npy file", "see sordino.data.mapped") from None
     return array
 
 
 def _check(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
     """Shapes and types, which are known without reading."""
+    if arrays["x"].ndim < 2 or arrays["y"].ndim != 1:
+        found = f"x of shape {arrays['x'].shape} and y of shape {arrays['y'].shape} in {folder}"
+        raise DataError(found, "x [n, ...] and y [n]")
     for name in ("x", "y"):
         if arrays[name].dtype not in _TYPES:
             raise DataError(f"{name} of type {arrays[name].dtype} in {folder}", "float32 or int64", "convert it once")

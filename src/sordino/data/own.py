@@ -1,75 +1,136 @@
-"""A user's own data: an .npz of arrays, or a table of numbers as .csv."""
+"""A user's own data: an .npz of arrays, or a table of numbers as .csv.
+
+Every row is private unless the user says otherwise: by a file of its own (`test = "public.csv"`), by arrays that are
+called test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Without any there is no test.
+"""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from sordino.data.records import Array, Dataset, Ints, hold_out, to_unit
-from sordino.data.tabular import MISSING, Table, number, parse
+from sordino.data.files import Sheet, arrays_of, sheet
+from sordino.data.records import Array, Dataset, Ints, hold_out, to_unit, untested
 from sordino.errors import ConfigError, DataError
 
+NAMES = ("npz", "csv", "mapped")  # sets whose rows are somebody's: nothing of them is public unasked
+MOST_CLASSES = 1_000_000
 
-def npz(*, path: str | Path, classes: int | None = None) -> Dataset:
+
+def npz(
+    *,
+    path: str | Path,
+    classes: int | None = None,
+    test: str | Path | None = None,
+    public_test_fraction: float | None = None,
+) -> Dataset:
     """Arrays x, y and, where present, test_x, test_y, groups, test_groups, classes.
 
     Integer y are labels and float y are targets. The number of classes should be public: give `classes`, here or in the
-    file; without it, it is the largest label plus one. Without test_x a fixed fifth of the records is held out.
+    file; without it, it is the largest label plus one. Test records are declared public: test_x and test_y, the x and y
+    of another file `test`, or a fixed `public_test_fraction` of the records. Without any of them there is no test.
     """
-    arrays = _arrays(Path(path).expanduser())
-    x, y = (_needed(arrays, key, path) for key in ("x", "y"))
+    with named(path):
+        arrays = arrays_of(Path(path))
+        data = _from_arrays(arrays, classes)
+        ways = [name for name, given in _ways(test, public_test_fraction, "test_x" in arrays).items() if given]
+    _one_way(ways)
+    if test is not None:
+        _another(path, test)
+        with named(test):
+            other = _from_arrays(arrays_of(Path(test)), data.classes)
+        return replace(data, test_x=other.x, test_y=other.y)
+    return _held_out(data, path, public_test_fraction)
+
+
+def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
+    x, y = (_needed(arrays, key) for key in ("x", "y"))
     if ("test_x" in arrays) != ("test_y" in arrays):
-        raise DataError(f"only one of test_x and test_y in {path}", "both or neither")
-    classes = classes if classes is not None else _classes(arrays, y)
+        raise DataError("only one of test_x and test_y", "both or neither")
+    classes = _check_classes(classes if classes is not None else _classes(arrays, y))
     groups = _whole(arrays.get("groups"), "groups")
-    if "test_x" in arrays:
-        return Dataset(
-            x=x,
-            y=y,
-            test_x=arrays["test_x"],
-            test_y=arrays["test_y"],
-            groups=groups,
-            test_groups=_whole(arrays.get("test_groups"), "test_groups"),
-            classes=classes,
-        )
-    return hold_out(x, y, groups, classes)
+    who = () if groups is None else tuple(str(value) for value in np.unique(groups))
+    data = untested(x, y, groups, classes, who)
+    if "test_x" not in arrays:
+        return data
+    test_groups = _whole(arrays.get("test_groups"), "test_groups")
+    return replace(data, test_x=arrays["test_x"], test_y=arrays["test_y"], test_groups=test_groups)
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def _ways(test: object, fraction: object, inside: bool) -> dict[str, bool]:
+    return {"test": test is not None, "public_test_fraction": fraction is not None, "test_x and test_y": inside}
+
+
+def _one_way(ways: list[str]) -> None:
+    if len(ways) > 1:
+        raise ConfigError(" and ".join(ways), "one way to say which rows are public", f"drop {ways[0]}")
+
+
+def _another(path: str | Path, test: str | Path) -> None:
+    if Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
+        found = f"test = {Path(test).name!r}, which is the training file itself"
+        raise ConfigError(found, "a file of rows that may be public", "or drop test: no row is public then")
+
+
+def _held_out(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
+    """A part of the rows as public test records, where the user has said so."""
+    if fraction is None:
+        return data
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", "say 0.2")
+    with named(path):
+        held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction)
+        if not len(held.test_y):
+            found = f"{len(data.y)} records, of which {fraction:g} of every group is none"
+            raise DataError(found, "at least one public test record", "raise public_test_fraction, or drop it")
+    return replace(held, names=data.names)
+
+
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """A mistake in a file is said with the name of the file."""
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {key: _labels_from_bool(key, file[key]) for key in file.files}
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}, which cannot be read ({error})", "an .npz of plain arrays x and y") from error
+        yield
+    except DataError as error:
+        if str(path) in error.found:
+            raise
+        raise DataError(f"{error.found} in {path}", error.needed, error.fix) from None
 
 
-def _labels_from_bool(key: str, values: Array) -> Array:
-    return values.astype(np.int64) if key in ("y", "test_y") and values.dtype == np.bool_ else values
-
-
-def _needed(arrays: dict[str, Array], key: str, path: str | Path) -> Array:
+def _needed(arrays: dict[str, Array], key: str) -> Array:
     if key not in arrays or not arrays[key].ndim:
-        raise DataError(f"no array {key} in {path}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
+        raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
     return arrays[key]
 
 
 def _classes(arrays: dict[str, Array], y: Array) -> int | None:
     if "classes" in arrays:
-        if arrays["classes"].size != 1 or not np.issubdtype(arrays["classes"].dtype, np.integer):
+        if arrays["classes"].size != 1 or arrays["classes"].dtype.kind not in "iu":
             raise DataError(f"classes of shape {arrays['classes'].shape}", "one whole number")
         return int(arrays["classes"].item())
-    return int(y.max()) + 1 if np.issubdtype(y.dtype, np.integer) and y.size else None
+    return int(y.max()) + 1 if y.dtype.kind in "iu" and y.size else None
+
+
+def _check_classes(classes: int | None) -> int | None:
+    if classes is None:
+        return None
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MOST_CLASSES:
+        needed = f"a whole number from 1 to {MOST_CLASSES}"
+        raise DataError(f"{classes!r} classes", needed, "labels count from 0; numbers to predict are stored as floats")
+    return classes
 
 
 def _whole(groups: Array | None, key: str) -> Ints | None:
     if groups is None:
         return None
-    if not np.issubdtype(groups.dtype, np.integer) or groups.ndim != 1:
+    if groups.dtype.kind not in "iu" or groups.ndim != 1:
         raise DataError(f"{key} of type {groups.dtype} and shape {groups.shape}", "one integer per record")
+    if groups.size and groups.dtype.kind == "u" and int(groups.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"the number {groups.max()} in {key}", "integers of 64 bits with a sign")
     return groups.astype(np.int64, copy=False)
 
 
@@ -80,53 +141,57 @@ def table(
     groups: str | None = None,
     classes: int | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None,
+    test: str | Path | None = None,
+    public_test_fraction: float | None = None,
 ) -> Dataset:
     """A comma-separated file with a header: column `target` from all the others, which must be numbers.
 
-    `classes` makes the target a label; `groups` names the column of natural clients; `ranges` gives public ranges:
-    those columns go to [-1, 1] and are clipped there.
+    `classes` makes the target a label; `groups` names the column of natural clients, whose values are their names;
+    `ranges` gives public ranges: those columns go to [-1, 1] and are clipped there. Test records are declared public:
+    another file `test` with the same columns, or a fixed `public_test_fraction` of the rows. Without, there is no test.
     """
-    columns = _columns(Path(path).expanduser())
-    ranges = dict(ranges or {})
-    _known([target, *([groups] if groups else []), *ranges], columns, path)
-    features = [name for name in columns if name not in (target, groups)]
+    _one_way([name for name, given in _ways(test, public_test_fraction, False).items() if given])
+    classes, limits = _check_classes(classes), _limits(ranges)
+    rows = sheet(Path(path))
+    _known([target, *([groups] if groups else []), *limits], rows)
+    features = [name for name in rows.header if name not in (target, groups)]
     if not features:
         raise DataError(f"no feature column in {path}", "at least one beside the target and the groups")
-    x = np.stack([_scaled(_numbers(columns, name), ranges.get(name)) for name in features], axis=1)
-    who = np.unique(np.array(columns[groups]), return_inverse=True)[1].astype(np.int64) if groups else None
-    return hold_out(x, _target(_numbers(columns, target), classes), who, classes)
+    x, y = _xy(rows, features, target, classes, limits)
+    names, who = np.unique(np.array(rows.column(groups)), return_inverse=True) if groups else ((), None)
+    data = untested(x, y, None if who is None else who.astype(np.int64), classes, tuple(str(name) for name in names))
+    if test is None:
+        return _held_out(data, path, public_test_fraction)
+    _another(path, test)
+    other = sheet(Path(test))
+    _known([target, *features], other)
+    test_x, test_y = _xy(other, features, target, classes, limits)
+    return replace(data, test_x=test_x, test_y=test_y)
 
 
-def _columns(path: Path) -> Table:
-    try:
-        return parse(path.read_text("utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}, which cannot be read ({error})", "a comma-separated text file") from error
+def _xy(
+    rows: Sheet, features: list[str], target: str, classes: int | None, limits: dict[str, tuple[float, float]]
+) -> tuple[Array, Array]:
+    if not rows.lines:
+        raise DataError(f"no row under the header of {rows.path}", "at least one")
+    x = np.stack([_scaled(rows.numbers(name), limits.get(name)) for name in features], axis=1)
+    return x, rows.numbers(target) if classes is None else rows.labels(target, classes)
 
 
-def _known(names: list[str], columns: Table, path: str | Path) -> None:
-    missing = next((name for name in names if name not in columns), None)
+def _known(names: list[str], rows: Sheet) -> None:
+    missing = next((name for name in names if name not in rows.header), None)
     if missing is not None:
-        raise ConfigError(f"no column {missing!r} in {path}", "one of " + ", ".join(columns))
+        shown = ", ".join(name[:40] for name in rows.header[:20])
+        raise ConfigError(f"no column {missing!r} in {rows.path}", f"one of {shown}")
 
 
-def _numbers(columns: Table, name: str) -> Array:
-    """A column of numbers; missing ones are NaN, which the final check refuses with their place."""
-    return np.array([np.nan if t in MISSING else number(name, i, t) for i, t in enumerate(columns[name])])
+def _limits(ranges: Mapping[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]]:
+    for name, pair in dict(ranges or {}).items():
+        two = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(end) in (int, float) for end in pair)
+        if not two or not -1e300 < pair[0] < pair[1] < 1e300:
+            raise ConfigError(f"the range {name} = {pair!r}", "two numbers, low < high")
+    return dict(ranges or {})
 
 
 def _scaled(values: Array, limits: tuple[float, float] | None) -> Array:
-    if limits is None:
-        return values
-    low, high = limits
-    if not low < high:
-        raise ConfigError(f"the range {low} to {high}", "low < high")
-    return to_unit(values, low, high)
-
-
-def _target(values: Array, classes: int | None) -> Array:
-    if classes is None:
-        return values
-    if not np.array_equal(values, np.rint(values)):
-        raise DataError("a label that is not a whole number", f"labels from 0 to {classes - 1}")
-    return values.astype(np.int64)
+    return values if limits is None else to_unit(values, *limits)

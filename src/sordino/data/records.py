@@ -20,13 +20,14 @@ class Dataset:
 
     x: Array  # float32 [n, ...], or int64 [n, length] for text
     y: Array  # int64 labels or float32 targets, [n]
-    test_x: Array
+    test_x: Array  # of no record where nothing was declared public
     test_y: Array
     groups: Ints | None = None  # natural client of each training record, [n]
     test_groups: Ints | None = None  # same numbering; new numbers for clients that only appear in the test
     classes: int | None = None  # None: regression
     target_unit: float = 1.0  # regression: one unit of y in the original unit (dollars, percent)
     offsets: Ints | None = None  # records in the order of their clients, mapped into memory: not read, not checked
+    names: tuple[str, ...] = ()  # of the natural clients, in the order of their numbers, where they have names
     name: str = ""
     description: str = ""
     licence: str = ""
@@ -41,17 +42,23 @@ def fixed_order(n: int) -> Ints:
 
 
 def hold_out(
-    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, target_unit: float = 1.0
+    x: Array,
+    y: Array,
+    groups: Ints | None = None,
+    classes: int | None = None,
+    target_unit: float = 1.0,
+    share: float = 0.2,
 ) -> Dataset:
-    """The last 20% of the fixed order are the test; within every group where there are groups.
+    """The last `share` of the fixed order are the test; within every group where there are groups.
 
     Checked before the records are reordered, so that a message names the record as the file numbers it.
     """
     x, y = _checked(x, y, groups, classes, "")
     order = fixed_order(len(y))
     parts = [order] if groups is None else [order[groups[order] == g] for g in np.unique(groups)]
-    train = np.concatenate([part[: len(part) - len(part) // 5] for part in parts])
-    test = np.concatenate([part[len(part) - len(part) // 5 :] for part in parts])
+    cuts = [len(part) - int(len(part) * share) for part in parts]
+    train = np.concatenate([part[:cut] for part, cut in zip(parts, cuts, strict=True)])
+    test = np.concatenate([part[cut:] for part, cut in zip(parts, cuts, strict=True)])
     return Dataset(
         x=x[train],
         y=y[train],
@@ -62,6 +69,14 @@ def hold_out(
         classes=classes,
         target_unit=target_unit,
     )
+
+
+def untested(
+    x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = ()
+) -> Dataset:
+    """Records of which none is declared public."""
+    x, y = _checked(x, y, groups, classes, "")
+    return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names)
 
 
 def to_unit(values: Array, low: float | Array, high: float | Array) -> Array:
@@ -106,7 +121,9 @@ def finish(data: Dataset) -> Dataset:
     """Final types and checks. Pixels (uint8) are divided by 255, their public range."""
     lazy = data.offsets is not None
     x, y = (data.x, data.y) if lazy else _checked(data.x, data.y, data.groups, data.classes, "")
-    test_x, test_y = _checked(data.test_x, data.test_y, data.test_groups, data.classes, "test_")
+    test_x, test_y = data.test_x, data.test_y
+    if len(test_x) or len(test_y):
+        test_x, test_y = _checked(test_x, test_y, data.test_groups, data.classes, "test_")
     if x.shape[1:] != test_x.shape[1:]:
         raise DataError(
             f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}", "the same shape"
@@ -126,16 +143,22 @@ def _checked(x: Array, y: Array, groups: Ints | None, classes: int | None, part:
 def _features(x: Array, label: str) -> Array:
     if x.dtype == np.uint8:
         return np.divide(x, np.float32(255), dtype=np.float32)
-    if np.issubdtype(x.dtype, np.integer):
-        return x.astype(np.int64, copy=False)
+    if x.dtype.kind in "iu":
+        return _int64(x, label)
     return _float32(x, label)
+
+
+def _int64(values: Array, label: str) -> Array:
+    if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"the number {values.max()} in {label}", "integers of 64 bits with a sign")
+    return values.astype(np.int64, copy=False)
 
 
 def _targets(y: Array, classes: int | None, name: str) -> Array:
     """int64 labels inside 0 .. classes - 1, or float32 targets."""
     if classes is None:
         return _float32(y, name)
-    if not np.issubdtype(y.dtype, np.integer):
+    if y.dtype.kind not in "iu":
         raise DataError(
             f"{name} of type {y.dtype}", "integer labels", "store it as int64, or leave classes out for regression"
         )
@@ -147,9 +170,7 @@ def _targets(y: Array, classes: int | None, name: str) -> Array:
 
 def _float32(values: Array, label: str) -> Array:
     """`values` in float32; what overflows becomes infinite and is refused by the next check."""
-    if not (np.issubdtype(values.dtype, np.number) or values.dtype == np.bool_):
-        raise DataError(f"{label} of type {values.dtype}", "numbers")
-    if np.issubdtype(values.dtype, np.complexfloating):
+    if values.dtype.kind not in "fiub":
         raise DataError(f"{label} of type {values.dtype}", "real numbers")
     with np.errstate(over="ignore"):
         return values.astype(np.float32, copy=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -210,7 +210,7 @@ def heart_disease() -> Dataset:
     x = np.concatenate([encode(table, HEART_COLUMNS) for table in tables])
     y = np.array([token != "0" for table in tables for token in table["num"]], dtype=np.int64)
     groups = np.repeat(np.arange(len(tables)), [len(table["num"]) for table in tables])
-    return hold_out(x, y, groups, classes=2)
+    return replace(hold_out(x, y, groups, classes=2), names=tuple(HOSPITALS))
 
 
 def _hospital(name: str, digest: str) -> Table:

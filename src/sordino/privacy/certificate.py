@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,15 @@ WHO: dict[Adversary, str] = {
 
 
 @dataclass(frozen=True)
+class Declared:
+    """Rows that nobody protects, because somebody has said that they are public."""
+
+    rows: int
+    what: str
+    by: str
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a run adds to its plan: everything here is seen by the adversary anyway, or public."""
 
@@ -39,6 +48,7 @@ class Facts:
     each: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
     repeats: int = 0  # rounds that were charged again after a kill
     deltas: tuple[float, ...] = ()  # a delta of its own for every silo
+    public: tuple[Declared, ...] = ()  # rows that were evaluated on, or trained on by the server
 
 
 def default_delta(population: int) -> float:
@@ -106,7 +116,8 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "counts": _counts(plan, facts, counts),
-        "assumptions": assumptions(plan, bill, counts),
+        "declared_public": [asdict(one) for one in facts.public],
+        "assumptions": assumptions(plan, bill, counts, facts.public),
         "not_covered": not_covered(),
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,
@@ -201,13 +212,13 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
 
 
-def assumptions(plan: Plan, bill: Bill, counts: Participation) -> list[str]:
+def assumptions(plan: Plan, bill: Bill, counts: Participation, public: tuple[Declared, ...] = ()) -> list[str]:
     """What must hold outside this program for the numbers to be true."""
     if plan.local.reads is not None:
-        return _record_assumptions(plan)
+        return _record_assumptions(plan, public)
     said = [
         f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
-        "the population, the plan and the test data are public",
+        f"the population and the plan are public, and {declared(public)}",
     ]
     if plan.clients.random:
         said.append("the coins that choose a cohort stay secret from the adversary of the first line")
@@ -217,11 +228,19 @@ def assumptions(plan: Plan, bill: Bill, counts: Participation) -> list[str]:
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 
 
-def _record_assumptions(plan: Plan) -> list[str]:
+def declared(public: tuple[Declared, ...]) -> str:
+    """Which rows are protected by nothing, and by whose word."""
+    if not public:
+        return "no row of the data is"
+    said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
+    return f"so are {said}: these rows are not protected"
+
+
+def _record_assumptions(plan: Plan, public: tuple[Declared, ...]) -> list[str]:
     reads = plan.local.reads
     said = [
         "one record is one row of one silo; a person with several rows, or rows in several silos, counts several times",
-        "the silos, the number of records of each, the plan and the test data are public",
+        f"the silos, the number of records of each and the plan are public, and {declared(public)}",
     ]
     if reads is not None and reads.relation == "add_remove":
         said.append("rates are those of the declared sizes, whatever the silo holds")

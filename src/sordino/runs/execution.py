@@ -19,6 +19,7 @@ from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError
 from sordino.plan import State
+from sordino.privacy.certificate import Declared
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
 from sordino.runs.folder import RunFolder
@@ -51,12 +52,13 @@ def execute(
     if isinstance(engine, Distributed) and not engine.leads:
         engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
     _ = config.budget  # refuses a budget that cannot be kept
-    folder = _continued(config, path) if resume and path.exists() else RunFolder.create(path, config)
+    public = config.task.declared(task)
+    folder = _continued(config, path, public) if resume and path.exists() else RunFolder.create(path, config, public)
     with folder.locked():
         return _rounds(config, task, folder, engine, on_round or (lambda line: None))
 
 
-def _continued(config: Config, path: Path) -> RunFolder:
+def _continued(config: Config, path: Path, public: tuple[Declared, ...]) -> RunFolder:
     folder = RunFolder.open(path)
     if codec.digest(folder.config()) != codec.digest(config):
         raise ConfigError(
@@ -64,6 +66,9 @@ def _continued(config: Config, path: Path) -> RunFolder:
             "the same one",
             f"resume with {path / 'plan.toml'}, or start anew in another --out",
         )
+    if folder.public() != public:
+        found = f"other public test rows than the run in {path} was started with"
+        raise ConfigError(found, "the same data", "restore the data, or start anew in another --out")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A run on disk: plan.toml, engine.jsonl, charges.jsonl, history.jsonl, checkpoint/, model.safetensors and
+"""A run on disk: plan.toml, public.json, engine.jsonl, charges.jsonl, history.jsonl, checkpoint/, model.safetensors and
 certificate.json.
 
 Order within a round: the charge is on disk before noise is drawn; history, then the checkpoint, after the step. So a
@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from sordino.config import Config, load_config
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
-from sordino.privacy.certificate import Facts, certificate, compare
+from sordino.privacy.certificate import Declared, Facts, certificate, compare
 from sordino.rng import Seeded
 from sordino.training import counted
 
@@ -40,8 +40,8 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> RunFolder:
-        """A new folder; an existing one is never touched."""
+    def create(cls, path: Path, config: Config, public: tuple[Declared, ...] = ()) -> RunFolder:
+        """A new folder, with the rows of the data that are declared public; an existing one is never touched."""
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -52,6 +52,7 @@ class RunFolder:
             raise ConfigError(f"{path}, which cannot be made ({error.strerror})", "a folder to write to") from None
         folder = cls(path)
         (path / "checkpoint").mkdir()
+        folder._write("public.json", json.dumps([asdict(one) for one in public]).encode())
         folder._write("plan.toml", codec.to_toml(config).encode())
         return folder
 
@@ -152,6 +153,13 @@ class RunFolder:
         if whole != data:
             self._write(name, whole)
 
+    def public(self) -> tuple[Declared, ...]:
+        """Which rows were declared public when the run was started, and by whom."""
+        try:
+            return tuple(Declared(**one) for one in json.loads((self.path / "public.json").read_text("utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise CertificateError("public.json", f"public.json cannot be read ({error})") from None
+
     def history(self) -> list[dict[str, Any]]:
         """One entry per round."""
         return self._lines("history.jsonl")
@@ -187,7 +195,9 @@ class RunFolder:
         """What a certificate needs beside the plan."""
         config = self.config()
         known = Facts(config.delta, config.privacy.noise, 0, None, self._model_sum(), codec.digest(config))
-        return counted(config.plan, self.rounds(), self.cohorts(), replace(known, deltas=config.deltas))
+        return counted(
+            config.plan, self.rounds(), self.cohorts(), replace(known, deltas=config.deltas, public=self.public())
+        )
 
     def _model_sum(self) -> str:
         file = self.path / "model.safetensors"

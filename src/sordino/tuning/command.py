@@ -28,8 +28,9 @@ def tune_config(
     config = load_config(file)
     wanted = epsilons or [_own(config.plan.bill().of("models"), config.delta)]
     task = config.build()
+    public = config.task.declared(task)
     found = [
-        tune(config.plan, task, epsilon=e, delta=config.delta, source=source, trials=trials)  # type: ignore[arg-type]
+        tune(config.plan, task, epsilon=e, delta=config.delta, source=source, trials=trials, public=public)  # type: ignore[arg-type]
         for e in wanted
     ]
     if out is not None:

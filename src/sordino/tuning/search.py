@@ -11,14 +11,15 @@ from typing import Any, Literal
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError, UnreachableError
 from sordino.plan import Plan
+from sordino.privacy.certificate import Declared
 from sordino.privacy.mechanisms import Laplace
 from sordino.privacy.release import LocalNoise
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.theory import local_steps
-from sordino.training import calibrated
+from sordino.training import calibrated, declared_by_caller
 from sordino.tuning.knobs import Knobs, knobs, turned
-from sordino.tuning.stand_in import COST, Source, stand_in
+from sordino.tuning.stand_in import Source, cost, stand_in
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 PACES = (0.1, 0.3, 1.0, 3.0)
@@ -45,11 +46,23 @@ class Tuned:
 
 
 def tune(
-    plan: Plan, task: Task, *, epsilon: float, delta: float, source: Source = "public", trials: int = 3, seed: int = 0
+    plan: Plan,
+    task: Task,
+    *,
+    epsilon: float,
+    delta: float,
+    source: Source = "public",
+    trials: int = 3,
+    seed: int = 0,
+    public: tuple[Declared, ...] | None = None,
 ) -> Tuned:
-    """The knobs with the least loss on stand-in data, each candidate at (epsilon, delta)."""
+    """The knobs with the least loss on stand-in data, each candidate at (epsilon, delta).
+
+    `public` says which rows of the task are public and by whose word; default: by the caller's, who made the task.
+    """
     if trials < 1:
         raise ConfigError(f"--trials {trials}", "at least 1")
+    spent = cost(plan, task, source, declared_by_caller(task) if public is None else public)
     data = [stand_in(plan, task, source, seed + trial) for trial in range(trials)]
     judge = _Judge(plan, data, epsilon, delta)
     rule, first = by_rule(plan)
@@ -61,7 +74,7 @@ def tune(
         best = min([(judge(best), best), *tried], key=lambda pair: pair[0])[1]
     if math.isinf(judge(best)):
         raise UnreachableError("no candidate that fits the budget", f"epsilon at least {epsilon:g}", "raise epsilon")
-    return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, COST[source])
+    return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, spent)
 
 
 def by_rule(plan: Plan) -> tuple[str, Knobs]:

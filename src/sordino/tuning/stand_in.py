@@ -12,13 +12,22 @@ from torch import Tensor
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import DataError
 from sordino.plan import Plan
+from sordino.privacy.certificate import Declared
 from sordino.rng import Seeded
 
 Source = Literal["public", "synthetic"]
-COST = {
-    "public": "nothing: only records that are declared public were read",
-    "synthetic": "nothing: every record was made up",
-}
+
+
+def cost(plan: Plan, task: Task, source: Source, public: tuple[Declared, ...]) -> str:
+    """What the search has looked at, and by whose word that costs nothing."""
+    read = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
+    said = {
+        "public": f"nothing beyond what is declared public: {read} were read; they are not protected",
+        "synthetic": "nothing: every record was made up",
+    }[source]
+    if plan.local.reads is not None:
+        return said
+    return f"{said}; that a client holds {_sizes(plan, task)[0]} records on average was taken as public"
 
 
 def stand_in(plan: Plan, task: Task, source: Source, seed: int) -> Task:
@@ -43,7 +52,8 @@ def _public(task: Task, seed: int) -> tuple[Records, Records]:
     """The public records in two halves: one to train on, one to test on."""
     known = task.public or task.test
     if known is None or len(known) < 20:
-        raise DataError("no public records to tune on", "a task with public or test records", "use --data synthetic")
+        found = "no public records to tune on, and private ones are never read"
+        raise DataError(found, "at least 20 that are declared public", "name a test file, or use --data synthetic")
     order = torch.from_numpy(Seeded(seed).at(0, "public halves").permutation(len(known)))
     half = len(order) // 2
     return tuple(Records(known.x[part], known.y[part]) for part in (order[:half], order[half:]))  # type: ignore[return-value]

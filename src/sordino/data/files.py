@@ -1,0 +1,165 @@
+"""Bytes of a stranger into arrays: whatever is in the file, it is read whole, or one sentence says what and where."""
+
+from __future__ import annotations
+
+import csv
+import io
+import lzma
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from sordino.data.records import Array, Ints
+from sordino.data.tabular import MISSING
+from sordino.errors import DataError
+
+# What zipfile, zlib, lzma, bz2 and numpy's own parser of headers raise on bytes that are not what they seem.
+UNREADABLE = (
+    OSError, ValueError, EOFError, TypeError, AttributeError, LookupError, RuntimeError, ArithmeticError, MemoryError,
+    SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+MAY_BE_BOOL = ("y", "test_y")
+
+
+def regular(path: Path) -> Path:
+    """A file that ends: no folder, no pipe, no device."""
+    try:
+        there = path.expanduser()
+        found = there.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a file") from None
+    if not found:
+        what = "is no file" if there.exists() else "does not exist"
+        raise DataError(f"{path}, which {what} and cannot be read", "the path of a file")
+    return there
+
+
+# ---- npz -------------------------------------------------------------------------------------------------------------
+
+
+def arrays_of(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz; nothing is unpickled, and nothing is allocated that the file does not hold."""
+    there = regular(path)
+    try:
+        with zipfile.ZipFile(there) as archive:
+            return {_key(info): _member(archive, info) for info in archive.infolist()}
+    except UNREADABLE as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{path}, which cannot be read ({said})", "an .npz of plain arrays x and y") from None
+
+
+def _key(info: zipfile.ZipInfo) -> str:
+    return info.filename.removesuffix(".npy")
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    with archive.open(info) as file:
+        shape, _, dtype = _header(file)
+        needed, held = math.prod(shape) * dtype.itemsize, info.file_size
+        if min(shape, default=0) < 0 or needed > held:
+            raise ValueError(f"{info.filename}: shape {shape} of {dtype} in {held} bytes")
+    with archive.open(info) as file:
+        values: Array = npy.read_array(file, allow_pickle=False)
+    return values.astype(np.int64) if _key(info) in MAY_BE_BOOL and values.dtype == np.bool_ else values
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    version = npy.read_magic(file)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in read:
+        raise ValueError(f"an array of format {version}")
+    found: tuple[tuple[int, ...], bool, np.dtype[np.generic]] = read[version](file)
+    return found
+
+
+# ---- csv -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table as text; `lines` are the lines of the file that its rows end on, so that a mistake can be found."""
+
+    path: Path
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    lines: list[int]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.header)}
+
+    def column(self, name: str) -> list[str]:
+        """The tokens of a column."""
+        place = self._places[name]
+        return [row[place].strip() for row in self.rows]
+
+    def numbers(self, name: str) -> Array:
+        """A column of finite numbers."""
+        return np.array([self._number(name, i, token) for i, token in enumerate(self.column(name))])
+
+    def labels(self, name: str, classes: int) -> Ints:
+        """A column of whole numbers below `classes`."""
+        values = self.numbers(name)
+        wrong = np.flatnonzero((values != np.rint(values)) | (values < 0) | (values >= classes))
+        if len(wrong):
+            token = self.column(name)[wrong[0]]
+            raise DataError(f"label {token[:40]!r} in {self._where(name, int(wrong[0]))}", f"0 to {classes - 1}")
+        return values.astype(np.int64)
+
+    def _number(self, name: str, row: int, token: str) -> float:
+        if token in MISSING:
+            fix = "impute missing values by public constants before training"
+            raise DataError(f"a missing value in {self._where(name, row)}", "a number", fix)
+        try:
+            value = float(token)
+        except ValueError:
+            value = math.nan
+        if not abs(value) <= float(np.finfo(np.float32).max):
+            raise DataError(f"{token[:40]!r} in {self._where(name, row)}", "a finite number")
+        return value
+
+    def _where(self, name: str, row: int) -> str:
+        return f"{self.path}, row {row + 1} (line {self.lines[row]}), column {name[:40]!r}"
+
+
+def sheet(path: Path) -> Sheet:
+    """A comma-separated file whose first row is the header."""
+    try:
+        text = regular(path).read_text("utf-8-sig")
+    except (OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{path}, which cannot be read ({error})", "a comma-separated text file in UTF-8") from None
+    rows, lines = _parsed(path, text)
+    if not rows:
+        raise DataError(f"an empty table in {path}", "a header and rows")
+    header = tuple(name.strip() for name in rows[0])
+    twice = next((name for name in header if header.count(name) > 1), None) if len(set(header)) < len(header) else None
+    if twice is not None:
+        raise DataError(f"two columns named {twice[:40]!r} in {path}", "a name of its own for every column")
+    wrong = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
+    if wrong is not None:
+        found = f"{len(rows[wrong])} values in {path}, row {wrong} (line {lines[wrong]})"
+        raise DataError(found, f"{len(header)}, one per column")
+    return Sheet(path, header, rows[1:], lines[1:])
+
+
+def _parsed(path: Path, text: str) -> tuple[list[list[str]], list[int]]:
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    try:
+        for row in reader:
+            if row:
+                rows.append(row)
+                lines.append(reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}", "short values between commas") from None
+    return rows, lines
