@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sordino.parts.sparsify import PublicMask as PublicMask
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
     from sordino.plan import Plan as Plan
+    from sordino.privacy.calibrated import calibrated as calibrated
     from sordino.privacy.mechanisms import Gaussian as Gaussian
     from sordino.privacy.mechanisms import Laplace as Laplace
     from sordino.privacy.release import CentralNoise as CentralNoise
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from sordino.privacy.release import ShuffledNoise as ShuffledNoise
     from sordino.rng import Seeded as Seeded
     from sordino.training import Result as Result
-    from sordino.training import calibrated as calibrated
     from sordino.training import train as train
 
 _HOME = {
@@ -87,7 +87,7 @@ _HOME = {
     "CentralNoise": "privacy.release",
     "NoNoise": "privacy.release",
     "Result": "training",
-    "calibrated": "training",
+    "calibrated": "privacy.calibrated",
     "train": "training",
 }
 

@@ -11,8 +11,8 @@ from sordino import codec
 from sordino.config import load_config
 from sordino.errors import ConfigError
 from sordino.plan import Plan
+from sordino.privacy.calibrated import calibrated
 from sordino.privacy.certificate import check_delta, headline
-from sordino.training import calibrated
 
 FREE = ("multiplier", "rounds", "cohort")
 

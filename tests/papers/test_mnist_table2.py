@@ -16,8 +16,9 @@ from sordino.data.partition import Iid
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
+from sordino.privacy.calibrated import calibrated
 from sordino.recipes import dp_fed_ls
-from sordino.training import calibrated, train
+from sordino.training import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("real_data")]
 

@@ -18,6 +18,7 @@ from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Bill, Participation
 from sordino.privacy.budget import Budget
+from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.certificate import Facts, certificate, headline, participation
 from sordino.privacy.events import (
     Event,
@@ -33,7 +34,7 @@ from sordino.privacy.mechanisms import Gaussian, Laplace
 from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.recipes import noisy_local_sgd, noisy_minibatch_sgd, silo
 from sordino.recipes.silo import budgets
-from sordino.training import calibrated, calibrated_silos, counted, train
+from sordino.training import counted, train
 
 ROUNDS, N = 6, 30
 Z = GaussianNoise(2.0)

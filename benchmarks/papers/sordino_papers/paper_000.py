@@ -15,10 +15,10 @@ from sordino.models import CharLstm, Logistic, SmallCnn
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
+from sordino.privacy.calibrated import calibrated
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import best, dp_fed_ls
 from sordino.theory.central_noise import poisson_noise, uniform_noise
-from sordino.training import calibrated
 from sordino_papers.cells import Cell, Job, Table
 
 How = Literal["uniform", "poisson"]

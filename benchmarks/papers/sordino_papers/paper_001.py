@@ -22,11 +22,11 @@ from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.server import Sgd
 from sordino.parts.silo import NoisyLocalSgd
 from sordino.plan import Plan
+from sordino.privacy.calibrated import calibrated, noisier
 from sordino.privacy.certificate import headline
 from sordino.privacy.release import NoNoise
 from sordino.recipes.silo import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
 from sordino.report.figures import curves
-from sordino.training import calibrated, with_multiplier
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 
 SILOS, PER_SILO, TEST, ROUNDS, FEATURES = 25, 1238, 310, 35, 50
@@ -118,7 +118,7 @@ def plans(algorithm: str, cohort: int, epsilon: float, rounds: int = ROUNDS) -> 
     if math.isinf(epsilon):
         return [bare(plan) for plan in some]
     solved = _noise(algorithm, cohort, epsilon, rounds)
-    return [with_multiplier(plan, solved) for plan in some]
+    return [noisier(plan, solved) for plan in some]
 
 
 def bare(plan: Plan) -> Plan:
@@ -187,7 +187,7 @@ def _noise_rows() -> list[Row]:
     for epsilon in EPSILONS:
         z = _noise("minibatch", SILOS, epsilon, ROUNDS)
         theirs = math.sqrt(8 * math.log(1 / DELTA) * ROUNDS) / (PER_SILO * epsilon)
-        line = headline(with_multiplier(plans_of_noise("minibatch", SILOS, ROUNDS), z).bill().of("messages"), DELTA)
+        line = headline(noisier(plans_of_noise("minibatch", SILOS, ROUNDS), z).bill().of("messages"), DELTA)
         rows.append(
             {
                 "algorithm": "noise",

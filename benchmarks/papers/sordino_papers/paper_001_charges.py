@@ -15,9 +15,9 @@ from sordino.grid import run_grid
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
+from sordino.privacy.calibrated import calibrated_silos, own_noise
 from sordino.recipes.silo import noisy_local_sgd, noisy_minibatch_sgd
 from sordino.report.figures import curves
-from sordino.training import calibrated_silos, with_multipliers
 from sordino_papers.paper_001 import bare, silo_task
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 
@@ -64,7 +64,7 @@ def plans(algorithm: str, sizes: tuple[int, ...], radius: float, epsilon: float)
         ]  # fmt: skip
     if math.isinf(epsilon):
         return [bare(plan) for plan in some]
-    return [with_multipliers(plan, multipliers(algorithm, sizes, epsilon)) for plan in some]
+    return [own_noise(plan, multipliers(algorithm, sizes, epsilon)) for plan in some]
 
 
 @cache

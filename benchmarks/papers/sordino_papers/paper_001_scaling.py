@@ -19,12 +19,12 @@ from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line
+from sordino.privacy.calibrated import calibrated
 from sordino.privacy.events import GaussianNoise
 from sordino.privacy.mechanisms import Gaussian
 from sordino.privacy.release import LocalNoise
 from sordino.report.figures import curves
 from sordino.theory import Federation, multi_stage
-from sordino.training import calibrated
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side
 
 DIMENSION, ROUNDS, DELTA, RADIUS, NOISES = 10, 100, 1e-6, 1.2, 8

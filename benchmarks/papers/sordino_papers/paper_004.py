@@ -15,11 +15,12 @@ from sordino.data.task import Records, Task, evaluate
 from sordino.models import DpMnistCnn, Logistic
 from sordino.parts.schedules import Linear
 from sordino.plan import Plan
+from sordino.privacy.calibrated import calibrated
 from sordino.recipes import dp_ls_adam, dp_ls_sgd
 from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.run import run
-from sordino.training import calibrated, final_model
+from sordino.training import final_model
 from sordino_papers.cells import Cell, Job, Table
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 

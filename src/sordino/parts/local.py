@@ -71,6 +71,14 @@ class LocalSolver(Part):
         """One local step, where the solver adds noise of its own (`Spent`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
+    def with_multiplier(self, multiplier: float) -> LocalSolver:
+        """The same solver with another multiplier of its own noise (`Spent`), the same for all."""
+        raise NotImplementedError(f"{self.kind} adds no noise of its own")
+
+    def with_multipliers(self, multipliers: tuple[float, ...]) -> LocalSolver:
+        """The same solver with a multiplier for every client."""
+        raise NotImplementedError(f"{self.kind} adds no noise of its own")
+
     def unit(self, public: Public) -> float:
         """What one unit of the message stands for: `decode` multiplies the noised mean by it."""
         return 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -41,6 +41,10 @@ class Sampler(Part):
     @abstractmethod
     def amplify(self, event: Event) -> Event:
         """The event as seen by one who does not see the coins."""
+
+    def with_cohort(self, cohort: int) -> Sampler:
+        """The same sampler with another expected cohort."""
+        raise PlanError("calibration", f"sampler {self.kind!r}", "poisson or fixed, whose cohort can be chosen")
 
     @abstractmethod
     def most(self, rounds: int) -> int:
@@ -119,6 +123,9 @@ class Poisson(Sampler, kind="poisson"):
             return CappedPoisson(self.rate, self.population, self.cap, event)
         return PoissonSampled(self.rate, event)
 
+    def with_cohort(self, cohort: int) -> Sampler:
+        return replace(self, rate=cohort / self.population)
+
     def most(self, rounds: int) -> int:
         return _binomial_most(self.population, rounds, self.rate)
 
@@ -150,6 +157,9 @@ class FixedSize(Sampler, kind="fixed"):
 
     def amplify(self, event: Event) -> Event:
         return FixedSampled(self.population, self.cohort, event)
+
+    def with_cohort(self, cohort: int) -> Sampler:
+        return replace(self, cohort=cohort)
 
     def most(self, rounds: int) -> int:
         return _binomial_most(self.population, rounds, self.cohort / self.population)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -136,6 +136,12 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
 
     def own_event(self, client: int) -> Event:
         return self.noise(client).event()
+
+    def with_multiplier(self, multiplier: float) -> LocalSolver:
+        return replace(self, multiplier=multiplier, multipliers=())
+
+    def with_multipliers(self, multipliers: tuple[float, ...]) -> LocalSolver:
+        return replace(self, multipliers=multipliers)
 
     def bound(self) -> Bound | Spent:
         return Spent(Gaussian(min(self.multipliers or (self.multiplier,))).event(), "record", self.steps)

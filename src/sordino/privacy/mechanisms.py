@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,11 @@ class Mechanism(Part):
     @abstractmethod
     def event(self) -> Event:
         """What one release costs."""
+
+    def with_multiplier(self, multiplier: float) -> Mechanism:
+        """The same law with another scale."""
+        other: Mechanism = replace(self, multiplier=multiplier)  # type: ignore[type-var]
+        return other
 
     @abstractmethod
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:

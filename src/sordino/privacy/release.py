@@ -73,6 +73,16 @@ class Release(Part):
     def message_event(self) -> Event:
         """One round, to one who sees the message itself."""
 
+    def with_multiplier(self, multiplier: float) -> Release:
+        """The same release with another multiplier, the same for all."""
+        raise PlanError("calibration", f"release {self.kind!r}, which has no multiplier", "a release with noise")
+
+    def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
+        """The same release with a multiplier for every client."""
+        raise PlanError(
+            "calibration", f"release {self.kind!r} and a budget per silo", "local_noise, or noisy_local_sgd"
+        )
+
     @abstractmethod
     def noise_std(self, cohort: Cohort) -> float:
         """Exact standard deviation of the noise in one coordinate of this cohort's sum."""
@@ -128,6 +138,9 @@ class CentralNoise(Release, kind="central_noise"):
 
     def message_event(self) -> Event:
         return Unprotected()
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return CentralNoise(self.mechanism.with_multiplier(multiplier))
 
     def noise_std(self, cohort: Cohort) -> float:
         return self.mechanism.std
@@ -196,6 +209,9 @@ class NoiseShares(Release, kind="noise_shares"):
     def message_event(self) -> Event:
         return self.share.event()
 
+    def with_multiplier(self, multiplier: float) -> Release:
+        return replace(self, multiplier=multiplier)
+
     def noise_std(self, cohort: Cohort) -> float:
         return self.share.multiplier * math.sqrt(len(cohort))
 
@@ -214,7 +230,7 @@ class LocalNoise(Release, kind="local_noise"):
 
     def __post_init__(self) -> None:
         for multiplier in self.multipliers:
-            replace(self.mechanism, multiplier=multiplier)  # type: ignore[type-var]
+            self.mechanism.with_multiplier(multiplier)
 
     def check(self, bound: Bound | Spent) -> None:
         _need_bound(bound, self.mechanism)
@@ -223,8 +239,7 @@ class LocalNoise(Release, kind="local_noise"):
         """The noise of one client."""
         if not self.multipliers:
             return self.mechanism
-        own: Mechanism = replace(self.mechanism, multiplier=self.multipliers[client])  # type: ignore[type-var]
-        return own
+        return self.mechanism.with_multiplier(self.multipliers[client])
 
     def suits(self, clients: Sampler) -> None:
         if self.multipliers and len(self.multipliers) != clients.population:
@@ -253,8 +268,13 @@ class LocalNoise(Release, kind="local_noise"):
     @property
     def weakest(self) -> Mechanism:
         """The least noise of any client: what a single line of a bill rests on."""
-        smallest: Mechanism = replace(self.mechanism, multiplier=min(self.multipliers or (self.mechanism.multiplier,)))  # type: ignore[type-var]
-        return smallest
+        return self.mechanism.with_multiplier(min(self.multipliers or (self.mechanism.multiplier,)))
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return LocalNoise(self.mechanism.with_multiplier(multiplier))
+
+    def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
+        return replace(self, multipliers=multipliers)
 
     def noise_std(self, cohort: Cohort) -> float:
         if not self.multipliers:
@@ -296,6 +316,9 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
 
     def event(self) -> Event:
         return Shuffled(self.at_least, self.mechanism.event())
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return replace(self, mechanism=self.mechanism.with_multiplier(multiplier))
 
     def message_event(self) -> Event:
         return self.mechanism.event()

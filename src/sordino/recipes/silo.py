@@ -148,7 +148,7 @@ def silo(
     step = lr * (1 - momentum)
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)
     plan = _plan(rounds, Everyone(len(sizes)), AllRecords(sizes), radius, LocalNoise(Gaussian(1.0)), server, None)
-    from sordino.training import calibrated_silos
+    from sordino.privacy.calibrated import calibrated_silos
 
     return calibrated_silos(plan, budgets(sizes, epsilons, deltas))
 

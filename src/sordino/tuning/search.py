@@ -11,13 +11,14 @@ from typing import Any, Literal
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError, UnreachableError
 from sordino.plan import Plan
+from sordino.privacy.calibrated import calibrated
 from sordino.privacy.certificate import Declared
 from sordino.privacy.mechanisms import Laplace
 from sordino.privacy.release import LocalNoise
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.theory import local_steps
-from sordino.training import calibrated, declared_by_caller
+from sordino.training import declared_by_caller
 from sordino.tuning.knobs import Knobs, knobs, turned
 from sordino.tuning.stand_in import Source, cost, stand_in
 
