@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -39,6 +42,7 @@ def _no_papers() -> None:
 
 app.add_typer(_papers(), name="papers")
 
+STOPPED = "stopped; what was charged stays charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] or [plan], [privacy], [run].")]
@@ -48,7 +52,10 @@ RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
 def main() -> None:
     """Entry point: a user's mistake is one sentence on standard error and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        with launch.orderly():
+            code = app(standalone_mode=False)
+    except launch.Stopped as stopped:
+        _stop(STOPPED, int(stopped.code or 0))
     except UserError as error:
         _stop(str(error), 2)
     except (CertificateError, BudgetError) as error:
@@ -59,18 +66,40 @@ def main() -> None:
         _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
     else:
         if code == 130:  # what typer makes of an interrupt
-            _stop("stopped; what was charged stays charged; continue with --resume", 130)
+            _stop(STOPPED, 130)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _stop(sentence: str, code: int) -> None:
-    if sentence:
-        print(f"sordino: {' '.join(sentence.split())}", file=sys.stderr)
+    with listened(sys.stderr):
+        if sentence:
+            print(f"sordino: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 
+@contextmanager
+def listened(stream: TextIO) -> Iterator[None]:
+    """Whoever reads a stream may leave (`| head`): from then on it goes nowhere, and what was running runs on."""
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _say(as_json: bool, data: dict[str, Any], text: str) -> None:
-    print(json.dumps(_finite(data), allow_nan=False) if as_json else text)
+    with listened(sys.stdout):
+        print(json.dumps(_finite(data), allow_nan=False) if as_json else text)
+
+
+def heard(show: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """The same, for a reader who may leave."""
+
+    def on_round(line: dict[str, Any]) -> None:
+        with listened(sys.stdout):
+            show(line)
+
+    return on_round
 
 
 def _finite(value: Any) -> Any:
@@ -197,7 +226,7 @@ def run(
     config = load_config(file)
     chosen = named_engine(started.engine, threads, timeout, device)
     with show.progress(config.plan.rounds, quiet=as_json or not getattr(chosen, "leads", True)) as on_round:
-        done = execute(config, out, resume=resume, engine=chosen, on_round=on_round)
+        done = execute(config, out, resume=resume, engine=chosen, on_round=heard(on_round))
     _say(as_json, show.result(done), show.result_text(done))
 
 

@@ -6,7 +6,9 @@ one sentence what happened; a rank whose watcher is gone ends itself.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +26,8 @@ from sordino.errors import ConfigError, RankError
 
 FAILED, LOST = 3, 4  # exit codes of a rank: its own failure, and that of another
 OWN = (0, 1, 2, 130)  # exit codes of rank 0 that are the run's
+PREFIX, LOCK = "sordino-", "watched"  # of the folder in which ranks meet, and of the file that its watcher holds
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 GRACE = 3.0  # seconds until ranks that were told, or ought, to end are ended
 
 
@@ -54,39 +58,71 @@ def chosen(engine: str | None, workers: int | None) -> Started:
     return Started("distributed", workers or os.cpu_count() or 1)
 
 
-def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
-    """Run `python command...` as ranks 0 to workers - 1; the exit code of rank 0, or `RankError`."""
-    with _orderly(), tempfile.TemporaryDirectory(prefix="sordino-") as name:
-        ranks: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank in range(workers):
-                ranks.append(_start(command, rank, _environment(Path(name), rank, workers, threads), Path(name)))
-            codes = _watch(ranks)
-        finally:
-            _end(ranks)
-        return _verdict(codes, [(Path(name) / f"said.{rank}").read_text(errors="replace") for rank in range(workers)])
+class Stopped(SystemExit):
+    """The process was asked to end (SIGTERM, SIGHUP): met as an interrupt is, with the shell's exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
 
 
 @contextmanager
-def _orderly() -> Iterator[None]:
-    """A request to end (SIGTERM) is met as an interrupt is: ranks and files are cleared away first."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def orderly() -> Iterator[None]:
+    """A request to end raises `Stopped`, so that files and processes are cleared away first.
+
+    Whoever ignores a signal (nohup) still does. Ranks are left alone: their watcher, or torchrun, speaks for them.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    asked = [one for one in ENDS if main and not is_rank() and signal.getsignal(one) not in (signal.SIG_IGN, None)]
+    before = [(one, signal.signal(one, _stopped)) for one in asked]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before:
+            signal.signal(one, handler)
+
+
+def _stopped(number: int, _frame: object) -> None:
+    raise Stopped(number)
+
+
+def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
+    """Run `python command...` as ranks 0 to workers - 1; the exit code of rank 0, or `RankError`."""
+    with orderly(), meeting_place() as folder:
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(workers):
+                ranks.append(_start(command, rank, _environment(folder, rank, workers, threads), folder))
+            codes = _watch(ranks)
+        finally:
+            _end(ranks)
+        return _verdict(codes, [(folder / f"said.{rank}").read_text(errors="replace") for rank in range(workers)])
+
+
+@contextmanager
+def meeting_place() -> Iterator[Path]:
+    """A folder for the time of a run. Those of watchers that were killed go first: nobody holds their lock."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        _clear(left)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, open(Path(name) / "making", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(Path(name) / "making", Path(name) / LOCK)  # under this name it is locked from the first moment
+        yield Path(name)
+
+
+def _clear(lock: Path) -> None:
+    """Remove the folder, if its watcher is gone and it is ours."""
+    with suppress(OSError), open(lock, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.parent)
 
 
 def _environment(folder: Path, rank: int, workers: int, threads: int) -> dict[str, str]:
-    """One rank's own; the ranks meet in a file, so no port can be taken, and talk over the loopback."""
+    """One rank's own; the ranks meet in a file, so no port can be taken, and listen on the loopback only."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), MEETING: f"file://{folder}/meet"}
     own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     local = {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
-    return {**local, **os.environ, **own}
+    return {**os.environ, **local, **own}
 
 
 def _start(command: Sequence[str], rank: int, environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
@@ -164,9 +200,10 @@ def code_of(error: RankError) -> int:
 
 
 def follow() -> None:
-    """In a rank: end with the watcher; an interrupt from the keyboard is for rank 0 and the watcher."""
+    """In a rank: end with the watcher; an interrupt from the keyboard is for rank 0 and it, a hangup for it alone."""
     if not is_watched():
         return
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=_until_alone, daemon=True).start()
     if os.environ["RANK"] != "0":
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -43,13 +43,13 @@ def torchrun(folder: Path) -> None:
     with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
         ranks = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *words],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
             stdout=out,
             stderr=err,
             start_new_session=True,
         )
     try:
-        assert ranks.wait(timeout=150) == 0, (folder / "err").read_text()
+        assert ranks.wait(timeout=600) == 0, (folder / "err").read_text()
     finally:
         if ranks.poll() is None:
             os.killpg(ranks.pid, signal.SIGKILL)

@@ -22,10 +22,9 @@ from sordino.diagnostics import of_updates
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.orders import END, Limits, Order
 from sordino.engines.shares import costs, shares
 from sordino.errors import RankError
-from sordino.parts.encode import Public
-from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
 
@@ -87,14 +86,6 @@ def _print(plan: Plan, task: Task, streams: Streams) -> str:
     return found.hexdigest()
 
 
-@dataclass(frozen=True)
-class Order:
-    """What rank 0 wants: the messages of a cohort, or, without one, an evaluation. The vector follows."""
-
-    public: Public | None = None
-    cohort: Cohort | None = None
-
-
 class Rank:
     """One rank's part of a run; on rank 0 it is the run's worker, and leads the others."""
 
@@ -133,11 +124,11 @@ class Rank:
         """The run is over. After a failure nothing is said: the others notice that this process is gone."""
         if self.idle:
             with suppress(RankError):  # whoever is gone is not needed any more
-                self.group.tell(None)
+                self.group.tell(END)
 
     def _led(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
         self.idle = False
-        self.group.tell(_on(order, torch.device("cpu")))
+        self.group.tell(order.written())
         done = self._do(order, self.group.share(vector))
         self.idle = True
         return done
@@ -146,8 +137,15 @@ class Rank:
 
     def serve(self) -> None:
         """Do what rank 0 says until it has nothing more to say."""
-        while (order := self.group.tell(None)) is not None:
+        while (order := self._order()) is not None:
             self._do(_on(order, self.group.device), self.group.share(torch.empty(self.task.layout.size)))
+
+    def _order(self) -> Order | None:
+        limits = Limits(self.task.clients.population, self.task.layout.size)
+        try:
+            return limits.read(self.group.hear(limits.most))
+        except (ValueError, RecursionError):  # not JSON, or not an order
+            raise self.group.misheard("what is no order") from None
 
     def _do(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Two sums over all ranks, in one buffer; true on rank 0."""
@@ -188,5 +186,5 @@ class Rank:
 
 
 def _on(order: Order, device: torch.device) -> Order:
-    """The order with its tensors on a device; they travel from the CPU."""
+    """The order with its tensors on a device; they are read on the CPU."""
     return order if order.public is None else replace(order, public=order.public.on(device))

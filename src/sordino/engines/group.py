@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -19,6 +22,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from sordino.engines.ranks import MEETING, is_rank, is_watched
 from sordino.errors import EngineError, RankError, SordinoError
+
+ANSWER = 20.0  # seconds within which a store that listens answers, however busy the machine
 
 
 def own_rank() -> int:
@@ -45,11 +50,24 @@ class Group:
         """NCCL where the model lies on a GPU, else gloo."""
         return backend_of(self.device)
 
-    def tell(self, order: object) -> Any:
-        """Rank 0's `order`, on every rank."""
-        box = [order]
-        self._together(dist.broadcast_object_list, box, src=0, device=self.device)
-        return box[0]
+    def tell(self, body: bytes) -> None:
+        """Rank 0's words, to every rank: how many bytes, then the bytes. They are never unpickled."""
+        self._together(dist.broadcast, torch.tensor([len(body)], device=self.device), src=0)
+        self._together(dist.broadcast, _bytes(body).to(self.device), src=0)
+
+    def hear(self, most: int) -> bytes:
+        """What rank 0 tells; more bytes than there can be are not waited for."""
+        length = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._together(dist.broadcast, length, src=0)
+        if not 0 < int(length) <= most:
+            raise self.misheard("an order of a length that none has")
+        body = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        self._together(dist.broadcast, body, src=0)
+        return body.cpu().numpy().tobytes()
+
+    def misheard(self, what: str) -> RankError:
+        """Something else than a rank of this run has spoken."""
+        return RankError(f"rank {self.rank} of {self.size} was sent {what}: is a stranger on its network?")
 
     def share(self, vector: Tensor) -> Tensor:
         """Rank 0's `vector`, on every rank: written into theirs, without a detour through bytes."""
@@ -64,9 +82,10 @@ class Group:
 
     def compare(self, print_: str) -> None:
         """Refuse ranks that do not run the same thing on the same data."""
-        prints: list[str] = [""] * self.size
-        self._together(dist.all_gather_object, prints, print_)
-        other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
+        own = _bytes(bytes.fromhex(print_)).to(self.device)
+        prints = [torch.empty_like(own) for _ in range(self.size)]
+        self._together(dist.all_gather, prints, own)
+        other = next((rank for rank, found in enumerate(prints) if not torch.equal(found, prints[0])), None)
         if other is not None:
             found = f"another plan, model or data on rank {other} than on rank 0"
             fix = "the same files on every machine; in a script, seed what is random before it is built"
@@ -108,6 +127,10 @@ class Group:
             raise RankError(f"rank {self.rank} of {self.size} failed in {where} ({reason})") from error
 
 
+def _bytes(body: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8)
+
+
 def backend_of(device: torch.device) -> str:
     """How tensors of a device travel."""
     return "nccl" if device.type == "cuda" else "gloo"
@@ -122,20 +145,70 @@ def join(device: torch.device, timeout: float) -> Group:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        group = _met(device, timedelta(seconds=timeout))
+        group = _met(device, timeout)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise RankError(f"rank {rank} did not meet the others ({reason})") from error
+        raise RankError(f"rank {rank} did not meet the others ({_reason(error)})") from error
+    atexit.register(_leave)
     if rank == 0 and not is_watched():
         _hear(group)
     return group
 
 
-def _met(device: torch.device, patience: timedelta) -> Group:
-    """In the file of `--workers`, or where torchrun says; torchrun keeps its store when it starts ranks anew."""
+def _leave() -> None:
+    """Before the interpreter goes: threads of a group that is still there then end the process with SIGABRT."""
+    with suppress(RuntimeError, ValueError):  # the script has done so itself, or a rank is gone
+        dist.destroy_process_group()
+
+
+def _reason(error: Exception) -> str:
+    """torch's first line, or what a port that is taken means."""
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        return f"port {os.environ['MASTER_PORT']} is in use: choose another one, torchrun's --master-port"
+    return str(error).splitlines()[0]
+
+
+def _store(patience: timedelta) -> tuple[Any, int, int]:
+    """The ranks' store, own rank and count of ranks: in the file of `--workers`, or where torchrun says."""
     where, place = os.environ.get(MEETING, "env://"), (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    if where == "env://" and place[0] != 0:
+        _answered(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), patience.total_seconds())
     store, rank, size = next(iter(rendezvous(where, *place, timeout=patience)))
     store.set_timeout(patience)
+    return store, rank, size
+
+
+def _answered(host: str, port: int, patience: float) -> None:
+    """Rank 0 may be late, but whoever listens there must answer as a store does: torch itself would wait for ever."""
+    until, met = time.monotonic() + patience, threading.Event()
+    while not _listens(host, port):
+        if time.monotonic() > until:
+            raise RuntimeError(f"nobody listens at {host}:{port}")
+        time.sleep(0.1)
+
+    def greet() -> None:
+        with suppress(RuntimeError):
+            dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=ANSWER)).num_keys()  # type: ignore[attr-defined]
+            met.set()
+
+    threading.Thread(target=greet, daemon=True).start()
+    if not met.wait(ANSWER):
+        raise RuntimeError(
+            f"what listens at {host}:{port} is not rank 0: choose another port, torchrun's --master-port"
+        )
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=ANSWER).close()
+    except OSError:
+        return False
+    return True
+
+
+def _met(device: torch.device, timeout: float) -> Group:
+    """All ranks, joined; torchrun keeps its store when it starts ranks anew."""
+    patience = timedelta(seconds=timeout)
+    store, rank, size = _store(patience)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"sordino/{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend_of(device), store=store, rank=rank, world_size=size, timeout=patience)
