@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,6 +73,7 @@ class PrivateOptimizer(Optimizer):
         if closure is not None:
             raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
         self._check_loop()
+        self.recording.guard.look(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, nobody knows which
         settings = self.account.settings
         self.check.look(self.recording.seen)
         self.recording.watching = self.check.left > 0
@@ -109,6 +111,7 @@ class PrivateOptimizer(Optimizer):
             self.inner.step()
         finally:
             self.released = False
+            self.recording.guard.moved()
 
     def _noised(self, t: int) -> Tensor:
         """A^-1 (total + N(0, z^2)) * clip / batch, [d]."""
@@ -179,6 +182,7 @@ class PrivateOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, and the bill; nothing of a batch that is not finished."""
+        self.recording.guard.look()
         return {**self.inner.state_dict(), "sordino": self.account.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -193,6 +197,7 @@ class PrivateOptimizer(Optimizer):
         if self.turn.handed is not None:
             found = "a certificate asked for while a batch waits for its step"
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
+        self.recording.guard.look()
         return self.account.certificate()
 
     def detach(self) -> nn.Module:

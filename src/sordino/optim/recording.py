@@ -6,8 +6,7 @@ Only `model.forward` is replaced, and the layers only while it runs: copies and 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sordino.errors import DataError, PlanError
+from sordino.optim.guard import Guard
 from sordino.optim.loader import Handed, Turn
 from sordino.optim.reduction import Seen
 from sordino.per_record import Recorder
@@ -32,7 +32,11 @@ class Gate:
         self.recording = recording
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.recording.run(args, kwargs)
+        self.recording.guard.inside += 1
+        try:
+            return self.recording.run(args, kwargs)
+        finally:
+            self.recording.guard.inside -= 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         model, own = self.recording.model, self.recording.own
@@ -61,10 +65,12 @@ class Recording(Recorder):
         self.seen: Seen | None = None
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = Gate(self)
+        self.guard = Guard(model, self.named.values())
 
     def restore(self) -> None:
         """Leave the model as it was."""
         self.forget()
+        self.guard.leave()
         del self.model.forward
         if self.own is not None:
             self.model.forward = self.own
@@ -101,14 +107,14 @@ class Recording(Recorder):
             self.stray = size
             return self.plain(*args, **kwargs)
         self._refuse_new_parts()
+        self.guard.begin()
         if handed is not self.current:
             self.forget()
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
         if not self.trusted:
             self._arrange(args, kwargs, size)
         self.tape.begin(size)
-        with self._steady_buffers():
-            output = self._pass(args, kwargs)
+        output = self._pass(args, kwargs)
         if self.watching:
             self.seen = Seen.of(output, handed) or self.seen
         return output
@@ -144,21 +150,6 @@ class Recording(Recorder):
                 del site.module.forward
                 if own is not None:
                     site.module.forward = own
-
-    @contextmanager
-    def _steady_buffers(self) -> Iterator[None]:
-        """Refuse a pass that writes what it saw into a buffer: nothing adds noise there."""
-        before = {name: (b, b._version) for name, b in self.model.named_buffers() if b.is_floating_point()}
-        yield
-        for name, buffer in self.model.named_buffers():
-            kept = before.get(name)
-            if buffer.is_floating_point() and (kept is None or kept[0] is not buffer or kept[1] != buffer._version):
-                raise PlanError(
-                    "mixing",
-                    f"buffer '{name}', which the forward pass changes",
-                    "a model that keeps nothing of a batch: nothing adds noise to a buffer",
-                    "remove it, or freeze it in eval mode",
-                )
 
     def _arrange(self, args: Any, kwargs: Any, size: int) -> None:
         """Choose how the model is run by trying it on this batch: a record must touch its own slices alone."""

@@ -1,0 +1,81 @@
+"""The doors of a model: what leaves through `state_dict` is looked at first, what enters by `load_state_dict` is known.
+
+Copies and pickles of the model are ordinary: the doors are not taken along.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from sordino.steady import Steady
+
+_DOING = "without a step of the private optimizer"
+_FIX = (
+    "remove it, or freeze it in eval mode; what the first pass builds, build before make_private; "
+    "change weights in the step of the optimizer that you pass in, or by model.load_state_dict"
+)
+
+
+class Door:
+    """A method of the model with something done before or after it."""
+
+    def __init__(self, model: nn.Module, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self.model, self.name, self.before, self.after = model, name, before, after
+        self.plain: Callable[..., Any] = getattr(model, name)
+        setattr(model, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.before()
+        found = self.plain(*args, **kwargs)
+        self.after()
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return types.MethodType(getattr(type(self.model), self.name), memo.get(id(self.model), self.model))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.model, self.name)
+
+
+class Guard:
+    """Between two of our steps a model stays as it is: parameters, buffers, and all that its attributes hold."""
+
+    def __init__(self, model: nn.Module, stepped: Iterable[Tensor]) -> None:
+        self.state, self.stepped = Steady(model, doing=_DOING, fix=_FIX), list(stepped)
+        self.inside = 0  # passes under way: nothing that they load is taken for the owner's
+        names = [name for name in ("state_dict", "load_state_dict") if name not in vars(model)]
+        acts = {"state_dict": (self.look, _nothing), "load_state_dict": (_nothing, self.accept)}
+        self.doors = [Door(model, name, *acts[name]) for name in names]
+
+    def look(self, full: bool = True) -> None:
+        """Refuse a model that changed without a step of ours."""
+        if self.doors:
+            self.state.check(full)
+
+    def accept(self) -> None:
+        """The owner loaded a checkpoint."""
+        if not self.inside:
+            self.state.note()
+
+    def begin(self) -> None:
+        """A pass begins: a schedule may have set numbers since the last."""
+        self.state.note_values()
+
+    def moved(self) -> None:
+        """We stepped."""
+        self.state.note_tensors(self.stepped)
+
+    def leave(self) -> None:
+        """A last look, and the model is its owner's."""
+        self.look()
+        for door in self.doors:
+            delattr(door.model, door.name)
+        self.doors = []
+
+
+def _nothing() -> None:
+    """Nothing to do."""
