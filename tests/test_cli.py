@@ -201,13 +201,14 @@ def test_recipes_list_names_them_all() -> None:
 def test_the_example_of_a_recipe_is_a_file_that_plans(name: str, tmp_path: Path) -> None:
     file = tmp_path / "fed.toml"
     file.write_text(sordino("recipes", "show", name).out)
-    assert sordino("plan", file, "--json").json["rounds"] == 60
+    assert sordino("plan", file, "--json").json["rounds"] >= 5
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_the_example_of_a_recipe_runs(name: str, tmp_path: Path) -> None:
-    file, text = tmp_path / "fed.toml", sordino("recipes", "show", name).out
-    file.write_text(text.replace("rounds = 60", "rounds = 2"))
+def test_the_example_of_a_recipe_learns_something_under_a_modest_epsilon(name: str, tmp_path: Path) -> None:
+    """As it is printed; guessing has .1 on digits and .66 on the tumours, and .07 was once the worst of them."""
+    file = tmp_path / "fed.toml"
+    file.write_text(sordino("recipes", "show", name).out + "eval_every = 1000\n")
     found = sordino("run", file, "--out", tmp_path / "a", "--json").json
-    assert found["last"]["round"] == 2
-    assert found["certificate"]["epsilon"] > 0
+    assert found["last"]["accuracy"] > 0.8
+    assert 0.5 < found["certificate"]["epsilon"] < 8

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sordino import codec
-from sordino.data.datasets import Dataset, declared_by, load
+from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
+from sordino.naming import check_names, resolved
 from sordino.plan import Plan
-from sordino.privacy.budget import Budget, Filter, client_filter
+from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
 from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded
@@ -34,6 +36,14 @@ class TaskSpec:
     partition: Partitioner | None = None
     model: Spec = field(default_factory=Logistic)
     loss: str | None = None
+    silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
+
+    @property
+    def named(self) -> bool:
+        """Whether the silos of this data have names, known without reading it."""
+        return (self.partition is None or isinstance(self.partition, Natural)) and names_silos(
+            self.dataset, self.options
+        )
 
     def build(self, population: int, seed: int) -> Task:
         """Load the data, cut it, build the model; coins of the cut come from the run's seed."""
@@ -57,8 +67,20 @@ class TaskSpec:
             records = replace(_records(data.x, data.y), lazy=True)
             return Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
         cut = self.partition or (Natural() if data.groups is not None else Iid(population))
-        split = cut.split(data.y, data.groups, Seeded(seed).at(0, "partition"))
+        split = cut.split(data.y, self._groups(data, cut), Seeded(seed).at(0, "partition"))
         return Clients(_records(data.x, data.y), split.index, split.offsets)
+
+    def _groups(self, data: Dataset, cut: Partitioner) -> NDArray[np.int64] | None:
+        """The natural client of every record, counted in the order of `silos` where that is given."""
+        if not self.silos or data.groups is None:
+            if self.silos:
+                raise ConfigError("names of silos, and data without natural silos", "a list without names")
+            return data.groups
+        if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
+            raise ConfigError("names of silos, and a partition that has none", "all natural silos, or no names")
+        check_names(list(self.silos), list(data.names), "[task] silos", "the data")
+        place = np.array([self.silos.index(name) for name in data.names])
+        return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
 
     def _load(self) -> Dataset:
         try:
@@ -89,19 +111,28 @@ def _loss(data: Dataset) -> str:
     return "cross_entropy" if data.classes else "mse"
 
 
+@dataclass(frozen=True)
+class SiloBudget:
+    """What one silo may spend; delta defaults to the file's, else to size^-1.1 of the silo."""
+
+    epsilon: float
+    delta: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpec:
     """delta (default population^-1.1), where the noise comes from, and what one client may spend at most.
 
     `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
-    `silos` gives every silo its own budget and delta, in their order; a round that would cost one more is not run.
+    `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
+    would cost one more is not run.
     """
 
     delta: float | None = None
     allow_large_delta: bool = False
     noise: Mode = "simulation"
     client_epsilon: float | None = None
-    silos: tuple[Budget, ...] = ()
+    silos: tuple[SiloBudget, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +160,19 @@ class Config:
 
     def __post_init__(self) -> None:
         check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """A list has an order, and the data's order of named silos is nobody's choice: values of theirs have names."""
+        names, population = self.task.silos, self.plan.clients.population
+        if names and len(names) != population:
+            raise ConfigError(f"{len(names)} names of silos in a plan for {population}", "a name for every silo")
+        if not names and self.task.named and (self.privacy.silos or _differ(self.plan)):
+            found = "a list with a value for every silo, whose order is not that of anything in this file"
+            fix = (
+                "write silos.NAME = { epsilon = ... }, sizes = { NAME = ... }, or name the order: [task] silos = [...]"
+            )
+            raise ConfigError(found, "values by the silos' names", fix)
 
     @property
     def delta(self) -> float:
@@ -139,20 +183,52 @@ class Config:
     @property
     def deltas(self) -> tuple[float, ...]:
         """The delta of every silo, where each has its own: given, or by its size."""
-        given = tuple(budget.delta for budget in self.privacy.silos)
+        given = tuple(budget.delta for budget in self.budgets)
         return given or (silo_deltas(self.plan) if self.privacy.delta is None else ())
 
     @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """Every silo's own, in the plan's order."""
+        reads, common = self.plan.local.reads, self.privacy.delta
+
+        def delta(silo: int, own: SiloBudget) -> float:
+            sizes = reads is not None and silo < self.plan.clients.population
+            by_size = default_delta(reads.size(silo) if sizes and reads is not None else self.plan.units)
+            return next(value for value in (own.delta, common, by_size) if value is not None)
+
+        return tuple(Budget(own.epsilon, delta(silo, own)) for silo, own in enumerate(self.privacy.silos))
+
+    @property
     def budget(self) -> Filter | None:
-        """The filter of `client_epsilon`, with nothing spent yet."""
-        limit, own = self.privacy.client_epsilon, dict(enumerate(self.privacy.silos))
+        """The filter of `client_epsilon` and of the silos' own budgets, with nothing spent yet."""
+        limit, own = self.privacy.client_epsilon, dict(enumerate(self.budgets))
         if limit is None and not own:
             return None
         return client_filter(self.plan, Budget(limit, self.delta) if limit is not None else own[0], own)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a certificate takes from this file beside the plan, delta and noise."""
+        return {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budget is not None}
+
+    def check_budget(self) -> None:
+        """Refuse a plan that must overspend a budget of its own file."""
+        budget = self.budget
+        if budget is not None:
+            check_affordable(self.plan, budget, self.task.silos)
+
     def build(self) -> Task:
         """The task of this file."""
         return self.task.build(self.plan.clients.population, self.run.seed)
+
+
+def _differ(plan: Plan) -> bool:
+    """Whether the plan has a list with different values for different silos."""
+    held = (
+        getattr(plan.local.reads, "sizes", ()),
+        *(getattr(p, "multipliers", ()) for p in (plan.release, plan.local)),
+    )
+    return any(len(set(values)) > 1 for values in held)
 
 
 def load_config(path: Path) -> Config:
@@ -174,15 +250,28 @@ def _table(path: Path) -> dict[str, Any]:
 
 def parse(table: Mapping[str, Any]) -> Config:
     """The configuration that a table describes; `[recipe]` stands for the plan it builds."""
-    data = dict(table)
+    data = resolved(table)
     if "recipe" in data:
         if "plan" in data:
             raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")
-        data["plan"] = codec.dump(from_recipe(data.pop("recipe")))
+        data["plan"] = codec.dump(from_recipe(_with_budgets(data.pop("recipe"), data.get("privacy"))))
     elif "plan" not in data:
         raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
     config: Config = codec.read(Config, data)
     return config
+
+
+def _with_budgets(recipe: Any, privacy: Any) -> Any:
+    """A recipe that asks for epsilons takes those of `[privacy] silos`, unless it has its own."""
+    own = privacy.get("silos") if isinstance(privacy, Mapping) else None
+    if not own or not isinstance(recipe, Mapping) or recipe.get("name") != "silo" or "epsilons" in recipe:
+        return recipe
+    budgets: tuple[SiloBudget, ...] = codec.read(tuple[SiloBudget, ...], own, "privacy.silos")
+    deltas = [budget.delta for budget in budgets if budget.delta is not None]
+    common = [privacy["delta"]] if "delta" in privacy else []
+    if deltas and len(deltas) < len(budgets):
+        raise ConfigError("a delta for some silos", "one for all of them, or for none", "set it in privacy.silos")
+    return {**recipe, "epsilons": [budget.epsilon for budget in budgets], "deltas": deltas or common}
 
 
 def from_recipe(table: Any) -> Plan:

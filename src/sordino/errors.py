@@ -17,6 +17,8 @@ A user's error says what was found, what is needed, and how to fix it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SordinoError(Exception):
     """Root of the tree."""
@@ -64,7 +66,11 @@ class UnreachableError(UserError):
 
 
 class BudgetError(SordinoError):
-    """A round that would overspend a budget; nothing of it was released."""
+    """A round that would overspend a budget; nothing of it was released. `refused`: which round, of which cohort."""
+
+    def __init__(self, said: str, refused: Any = None) -> None:
+        self.refused = refused
+        super().__init__(said)
 
 
 class RankError(SordinoError):

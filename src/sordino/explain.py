@@ -43,12 +43,13 @@ def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dic
         "assumed": [sentence(text) for text in certificate["assumptions"]],
         "not_covered": [sentence(text) for text in certificate["not_covered"]],
         "counted": _counted(certificate),
-        "silos": [_silo(entry) for entry in certificate["adversaries"][-1].get("silos", [])],
+        "silos": [_silo(entry, certificate["silos"]) for entry in certificate["adversaries"][-1].get("silos", [])],
     }
 
 
-def _silo(entry: dict[str, Any]) -> str:
-    names, held = ", ".join(str(silo) for silo in entry["silos"]), "Silo" if len(entry["silos"]) == 1 else "Silos"
+def _silo(entry: dict[str, Any], known: list[str]) -> str:
+    names = ", ".join(known[silo] if known else str(silo) for silo in entry["silos"])
+    held = "Silo" if len(entry["silos"]) == 1 else "Silos"
     if entry["epsilon"] is None:
         return f"{held} {names}: nothing is guaranteed."
     return f"{held} {names}: epsilon {entry['epsilon']:.3g} at delta {entry['delta']:.2g}."

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sordino import codec
+from sordino import codec, starters
 from sordino.config import Config
 from sordino.errors import ConfigError
 from sordino.privacy.bounds import Bound, Spent
@@ -22,7 +21,8 @@ from sordino.training import DIAGNOSTIC
 def forecast(config: Config) -> dict[str, Any]:
     """What a run of this file would be certified with, and how its messages come to be bounded."""
     plan = config.plan
-    promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, deltas=config.deltas))
+    config.check_budget()
+    promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts))
     names = [plan.local.kind, *(step.kind for step in plan.encode)]
     chain = [{"after": name, "bound": _bound(bound)} for name, bound in zip(names, plan.bounds, strict=True)]
     keys = (
@@ -33,6 +33,7 @@ def forecast(config: Config) -> dict[str, Any]:
         "adversaries",
         "sampler",
         "trust",
+        "silos",
         "clip",
         "denominator",
         "plan_sha256",
@@ -63,7 +64,14 @@ def forecast_text(found: dict[str, Any]) -> str:
         "bound of a message",
     ]
     lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
-    return "\n".join([*lines, "forecast", *_adversary_lines(found)])
+    return "\n".join([*lines, "forecast", *_adversary_lines(found), *_silo_lines(found)])
+
+
+def _silo_lines(found: dict[str, Any]) -> list[str]:
+    """Each silo's own guarantee against one who reads its messages, where silos have names."""
+    own = found["adversaries"][-1].get("silos", []) if found["silos"] else []
+    pairs = sorted(((silo, entry) for entry in own for silo in entry["silos"]), key=lambda pair: pair[0])
+    return [f"  {_epsilon(entry)}  of {found['silos'][silo]}" for silo, entry in pairs]
 
 
 def _part(part: dict[str, Any]) -> str:
@@ -175,49 +183,9 @@ def recipe(name: str) -> dict[str, Any]:
         raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
     parameters = inspect.signature(RECIPES[name]).parameters.values()
     arguments = {p.name: {"type": str(p.annotation), "required": p.default is p.empty} for p in parameters}
-    return {"name": name, "equation": inspect.getdoc(RECIPES[name]), "arguments": arguments, "example": _example(name)}
-
-
-_SAMPLES = {
-    "rounds": "60",
-    "clients": '{ kind = "poisson", population = 100, rate = 0.3 }',
-    "lr": '{ kind = "decay", start = 0.5, factor = 0.99 }',
-    "radius": "1.0",
-    "multiplier": "2.0",
-    "epochs": "5",
-    "batch": "5",
-    "population": "100",
-    "epsilon": "4.0",
-    "records": "1438",
-    "cohort": "50",
-    "steps": "3",
-}
-_SILOS = _SAMPLES | {  # ten silos of 140 records each
-    "clients": '{ kind = "everyone", population = 10 }',
-    "sizes": "[140, 140, 140, 140, 140, 140, 140, 140, 140, 140]",
-    "epsilons": "[4.0]",
-    "multiplier": "3.0",
-    "batch": "20",
-    "v": "20.0",
-}
-
-
-def _cut(names: Collection[str]) -> str:
-    """Who holds the example's records, for a recipe with these arguments."""
-    if "sizes" in names:
-        return 'options = { train = 1400 }\npartition = { kind = "iid", clients = 10 }'
-    return f'partition = {{ kind = "iid", clients = {1 if "records" in names else 100} }}'
-
-
-def _example(name: str) -> str:
-    """A whole file that runs: required arguments with sample values, the others with their defaults."""
-    lines, parameters = [f'name = "{name}"'], inspect.signature(RECIPES[name]).parameters
-    samples = _SILOS if "sizes" in parameters else _SAMPLES
-    for p in parameters.values():
-        if p.default is p.empty or p.name in ("epochs", "batch"):
-            lines.append(f"{p.name} = {samples[p.name]}")
-        elif p.default is not None:
-            lines.append(f"{p.name} = {json.dumps(p.default)}")
-    head = f"# {(inspect.getdoc(RECIPES[name]) or '').splitlines()[0]}"
-    task = f'[task]\ndataset = "digits"\n{_cut(parameters)}'
-    return "\n\n".join([head, task, "\n".join(["[recipe]", *lines]), "[run]\nseed = 0"])
+    return {
+        "name": name,
+        "equation": inspect.getdoc(RECIPES[name]),
+        "arguments": arguments,
+        "example": starters.example(name),
+    }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.commands import contents, federation, lines, sordino
+from tests.commands import contents, federation, lines, sordino, spelt_out
 from tests.privacy import oracles
 from tests.tiny import plan, task
 
@@ -187,30 +187,41 @@ def test_random_cohorts_stop_at_the_first_client_that_has_nothing_left() -> None
 
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
-ROBIN = 'rounds = 9\nclients = { kind = "roundrobin", population = 60, cohort = 30 }'
+DRAWN = 'clients = { kind = "fixed", population = 60, cohort = 30 }'
+IN_TURN = 'clients = { kind = "roundrobin", population = 60, cohort = 30 }'
+ALL = 'clients = { kind = "everyone", population = 60 }'
 
 
-def budgeted(folder: Path, epsilon: float) -> Path:
-    """Two halves in turn, multiplier 2, nine rounds, and so much for every client."""
-    rounds = 'rounds = 4\nclients = { kind = "poisson", population = 60, rate = 0.5 }'
-    return federation(folder, (rounds, ROBIN), ("[run]", f"[privacy]\nclient_epsilon = {epsilon}\n\n[run]"))
+def budgeted(folder: Path, rounds: int, clients: str = DRAWN) -> Path:
+    """Half of sixty clients, multiplier 2, nine rounds, and a budget worth so many of them for every client."""
+    mu, delta = (2.0 if clients == ALL else 1.0) * math.sqrt(rounds) / 2, 60**-1.1
+    enough = (e for e in np.arange(0.05, 40, 0.01) if not rounds or oracles.gaussian_delta(e, mu) <= delta)
+    central = '{ kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'
+    return spelt_out(
+        folder,
+        ("rounds = 4", "rounds = 9"),
+        ('clients = { kind = "poisson", population = 60, rate = 0.5 }', clients),
+        (central, '{ kind = "noise_shares", multiplier = 2.0, at_least = 1 }'),
+        ("[run]", f"[privacy]\nclient_epsilon = {next(enough)}\n\n[run]"),
+    )
 
 
 def test_a_run_that_is_stopped_leaves_its_model_and_certificate(tmp_path: Path) -> None:
-    config, out = load_config(budgeted(tmp_path, 2.0)), tmp_path / "run"
-    allowed = int(client_filter(config.plan, Budget(2.0, config.delta)).allowed[0])
-    assert 1 <= allowed <= 3
-    with pytest.raises(BudgetError, match=f"stopped after round {2 * allowed}.*model and certificate"):
+    config, out = load_config(budgeted(tmp_path, 5)), tmp_path / "run"
+    assert config.budget is not None
+    assert config.budget.allowed.tolist() == [5] * 60
+    with pytest.raises(BudgetError, match=r"stopped after round [5-8]:.*model and certificate"):
         execute(config, out)
-    assert len(lines(out / "charges.jsonl")) == len(lines(out / "history.jsonl")) == 2 * allowed
+    charged = len(lines(out / "charges.jsonl"))
+    assert 5 <= charged == len(lines(out / "history.jsonl")) < 9
     assert (out / "model.safetensors").is_file()
     made = RunFolder.open(out).certify()
     assert made == json.loads((out / "certificate.json").read_text())
-    assert made["counts"]["rounds_charged"] == 2 * allowed
+    assert made["counts"]["rounds_charged"] == charged
 
 
 def test_what_was_spent_stays_spent_when_a_run_is_resumed(tmp_path: Path) -> None:
-    file, out = budgeted(tmp_path, 2.0), tmp_path / "run"
+    file, out = budgeted(tmp_path, 5), tmp_path / "run"
     assert sordino("run", file, "--out", out).code == 1
     before = contents(out)
     again = sordino("run", file, "--out", out, "--resume")
@@ -220,9 +231,8 @@ def test_what_was_spent_stays_spent_when_a_run_is_resumed(tmp_path: Path) -> Non
 
 
 def test_a_round_that_was_charged_and_lost_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, out = budgeted(tmp_path, 2.0), tmp_path / "run"
+    file, out = budgeted(tmp_path, 5), tmp_path / "run"
     config = load_config(file)
-    allowed = int(client_filter(config.plan, Budget(2.0, config.delta)).allowed[0])
 
     def dying(self: RunFolder, state: State) -> None:
         raise KeyboardInterrupt
@@ -233,9 +243,24 @@ def test_a_round_that_was_charged_and_lost_is_spent(tmp_path: Path, monkeypatch:
             execute(config, out)
     with pytest.raises(BudgetError):
         execute(config, out, resume=True)
-    charged = [line["round"] for line in lines(out / "charges.jsonl")]
-    assert charged.count(1) == 2
-    assert sum(number % 2 == 1 for number in charged) == allowed  # odd rounds are those of the first half
+    charges = lines(out / "charges.jsonl")
+    assert [line["round"] for line in charges].count(1) == 2
+    assert np.bincount(np.concatenate([line["cohort"] for line in charges])).max() == 5
+
+
+@pytest.mark.parametrize(("clients", "worth"), [(IN_TURN, 4), (DRAWN, 0), (ALL, 8)])
+def test_a_plan_that_must_overspend_its_budget_is_refused_when_planned(
+    tmp_path: Path, clients: str, worth: int
+) -> None:
+    """Nine rounds in turn are five for some; a run would have stopped after the budget was spent."""
+    file = budgeted(tmp_path, worth, clients)
+    for words in (("plan", file), ("run", file, "--out", tmp_path / "run")):
+        said = sordino(*words).sentence
+        assert "[client budget] 9 rounds of which client 0 is in" in said
+        assert f"a budget worth {worth} for it" in said
+    assert not (tmp_path / "run").exists()
+    enough = budgeted(tmp_path, {4: 5, 0: 5, 8: 9}[worth], clients)
+    assert sordino("plan", enough).code == 0
 
 
 def test_a_budget_that_cannot_be_kept_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:

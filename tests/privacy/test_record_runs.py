@@ -59,6 +59,7 @@ sampling = "{sampling}"
 [run]
 seed = 5
 """
+THREE = '{ kind = "fixed", population = 4, cohort = 3 }'
 ALL, SOME = '{ kind = "everyone", population = 4 }', '{ kind = "fixed", population = 4, cohort = 2 }'
 
 
@@ -166,15 +167,17 @@ def test_a_charge_that_hides_a_silo_is_noticed(some: Path, tmp_path: Path) -> No
 
 def test_a_silos_budget_stops_the_round_that_would_overspend_it(tmp_path: Path) -> None:
     two = cost(FixedSampled(60, 6, GaussianNoise(8.0)), 2, delta=1e-3) * 1.02
-    file = written(tmp_path, privacy=own_budgets(9.0, 9.0, two, 9.0))
+    file = written(tmp_path, THREE, privacy=own_budgets(9.0, 9.0, two, 9.0))
     config = load_config(file)
     assert config.budget is not None
     assert config.budget.allowed[2] == 2 < config.budget.allowed[0]
     said = sordino("run", file, "--out", tmp_path / "a")
     assert said.code == 1
     assert "first client 2" in said.err
-    assert len(lines(tmp_path / "a" / "charges.jsonl")) == 2
+    assert sum(2 in line["cohort"] for line in lines(tmp_path / "a" / "charges.jsonl")) == 2
     assert sordino("certify", tmp_path / "a").code == 0
+    everyone = written(tmp_path, privacy=own_budgets(9.0, 9.0, two, 9.0))
+    assert "4 rounds of which client 2 is in 4, and a budget worth 2" in sordino("plan", everyone).sentence
 
 
 def test_a_budget_of_local_steps_is_worth_whole_rounds() -> None:
@@ -224,10 +227,10 @@ def test_sizes_that_are_not_the_silos_are_the_users_mistake(tmp_path: Path) -> N
 
 def test_a_delta_of_a_small_silo_is_measured_by_its_own_size() -> None:
     """size^-1.1 of each silo, as the silo recipe takes it, passes though one silo is larger."""
-    from sordino.config import Config, PrivacySpec
+    from sordino.config import Config, PrivacySpec, SiloBudget
 
     plan = silo(sizes=(20, 400), epsilons=(2.0,), rounds=3)
-    own = tuple(budgets((20, 400), (2.0,)))
+    own = tuple(SiloBudget(budget.epsilon, budget.delta) for budget in budgets((20, 400), (2.0,)))
     config = Config(plan=plan, privacy=PrivacySpec(silos=own))
     assert config.deltas == (20**-1.1, 400**-1.1)
     assert config.budget is not None

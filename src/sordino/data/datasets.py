@@ -13,7 +13,7 @@ from sordino.data import bundled, images, mapped, own, tabular, text
 from sordino.data.records import Dataset, finish, take
 from sordino.errors import ConfigError
 
-__all__ = ["Dataset", "declared_by", "descriptions", "load", "names"]
+__all__ = ["Dataset", "declared_by", "descriptions", "load", "names", "names_silos"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,11 @@ def load(
         raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
     data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
     return finish(take(data, train, test, validation))
+
+
+def names_silos(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the natural clients of a set have names, which nobody counts: a column of a table, or hospitals."""
+    return name == "heart_disease" or (name == "csv" and bool(options.get("groups")))
 
 
 def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:

@@ -30,13 +30,15 @@ class Participation:
     """How often the data was touched: releases made, and the most that any one client was in.
 
     `most` comes from the plan unless the adversary sees the cohort; then it is the realised count, and `each` that of
-    every single client. `repeats` are rounds that were charged more than once (run again after a kill).
+    every single client. `repeats` are rounds that were charged more than once (run again after a kill). `told`: a
+    budget ends the run by who was drawn, so that one who sees when it ended knows something of the coins.
     """
 
     releases: int
     most: int
     each: tuple[int, ...] = ()
     repeats: int = 0
+    told: bool = False
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int) -> Participation:
@@ -152,7 +154,8 @@ def _seen_relation(clients: Sampler, release: Release) -> Relation:
 
 
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
-    if clients.random and _noise_hides_count(clients, release) and not isinstance(release, NoNoise):
+    hidden = clients.random and not participation.told and _noise_hides_count(clients, release)
+    if hidden and not isinstance(release, NoNoise):
         return Line("models", clients.relation, ((clients.amplify(release.event()), participation.releases),))
     return replace(seen, adversary="models")
 

@@ -56,7 +56,8 @@ class Filter:
             first = int(over[0])
             raise BudgetError(
                 f"the next round would overspend the budget of {len(over)} client(s), first client {first}, "
-                f"whose budget is worth {self.allowed[first]} round(s); the round was not run"
+                f"whose budget is worth {self.allowed[first]} round(s); the round was not run",
+                refused=(t, cohort),
             )
 
     def charge(self, cohort: Cohort, t: int = 0) -> None:
@@ -93,6 +94,50 @@ def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None =
     once = plan.local.reads is not None and plan.local.reads.once
     read = np.zeros((plan.rounds, plan.clients.population), dtype=np.bool_) if once else None
     return Filter(allowed.astype(np.int64), np.zeros(plan.clients.population, dtype=np.int64), read)
+
+
+def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) -> None:
+    """Refuse a plan that cannot be run to its end within a budget: it would stop there, for sure.
+
+    Public cohorts are counted. Random ones are refused where a client keeps within its rounds with probability < 1e-6.
+    """
+    needed, allowed = _turns(plan, budget), budget.allowed
+    if plan.clients.random:
+        over = np.flatnonzero((allowed < 1) | (_chance(plan, allowed) < UNLIKELY))
+    else:
+        over = np.flatnonzero(needed > allowed)
+    if not len(over):
+        return
+    first = int(over[0])
+    who = repr(names[first]) if names else str(first)
+    often = "about " * plan.clients.random + f"{needed[first]:.4g}"
+    found = f"{plan.rounds} rounds of which client {who} is in {often}, and a budget worth {allowed[first]} for it"
+    fix = "fewer rounds, more noise (sordino calibrate), or a larger budget"
+    raise PlanError("client budget", found, "a plan that its budgets can pay for", fix)
+
+
+UNLIKELY = 1e-6
+
+
+def _turns(plan: Plan, budget: Filter) -> NDArray[np.float64]:
+    """Rounds of every client that cost it something: exact where cohorts are public, else on average."""
+    clients, rounds = plan.clients, plan.rounds
+    taken = rounds * clients.expected - np.arange(clients.population)  # in turn, from the first
+    turns = np.ceil(taken / clients.population) if not clients.random else np.full(len(taken), _rate(plan) * rounds)
+    return np.minimum(turns, 1.0) if budget.read is not None else np.maximum(turns, 0.0)
+
+
+def _rate(plan: Plan) -> float:
+    return plan.clients.expected / plan.clients.population
+
+
+def _chance(plan: Plan, allowed: NDArray[np.int64]) -> NDArray[np.float64]:
+    """P[Bin(rounds, rate) <= allowed]; 1 where a cap makes the rate smaller than it is written."""
+    from scipy.special import bdtr
+
+    if getattr(plan.clients, "cap", None) is not None or (plan.local.reads is not None and plan.local.reads.once):
+        return np.ones(len(allowed))
+    return np.asarray(bdtr(np.minimum(allowed, plan.rounds), plan.rounds, _rate(plan)))
 
 
 def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:

@@ -49,6 +49,9 @@ class Facts:
     repeats: int = 0  # rounds that were charged again after a kill
     deltas: tuple[float, ...] = ()  # a delta of its own for every silo
     public: tuple[Declared, ...] = ()  # rows that were evaluated on, or trained on by the server
+    names: tuple[str, ...] = ()  # of the silos, where they have any
+    filtered: bool = False  # a budget decides when the run ends, so its end tells of the cohorts
+    stopped: bool = False  # it ended because a budget refused the next cohort, and for no other reason
 
 
 def default_delta(population: int) -> float:
@@ -82,15 +85,23 @@ def check_deltas(plan: Plan, delta: float, deltas: tuple[float, ...], override: 
 
 
 def participation(plan: Plan, facts: Facts) -> Participation:
-    """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data)."""
+    """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data).
+
+    Only a budget that refused the next cohort bills what was charged: budgets and cohorts are seen by this adversary
+    or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned.
+    """
+    told = facts.filtered and plan.clients.random
+    if facts.stopped and not facts.repeats and facts.charged:
+        most = plan.clients.most(facts.charged) if facts.most is None else facts.most
+        return Participation(facts.charged, most, facts.each, 0, told)
     releases = max(plan.rounds, facts.charged)
     if facts.most is not None:
         cut = facts.charged < plan.rounds  # whoever stops a run has seen its models: bill what was planned
         least = plan.clients.most(plan.rounds) if cut else 0
         each = tuple(max(count, least) for count in facts.each)
-        return Participation(releases, max(facts.most, least), each, facts.repeats)
+        return Participation(releases, max(facts.most, least), each, facts.repeats, told)
     if plan.clients.random:
-        return Participation(releases, plan.clients.most(releases), (), facts.repeats)
+        return Participation(releases, plan.clients.most(releases), (), facts.repeats, told)
     again = max(releases - plan.rounds, facts.repeats)  # a public cohort that ran again is the same people
     return Participation(releases, min(releases, plan.clients.most(plan.rounds) + again), (), facts.repeats)
 
@@ -116,6 +127,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "counts": _counts(plan, facts, counts),
+        "silos": list(facts.names),
         "declared_public": [asdict(one) for one in facts.public],
         "assumptions": assumptions(plan, bill, counts, facts.public),
         "not_covered": not_covered(),
@@ -209,6 +221,8 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
         seen["rounds_of_each_silo"] = list(facts.each)
     if plan.local.reads is not None and plan.local.reads.once:
         seen["rounds_charged_again"] = facts.repeats
+    if facts.stopped:
+        seen["stopped_by"] = "a budget that the next round would have overspent"
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
 
 

@@ -51,7 +51,7 @@ def execute(
     check(config.plan, task, engine)
     if isinstance(engine, Distributed) and not engine.leads:
         engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
-    _ = config.budget  # refuses a budget that cannot be kept
+    config.check_budget()
     public = config.task.declared(task)
     folder = _continued(config, path, public) if resume and path.exists() else RunFolder.create(path, config, public)
     with folder.locked():

@@ -195,9 +195,7 @@ class RunFolder:
         """What a certificate needs beside the plan."""
         config = self.config()
         known = Facts(config.delta, config.privacy.noise, 0, None, self._model_sum(), codec.digest(config))
-        return counted(
-            config.plan, self.rounds(), self.cohorts(), replace(known, deltas=config.deltas, public=self.public())
-        )
+        return counted(config.plan, self.rounds(), self.cohorts(), replace(known, **config.facts, public=self.public()))
 
     def _model_sum(self) -> str:
         file = self.path / "model.safetensors"
