@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.commands import sordino
 
-from sordino.config import TaskSpec, load_config
+from sordino.config import Config, TaskSpec, load_config
 from sordino.data.partition import Iid
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import DataError, PlanError
@@ -22,6 +22,7 @@ from sordino.plan import Plan
 from sordino.privacy.certificate import headline
 from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
 from sordino.tuning import tune
+from sordino.tuning.command import own_budgets
 from sordino.tuning.knobs import Knobs, knobs, turned
 from sordino.tuning.search import by_rule
 from sordino.tuning.stand_in import stand_in
@@ -154,3 +155,40 @@ def test_the_command_prints_curves_writes_a_file_that_loads_and_draws(tmp_path: 
     text = sordino(*words)
     assert "privacy cost of the search: nothing" in text.out
     assert "loss by steps" in text.out
+
+
+SILOS = """
+[task]
+dataset = "heart_disease"
+[recipe]
+name = "silo"
+rounds = 2
+sizes = { cleveland = 243, hungarian = 236, switzerland = 99, va = 160 }
+[privacy]
+silos.cleveland = { epsilon = 1.0 }
+silos.hungarian = { epsilon = 2.0 }
+silos.switzerland = { epsilon = 4.0 }
+silos.va = { epsilon = 8.0 }
+"""
+
+
+def test_silos_keep_budgets_of_their_own(tmp_path: Path, real_data: Path) -> None:
+    """The tuned plan had one noise for all: the silo with the smallest budget would have spent the largest."""
+    file, out = tmp_path / "fed.toml", tmp_path / "tuned.toml"
+    file.write_text(SILOS)
+    found = sordino("tune", file, "--trials", 1, "--data", "synthetic", "--out", out, "--json").json["tuned"][0]
+    assert [silo["epsilon"] for silo in found["silos"]] == [1.0, 2.0, 4.0, 8.0]
+    tuned = load_config(out)
+    assert tuned.task.silos == ("cleveland", "hungarian", "switzerland", "va")
+    assert [budget.epsilon for budget in tuned.budgets] == [1.0, 2.0, 4.0, 8.0]
+    own = headline(tuned.plan.bill().of("messages"), tuned.delta, tuned.deltas)["silos"]
+    spent = {silo: entry["epsilon"] for entry in own for silo in entry["silos"]}
+    for place, budget in enumerate(tuned.budgets):
+        assert 0.97 * budget.epsilon < spent[place] <= budget.epsilon
+    assert "budgets of their own" in sordino("tune", file, "--epsilon", 3).sentence
+
+
+def test_silos_with_noise_of_their_own_keep_what_each_spends() -> None:
+    plan = silo(sizes=(30, 40, 50), epsilons=(1.0, 2.0, 4.0), rounds=2)
+    config = Config(task=TaskSpec(dataset="digits", partition=Iid(3)), plan=plan)
+    assert [budget.epsilon for budget in own_budgets(config)] == pytest.approx([1.0, 2.0, 4.0], rel=0.02)

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -208,6 +209,27 @@ def test_stopping_early_never_lowers_a_bill() -> None:
     full, stopped = written(SHARES), written(SHARES, Facts(1e-3, "simulation", charged=1, most=1))
     for whole, part in zip(full["adversaries"], stopped["adversaries"], strict=True):
         assert part["epsilon"] >= whole["epsilon"]
+
+
+def test_a_run_that_a_budget_stopped_is_billed_for_what_was_charged() -> None:
+    """Who was drawn and the budget are seen or public: where it ends looks at no data. A kill may, and so a repeat."""
+    stopped = Facts(1e-3, "simulation", charged=2, most=2, filtered=True, stopped=True)
+    found = written(SHARES, stopped)
+    assert found["counts"]["rounds_billed"] == 2
+    assert found["counts"]["stopped_by"].startswith("a budget")
+    assert [line["events"][0]["count"] for line in found["adversaries"]] == [2, 2, 2]
+    for other in (replace(stopped, stopped=False), replace(stopped, repeats=1)):
+        assert written(SHARES, other)["counts"]["rounds_billed"] == 4
+        assert written(SHARES, other)["epsilon"] > found["epsilon"]
+
+
+def test_where_a_budget_may_end_the_run_nobody_is_hidden_by_sampling() -> None:
+    """That it goes on, or ends, tells who was drawn: one who sees only models is billed as one who sees cohorts."""
+    fixed = plan(rounds=4, clients=FixedSize(50, 10), release=NoiseShares(2.0, 10))
+    hidden, told = (written(fixed, Facts(1e-3, "simulation", 4, most=3, filtered=on)) for on in (False, True))
+    assert hidden["adversaries"][0]["events"][0]["event"]["kind"] == "fixed_sampled"
+    assert told["adversaries"][0]["events"] == told["adversaries"][1]["events"] == hidden["adversaries"][1]["events"]
+    assert told["epsilon"] > hidden["epsilon"]
 
 
 @pytest.mark.parametrize("population", [2, 10, 1000, 10**6])

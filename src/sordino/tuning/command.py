@@ -8,8 +8,9 @@ from typing import Any
 
 from sordino import codec
 from sordino.calibration import check_new
-from sordino.config import load_config
+from sordino.config import Config, load_config
 from sordino.errors import ConfigError
+from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import headline
 from sordino.tuning.search import Tuned, tune
 
@@ -26,13 +27,14 @@ def tune_config(
         if path is not None:
             check_new(path)
     config = load_config(file)
-    wanted = epsilons or [_own(config.plan.bill().of("models"), config.delta)]
+    silos = own_budgets(config)
+    if silos and epsilons:
+        found_own = "--epsilon, and silos that have budgets of their own"
+        raise ConfigError(found_own, "one of them", "drop --epsilon: every silo keeps its budget")
+    wanted = epsilons or [_own(config)]
     task = config.build()
-    public = config.task.declared(task)
-    found = [
-        tune(config.plan, task, epsilon=e, delta=config.delta, source=source, trials=trials, public=public)  # type: ignore[arg-type]
-        for e in wanted
-    ]
+    known: dict[str, Any] = {"source": source, "trials": trials, "public": config.task.declared(task), "silos": silos}
+    found = [tune(config.plan, task, epsilon=e, delta=config.delta, **known) for e in wanted]
     if out is not None:
         out.write_text(codec.to_toml(replace(config, plan=found[0].plan)), encoding="utf-8")
     if plot is not None:
@@ -41,8 +43,20 @@ def tune_config(
     return {"tuned": [one.entry for one in found], **files}
 
 
-def _own(lines: Any, delta: float) -> float:
-    spent = headline(lines, delta)["epsilon"]
+def own_budgets(config: Config) -> tuple[Budget, ...]:
+    """What every silo spends, where they differ: as the file says, or by the noise that each has now."""
+    plan = config.plan
+    if config.budgets or not any(getattr(part, "multipliers", ()) for part in (plan.release, plan.local)):
+        return config.budgets
+    line = headline(plan.bill().of("messages"), config.delta, config.deltas)
+    if "silos" not in line:
+        return ()
+    each = {silo: Budget(entry["epsilon"], entry["delta"]) for entry in line["silos"] for silo in entry["silos"]}
+    return tuple(each[silo] for silo in range(plan.clients.population))
+
+
+def _own(config: Config) -> float:
+    spent = headline(config.plan.bill().of("models"), config.delta, config.deltas)["epsilon"]
     if spent is None:
         raise ConfigError("a plan without a guarantee and no --epsilon", "a budget to tune for", "give --epsilon")
     return float(spent)
@@ -65,10 +79,16 @@ def text(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for one in found["tuned"]:
         knobs = ", ".join(f"{name} {_short(value)}" for name, value in one["proposal"].items())
-        lines += [f"epsilon {one['epsilon']:.4g}, delta {one['delta']:.3g}: {knobs}", f"  first guess: {one['rule']}"]
+        lines += [f"{_budget(one)}: {knobs}", f"  first guess: {one['rule']}"]
         lines += [f"  loss by {name}: {_curve(name, rows)}" for name, rows in one["curves"].items()]
         lines.append(f"  privacy cost of the search: {one['privacy_cost']}")
     return "\n".join([*lines, *(f"written: {found[key]}" for key in ("out", "plot") if found[key])])
+
+
+def _budget(one: dict[str, Any]) -> str:
+    if "silos" in one:
+        return "every silo's own epsilon (" + ", ".join(f"{silo['epsilon']:.3g}" for silo in one["silos"]) + ")"
+    return f"epsilon {one['epsilon']:.4g}, delta {one['delta']:.3g}"
 
 
 def _curve(name: str, rows: list[dict[str, float]]) -> str:

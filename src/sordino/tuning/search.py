@@ -11,7 +11,8 @@ from typing import Any, Literal
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError, UnreachableError
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
+from sordino.privacy.budget import Budget
+from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.certificate import Declared
 from sordino.privacy.mechanisms import Laplace
 from sordino.privacy.release import LocalNoise
@@ -37,12 +38,15 @@ class Tuned:
     rule: str
     curves: dict[str, list[dict[str, float]]]
     cost: str
+    silos: tuple[Budget, ...] = ()
 
     @property
     def entry(self) -> dict[str, Any]:
         """As plain data."""
         kept = {name: value for name, value in asdict(self.chosen).items() if value is not None}
         found = {"epsilon": self.epsilon, "delta": self.delta, "proposal": kept, "rule": self.rule}
+        if self.silos:
+            found["silos"] = [asdict(budget) for budget in self.silos]
         return {**found, "curves": self.curves, "privacy_cost": self.cost}
 
 
@@ -56,16 +60,18 @@ def tune(
     trials: int = 3,
     seed: int = 0,
     public: tuple[Declared, ...] | None = None,
+    silos: tuple[Budget, ...] = (),
 ) -> Tuned:
     """The knobs with the least loss on stand-in data, each candidate at (epsilon, delta).
 
     `public` says which rows of the task are public and by whose word; default: by the caller's, who made the task.
+    With budgets of the `silos` every candidate gives each silo the noise of its own budget; epsilon is then the worst.
     """
     if trials < 1:
         raise ConfigError(f"--trials {trials}", "at least 1")
     spent = cost(plan, task, source, declared_by_caller(task) if public is None else public)
     data = [stand_in(plan, task, source, seed + trial) for trial in range(trials)]
-    judge = _Judge(plan, data, epsilon, delta)
+    judge = _Judge(plan, data, epsilon, delta, silos)
     rule, first = by_rule(plan)
     curves: dict[str, list[dict[str, float]]] = {}
     best = first
@@ -75,7 +81,7 @@ def tune(
         best = min([(judge(best), best), *tried], key=lambda pair: pair[0])[1]
     if math.isinf(judge(best)):
         raise UnreachableError("no candidate that fits the budget", f"epsilon at least {epsilon:g}", "raise epsilon")
-    return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, spent)
+    return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, spent, silos)
 
 
 def by_rule(plan: Plan) -> tuple[str, Knobs]:
@@ -132,12 +138,16 @@ def _value(wanted: Knobs, name: str) -> float:
 class _Judge:
     """Loss of a candidate on the stand-in tasks; infinite for one that is refused or cannot meet the budget."""
 
-    def __init__(self, plan: Plan, data: list[Task], epsilon: float, delta: float) -> None:
-        self.plan, self.data, self.epsilon, self.delta = plan, data, epsilon, delta
+    def __init__(
+        self, plan: Plan, data: list[Task], epsilon: float, delta: float, silos: tuple[Budget, ...] = ()
+    ) -> None:
+        self.plan, self.data, self.epsilon, self.delta, self.silos = plan, data, epsilon, delta, silos
         self.known: dict[Knobs, float] = {}
 
     def plan_of(self, wanted: Knobs) -> Plan:
-        """The candidate, calibrated."""
+        """The candidate, calibrated: to one epsilon, or every silo to its own."""
+        if self.silos:
+            return calibrated_silos(turned(self.plan, wanted), self.silos)
         return calibrated(turned(self.plan, wanted), epsilon=self.epsilon, delta=self.delta)
 
     def __call__(self, wanted: Knobs) -> float:
