@@ -17,7 +17,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from sordino import launch
-from sordino.errors import BudgetError, CertificateError, ConfigError, RankError, UserError
+from sordino.errors import BudgetError, CertificateError, ConfigError, DivergedError, RankError, UserError
 from sordino.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -58,7 +58,7 @@ def main() -> None:
         _stop(STOPPED, int(stopped.code or 0))
     except UserError as error:
         _stop(str(error), 2)
-    except (CertificateError, BudgetError) as error:
+    except (CertificateError, BudgetError, DivergedError) as error:
         _stop(str(error), 1)
     except RankError as error:
         _stop("" if error.said else str(error), launch.code_of(error))

@@ -7,6 +7,7 @@ A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concr
 
 Wherever a family is the declared type, the written form is a table with that `kind`. Reading follows the declared
 types and is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that names the nearest word.
+Writing is strict too: only a part of exactly the registered type has a written form, and so a hash (`genuine`).
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import importlib.metadata
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, PlanError, shown
 
 T = TypeVar("T")
+DEEPEST = 32  # levels of tables in a file, of parts in a plan
 
 
 class Part:
@@ -49,6 +53,7 @@ class Part:
 def dump(value: Any) -> Any:
     """Plain data (dicts, lists, numbers) of a value; a part carries its `kind`; fields that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        _genuine_part(value, type(value).__name__)
         kind = {"kind": value.kind} if isinstance(value, Part) and value.kind else {}
         named = {field.name: _as_declared(value, field.name) for field in dataclasses.fields(value)}
         return {**kind, **{name: dump(item) for name, item in named.items() if item is not None}}
@@ -94,7 +99,7 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
     if origin is Literal:
         return _read_literal(get_args(declared), data, where)
     if origin is tuple:
-        return _read_tuple(get_args(declared)[0], data, where)
+        return _read_tuple(get_args(declared), data, where)
     if origin is dict or declared is dict:
         return dict(_table(data, where))
     if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind:
@@ -124,21 +129,25 @@ def _is_table(declared: Any) -> bool:
 
 
 def _read_literal(options: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data not in options or isinstance(data, bool):
+    found = [option for option in options if option == data and not isinstance(data, bool)]
+    if not found:
         words = [str(option) for option in options]
-        raise ConfigError(f"{where} = {data!r}", "one of " + ", ".join(words), nearest(str(data), words))
-    return data
+        raise ConfigError(f"{where} = {shown(data)}", "one of " + ", ".join(words), nearest(shown(data), words))
+    return found[0]
 
 
-def _read_tuple(item: Any, data: Any, where: str) -> tuple[Any, ...]:
+def _read_tuple(items: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    """tuple[int, ...] is a list of any length, tuple[int, int] one of two."""
     if not isinstance(data, list | tuple):
-        raise ConfigError(f"{where} = {data!r}", "a list", "put it in [ ]")
-    return tuple(read(item, entry, f"{where}[{i}]") for i, entry in enumerate(data))
+        raise ConfigError(f"{where} = {shown(data)}", "a list", "put it in [ ]")
+    if items[-1] is not Ellipsis and len(data) != len(items):
+        raise ConfigError(f"{where} = {shown(data)}", f"a list of {len(items)}")
+    return tuple(read(items[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
 
 
 def _table(data: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where or 'a value'} = {data!r}", "a table", f"write [{where}] or {where} = {{ ... }}")
+        raise ConfigError(f"{where or 'a value'} = {shown(data)}", "a table", f"write [{where}] or {where} = {{ ... }}")
     return data
 
 
@@ -147,8 +156,8 @@ def _read_member(family: type[Part], table: Mapping[str, Any], where: str) -> An
     if "kind" not in table:
         raise ConfigError(f"no kind in {where}", "a known kind", "known: " + ", ".join(known))
     kind = table["kind"]
-    if kind not in family.members:
-        raise ConfigError(f"kind {kind!r} in {where}", "a known kind", nearest(str(kind), known))
+    if not isinstance(kind, str) or kind not in family.members:
+        raise ConfigError(f"kind {shown(kind)} in {where}", "a known kind", nearest(shown(kind), known))
     return _read_fields(family.members[kind], table, where)
 
 
@@ -156,7 +165,7 @@ def _read_fields(cls: Any, table: Mapping[str, Any], where: str) -> Any:
     """A dataclass from a table; `kind` is taken off a part's."""
     entries = dict(table)
     if issubclass(cls, Part) and entries.pop("kind", cls.kind) != cls.kind:
-        raise ConfigError(f"kind {table['kind']!r} in {where}", f"kind {cls.kind!r}")
+        raise ConfigError(f"kind {shown(table['kind'])} in {where}", f"kind {cls.kind!r}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     needed = [name for name, field in fields.items() if _required(field)]
     _check_keys(entries, fields, needed, where)
@@ -198,7 +207,9 @@ _SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
 def _read_scalar(declared: Any, data: Any, where: str) -> Any:
     kinds, words = _SCALARS[declared]
     if not isinstance(data, kinds) or (isinstance(data, bool) and declared is not bool):
-        raise ConfigError(f"{where} = {data!r}", words)
+        raise ConfigError(f"{where} = {shown(data)}", words)
+    if isinstance(data, int) and not -(2**63) <= data < 2**63:
+        raise ConfigError(f"{where} = {shown(data)}", "a whole number of at most 64 bits")
     return float(data) if declared is float and isinstance(data, int) else data
 
 
@@ -214,3 +225,103 @@ def nearest(word: str, known: list[str]) -> str:
     """The known word that a mistyped one most likely meant, or all of them."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
+
+
+def check_plain(data: Any) -> None:
+    """Refuse what no configuration needs: tables in tables without end, dates, integers of thousands of digits."""
+    level: list[tuple[str, Any]] = [("", data)]
+    for _ in range(DEEPEST):
+        inside = [(_join(where, str(name)), item) for where, value in level for name, item in _entries(value)]
+        for where, item in inside:
+            if not isinstance(item, Mapping | list | tuple | str | int | float) and not dataclasses.is_dataclass(item):
+                raise ConfigError(f"{where} = {shown(item)}", "a number, text, a list or a table")
+            if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise ConfigError(f"{where} = {shown(item)}", "a whole number of at most 64 bits")
+        level = [(where, item) for where, item in inside if isinstance(item, Mapping | list | tuple)]
+        if not level:
+            return
+    raise ConfigError(f"{level[0][0]}, nested {DEEPEST} deep", f"at most {DEEPEST} levels", "write the plan flatter")
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, Mapping) else enumerate(value)
+
+
+# ---- what may stand in a plan ----------------------------------------------------------------------------------------
+
+
+def inside(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Every dataclass in a value, itself included, with its place; and what is held in their fields."""
+    if depth > DEEPEST:
+        raise PlanError("parts", f"{where}, nested {DEEPEST} deep", f"at most {DEEPEST} parts in each other")
+    yield where, value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from inside(getattr(value, field.name), _join(where, field.name), depth + 1)
+    elif isinstance(value, list | tuple) and not {*map(type, value)} <= _PLAIN:
+        for i, item in enumerate(value):
+            yield from inside(item, f"{where}[{i}]", depth + 1)
+
+
+def genuine(value: Any, where: str) -> None:
+    """Refuse a value that would not do what its written form says, however deep inside.
+
+    A subclass without a kind of its own is written as its parent, and a method set on an instance is not written at
+    all: either would run one thing and have the hash and the bill of another.
+    """
+    for place, item in inside(value, where):
+        if dataclasses.is_dataclass(item):
+            _genuine_part(item, place)
+        elif not (isinstance(item, list | tuple) or type(item) in _PLAIN or type(item).__module__ == "numpy"):
+            raise PlanError("parts", f"{place} = {shown(item)}", "a number, text or a part")
+
+
+def _genuine_part(part: Any, where: str) -> None:
+    cls, needed = type(part), "exactly the part that its kind names"
+    if isinstance(part, Part) and cls.members.get(cls.kind) is not cls:
+        found = f"{where}, a {cls.__name__} that would be written as kind {cls.kind!r}"
+        raise PlanError("parts", found, needed, f'give it a kind of its own: class {cls.__name__}(..., kind="...")')
+    if not isinstance(part, Part) and any(map(dataclasses.is_dataclass, cls.__mro__[1:])):
+        found = f"{where}, a {cls.__name__} that would be written as {cls.__mro__[1].__name__}"
+        raise PlanError("parts", found, needed)
+    extra = sorted(getattr(part, "__dict__", {}).keys() - {field.name for field in dataclasses.fields(part)})
+    if extra:
+        raise PlanError("parts", f"{where}, a {cls.__name__} whose {extra[0]!r} was set by hand", needed)
+
+
+_PLAIN = {int, float, str, bool, NoneType}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Foreign:
+    """A part that is not Sordino's own: what it states of itself is believed, and named on the certificate."""
+
+    package: str
+    version: str
+    family: str
+    kind: str
+
+
+def foreign(value: Any) -> tuple[Foreign, ...]:
+    """The parts inside a value that come from elsewhere, each once."""
+    classes = {type(item) for _, item in inside(value) if isinstance(item, Part)}
+    return tuple(sorted(_origin(cls) for cls in classes if not _ours(cls)))
+
+
+def _ours(cls: type[Part]) -> bool:
+    """Whether the class is what one of our modules defines: a name alone can be forged."""
+    module = sys.modules.get(cls.__module__)
+    return cls.__module__.startswith("sordino.") and getattr(module, cls.__name__, None) is cls
+
+
+def _origin(cls: type[Part]) -> Foreign:
+    family = next(base for base in cls.__mro__ if Part in base.__bases__)
+    package = cls.__module__.partition(".")[0]
+    return Foreign(package, _version(package), family.__name__, cls.kind)
+
+
+@cache
+def _version(package: str) -> str:
+    """Of the distribution that holds a package; nothing where there is none, as for a script."""
+    names = importlib.metadata.packages_distributions().get(package, ())
+    return importlib.metadata.version(names[0]) if names else ""

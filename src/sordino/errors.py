@@ -9,6 +9,7 @@
     │   ├── SideConditionError  a closed form asked outside the range where it is proved
     │   └── UnreachableError    a calibration target that no value can meet
     ├── BudgetError             a round that would overspend: the run stops before it
+    ├── DivergedError           a round after which the model is not finite: the run stops, the state before it is kept
     ├── RankError               a process of a distributed run that ended early: exit code 3, continue with --resume
     └── CertificateError        a certificate that disagrees with what ran: exit code 1
 
@@ -17,7 +18,30 @@ A user's error says what was found, what is needed, and how to fix it.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
+
+LONGEST = 600  # characters of what was found, of what is needed and of the fix: a sentence, whatever the file
+
+
+class _Short(reprlib.Repr):
+    """repr of anything, in one line that is never long; of an integer too long to print, its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 120
+        self.maxlist = self.maxtuple = self.maxdict = 12
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 128 else f"an integer of {x.bit_length()} bits"
+
+
+shown = _Short().repr
+
+
+def short(text: str) -> str:
+    """The text, with its middle left out if it is long."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 105]} ... {text[-100:]}"
 
 
 class SordinoError(Exception):
@@ -29,11 +53,11 @@ class UserError(SordinoError):
 
     def __init__(self, found: str, needed: str = "", fix: str = "") -> None:
         self.found, self.needed, self.fix = found, needed, fix
-        parts = [f"found {found}"]
+        parts = [f"found {short(found)}"]
         if needed:
-            parts.append(f"needed {needed}")
+            parts.append(f"needed {short(needed)}")
         if fix:
-            parts.append(f"fix: {fix}")
+            parts.append(f"fix: {short(fix)}")
         super().__init__("; ".join(parts))
 
 
@@ -71,6 +95,10 @@ class BudgetError(SordinoError):
     def __init__(self, said: str, refused: Any = None) -> None:
         self.refused = refused
         super().__init__(said)
+
+
+class DivergedError(SordinoError):
+    """A round whose step left NaN or infinity in the server's state; the state before it is the last good one."""
 
 
 class RankError(SordinoError):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.codec import Part
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, shown
 
 Shape = tuple[int, ...]  # of ONE record, without the batch axis
 Layers = list[tuple[str, nn.Module]]
@@ -42,9 +42,25 @@ def build_seeded(spec: Spec, shape: Shape, outputs: int, seed: int) -> nn.Module
 
     Initial weights are public, so a plain torch generator serves; it reads the low 32 bits of `seed`.
     """
+    _check_size(spec, shape, outputs)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return spec.build(shape, outputs)
+
+
+LARGEST = 10**9  # parameters
+WIDEST, DEEPEST = 10**6, 1000  # of one layer, and how many
+
+
+def _check_size(spec: Spec, shape: Shape, outputs: int) -> None:
+    """Refuse a net that no memory holds; built on the meta device, where a tensor is a shape and nothing else."""
+    try:
+        with torch.device("meta"):
+            count = sum(parameter.numel() for parameter in spec.build(shape, outputs).parameters())
+    except RuntimeError as error:  # a shape beyond 64 bits
+        raise ConfigError(f"{_name(spec)} for records of shape {list(shape)} ({error})", "a net that can be") from None
+    if count > LARGEST:
+        raise ConfigError(f"{_name(spec)} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
 
 
 # ---- linear models and perceptrons ----------------------------------------------------------------------------------
@@ -339,11 +355,12 @@ def _image(spec: Spec, shape: Shape, outputs: int, least: int) -> tuple[int, int
 
 def _positive(spec: object, **options: tuple[int, ...]) -> None:
     for option, values in options.items():
-        if any(value < 1 for value in values):
+        most = DEEPEST if option == "layers" else WIDEST
+        if any(not 1 <= value <= most for value in values) or len(values) > DEEPEST:
             raise ConfigError(
-                f"{option} = {', '.join(map(str, values))} for {_name(spec)}",
-                "whole numbers of at least 1",
-                f"raise {option}, or leave it out for the default",
+                f"{option} = {', '.join(map(shown, values))} for {_name(spec)}",
+                f"whole numbers of at least 1 and at most {most:,}, no more than {DEEPEST} of them",
+                f"raise or lower {option}, or leave it out for the default",
             )
 
 

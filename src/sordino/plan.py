@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import torch
 from torch import Tensor
 
-from sordino.codec import digest
-from sordino.errors import PlanError
+from sordino import codec
+from sordino.codec import digest, genuine
+from sordino.errors import PlanError, shown
 from sordino.parts.encode import Adaptive, Clip, Public, Step
 from sordino.parts.local import LocalSolver
+from sordino.parts.numbers import finite, positive
 from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
@@ -23,6 +24,8 @@ from sordino.privacy.bill import Bill, Participation, client_bill, record_bill
 from sordino.privacy.bounds import Bound, Spent, Unit
 from sordino.privacy.events import billable
 from sordino.privacy.release import Release, ShuffledNoise
+
+LONGEST = 10**9  # rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +44,11 @@ class Plan:
     server: ServerOptimizer
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise PlanError("rounds", f"rounds = {self.rounds}", "at least 1")
+        genuine(self, "plan")
+        if not 1 <= self.rounds <= LONGEST:
+            raise PlanError("rounds", f"rounds = {shown(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
         self._check_radius()
+        self._check_schedules()
         self.release.check(self.bound)
         self.release.suits(self.clients)
         self._check_records()
@@ -63,13 +68,22 @@ class Plan:
                 "add Clip(radius) to encode",
             )
 
+    def _check_schedules(self) -> None:
+        """A step size that overflows in some round leaves no model."""
+        for where, schedule in codec.inside(self):
+            if isinstance(schedule, Schedule) and not finite(*schedule.span(self.rounds)):
+                low, high = schedule.span(self.rounds)
+                found = f"{where} from {low:g} to {high:g} in {self.rounds} rounds"
+                raise PlanError("schedule", found, "finite numbers that float32 holds in every round")
+
     def _check_radius(self) -> None:
         """A radius that is not a positive finite number in every round bounds nothing."""
         radii = [*(clip.radius for clip in self.clips), getattr(self.local, "radius", 1.0)]
         scheduled = [radius for radius in radii if isinstance(radius, Schedule)]
-        for radius, t in product(scheduled, range(self.rounds)):
-            if not 0 < radius.at(t) < math.inf:
-                found = f"a radius of {radius.at(t)} in round {t + 1}"
+        for radius in scheduled:
+            low, high = radius.span(self.rounds)
+            if not positive(low, high):
+                found = f"a radius from {low:g} to {high:g} in {self.rounds} rounds"
                 raise PlanError("clip", found, "a positive finite radius in every round")
         if not any(isinstance(radius, Adaptive) for radius in scheduled):
             return

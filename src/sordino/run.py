@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from sordino.diagnostics import of_release
 from sordino.engines.base import ClientJob, Collected, Engine, Leads, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.engines.silos import check_records
-from sordino.errors import DataError, EngineError
+from sordino.errors import DataError, DivergedError, EngineError
 from sordino.layout import Layout
 from sordino.parts.encode import Public, Spread
 from sordino.parts.postprocess import Noised
@@ -109,6 +110,7 @@ def run(
                 announce(worker.header)
                 announce = None
             state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
+            check_finite(state)
             last = t + 1 == plan.rounds
             metrics = judge.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}
             spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
@@ -116,6 +118,16 @@ def run(
     finally:
         if isinstance(worker, Leads):
             worker.dismiss()
+
+
+def check_finite(state: State) -> None:
+    """Stop at a model that is not finite: nothing can be learnt from it, and a checkpoint of it would keep it so."""
+    for name, tensor in state.memory.items():
+        if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())) and not bool(tensor.isfinite().all()):
+            raise DivergedError(
+                f"round {state.t} left NaN or infinity in the server's {name}; its release stays charged, and what "
+                f"was kept is the state of round {state.t - 1}; lower the server's step, the radius or the local lr"
+            )
 
 
 def one_round(

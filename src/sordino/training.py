@@ -17,7 +17,7 @@ from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import Declared, Facts, certificate, check_deltas, default_delta, silo_deltas
+from sordino.privacy.certificate import Declared, Facts, certificate, check_deltas, default_delta, priced, silo_deltas
 from sordino.privacy.release import LocalNoise
 from sordino.rng import Mode, streams
 from sordino.run import Round, Tally, check, run
@@ -53,6 +53,7 @@ def train(
     deltas = tuple(deltas) or (silo_deltas(plan) if delta is None else ())
     delta = default_delta(plan.units) if delta is None else delta
     check_deltas(plan, delta, deltas, allow_large_delta)
+    priced(plan, Facts(delta, noise, plan.rounds, deltas=deltas))
     tally, history, state = Tally(), [], State.initial(plan, task.layout.flatten(task.model))
     for done in run(
         plan, task, engine=engine, streams=streams(noise, seed), charges=tally, state=state, eval_every=eval_every
@@ -108,6 +109,8 @@ def counted(plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts) 
     facts = replace(facts, charged=len(rounds), repeats=again)
     if not cohorts or not plan.clients.random:
         return facts
-    each = np.bincount(np.concatenate(cohorts), minlength=plan.clients.population)
+    each = np.zeros(plan.clients.population, dtype=np.int64)
+    for cohort in cohorts:
+        each[cohort] += 1
     own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
     return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())

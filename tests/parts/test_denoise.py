@@ -129,7 +129,7 @@ def test_james_stein_beats_the_raw_estimate_of_a_small_signal() -> None:
 
 
 @dataclass(frozen=True)
-class Spy(Postprocess):
+class Spy(Postprocess, kind="spy of a test"):
     """Keeps what it was told, and the mean."""
 
     seen: list[tuple[Noised, Tensor]] = field(default_factory=list)

@@ -260,10 +260,10 @@ def test_a_radius_that_bounds_nothing_is_refused(radius: Any) -> None:
     refused("clip", lambda: NoisyLocalSgd(FixedRecords(2, SIZES), radius, 1.0, 0.1, 2))
 
 
-@pytest.mark.parametrize("radius", [Linear(1.0, 0.0, 2), Constant(-1.0), Constant(math.inf), Decay(1.0, 1e-300)])
+@pytest.mark.parametrize("radius", [Linear(1.0, 0.0, 2), Constant(-1.0), Decay(1.0, 1e200), Decay(1.0, 1e-300)])
 def test_a_schedule_that_reaches_no_radius_in_some_round_is_refused(radius: Any) -> None:
     said = refused("clip", lambda: planned(local=BatchGradient(FixedRecords(2, SIZES), radius)))
-    assert "in round" in said
+    assert "in 3 rounds" in said
 
 
 @pytest.mark.parametrize("gradient", [Sam(0.1), Bounded(1.0)])

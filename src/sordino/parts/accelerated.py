@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import PlanError
+from sordino.parts.numbers import natural, positive
 from sordino.parts.server import Memory, ServerOptimizer, check_extras, project
 
 
@@ -37,10 +37,10 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
     ball: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.v < math.inf:
+        if not positive(self.v):
             found = f"an accelerated server with v = {self.v}"
             raise PlanError("server", found, "a positive finite v", "take twice the smoothness of the loss")
-        if not 0 <= self.mu < math.inf:
+        if not natural(self.mu):
             raise PlanError("server", f"mu = {self.mu}", "a finite number of at least 0", "0 for a convex loss")
         check_extras(self.weight_decay, self.ball)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
 from sordino.parts.norms import SLACK, row_norms
+from sordino.parts.numbers import positive
 from sordino.parts.schedules import Schedule, at
 from sordino.privacy.bounds import Bound, Norm
 
@@ -77,9 +79,10 @@ class Adaptive(Schedule, kind="adaptive"):
     quantile: float = 0.5
     rate: float = 0.2
     share: float = 0.1
+    monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (self.start > 0 and 0 < self.quantile < 1 and self.rate > 0 and 0 < self.share < 1):
+        if not (positive(self.start, self.rate) and 0 < self.quantile < 1 and 0 < self.share < 1):
             found = f"start {self.start}, quantile {self.quantile}, rate {self.rate}, share {self.share}"
             raise PlanError("adaptive clip", found, "start and rate above 0, quantile and share in (0, 1)")
 
@@ -123,9 +126,9 @@ class Clip(Step, kind="clip"):
     def __post_init__(self) -> None:
         if isinstance(self.radius, Adaptive) and self.norm != 2:
             raise PlanError("clip", "an adaptive radius in the L1 norm", "norm = 2")
-        if not isinstance(self.radius, Schedule) and not self.radius > 0:
+        if self.radius != math.inf and not positive(self.radius):
             raise PlanError(
-                "clip", f"radius {self.radius}", "a positive number", "use a radius near the typical update norm"
+                "clip", f"radius {shown(self.radius)}", "a positive number", "use a radius near the typical update norm"
             )
 
     @property

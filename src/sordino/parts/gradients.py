@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
+from sordino.parts.numbers import MOST, natural, positive
 from sordino.privacy.bounds import Norm
 
 
@@ -86,7 +87,7 @@ class Sam(Gradient, kind="sam"):
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rho) and self.rho >= 0):
+        if not natural(self.rho):
             raise PlanError("gradient", f"rho = {self.rho}", "a finite number of at least 0")
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
@@ -114,7 +115,7 @@ class Blur(Gradient, kind="blur"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.strength) and self.strength >= 0):
+        if not natural(self.strength):
             raise PlanError("gradient", f"strength = {self.strength}", "a finite number of at least 0")
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
@@ -133,7 +134,7 @@ class Bounded(Gradient, kind="bounded"):
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if not 0 < self.radius < math.inf:
+        if not positive(self.radius):
             raise PlanError("gradient", f"radius = {self.radius}", "a positive finite number")
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
@@ -155,8 +156,9 @@ class Moreau(Gradient, kind="moreau"):
     steps: int = 200
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta > 0 and self.steps >= 1):
-            raise PlanError("gradient", f"beta = {self.beta}, steps = {self.steps}", "beta above 0, at least one step")
+        if not (positive(self.beta) and 1 <= self.steps <= MOST):
+            needed = f"beta above 0, and from 1 to {MOST:,} steps"
+            raise PlanError("gradient", f"beta = {shown(self.beta)}, steps = {shown(self.steps)}", needed)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
+from sordino.parts.numbers import MOST, finite, natural
 from sordino.parts.records import RecordSampler
 from sordino.parts.schedules import Schedule, at
 from sordino.privacy.bounds import Bound, Spent
@@ -105,17 +106,15 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise PlanError("local work", f"epochs = {self.epochs} and steps = {self.steps}", "exactly one of them")
-        if not isinstance(self.lr, Schedule) and not math.isfinite(self.lr):
-            raise PlanError("local work", f"lr = {self.lr}", "a finite number")
-        if not (0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
+        if not finite(self.lr):
+            raise PlanError("local work", f"lr = {shown(self.lr)}", "a finite number that float32 holds")
+        if not (0 <= self.momentum < 1 and natural(self.weight_decay)):
             found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
             raise PlanError("local work", found, "momentum in [0, 1) and weight_decay of at least 0")
-        if (self.epochs or self.steps or 0) < 1 or (self.batch is not None and self.batch < 1):
-            raise PlanError(
-                "local work",
-                f"epochs = {self.epochs}, steps = {self.steps}, batch = {self.batch}",
-                "numbers of at least 1",
-            )
+        most = self.steps if self.epochs is None else self.epochs
+        if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
+            found = f"epochs = {shown(self.epochs)}, steps = {shown(self.steps)}, batch = {shown(self.batch)}"
+            raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
 
     @property
     def projects(self) -> bool:

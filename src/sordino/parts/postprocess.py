@@ -15,6 +15,7 @@ from sordino.codec import Part
 from sordino.errors import PlanError
 from sordino.layout import Layout
 from sordino.parts.encode import Spread
+from sordino.parts.numbers import natural
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
     linear: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.strength) and self.strength >= 0):
+        if not natural(self.strength):
             raise PlanError("smoothing", f"strength {self.strength}", "a finite number of at least 0")
         if self.order and sorted(self.order) != [0, 1, 2, 3]:
             raise PlanError("smoothing", f"order {list(self.order)}", "a permutation of 0, 1, 2, 3")

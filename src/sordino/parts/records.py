@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
+from sordino.parts.numbers import CLIENTS, positive
 from sordino.privacy.events import Event, FixedSampled, PoissonSampled, Relation
 from sordino.rng import Seeded
 
@@ -60,9 +61,10 @@ class RecordSampler(Part):
 
 
 def _check(sizes: tuple[int, ...], batch: float) -> None:
-    if not sizes or min(sizes) < 1:
-        raise PlanError("records", f"sizes {list(sizes)}", "at least one record in each silo")
-    if not 0 < batch <= min(sizes):
+    if not sizes or min(sizes) < 1 or max(sizes) > CLIENTS:
+        needed = f"at least one record in each silo, and at most {CLIENTS:,}"
+        raise PlanError("records", f"sizes {shown(list(sizes))}", needed)
+    if not (positive(batch) and batch <= min(sizes)):
         silo = int(np.argmin(sizes))
         found = f"a batch of {batch:g} where silo {silo} has {sizes[silo]} records"
         raise PlanError("records", found, "a batch above 0, and no larger than the smallest silo", "lower batch")

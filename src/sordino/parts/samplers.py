@@ -6,7 +6,6 @@ Amplification holds only against an adversary who does not see the coins; `bill`
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
+from sordino.parts.numbers import CLIENTS, share
 from sordino.privacy.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
 
 Cohort = NDArray[np.int64]
@@ -52,16 +52,20 @@ class Sampler(Part):
 
 
 def _count(name: str, value: int) -> None:
-    if value < 1:
-        raise PlanError("sampling", f"{name} = {value}", "at least 1", f"set {name} to the number of clients")
+    if not 1 <= value <= CLIENTS:
+        needed = f"at least 1, and at most {CLIENTS:,}"
+        raise PlanError("sampling", f"{name} = {shown(value)}", needed, f"set {name} to the number of clients")
 
 
 def _binomial_most(population: int, rounds: int, rate: float) -> int:
     """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6."""
     from scipy.special import bdtrc
 
-    tail = bdtrc(np.arange(rounds), rounds, rate) * population
-    return int(np.argmax(tail <= _TAIL)) if (tail <= _TAIL).any() else rounds
+    low, high = -1, rounds  # P[> k] falls in k: above the tail at low, below it at high
+    while high - low > 1:
+        k = (low + high) // 2
+        low, high = (low, k) if bdtrc(k, rounds, rate) * population <= _TAIL else (k, high)
+    return high
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,9 @@ class Poisson(Sampler, kind="poisson"):
 
     def __post_init__(self) -> None:
         _count("population", self.population)
-        if not 0 < self.rate <= 1:
-            raise PlanError("sampling", f"rate {self.rate}", "a rate in (0, 1]", "rate = expected cohort / population")
+        if not share(self.rate):
+            fix = "rate = expected cohort / population"
+            raise PlanError("sampling", f"rate {shown(self.rate)}", "a rate in (0, 1]", fix)
         if self.cap is not None:
             _count("cap", self.cap)
 
@@ -193,4 +198,4 @@ class RoundRobin(Sampler, kind="roundrobin"):
         return event
 
     def most(self, rounds: int) -> int:
-        return math.ceil(rounds * self.cohort / self.population)
+        return -(-rounds * self.cohort // self.population)

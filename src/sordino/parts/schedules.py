@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
 
 
 class Schedule(Part):
     """A public scalar per round, fixed before the run."""
 
+    monotone: ClassVar[bool] = False  # True: it only falls, or only grows, so that its ends say how far it goes
+
     @abstractmethod
     def at(self, t: int) -> float:
         """The value in round t, counted from 0."""
+
+    def span(self, rounds: int) -> tuple[float, float]:
+        """The least and the largest value of a run; NaN, twice, if one is not a number."""
+        low, high = math.inf, -math.inf
+        for value in map(self.at, (0, rounds - 1) if self.monotone else range(rounds)):
+            if math.isnan(value):
+                return math.nan, math.nan
+            low, high = min(low, value), max(high, value)
+        return low, high
+
+
+def _finite(**values: float) -> None:
+    for name, value in values.items():
+        if not -sys.float_info.max <= value <= sys.float_info.max:
+            raise PlanError("schedule", f"{name} = {shown(value)}", "a finite number")
+
+
+def _power(base: float, n: int) -> float:
+    """base^n, infinite where a float cannot hold it."""
+    try:
+        return float(base) ** n
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -22,6 +50,10 @@ class Constant(Schedule, kind="constant"):
     """value, in every round."""
 
     value: float
+    monotone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _finite(value=self.value)
 
     def at(self, t: int) -> float:
         return self.value
@@ -33,13 +65,15 @@ class Decay(Schedule, kind="decay"):
 
     start: float
     factor: float
+    monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        _finite(start=self.start, factor=self.factor)
         if not self.factor > 0:
             raise PlanError("schedule", f"decay factor {self.factor}", "a positive number", "0.99 loses 1% a round")
 
     def at(self, t: int) -> float:
-        return self.start * float(self.factor**t)
+        return self.start * _power(self.factor, t) if self.start else 0.0
 
 
 @dataclass(frozen=True)
@@ -49,8 +83,10 @@ class Linear(Schedule, kind="linear"):
     start: float
     end: float
     rounds: int
+    monotone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        _finite(start=self.start, end=self.end)
         if self.rounds < 1:
             raise PlanError("schedule", f"linear over {self.rounds} rounds", "at least 1 round")
 
@@ -65,9 +101,15 @@ class Piecewise(Schedule, kind="piecewise"):
     start: float
     factor: float
     milestones: tuple[int, ...]
+    monotone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _finite(start=self.start, factor=self.factor)
+        if self.factor < 0:
+            raise PlanError("schedule", f"piecewise factor {self.factor}", "a number of at least 0")
 
     def at(self, t: int) -> float:
-        return self.start * float(self.factor ** sum(t >= milestone for milestone in self.milestones))
+        return self.start * _power(self.factor, sum(t >= milestone for milestone in self.milestones))
 
 
 def at(value: float | Schedule, t: int) -> float:
@@ -81,6 +123,13 @@ class Scaled(Schedule, kind="scaled"):
 
     schedule: Schedule
     factor: float
+
+    def __post_init__(self) -> None:
+        _finite(factor=self.factor)
+
+    def span(self, rounds: int) -> tuple[float, float]:
+        ends = [self.factor * end for end in self.schedule.span(rounds)]
+        return min(ends), max(ends)
 
     def at(self, t: int) -> float:
         return self.factor * self.schedule.at(t)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
 from sordino.parts.norms import row_norms
+from sordino.parts.numbers import finite, natural, positive
 from sordino.parts.schedules import Schedule, at
 
 Memory = dict[str, Tensor]
@@ -79,11 +80,17 @@ def project(params: Tensor, center: Tensor, radius: float) -> Tensor:
     return params if norm <= radius else center + away * (radius / norm)
 
 
+def check_lr(lr: float | Schedule) -> None:
+    """Refuse a step that would leave nothing of the model: NaN, or beyond float32."""
+    if not finite(lr):
+        raise PlanError("server", f"lr = {shown(lr)}", "a finite number that float32 holds", "1.0 is FedAvg's")
+
+
 def check_extras(weight_decay: float, ball: float | None) -> None:
     """Refuse a regulariser or a ball that means nothing."""
-    if not 0 <= weight_decay < math.inf:
+    if not natural(weight_decay):
         raise PlanError("server", f"weight_decay {weight_decay}", "a finite number of at least 0")
-    if ball is not None and not 0 < ball < math.inf:
+    if not positive(ball):
         raise PlanError("server", f"a ball of radius {ball}", "a positive finite radius", "leave ball out for no ball")
 
 
@@ -104,7 +111,8 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise PlanError("server", f"momentum {self.momentum}", "a number in [0, 1)")
+            raise PlanError("server", f"momentum {shown(self.momentum)}", "a number in [0, 1)")
+        check_lr(self.lr)
         check_extras(self.weight_decay, self.ball)
 
     def init(self, params: Tensor) -> Memory:
@@ -140,7 +148,8 @@ class Adam(ServerOptimizer, kind="adam"):
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.floor > 0):
+        check_lr(self.lr)
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and positive(self.floor)):
             raise PlanError(
                 "server", f"adam betas {self.beta1}, {self.beta2}, floor {self.floor}", "betas in [0, 1), floor > 0"
             )

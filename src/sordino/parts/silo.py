@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
 from sordino.parts.encode import Adaptive, Public
 from sordino.parts.gradients import Ball, Batch, Gradient, Moreau, Objective, Plain
 from sordino.parts.local import Coins, LocalSolver
+from sordino.parts.numbers import MOST, finite
 from sordino.parts.records import RecordSampler, batches
 from sordino.parts.schedules import Schedule, at
 from sordino.privacy.bounds import Bound, Norm, Spent
@@ -122,8 +123,9 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
         _check(self.radius, self.gradient)
         for multiplier in (self.multiplier, *self.multipliers):
             Gaussian(multiplier)
-        if self.steps < 1:
-            raise PlanError("local work", f"steps = {self.steps}", "at least 1")
+        if not (1 <= self.steps <= MOST and finite(self.lr)):
+            found = f"steps = {shown(self.steps)}, lr = {shown(self.lr)}"
+            raise PlanError("local work", found, f"from 1 to {MOST:,} steps, and a finite lr")
 
     def suits(self, population: int) -> None:
         if self.multipliers and len(self.multipliers) != population:

@@ -13,6 +13,7 @@ from torch import Tensor
 from sordino.codec import Part
 from sordino.errors import PlanError
 from sordino.parts.encode import Public, Spread, Step
+from sordino.parts.numbers import share
 from sordino.privacy.bounds import Bound
 from sordino.rng import Seeded
 
@@ -26,7 +27,7 @@ def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
 
 def check_keep(keep: float) -> None:
     """A fraction of the coordinates."""
-    if not 0 < keep <= 1:
+    if not share(keep):
         raise PlanError("sparsity", f"keep = {keep}", "a fraction in (0, 1]", "0.4 keeps four coordinates in ten")
 
 
@@ -112,6 +113,10 @@ class ReleasedMask(MaskSource, kind="released"):
     seed: int = 0
     explore: float = 0.2
     needs_released: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.explore < 1:
+            raise PlanError("sparsity", f"explore = {self.explore}", "a fraction in [0, 1)")
 
     def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
         chance = torch.from_numpy(Seeded(self.seed).at(t, "public mask").permutation(size)).to(torch.float32)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from sordino.codec import Part, foreign
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.privacy.bounds import Spent, Unit
 from sordino.privacy.events import Event, Relation, Unprotected
@@ -87,10 +88,16 @@ def client_bill(clients: Sampler, release: Release, participation: Participation
     return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
 
 
+def _one_of_each(clients: Sampler, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
+    """Every client, where lists say something of each, or a foreign part may; else one, who stands for all."""
+    differ = any(len(each) > 1 for each in own) or bool(foreign(parts))
+    return range(clients.population if differ else 1)
+
+
 def _own_bill(clients: Sampler, release: LocalNoise, participation: Participation) -> Bill:
     """Every client noises its own message: a line for each kind of noise and number of rounds."""
     kinds: dict[tuple[Event, int], list[int]] = {}
-    for client in range(clients.population):
+    for client in _one_of_each(clients, (release,), release.multipliers, participation.each):
         rounds = participation.each[client] if participation.each else participation.most
         kinds.setdefault((release.of(client).event(), rounds), []).append(client)
     lines = [
@@ -106,7 +113,8 @@ def record_bill(clients: Sampler, local: LocalSolver, release: Release, particip
     reads = local.reads
     assert reads is not None
     kinds: dict[tuple[tuple[Event, ...], int], list[int]] = {}
-    for silo in range(clients.population):
+    own = [getattr(part, "multipliers", ()) for part in (release, local)]
+    for silo in _one_of_each(clients, (release, local), reads.sizes, participation.each, *own):
         kind = (_record_events(local, release, silo), _times(clients, local, release, participation, silo))
         kinds.setdefault(kind, []).append(silo)
     lines = [

@@ -42,12 +42,12 @@ class Filter:
     """Rounds left per client. `allowed` and `spent` are indexed by client.
 
     Where every record is in one release (one pass), only a client's first round costs, and a round that is run again:
-    `read` [rounds, clients] marks what was read.
+    `read` holds, for every round that was run, who was in it.
     """
 
     allowed: NDArray[np.int64]
     spent: NDArray[np.int64] = field(repr=False)
-    read: NDArray[np.bool_] | None = field(default=None, repr=False)
+    read: dict[int, NDArray[np.bool_]] | None = field(default=None, repr=False)
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
         """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
@@ -69,13 +69,14 @@ class Filter:
         """What was charged already stays charged, whatever the budget."""
         self.spent[cohort] += self._cost(cohort, t)
         if self.read is not None:
-            self.read[t, cohort] = True
+            self.read.setdefault(t, np.zeros(len(self.spent), dtype=np.bool_))[cohort] = True
 
     def _cost(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
         """Releases that one record of each would be in beyond those it was in."""
         if self.read is None:
             return np.ones(len(cohort), dtype=np.int64)
-        cost: NDArray[np.int64] = (self.read[t, cohort] | (self.spent[cohort] == 0)).astype(np.int64)
+        again = self.read[t][cohort] if t in self.read else np.zeros(len(cohort), dtype=np.bool_)
+        cost: NDArray[np.int64] = (again | (self.spent[cohort] == 0)).astype(np.int64)
         return cost
 
 
@@ -92,8 +93,7 @@ def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None =
     if len(allowed) < plan.clients.population:
         allowed = np.full(plan.clients.population, allowed[0])
     once = plan.local.reads is not None and plan.local.reads.once
-    read = np.zeros((plan.rounds, plan.clients.population), dtype=np.bool_) if once else None
-    return Filter(allowed.astype(np.int64), np.zeros(plan.clients.population, dtype=np.int64), read)
+    return Filter(allowed.astype(np.int64), np.zeros(plan.clients.population, dtype=np.int64), {} if once else None)
 
 
 def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) -> None:

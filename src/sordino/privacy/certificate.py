@@ -129,7 +129,11 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
         "declared_public": [asdict(one) for one in facts.public],
-        "assumptions": assumptions(plan, bill, counts, facts.public),
+        "assumptions": [
+            *assumptions(plan, bill, counts, facts.public),
+            *(trusted(part) for part in codec.foreign(plan)),
+        ],
+        "foreign_parts": [codec.dump(part) for part in codec.foreign(plan)],
         "not_covered": not_covered(),
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,
@@ -240,6 +244,17 @@ def assumptions(plan: Plan, bill: Bill, counts: Participation, public: tuple[Dec
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+
+
+def trusted(part: codec.Foreign) -> str:
+    """What a part that is not Sordino's own asks a reader to believe."""
+    whose = f"{part.package} {part.version}" if part.version else f"{part.package}, which has no version,"
+    return f"everything rests on what {whose} states for its part `{part.kind}` ({part.family})"
+
+
+def priced(plan: Plan, facts: Facts) -> None:
+    """Refuse a plan that accounting cannot price, before anything of it runs; the work is kept for the certificate."""
+    certificate(plan, facts)
 
 
 def declared(public: tuple[Declared, ...]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from sordino.errors import PlanError, shown
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.numbers import TINY, natural
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Linear, Schedule
@@ -40,6 +42,9 @@ def best(
     of it is post-processing, so the multiplier solved for (epsilon, delta) under Poisson sampling is the same. The
     defaults are what won on three tasks: `sordino papers run beyond-mnist` (-adult, -writers) compares the choices.
     """
+    if not (rounds >= 1 and natural(window) and (not window or window * rounds > TINY)):
+        found = f"rounds = {shown(rounds)}, window = {shown(window)}"
+        raise PlanError("rounds", found, "at least 1 round, and a window of 0 or a share of them")
     clients = Poisson(population, rate)
     target = default_delta(population) if delta is None else delta
 

@@ -19,7 +19,7 @@ from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError
 from sordino.plan import State
-from sordino.privacy.certificate import Declared
+from sordino.privacy.certificate import Declared, Facts, priced
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
 from sordino.runs.folder import RunFolder
@@ -52,6 +52,7 @@ def execute(
     if isinstance(engine, Distributed) and not engine.leads:
         engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
     config.check_budget()
+    priced(config.plan, Facts(config.delta, config.privacy.noise, config.plan.rounds, deltas=config.deltas))
     public = config.task.declared(task)
     folder = _continued(config, path, public) if resume and path.exists() else RunFolder.create(path, config, public)
     with folder.locked():
