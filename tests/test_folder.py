@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tests.commands import POPULATION, ROUNDS, arrays, contents, federation, lines, sordino, spelt_out
+from tests.faults import Killed
 
 from sordino.config import load_config
 from sordino.plan import State
 from sordino.rng import Seeded
+from sordino.runs.book import Book
 from sordino.runs.folder import RunFolder
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
@@ -62,7 +65,7 @@ def finished(fed: Path) -> Path:
 
 
 def test_a_run_writes_plan_certificate_history_model_and_checkpoint(fed: Path, finished: Path) -> None:
-    needed = "plan.toml certificate.json engine.jsonl history.jsonl model.safetensors checkpoint charges.jsonl"
+    needed = "run.json plan.toml certificate.json engine.jsonl history.jsonl model.safetensors checkpoint charges.jsonl"
     assert {file.name for file in finished.iterdir()} == set(needed.split())
     assert not [name for name in contents(finished) if name.endswith(".partial")]
     assert load_config(finished / "plan.toml") == load_config(fed)
@@ -97,8 +100,14 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_another_model(tmp_p
     file = federation(tmp_path)
     one, two = run(file, "one"), run(file, "two")
     other = run(federation(tmp_path, ("seed = 3", "seed = 4")), "other")
-    names = ("model.safetensors", "certificate.json", "checkpoint/state.safetensors", "charges.jsonl", "plan.toml")
-    assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
+    for name in ("model.safetensors", "plan.toml"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    states = [load_file(out / "checkpoint" / "state.safetensors") for out in (one, two)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    made = [{key: value for key, value in certificate(out).items() if key != "run"} for out in (one, two)]
+    assert made[0] == made[1]
+    assert certificate(one)["run"]["id"] != certificate(two)["run"]["id"]  # and yet neither passes for the other
     assert (one / "model.safetensors").read_bytes() != (other / "model.safetensors").read_bytes()
 
 
@@ -135,17 +144,17 @@ def test_a_killed_run_continues_bit_exact_and_only_one_process_runs_in_a_folder(
 def test_a_round_run_again_is_billed_as_a_new_release(
     fed: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = RunFolder.save
+    save = Book.save
 
-    def dying(self: RunFolder, state: State) -> None:
+    def dying(self: Book, state: State) -> None:
         if state.t == 3:
-            raise MemoryError("killed between charge and checkpoint")
+            raise Killed
         save(self, state)
 
     out = fed.parent / "again"
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "save", dying)
-        with pytest.raises(MemoryError):
+        patched.setattr(Book, "save", dying)
+        with pytest.raises(Killed):
             sordino("run", fed, "--out", out)
     run(fed, "again", "--resume")
     assert [line["round"] for line in lines(out / "charges.jsonl")] == [1, 2, 3, 3, 4]
@@ -159,15 +168,15 @@ def test_a_round_run_again_is_billed_as_a_new_release(
 
 
 def test_a_charge_cut_short_by_a_kill_does_not_spoil_the_next(fed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(self: RunFolder, t: int, cohort: object) -> None:
-        with open(self.path / "charges.jsonl", "a") as file:
+    def dying(self: Book, t: int, cohort: object) -> None:
+        with open(self.folder.path / "charges.jsonl", "a") as file:
             file.write('{"rou')
-        raise MemoryError("the disk is full")
+        raise Killed
 
     out = fed.parent / "torn"
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "charge", dying)
-        with pytest.raises(MemoryError):
+        patched.setattr(Book, "charge", dying)
+        with pytest.raises(Killed):
             sordino("run", fed, "--out", out)
     run(fed, "torn", "--resume")
     assert [line["round"] for line in lines(out / "charges.jsonl")] == [1, 2, 3, 4]
@@ -201,9 +210,10 @@ def test_an_unseen_cohort_is_in_no_file(tmp_path: Path) -> None:
     file = federation(tmp_path)
     one = run(file, "one")
     other = run(federation(tmp_path, ("seed = 3", "seed = 4")), "other")
-    assert (one / "charges.jsonl").read_bytes() == (other / "charges.jsonl").read_bytes()  # other cohorts, same charges
-    assert (one / "charges.jsonl").read_text() == "".join(f'{{"round": {t}}}\n' for t in range(1, ROUNDS + 1))
-    hashes = {"model_sha256": "", "config_sha256": ""}
+    for out in (one, other):  # other cohorts, and no word of them
+        assert [line["round"] for line in lines(out / "charges.jsonl")] == list(range(1, ROUNDS + 1))
+        assert all(set(line) == {"round", "config", "before"} for line in lines(out / "charges.jsonl"))
+    hashes = {"model_sha256": "", "config_sha256": "", "run": ""}
     assert {**certificate(one), **hashes} == {**certificate(other), **hashes}
     for line in lines(one / "history.jsonl"):
         assert set(line) == {"round", "loss", "accuracy", DIAGNOSTIC}

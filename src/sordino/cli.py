@@ -210,6 +210,7 @@ def run(
     threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
     device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
+    sign: Annotated[Path | None, typer.Option(help="Sign the certificate with this Ed25519 key (PEM).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train; writes plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
@@ -217,6 +218,7 @@ def run(
     if started.workers:
         words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
         words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
+        words += [] if sign is None else ["--sign", str(sign)]
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
     launch.follow()
     from sordino import show
@@ -226,18 +228,32 @@ def run(
     config = load_config(file)
     chosen = named_engine(started.engine, threads, timeout, device)
     with show.progress(config.plan.rounds, quiet=as_json or not getattr(chosen, "leads", True)) as on_round:
-        done = execute(config, out, resume=resume, engine=chosen, on_round=heard(on_round))
+        done = execute(config, out, resume=resume, engine=chosen, on_round=heard(on_round), sign=sign)
     _say(as_json, show.result(done), show.result_text(done))
 
 
 @app.command()
-def certify(folder: RunPath, as_json: JsonFlag = False) -> None:
-    """Recompute the certificate from the plan and the charges; exit 1 on any mismatch."""
+def certify(
+    folder: RunPath,
+    key: Annotated[Path | None, typer.Option(help="Also check the signature, with this public key (PEM).")] = None,
+    sign: Annotated[Path | None, typer.Option(help="Sign what was certified with this Ed25519 key (PEM).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Recompute the certificate from everything in the folder; exit 1 on any mismatch."""
     from sordino import show
+    from sordino.runs import signature
     from sordino.runs.folder import RunFolder
 
+    owner = None if key is None else signature.public_key(key)
+    signer = None if sign is None else signature.private_key(sign)
     certificate = RunFolder.open(folder).certify()
-    _say(as_json, {"certified": True, **certificate}, "certified: " + show.guarantee(certificate))
+    if signer is not None:
+        signature.sign(folder, signer)
+    if owner is not None:
+        signature.check(folder, owner)
+    signed = {"signed": True} if owner is not None else {}
+    said = "certified, and signed with this key: " if owner is not None else "certified: "
+    _say(as_json, {"certified": True, **signed, **certificate}, said + show.guarantee(certificate))
 
 
 @app.command()

@@ -5,6 +5,7 @@
     │   ├── ConfigError         a TOML file or an option that cannot be read
     │   ├── DataError           data that cannot be trained on
     │   ├── PlanError           a plan whose certificate would be meaningless; `rule` names why
+    │   ├── StorageError        a disk or a memory that is full, a folder that is gone or may not be written
     │   ├── EngineError         a release that asks for what the engine does not offer
     │   ├── SideConditionError  a closed form asked outside the range where it is proved
     │   └── UnreachableError    a calibration target that no value can meet
@@ -75,6 +76,10 @@ class PlanError(UserError):
     def __init__(self, rule: str, found: str, needed: str = "", fix: str = "") -> None:
         self.rule = rule
         super().__init__(f"[{rule}] {found}", needed, fix)
+
+
+class StorageError(UserError):
+    """The disk or the memory failed a run; the sentence says what is safe and how to go on."""
 
 
 class EngineError(UserError):

@@ -111,7 +111,8 @@ NO_TEST = "not evaluated, as no row is declared public (task.options: test or pu
 
 def result(done: Executed) -> dict[str, Any]:
     """A finished run as plain data."""
-    return {"out": str(done.path), "last": done.history[-1], "certificate": done.certificate}
+    notes = {"notes": list(done.notes)} if done.notes else {}
+    return {"out": str(done.path), "last": done.history[-1], "certificate": done.certificate, **notes}
 
 
 def result_text(done: Executed) -> str:
@@ -121,6 +122,7 @@ def result_text(done: Executed) -> str:
     tested = f"{figures} on the whole test set" if figures else NO_TEST
     lines = [f"round {last['round']}: {tested}", guarantee(done.certificate)]
     lines.append(f"noise: {done.certificate['noise']['mode']} ({done.certificate['noise']['note']})")
+    lines += [f"note: {note}" for note in done.notes]
     return "\n".join([*lines, f"files: {done.path}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"])
 
 

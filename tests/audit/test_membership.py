@@ -23,6 +23,7 @@ from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import Everyone
 from sordino.privacy.release import NoNoise
+from sordino.runs.folder import RunFolder, text_of
 
 Floats = NDArray[np.float64]
 
@@ -157,6 +158,7 @@ def test_a_model_that_knows_more_than_its_certificate_allows_fails_the_audit(tmp
     )
     data.layout.load(data.model, final(by_heart, data))
     save_file(data.model.state_dict(), out / "model.safetensors")
+    (out / "certificate.json").write_text(text_of(RunFolder.open(out).certificate()))  # a forgery that certifies
     said = sordino("audit", out)
     assert said.code == 1
     assert "FAILED" in said.out
@@ -166,5 +168,5 @@ def test_a_file_and_an_unfinished_run_are_no_target(tmp_path: Path) -> None:
     file = federation(tmp_path)
     assert "--mechanism" in sordino("audit", file).sentence
     out = finished(tmp_path)
-    (out / "model.safetensors").unlink()
+    (out / "certificate.json").unlink()
     assert "finished run" in sordino("audit", out).sentence

@@ -41,6 +41,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
     "engines/inprocess.py": frozenset({"integers"}),  # a seed for dropout
+    "runs/book.py": frozenset({"secrets"}),  # the name of a run
+    "runs/fingerprint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
 FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released

@@ -80,7 +80,7 @@ def test_the_certificate_says_how_many_rows_are_public_and_by_whom(
 
 def test_a_number_of_public_rows_that_was_edited_is_noticed(tmp_path: Path) -> None:
     sordino("run", hospitals(tmp_path, ", public_test_fraction = 0.2"), "--out", tmp_path / "run")
-    for name in ("public.json", "certificate.json"):
+    for name in ("run.json", "certificate.json"):
         file = tmp_path / "run" / name
         before = file.read_text()
         file.write_text(before.replace('"rows": 24', '"rows": 4'))
@@ -95,7 +95,7 @@ def test_other_public_rows_before_a_resume_are_noticed(tmp_path: Path) -> None:
     sordino("run", file, "--out", tmp_path / "run")
     with open(tmp_path / "public.csv", "a") as more:
         more.write("0.5,0.5,1\n")
-    assert "other public test rows" in sordino("run", file, "--out", tmp_path / "run", "--resume").sentence
+    assert "the test records" in sordino("run", file, "--out", tmp_path / "run", "--resume").sentence
 
 
 def test_arrays_without_a_test_are_not_evaluated(tmp_path: Path) -> None:

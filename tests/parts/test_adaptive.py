@@ -29,7 +29,8 @@ from sordino.privacy.mechanisms import Gaussian
 from sordino.privacy.release import CentralNoise, NoiseShares, NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
-from sordino.runs.folder import RunFolder
+from sordino.runs.checkpoint import STATE, Checkpoint
+from sordino.runs.logs import Mark
 
 ODD = (0.0, 1e-45, 1e-38, 1e-19, 1.0, -1.0, 1e15, 3e38, math.nan, math.inf)
 entries = st.one_of(st.sampled_from(ODD), st.floats(width=32))
@@ -113,11 +114,8 @@ def test_the_radius_is_public_state_and_survives_a_checkpoint_bit_exact(tmp_path
     done = rounds(planned, task())
     radii = [float(one.state.learnt["radius"]) for one in done]
     assert len({0.5, *radii}) == 5  # it moves
-    folder = RunFolder(tmp_path)
-    (tmp_path / "checkpoint").mkdir()
-    folder.save(done[1].state)
-    state = folder.state()
-    assert state is not None
+    Checkpoint(done[1].state, "", Mark(), Mark()).save(tmp_path)
+    state = Checkpoint.of_bytes((tmp_path / STATE).read_bytes()).state
     again = list(run(planned, task(), streams=Seeded(0), state=state))
     assert [float(one.state.learnt["radius"]) for one in again] == radii[2:]
     assert torch.equal(again[-1].state.memory["params"], done[-1].state.memory["params"])

@@ -27,7 +27,8 @@ from sordino.privacy.bounds import Bound, Unit
 from sordino.privacy.release import NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
-from sordino.runs.folder import RunFolder
+from sordino.runs.checkpoint import STATE, Checkpoint
+from sordino.runs.logs import Mark
 
 Way = Literal["batched", "sequential"]
 
@@ -225,11 +226,8 @@ def test_a_released_mask_explores() -> None:
 def test_a_run_that_is_resumed_from_its_checkpoint_takes_the_same_masks(source: Any, tmp_path: Path) -> None:
     planned, data = masked(source), task()
     done = rounds(planned, data)
-    folder = RunFolder(tmp_path)
-    (tmp_path / "checkpoint").mkdir()
-    folder.save(done[0].state)
-    state = folder.state()
-    assert state is not None
+    Checkpoint(done[0].state, "", Mark(), Mark()).save(tmp_path)
+    state = Checkpoint.of_bytes((tmp_path / STATE).read_bytes()).state
     assert moved(planned, data, state=state) == moved(planned, data)[1:]
     last = list(run(planned, data, streams=Seeded(0), state=state))[-1].state
     assert torch.equal(last.memory["params"], done[-1].state.memory["params"])

@@ -27,6 +27,7 @@ from sordino.privacy.mechanisms import Gaussian, Laplace
 from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.rng import Seeded
 from sordino.run import Tally, run
+from sordino.runs.book import Book
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
 
@@ -234,11 +235,11 @@ def test_a_round_that_was_charged_and_lost_is_spent(tmp_path: Path, monkeypatch:
     file, out = budgeted(tmp_path, 5), tmp_path / "run"
     config = load_config(file)
 
-    def dying(self: RunFolder, state: State) -> None:
+    def dying(self: Book, state: State) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "save", dying)
+        patch.setattr(Book, "save", dying)
         with pytest.raises(KeyboardInterrupt):
             execute(config, out)
     with pytest.raises(BudgetError):

@@ -26,22 +26,24 @@ def mechanism(target: Path) -> dict[str, Any]:
 
 
 def config_of(target: Path) -> Config:
-    """A run's own configuration, or a file's."""
-    return RunFolder.open(target).config() if target.is_dir() else load_config(target)
+    """A run's own configuration, once the run is certified, or a file's."""
+    if not target.is_dir():
+        return load_config(target)
+    folder = RunFolder.open(target)
+    folder.certify()
+    return folder.config()
 
 
 def trained(target: Path) -> tuple[RunFolder, Task]:
-    """A finished run and its task, the model loaded with what was trained."""
+    """A certified run and its task, the model loaded with what was trained."""
     if not target.is_dir():
         raise ConfigError(
             f"{target}, which is no run folder", "a finished run", "add --mechanism to audit a file's plan"
         )
     folder = RunFolder.open(target)
-    weights = target / "model.safetensors"
-    if not weights.is_file():
-        raise ConfigError(f"no model.safetensors in {target}", "a finished run", "finish it: sordino run --resume")
+    folder.certify()
     task = folder.config().build()
-    task.model.load_state_dict(load_file(weights))
+    task.model.load_state_dict(load_file(target / "model.safetensors"))
     return folder, task
 
 

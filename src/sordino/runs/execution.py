@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,24 +18,32 @@ from sordino.engines.base import Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.ranks import local_rank
-from sordino.errors import BudgetError, ConfigError
+from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError
 from sordino.plan import State
-from sordino.privacy.certificate import Declared, Facts, priced
+from sordino.privacy.certificate import Facts, priced
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
+from sordino.runs import signature
+from sordino.runs.book import Book, create
+from sordino.runs.files import SAFE
+from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import RunFolder
+from sordino.runs.resume import Resumed
+from sordino.runs.resume import resume as resumed
 from sordino.training import DIAGNOSTIC, entry, final_model, model_bytes
 
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 OnRound = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Executed:
-    """What a finished run shows."""
+    """What a finished run shows; `notes` are what its owner should know of how it was continued."""
 
     path: Path
     history: list[dict[str, Any]]
     certificate: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def execute(
@@ -44,6 +53,7 @@ def execute(
     resume: bool = False,
     engine: Engine | None = None,
     on_round: OnRound | None = None,
+    sign: Path | None = None,
 ) -> Executed:
     """Every mistake is found before the first byte is written. A rank other than 0 serves, and never returns."""
     engine = engine or InProcess()
@@ -53,64 +63,80 @@ def execute(
         engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
     config.check_budget()
     priced(config.plan, Facts(config.delta, config.privacy.noise, config.plan.rounds, deltas=config.deltas))
-    public = config.task.declared(task)
-    folder = _continued(config, path, public) if resume and path.exists() else RunFolder.create(path, config, public)
-    with folder.locked():
-        return _rounds(config, task, folder, engine, on_round or (lambda line: None))
+    key = None if sign is None else signature.private_key(sign)
+    there = resume and path.exists()
+    folder = RunFolder.open(path) if there else create(path, config, Fingerprint.of(task), config.task.declared(task))
+    with folder.locked(), _enough_memory():
+        start = resumed(folder, config, task)
+        finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
+        return _rounds(config, task, start, engine, on_round or (lambda line: None), finish)
 
 
-def _continued(config: Config, path: Path, public: tuple[Declared, ...]) -> RunFolder:
-    folder = RunFolder.open(path)
-    if codec.digest(folder.config()) != codec.digest(config):
-        raise ConfigError(
-            f"a configuration that is not the one {path} was started with",
-            "the same one",
-            f"resume with {path / 'plan.toml'}, or start anew in another --out",
-        )
-    if folder.public() != public:
-        found = f"other public test rows than the run in {path} was started with"
-        raise ConfigError(found, "the same data", "restore the data, or start anew in another --out")
-    return folder
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    """Memory that runs out is a sentence: the folder is as after a kill."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in _NO_MEMORY):
+            raise
+        found = f"no memory left ({str(error).splitlines()[0] if str(error) else 'MemoryError'})"
+        fix = f"free some, or use a smaller model or cohort, and add --resume: {SAFE}"
+        raise StorageError(found, "room for the clients that are computed at once", fix) from None
 
 
-def _rounds(config: Config, task: Task, folder: RunFolder, engine: Engine, show: OnRound) -> Executed:
-    plan, state = config.plan, folder.state() or State.initial(config.plan, task.layout.flatten(task.model))
-    folder.rewind(state.t)
+def _rounds(
+    config: Config, task: Task, start: Resumed, engine: Engine, show: OnRound, finish: Callable[[bytes], dict[str, Any]]
+) -> Executed:
+    plan, book = config.plan, start.book
+    first = State.initial(plan, task.layout.flatten(task.model))
+    state = _fitting(start.state, first)
     refused: BudgetError | None = None
     try:
-        for done in _remaining(config, task, folder, engine, state):
+        for done in _remaining(config, task, start, engine, state):
             state = done.state
-            _keep(folder, done, show, config.privacy.noise)
+            _keep(book, done, show, config.privacy.noise)
     except BudgetError as error:
         refused = error
-    made = folder.finish(model_bytes(final_model(plan, task, state)))
+    made = finish(model_bytes(final_model(plan, task, state)))
+    path = book.folder.path
     if refused is not None:
-        raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
-    return Executed(folder.path, folder.history(), made)
+        raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {path}")
+    return Executed(path, book.folder.history(), made, start.notes)
 
 
-def _remaining(config: Config, task: Task, folder: RunFolder, engine: Engine, state: State) -> Iterator[Round]:
+def _fitting(found: State | None, first: State) -> State:
+    """The checkpoint's state, if this plan's server can have written it."""
+    if found is None:
+        return first
+    shapes = [{name: (held.shape, held.dtype) for name, held in state.memory.items()} for state in (found, first)]
+    if shapes[0] != shapes[1]:
+        raise CertificateError("checkpoint", "the checkpoint does not hold what this plan's server remembers")
+    return found
+
+
+def _remaining(config: Config, task: Task, start: Resumed, engine: Engine, state: State) -> Iterator[Round]:
     """The rounds that are left; what earlier rounds spent of a client's budget stays spent."""
     budget = config.budget
     if budget is not None:
-        for t, cohort in zip(folder.rounds(), folder.cohorts(), strict=True):
+        for t, cohort in zip(start.held.chain.rounds, start.held.cohorts, strict=True):
             budget.count(cohort, t)
     source = streams(config.privacy.noise, config.run.seed)
     every = config.run.eval_every
     return run(
-        config.plan, task, engine=engine, streams=source, charges=folder, state=state, budget=budget, eval_every=every,
-        announce=partial(folder.announce, state.t),
+        config.plan, task, engine=engine, streams=source, charges=start.book, state=state, budget=budget,
+        eval_every=every, announce=partial(start.book.announce, state.t),
     )  # fmt: skip
 
 
-def _keep(folder: RunFolder, done: Round, show: OnRound, noise: Mode) -> None:
-    """History, then the checkpoint: a kill between them costs a line that `rewind` drops.
+def _keep(book: Book, done: Round, show: OnRound, noise: Mode) -> None:
+    """History, then the checkpoint: a kill between them costs a line that `resume` drops.
 
     Diagnostics of a run for release are shown to whoever runs it and never written (PRIVACY rule 11).
     """
     line = entry(done)
-    folder.record({name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC})
-    folder.save(done.state)
+    book.record({name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC})
+    book.save(done.state)
     show(line)
 
 

@@ -1,8 +1,14 @@
-"""A run on disk: plan.toml, public.json, engine.jsonl, charges.jsonl, history.jsonl, checkpoint/, model.safetensors and
-certificate.json.
+"""A run on disk, read back: every file is checked against the others before anything is believed.
 
-Order within a round: the charge is on disk before noise is drawn; history, then the checkpoint, after the step. So a
-killed run continues from its last checkpoint, and whatever was charged stays charged.
+    run.json          which run this is: a random number, hashes of configuration and private part, which rows are
+                      declared public; root of the chain
+    plan.toml         the configuration                 charges.jsonl   the chain of charges
+    history.jsonl     one line per round (owner only)   engine.jsonl    how it was computed (owner only)
+    model.safetensors, certificate.json                 certificate.sig optional
+    checkpoint/       owner only, never released: the state and the one before it, the keyed fingerprint of the data, a
+                      second note of every charge, a lock
+
+A copy without checkpoint/ is what may be released; it certifies, and cannot be continued.
 """
 
 from __future__ import annotations
@@ -17,221 +23,236 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import safetensors.torch
-from safetensors import safe_open
-
 from sordino import codec
 from sordino.config import Config, load_config
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
-from sordino.plan import State
 from sordino.privacy.certificate import Declared, Facts, certificate, compare
-from sordino.rng import Seeded
+from sordino.runs import chain, checkpoint, files, logs
+from sordino.runs.chain import Chain
+from sordino.runs.checkpoint import Checkpoint, TornError
+from sordino.runs.fingerprint import Fingerprint
+from sordino.runs.logs import Mark
 from sordino.training import counted
+from sordino.version import __version__
 
-_NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none
+
+@dataclass(frozen=True)
+class Header:
+    """run.json: written once, before the folder has its name; the chain of charges begins at its hash."""
+
+    run: str
+    config: str
+    private: str
+    public: tuple[Declared, ...] = ()  # the rows of the data that are declared public, and by whom
+    sordino: str = __version__
+
+    def to_bytes(self) -> bytes:
+        named = {"format": 2, "run": self.run, "config_sha256": self.config, "private_sha256": self.private}
+        declared = [asdict(one) for one in self.public]
+        return json.dumps({**named, "declared_public": declared, "sordino": self.sordino}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Header:
+        try:
+            table = json.loads(data)
+            public = tuple(Declared(**one) for one in table["declared_public"])
+            found = cls(table["run"], table["config_sha256"], table["private_sha256"], public, table["sordino"])
+            if found.to_bytes() == data:
+                return found
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass
+        raise CertificateError("run.json", "run.json is not a header as this program writes one")
+
+    @property
+    def root(self) -> str:
+        return chain.digest(self.to_bytes())
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Header, configuration and charges of a folder: they agree."""
+
+    header: Header
+    config: Config
+    chain: Chain
+
+    @property
+    def cohorts(self) -> list[Cohort]:
+        return self.chain.cohorts(self.config.plan)
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's files; also the place where its rounds are charged."""
+    """One run's files."""
 
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: Config, public: tuple[Declared, ...] = ()) -> RunFolder:
-        """A new folder, with the rows of the data that are declared public; an existing one is never touched."""
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise ConfigError(
-                f"{path}, which exists", "a new folder", "choose another --out, or add --resume"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"{path}, which cannot be made ({error.strerror})", "a folder to write to") from None
-        folder = cls(path)
-        (path / "checkpoint").mkdir()
-        folder._write("public.json", json.dumps([asdict(one) for one in public]).encode())
-        folder._write("plan.toml", codec.to_toml(config).encode())
-        return folder
-
-    @classmethod
     def open(cls, path: Path) -> RunFolder:
         """A folder that a run has made."""
-        if not (path / "plan.toml").is_file():
+        there = [(path / name).is_file() for name in ("plan.toml", "run.json")]
+        if not any(there):
             raise ConfigError(f"no plan.toml in {path}", "the folder of a run", "give the --out of 'sordino run'")
+        if not all(there):
+            gone = "run.json" if there[0] else "plan.toml"
+            raise CertificateError(gone, f"{gone} is missing in {path}: it was removed, or an earlier version ran here")
         return cls(path)
 
-    def config(self) -> Config:
-        """The configuration that the run was started with."""
-        return load_config(self.path / "plan.toml")
+    @property
+    def private(self) -> Path:
+        return self.path / "checkpoint"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Only one process at a time runs in this folder; the lock dies with its process."""
-        with open(self.path / "checkpoint" / "lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"{self.path}, in which a run is going on", "a folder at rest", "wait for it"
-                ) from None
-            yield
-
-    # ---- written while running --------------------------------------------------------------------------------------
-
-    def charge(self, t: int, cohort: Cohort | None) -> None:
-        """One release, written down before any of its noise exists; who took part only where that is seen anyway."""
-        line: dict[str, Any] = {"round": t + 1}
-        if cohort is not None:
-            line["cohort"] = cohort.tolist()
-        with open(self.path / "charges.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def announce(self, rounds: int, header: dict[str, str | int]) -> None:
-        """How the rounds from here on are computed: one line each time the run is started or continued."""
-        with open(self.path / "engine.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"after_round": rounds, **header}) + "\n")
-
-    def record(self, entry: dict[str, Any]) -> None:
-        """One line of history, flushed."""
-        with open(self.path / "history.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def save(self, state: State) -> None:
-        """The checkpoint: replaced in one move, so it is whole or the one before."""
-        named = {f"memory.{name}": tensor for name, tensor in state.memory.items()}
-        named |= {f"learnt.{name}": tensor for name, tensor in state.learnt.items()}
-        whole = {name: tensor.contiguous() for name, tensor in named.items()}
-        data = safetensors.torch.save(whole, metadata={"t": str(state.t)})
-        self._write("checkpoint/state.safetensors", data)
-
-    def _write(self, name: str, data: bytes) -> None:
-        temporary = self.path / f"{name}.partial"
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path / name)
-
-    def finish(self, model: bytes) -> dict[str, Any]:
-        """Model and certificate, from what this folder says happened."""
-        self._write("model.safetensors", model)
-        made = self.certificate()
-        self._write("certificate.json", _text(made).encode())
-        return made
-
-    # ---- read back --------------------------------------------------------------------------------------------------
-
-    def state(self) -> State | None:
-        """The last checkpoint, or None before the first round was done."""
-        file = self.path / "checkpoint" / "state.safetensors"
-        if not file.is_file():
-            return None
-        with safe_open(file, framework="pt") as stored:
-            named = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            t = int(stored.metadata()["t"])
-        parts = [
-            {n.partition(".")[2]: v for n, v in named.items() if n.startswith(side)} for side in ("memory.", "learnt.")
-        ]
-        return State(t, *parts)
-
-    def rewind(self, rounds: int) -> None:
-        """Drop history of rounds after the checkpoint: they will be run, and written, again."""
-        kept = [line for line in self._lines("history.jsonl") if line["round"] <= rounds]
-        self._write("history.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._mend("charges.jsonl")
-
-    def _mend(self, name: str) -> None:
-        """Drop a last line cut short by a kill, so that the next one starts on its own; its round drew no noise."""
-        file = self.path / name
-        data = file.read_bytes() if file.is_file() else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole != data:
-            self._write(name, whole)
-
-    def public(self) -> tuple[Declared, ...]:
-        """Which rows were declared public when the run was started, and by whom."""
         try:
-            return tuple(Declared(**one) for one in json.loads((self.path / "public.json").read_text("utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise CertificateError("public.json", f"public.json cannot be read ({error})") from None
+            lock = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT, files.PRIVATE)
+        except FileNotFoundError:
+            raise CertificateError("checkpoint", f"checkpoint/ is missing in {self.path}: start anew") from None
+        except OSError as error:
+            raise files.trouble(self.private / "lock", error) from None
+        try:
+            self._take(lock)
+            yield
+        finally:
+            os.close(lock)
+
+    def _take(self, lock: int) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{self.path}, in which a run is going on", "a folder at rest", "wait for it") from None
+
+    # ---- what it holds ----------------------------------------------------------------------------------------------
+
+    def _read(self, name: str) -> bytes:
+        return files.read(self.path / name)
+
+    def config(self) -> Config:
+        """The configuration that the run was started with; an edited one is refused."""
+        return self._config(Header.of_bytes(self._read("run.json")))
+
+    def _config(self, header: Header) -> Config:
+        try:
+            found = load_config(self.path / "plan.toml")
+        except UserError as error:
+            raise CertificateError("plan.toml", f"plan.toml is not what ran: {error}") from None
+        if codec.digest(found) != header.config:
+            raise CertificateError(
+                "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
+            )
+        return found
+
+    def contents(self) -> Contents:
+        """Header, configuration and charges, checked against each other."""
+        header = Header.of_bytes(self._read("run.json"))
+        config = self._config(header)
+        return Contents(header, config, chain.parse(self._read(chain.NAME), header.root, header.config, config.plan))
+
+    def fingerprint(self, header: Header) -> Fingerprint:
+        """The data's, in the private part."""
+        data = files.read(self.private / "data.json")
+        if chain.digest(data) != header.private:
+            raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not what the run was started with")
+        return Fingerprint.of_bytes(data)
 
     def history(self) -> list[dict[str, Any]]:
         """One entry per round."""
-        return self._lines("history.jsonl")
+        return logs.entries(self._read("history.jsonl"), "history.jsonl")
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        """Whole lines of a jsonl file; a line cut short by a kill is dropped."""
-        try:
-            text = (self.path / name).read_text(encoding="utf-8")
-            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        except FileNotFoundError:
-            return []
-        except ValueError as error:
-            raise CertificateError(name, f"{name} holds a line that is not JSON ({error})") from None
-        if not all(isinstance(line, dict) and isinstance(line.get("round"), int) for line in lines):
-            raise CertificateError(name, f"{name} holds a line without a round")
-        return lines
-
-    def rounds(self) -> list[int]:
-        """Which rounds were charged, counted from 0; one that was run again stands twice."""
-        return [int(line["round"]) - 1 for line in self._lines("charges.jsonl")]
-
-    def cohorts(self) -> list[Cohort]:
-        """Who took part in each charged round, where that is seen by design or public anyway; else nothing."""
-        clients = self.config().plan.clients
-        if not clients.random:
-            return [clients.draw(t, _NO_COINS) for t in self.rounds()]
-        found = [line["cohort"] for line in self._lines("charges.jsonl") if "cohort" in line]
-        if not all(isinstance(cohort, list) and all(type(i) is int and i >= 0 for i in cohort) for cohort in found):
-            raise CertificateError("charges.jsonl", "charges.jsonl holds a cohort that is not a list of clients")
-        return [np.asarray(cohort, dtype=np.int64) for cohort in found]
-
-    def facts(self) -> Facts:
+    def facts(self, held: Contents | None = None) -> Facts:
         """What a certificate needs beside the plan."""
-        config = self.config()
-        known = Facts(config.delta, config.privacy.noise, 0, None, self._model_sum(), codec.digest(config))
-        return counted(config.plan, self.rounds(), self.cohorts(), replace(known, **config.facts, public=self.public()))
+        held = held or self.contents()
+        config = held.config
+        model = self.path / "model.safetensors"
+        digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
+        known = Facts(config.delta, config.privacy.noise, 0, None, digest, held.header.config)
+        known = replace(known, **config.facts, public=held.header.public, stopped=self._stopped(held))
+        return counted(config.plan, held.chain.rounds, held.cohorts, known)
 
-    def _model_sum(self) -> str:
-        file = self.path / "model.safetensors"
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    def _stopped(self, held: Contents) -> bool:
+        """Whether a budget ended the run, and nothing else: every charged round was also done."""
+        charged = len(held.chain.charges)
+        early = held.config.budget is not None and charged < held.config.plan.rounds
+        return early and charged == len(self.history())
 
-    def certificate(self) -> dict[str, Any]:
-        """Computed from the plan, the charges and the model in this folder."""
-        made: dict[str, Any] = json.loads(json.dumps(certificate(self.config().plan, self.facts())))
-        return made
+    # ---- the certificate --------------------------------------------------------------------------------------------
+
+    def certificate(self, last: str | None = None) -> dict[str, Any]:
+        """Computed from everything in this folder; `last` is the sha256 of the checkpoint, where that is not here."""
+        held = self.contents()
+        last = self._at_rest(held) if last is None else last
+        engine = logs.entries(self._read("engine.jsonl"), "engine.jsonl")
+        ran: list[Any] = []
+        for line in engine:
+            ran += [line.get("versions")] * (line.get("versions") not in ran)
+        bound = {
+            "id": held.header.run,
+            "header_sha256": held.header.root,
+            "charges_sha256": held.chain.head,
+            "history_sha256": Mark.of(self._read("history.jsonl")).sha256,
+            "engine_sha256": Mark.of(self._read("engine.jsonl")).sha256,
+            "checkpoint_sha256": last,
+            "versions": ran,
+        }
+        self.history()
+        made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
+        plain: dict[str, Any] = json.loads(json.dumps(made))
+        return plain
+
+    def _at_rest(self, held: Contents) -> str:
+        """sha256 of the last checkpoint, with which charges, their second note, history and engine agree."""
+        if held.chain.torn:
+            raise CertificateError(chain.NAME, f"{chain.NAME} ends in half a line")
+        self.fingerprint(held.header)
+        chain.check_witness(files.read(self.private / "charged"), held.chain, at_rest=True)
+        last = self._last(held)
+        for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
+            if Mark.of(self._read(name)) != (mark or Mark()):
+                raise CertificateError(name, f"{name} is not what the checkpoint was written after")
+        if held.config.budget is None and (last is None or last.state.t != held.config.plan.rounds):
+            raise CertificateError("checkpoint", "the checkpoint is not of the last round, and no budget ended the run")
+        return "" if last is None else last.sha256
+
+    def _last(self, held: Contents) -> Checkpoint | None:
+        """The checkpoint itself; at rest there is no falling back."""
+        file = self.private / checkpoint.STATE
+        if not file.exists() and all(charge.round == 1 for charge in held.chain.charges):
+            return None  # a budget that allowed no round
+        try:
+            found = Checkpoint.of_bytes(files.read(file))
+        except TornError as error:
+            raise CertificateError("checkpoint", f"checkpoint/{checkpoint.STATE} is damaged ({error})") from None
+        found.check(held.chain)
+        return found
 
     def certify(self) -> dict[str, Any]:
         """The stored certificate, if it is what this folder gives; else `CertificateError` names the field."""
-        file = self.path / "certificate.json"
-        if not file.is_file():
+        if not (self.path / "certificate.json").is_file():
             raise ConfigError(
                 f"no certificate.json in {self.path}", "a finished run", "finish it: sordino run --resume"
             )
+        text = self._read("certificate.json")
         try:
-            computed = self.certificate()
-        except UserError as error:
-            raise CertificateError("plan.toml", f"plan.toml is not what ran: {error}") from None
-        try:
-            _compare_text(file.read_text(encoding="utf-8"), computed)
-        except ValueError as error:
-            raise CertificateError("certificate.json", f"certificate.json is not JSON ({error})") from None
+            stored = json.loads(text, object_pairs_hook=_once)
+            last = None if self.private.exists() else str(stored["run"]["checkpoint_sha256"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CertificateError("certificate.json", f"certificate.json is not a certificate ({error})") from None
+        computed = self.certificate(last)
+        _compare_text(stored, text.decode(), computed)
         return computed
 
 
-def _text(made: dict[str, Any]) -> str:
+def text_of(made: dict[str, Any]) -> str:
+    """A certificate as it is written."""
     return json.dumps(made, indent=2) + "\n"
 
 
-def _compare_text(stored: str, computed: dict[str, Any]) -> None:
+def _compare_text(stored: Any, text: str, computed: dict[str, Any]) -> None:
     """Values first; then numbers as they are spelt, since two spellings of 17 digits can be one float."""
-    compare(json.loads(stored, object_pairs_hook=_once), computed)
-    spelt, needed = (json.loads(text, parse_float=str, parse_int=str) for text in (stored, _text(computed)))
+    compare(stored, computed)
+    spelt, needed = (json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed)))
     compare(spelt, needed)
 
 

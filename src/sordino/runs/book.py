@@ -1,0 +1,148 @@
+"""The hand that writes a run down: it knows the chain's head and the length of every file, so a stranger's is noticed.
+
+Order within a round: the charge, and its second note, are on disk before noise is drawn; history, then the checkpoint,
+after the step. So a killed run continues from its last checkpoint, and whatever was charged stays charged.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sordino import codec
+from sordino.config import Config
+from sordino.errors import ConfigError, StorageError
+from sordino.parts.samplers import Cohort
+from sordino.plan import State
+from sordino.privacy.certificate import Declared
+from sordino.runs import chain, files
+from sordino.runs.chain import Chain
+from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.fingerprint import Fingerprint, versions
+from sordino.runs.folder import Header, RunFolder, text_of
+from sordino.runs.logs import Log
+
+
+@dataclass
+class Book:
+    """What a running run writes to; also the place where its rounds are charged."""
+
+    folder: RunFolder
+    config: str
+    head: str
+    charges: Log
+    noted: Log
+    history: Log
+    engine: Log
+
+    @classmethod
+    def at(cls, folder: RunFolder, config: str, found: Chain, history: bytes, engine: bytes) -> Book:
+        """After what is there already."""
+        path = folder.path
+        lines = b"".join(charge.line() + b"\n" for charge in found.charges)
+        notes = "".join(f"{head}\n" for head in found.heads).encode()
+        logs = Log(path / chain.NAME, lines), Log(folder.private / "charged", notes)
+        return cls(
+            folder, config, found.head, *logs, Log(path / "history.jsonl", history), Log(path / "engine.jsonl", engine)
+        )
+
+    def charge(self, t: int, cohort: Cohort | None) -> None:
+        """One release, written down twice before any of its noise exists; who took part only where that is seen."""
+        line = chain.next_charge(t, cohort, self.config, self.head).line()
+        self.charges.append(line)
+        self.head = chain.digest(line)
+        self.noted.append(self.head.encode())
+
+    def announce(self, rounds: int, header: dict[str, str | int]) -> None:
+        """How the rounds from here on are computed: one line each time the run is started or continued."""
+        self.engine.append(json.dumps({"after_round": rounds, "versions": versions(), **header}).encode())
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """One line of history."""
+        self.history.append(json.dumps(entry).encode())
+
+    def save(self, state: State) -> None:
+        """The checkpoint: it binds the chain up to here, and history."""
+        Checkpoint(state, self.head, self.history.mark, self.engine.mark).save(self.folder.private)
+
+    def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
+        """Model and certificate, from what the folder says happened; signed if somebody signs."""
+        files.write(self.folder.path / "model.safetensors", model)
+        made = self.folder.certificate()
+        files.write(self.folder.path / "certificate.json", text_of(made).encode())
+        if sign is not None:
+            sign(self.folder.path)
+        return made
+
+
+# ---- a new folder ---------------------------------------------------------------------------------------------------
+
+
+def create(path: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...] = ()) -> RunFolder:
+    """A new folder, built beside its place and moved there whole; an existing one is never touched."""
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"{path}, which exists", "a new folder", "choose another --out, or add --resume")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _beside(path) as made:
+            _fill(made, config, data, public)
+            files.move(made, path)
+    except (OSError, StorageError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.found
+        raise ConfigError(
+            f"{path}, which cannot be made ({reason})",
+            "a folder to write to",
+            "nothing was charged; choose another --out",
+        ) from None
+    return RunFolder(path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A folder under another name, locked while it is built, and gone again if that fails."""
+    for left in path.parent.glob(f".{path.name}.*{files.PARTIAL}"):
+        _clear(left)
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}{files.PARTIAL}")
+    try:
+        os.mkdir(made)
+        os.mkdir(made / "checkpoint", 0o700)
+        with RunFolder(made).locked():
+            yield made
+    except (Exception, KeyboardInterrupt):
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _clear(left: Path) -> None:
+    """What a killed run left of a folder that never had its name; one that is being built is locked."""
+    with suppress(OSError):
+        lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left)
+        finally:
+            os.close(lock)
+    if left.is_dir() and not (left / "checkpoint").exists():
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _fill(made: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...]) -> None:
+    """Everything a run needs to be continued, with not a round done."""
+    kept = data.to_bytes()
+    header = Header(secrets.token_hex(16), codec.digest(config), chain.digest(kept), public)
+    files.write(made / "checkpoint" / "data.json", kept, files.PRIVATE)
+    files.write(made / "checkpoint" / "charged", b"", files.PRIVATE)
+    files.write(made / "plan.toml", codec.to_toml(config).encode())
+    files.write(made / "run.json", header.to_bytes())
+    files.write(made / chain.NAME, b"")
+    for name in ("history.jsonl", "engine.jsonl"):
+        files.write(made / name, b"", files.PRIVATE)
+    files.sync(made)

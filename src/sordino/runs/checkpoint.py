@@ -1,0 +1,138 @@
+"""The state of a run between two rounds, with its checksum and what it was written after."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from sordino.errors import CertificateError
+from sordino.plan import State
+from sordino.runs import files
+from sordino.runs.chain import Chain
+from sordino.runs.logs import Mark
+
+STATE, BEFORE = "state.safetensors", "before.safetensors"
+
+
+class TornError(Exception):
+    """A checkpoint that is not what was written: cut short, or with other bytes than its checksum."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state, the chain's head when it was written, and how much history there was."""
+
+    state: State
+    head: str
+    history: Mark
+    engine: Mark
+
+    @property
+    def _bound(self) -> dict[str, Any]:
+        logs = {"history": [self.history.size, self.history.sha256], "engine": [self.engine.size, self.engine.sha256]}
+        return {"t": self.state.t, "head": self.head, **logs}
+
+    @property
+    def _named(self) -> dict[str, Tensor]:
+        named = {f"memory.{name}": tensor for name, tensor in self.state.memory.items()}
+        named |= {f"learnt.{name}": tensor for name, tensor in self.state.learnt.items()}
+        return {name: named[name].contiguous() for name in sorted(named)}
+
+    @property
+    def sha256(self) -> str:
+        """Of everything in it."""
+        found = hashlib.sha256(json.dumps(self._bound).encode())
+        for name, tensor in self._named.items():
+            found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file."""
+        said = json.dumps({**self._bound, "sha256": self.sha256})
+        return safetensors.torch.save(self._named, metadata={"sordino": said})
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Checkpoint:
+        """What `to_bytes` wrote, or `TornError`."""
+        try:
+            said = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
+            named = safetensors.torch.load(data)
+            memory, learnt = _of(named, "memory."), _of(named, "learnt.")
+            marks = [Mark(*said[name]) for name in ("history", "engine")]
+            found = cls(State(said["t"], memory, learnt), said["head"], *marks)
+            whole = type(found.state.t) is int and found.sha256 == said["sha256"]
+        except Exception as error:  # whatever a damaged file makes its readers raise
+            raise TornError(str(error)) from None
+        if not whole:
+            raise TornError("its bytes do not have its checksum")
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Written beside, then moved: the one before is kept, so that one of the two is whole at any moment."""
+        files.stage(folder / STATE, self.to_bytes(), files.PRIVATE)
+        if (folder / STATE).exists():
+            files.move(folder / STATE, folder / BEFORE)
+        files.move(folder / f"{STATE}{files.PARTIAL}", folder / STATE)
+
+    def check(self, chain: Chain, *, fallback: bool = False) -> None:
+        """It was written after a charge of this chain; whatever was charged later is the round that follows.
+
+        A `fallback`, the checkpoint before the last, may have one round more after it.
+        """
+        t = self.state.t
+        if self.head not in chain.heads:
+            raise _disagrees("belongs to another run, or charges after which it was written are gone")
+        place = chain.heads.index(self.head)
+        if chain.charges[place].round != t:
+            raise _disagrees(f"holds round {t} where the charge it was written after is of another")
+        later = {charge.round - t for charge in chain.charges[place + 1 :]}
+        if not later <= ({1, 2} if fallback else {1}):
+            raise _disagrees(f"is of round {t}, and later rounds were charged and saved after it")
+
+
+def _of(named: dict[str, Tensor], side: str) -> dict[str, Tensor]:
+    return {name.removeprefix(side): tensor for name, tensor in named.items() if name.startswith(side)}
+
+
+def _disagrees(what: str) -> CertificateError:
+    return CertificateError("checkpoint", f"the checkpoint {what}")
+
+
+def latest(folder: Path, chain: Chain) -> tuple[Checkpoint | None, str]:
+    """The last checkpoint that is whole and, where that is not the last one written, why; None before the first.
+
+    A torn one gives way to the one before it, and its round is run, and billed, again. One that is whole and disagrees
+    with the charges does not: that is no accident of a disk.
+    """
+    why = "is missing"
+    if (folder / STATE).exists():
+        try:
+            found = Checkpoint.of_bytes(files.read(folder / STATE))
+            found.check(chain)
+            return found, ""
+        except TornError as error:
+            why = f"is damaged ({error})"
+    if (folder / BEFORE).exists():
+        return _fallback(folder, chain, why), why
+    if why != "is missing" or any(charge.round > 1 for charge in chain.charges):
+        raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start anew")
+    return None, ""
+
+
+def _fallback(folder: Path, chain: Chain, why: str) -> Checkpoint:
+    try:
+        found = Checkpoint.of_bytes(files.read(folder / BEFORE))
+    except TornError as error:
+        raise CertificateError(
+            "checkpoint", f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
+        ) from None
+    found.check(chain, fallback=True)
+    return found

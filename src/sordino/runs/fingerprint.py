@@ -1,0 +1,85 @@
+"""What a run was started with beside its plan: the data, under a key that stays in the folder, and the versions."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import platform
+import secrets
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino.data.task import Records, Task
+from sordino.errors import CertificateError
+from sordino.version import __version__
+
+_ROWS = 4096  # of mapped data so many rows are read, evenly spaced from one that the key chooses: all may take hours
+_LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """HMAC-SHA256 of the data, part by part. Without the key, which is never released, it tells nothing of them."""
+
+    key: str
+    parts: dict[str, str]
+
+    @classmethod
+    def of(cls, task: Task, key: str = "") -> Fingerprint:
+        key = key or secrets.token_hex(32)
+        clients = task.clients
+        cut = [torch.from_numpy(np.ascontiguousarray(side)) for side in (clients.index, clients.offsets)]
+        parts = {
+            "the clients' records": _records(key, clients.records),
+            "who holds which record": _keyed(key, *([] if clients.records.lazy else cut[:1]), cut[1]),
+            "the test records": _records(key, task.test),
+            "the public records": _records(key, task.public),
+        }
+        return cls(key, parts)
+
+    def changed(self, task: Task) -> list[str]:
+        """The parts of the data that are not what they were."""
+        now = Fingerprint.of(task, self.key).parts
+        return [name for name, kept in self.parts.items() if now.get(name) != kept]
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"key": self.key, "parts": self.parts}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Fingerprint:
+        try:
+            table: dict[str, Any] = json.loads(data)
+            return cls(str(table["key"]), dict(table["parts"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not a fingerprint") from None
+
+
+def _records(key: str, records: Records | None) -> str:
+    if records is None:
+        return "none"
+    x, y = records.x, records.y
+    if records.lazy and len(x) > _ROWS:
+        start = int.from_bytes(hmac.digest(bytes.fromhex(key), b"rows", "sha256"), "little") % len(x)
+        rows = torch.from_numpy((start + np.arange(_ROWS) * len(x) // _ROWS) % len(x))
+        return _keyed(key, torch.tensor(len(x)), x[rows], y[rows])
+    return _keyed(key, x, y)
+
+
+def _keyed(key: str, *tensors: Tensor) -> str:
+    found = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        for block in torch.split(tensor.detach().cpu(), 65536) if tensor.dim() else (tensor,):
+            found.update(block.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """What computes: this package, what it rests on, and Python."""
+    return {"sordino": __version__, **{name: version(name) for name in _LIBRARIES}, "python": platform.python_version()}

@@ -1,0 +1,107 @@
+"""Continue a run: nothing is changed before everything that is there was found to agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sordino import codec
+from sordino.config import Config
+from sordino.data.task import Task
+from sordino.errors import CertificateError, ConfigError, DataError
+from sordino.plan import State
+from sordino.runs import chain, checkpoint, files, logs
+from sordino.runs.book import Book
+from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.fingerprint import versions
+from sordino.runs.folder import Contents, Header, RunFolder
+from sordino.runs.logs import Mark
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run stands, the book to go on with, and what its owner should know."""
+
+    state: State | None
+    book: Book
+    held: Contents
+    notes: tuple[str, ...] = ()
+
+
+def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
+    """Check all, mend what a kill leaves (half a line, a torn checkpoint), and go on. Call it under the lock."""
+    held = folder.contents()
+    _check_same(folder, held.header, config, task)
+    if (folder.path / "certificate.json").exists():
+        folder.certify()
+    chain.check_witness(files.read(folder.private / "charged"), held.chain, at_rest=False)
+    last, why = checkpoint.latest(folder.private, held.chain)
+    history, engine = (_bound(folder, name, last) for name in ("history.jsonl", "engine.jsonl"))
+    notes = [] if last is None or not why else [_fell_back(last, why)]
+    notes += _other_versions(engine)
+    _mend(folder, held, Mark.of(history), Mark.of(engine), why)
+    book = Book.at(folder, held.header.config, held.chain, history, engine)
+    return Resumed(None if last is None else last.state, book, held, tuple(notes))
+
+
+def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -> None:
+    """The configuration, the version and the data that the run was started with."""
+    path, now = folder.path, versions()["sordino"]
+    if codec.digest(config) != header.config:
+        raise ConfigError(
+            f"a configuration that is not the one {path} was started with",
+            "the same one",
+            f"resume with {path / 'plan.toml'}, or start anew in another --out",
+        )
+    if header.sordino != now:
+        raise ConfigError(
+            f"sordino {now} where {path} was started with sordino {header.sordino}",
+            "one version for a whole run: another may draw or bill otherwise",
+            f"install sordino=={header.sordino}, or start anew in another --out",
+        )
+    changed = folder.fingerprint(header).changed(task)
+    if changed:
+        raise DataError(
+            f"other data than {path} was started with: {', '.join(changed)}",
+            "the same data for a whole run",
+            "bring them back, or start anew in another --out",
+        )
+
+
+def _bound(folder: RunFolder, name: str, last: Checkpoint | None) -> bytes:
+    """What the checkpoint binds of a file; what was written after it will be written again."""
+    marks = {} if last is None else {"history.jsonl": last.history, "engine.jsonl": last.engine}
+    return marks.get(name, Mark()).check(files.read(folder.path / name), name)
+
+
+def _fell_back(last: Checkpoint, why: str) -> str:
+    return (
+        f"checkpoint/{checkpoint.STATE} {why}; the run goes on from the one before it, after round {last.state.t}, and "
+        "what is run again is billed again"
+    )
+
+
+def _other_versions(engine: bytes) -> list[str]:
+    """What has changed under the run since it was started or last continued; the certificate names both."""
+    lines = logs.entries(engine, "engine.jsonl")
+    before, now = (lines[-1].get("versions") if lines else None), versions()
+    if before is None:
+        return []
+    if not isinstance(before, dict):
+        raise CertificateError("engine.jsonl", "engine.jsonl holds a line without versions")
+    changed = [f"{name} {now[name]} where it was {before.get(name)}" for name in now if before.get(name) != now[name]]
+    return [f"other versions than before, named on the certificate: {', '.join(changed)}"] if changed else []
+
+
+def _mend(folder: RunFolder, held: Contents, history: Mark, engine: Mark, why: str) -> None:
+    """Drop what a kill left half done: every step may itself be killed and is then done again."""
+    path, private = folder.path, folder.private
+    files.cut(path / chain.NAME, held.chain.size)
+    notes = "".join(f"{head}\n" for head in held.chain.heads).encode()
+    if files.read(private / "charged") != notes:
+        files.write(private / "charged", notes, files.PRIVATE)
+    files.cut(path / "history.jsonl", history.size)
+    files.cut(path / "engine.jsonl", engine.size)
+    if why:
+        files.move(private / checkpoint.BEFORE, private / checkpoint.STATE)
+    for left in [*path.glob(f"*{files.PARTIAL}"), *private.glob(f"*{files.PARTIAL}")]:
+        files.remove(left)
