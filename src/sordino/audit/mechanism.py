@@ -1,8 +1,8 @@
 """The mechanism audit: is one round as private as the bill says? No data, no model, seconds.
 
-Two worlds differ in one client as the bill's relation allows. The worst messages that fit through the plan's own
-encode steps are summed, noised and divided by the plan's own objects many times over; whoever tells the worlds
-apart better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers", layer 1).
+Two worlds differ in one client (or in one record: `records`) as the bill's relation allows. The worst messages that fit
+through the plan's own encode steps are summed, noised and divided by the plan's own objects many times over; whoever
+tells the worlds apart better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers", layer 1).
 
 Guarantee: with probability `CONFIDENCE` over the audit's own coins every lower bound is below the truth, so correct
 code fails at most one audit in a thousand. It can prove that a bug is there, never that none is.
@@ -21,14 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.audit.records import Proved, audit_records
 from sordino.audit.tradeoff import Array, Limit, Rates, choose, choose_steadily, separation
 from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
-from sordino.errors import PlanError
 from sordino.parts.samplers import Cohort, Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Adversary, Line, Participation
-from sordino.privacy.bounds import Bound
 from sordino.privacy.events import GaussianNoise, Relation, Shuffled, Unprotected
 from sordino.privacy.release import LocalNoise
 from sordino.rng import Seeded, Streams
@@ -74,8 +73,8 @@ def audit_mechanism(
     `pipeline` is what runs (by default the plan itself); the promise is always the plan's.
     """
     bill = plan.bill(Participation(releases=1, most=1))
-    if bill.unit != "client" or not isinstance(plan.bound, Bound):
-        raise PlanError("audit", f"a plan of unit {bill.unit}", "unit client", "audit such a run by its canaries")
+    if bill.unit == "record":
+        return [_of_record(found) for found in audit_records(plan, delta, trials, (1 - CONFIDENCE) / 8, seed)]
     lines = [bill.line(who, _weakest(plan)) for who in ADVERSARIES]  # where clients differ: the least noised
     promised = [line for line in lines if not any(isinstance(event, Unprotected) for event, _ in line.entries)]
     effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
@@ -86,6 +85,26 @@ def audit_mechanism(
             done[claim] = _audit(pipeline or Pipeline(plan), claim, _affordable(effort, claim))
         done[line] = replace(done[claim], adversary=line.adversary)
     return [done[line] for line in promised]
+
+
+def _of_record(found: Proved) -> MechanismAudit:
+    """An attack on one record, in the same words."""
+    line, most = found.line, 1.0 if found.line.relation == "add_remove" else 2.0
+    delta, mu = found.delta, accounting.gaussian_mu(found.line.entries, found.line.relation)
+    return MechanismAudit(
+        adversary=line.adversary,
+        relation=line.relation,
+        trials=found.trials,
+        delta=delta,
+        attack="one record; shift",
+        movement=most,
+        lower_mu=found.lower,
+        upper_mu=found.allowed,
+        lower_epsilon=found.lower_epsilon,
+        upper_epsilon=found.upper_epsilon,
+        gaussian_epsilon=_gaussian_epsilon(found.lower, delta) if mu is not None and found.lower > 0 else None,
+        passed=found.lower <= found.allowed and found.lower_epsilon <= found.upper_epsilon,
+    )
 
 
 def _weakest(plan: Plan) -> int:

@@ -8,8 +8,10 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.landscape import draw, landscape
-from sordino.audit.mechanism import audit_mechanism
+from sordino.audit.law import FALSE_ALARM, failures
+from sordino.audit.mechanism import CONFIDENCE, audit_mechanism
 from sordino.audit.membership import audit_membership
 from sordino.config import Config, load_config
 from sordino.data.task import Task
@@ -19,10 +21,15 @@ from sordino.runs.folder import RunFolder
 
 
 def mechanism(target: Path) -> dict[str, Any]:
-    """Layer 1: one round of the plan against its certificate; needs no data."""
+    """Layer 1: one round of the plan against its certificate, and rehearsed rounds against the plan; needs no data."""
     config = config_of(target)
-    found = audit_mechanism(config.plan, delta=config.delta)
-    return {"passed": all(audit.passed for audit in found), "mechanism": [asdict(audit) for audit in found]}
+    found, ran = audit_mechanism(config.plan, delta=config.delta), audit_behaviour(config.plan)
+    return {
+        "passed": all(audit.passed for audit in found) and not failures(ran),
+        "mechanism": [asdict(audit) for audit in found],
+        "behaviour": [{**asdict(one), "passed": one.passed} for one in ran],
+        "false_alarm_at_most": {"mechanism": 1 - CONFIDENCE, "behaviour": FALSE_ALARM},
+    }
 
 
 def config_of(target: Path) -> Config:
@@ -75,6 +82,8 @@ def surface(target: Path, out: Path | None) -> dict[str, Any]:
 def text(found: dict[str, Any]) -> str:
     """All that was found, a line each."""
     lines = [_mechanism_line(audit) for audit in found.get("mechanism", [])]
+    if found.get("behaviour"):
+        lines += _behaviour_lines(found["behaviour"])
     if "membership" in found:
         m = found["membership"]
         rates = ", ".join(
@@ -83,7 +92,27 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"membership: AUC {m['auc']:.4f} (certificate allows {m['auc_at_most']:.4f}); {rates}")
     if "landscape" in found:
         lines.append(f"landscape: {found['landscape']['file']}, mean rise {found['landscape']['mean_rise']:.4g}")
-    return "\n".join([*lines, "passed" if found["passed"] else "FAILED: more was learnt than the certificate allows"])
+    return "\n".join([*lines, *_verdicts(found)])
+
+
+def _behaviour_lines(ran: list[dict[str, Any]]) -> list[str]:
+    """One line for all that is as planned, one for each thing that is not."""
+    odd = [one for one in ran if not one["passed"]]
+    asked = sum(one["statistics"] for one in ran)
+    lines = [
+        f"behaviour: {len(ran)} questions, {asked} statistics of noise, coins and movement: {len(odd)} not as planned"
+    ]
+    return lines + [f"  {one['question']}: {one['worst']} (chance {one['chance']:.1g}): NOT AS PLANNED" for one in odd]
+
+
+def _verdicts(found: dict[str, Any]) -> list[str]:
+    """Beaten is one thing, other than planned another: both are said."""
+    if found["passed"]:
+        return ["passed"]
+    beaten = not all(audit["passed"] for audit in found.get("mechanism", []))
+    odd = not all(one["passed"] for one in found.get("behaviour", []))
+    told = ["FAILED: what runs is not what the plan says"] if odd else []
+    return told + (["FAILED: more was learnt than the certificate allows"] if beaten or not odd else [])
 
 
 def _mechanism_line(audit: dict[str, Any]) -> str:

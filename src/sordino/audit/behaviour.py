@@ -1,0 +1,24 @@
+"""What runs beside what the plan says: rehearsed rounds, their noise, their coins, and how far one unit moves a sum."""
+
+from __future__ import annotations
+
+from sordino.audit.coins import batch_law, cohort_law, rehearsed_law
+from sordino.audit.law import Finding, noise_law
+from sordino.audit.movement import movements
+from sordino.audit.rehearsal import ROUNDS, rehearse
+from sordino.plan import Plan
+from sordino.privacy.release import NoNoise
+
+
+def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[Finding]:
+    """All questions; a false alarm among them has probability at most `law.FALSE_ALARM`."""
+    if isinstance(plan.release, NoNoise):
+        return []  # nothing is promised
+    rehearsed = rehearse(plan, seed, rounds)
+    return [
+        *noise_law(rehearsed),
+        *cohort_law(plan, seed),
+        *batch_law(plan, seed),
+        *rehearsed_law(rehearsed),
+        *movements(plan, seed),
+    ]

@@ -1,0 +1,205 @@
+"""A rehearsal: the plan's own rounds, run by `run` on a real engine, with few clients and made-up data.
+
+Every part is the plan's. Cohorts and silos are made small at the same rates, and the server is plain, so that a
+round's step is the decoded mean itself. Episodes have streams of their own: what repeats among them was no secret.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino.data.task import Clients, Records, Task
+from sordino.engines.base import ClientJob, Collected, Engine, Worker
+from sordino.engines.inprocess import InProcess
+from sordino.errors import UserError
+from sordino.parts.encode import Public
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.schedules import at
+from sordino.parts.server import Sgd
+from sordino.parts.silo import NoisyLocalSgd
+from sordino.plan import Plan
+from sordino.privacy.release import Release
+from sordino.rng import Seeded, Streams
+from sordino.run import run
+
+SIZE = 1024  # coordinates of the rehearsed model
+ROUNDS, EPISODE = 256, 32  # rounds in all, and at most so many with one seed
+FEW, MOST = 8, 20_000  # a rehearsed cohort, and the largest population
+FAR = 1e38  # a target that no prediction reaches: the slope of |w x - y| is x, whatever w
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One round, as the loop and its engine left it."""
+
+    episode: int
+    t: int
+    cohort: Cohort
+    public: Public
+    total: Tensor  # [d'], what the engine summed: no noise, unless clients add it in their steps
+    moved: Tensor  # [d], by how much the model went down: the decoded mean
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What ran, and all that was seen of it."""
+
+    plan: Plan
+    rounds: list[Seen]
+
+
+def rehearse(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> Rehearsal:
+    """So many rounds, in all episodes together, of the small copy of the plan, through `run`."""
+    small = smaller(plan)
+    task, length = made_up(small), min(small.rounds, EPISODE)
+    episodes = max(2, math.ceil(rounds / length))
+    seeds = [Seeded((seed << 32) + (1 << 31) + episode) for episode in range(episodes)]
+    return Rehearsal(small, [one for e, own in enumerate(seeds) for one in _episode(small, task, own, length, e)])
+
+
+def _episode(plan: Plan, task: Task, streams: Streams, length: int, episode: int) -> Iterator[Seen]:
+    engine, before = Watching(InProcess()), task.layout.flatten(task.model)
+    for done in islice(run(plan, task, engine=engine, streams=streams, eval_every=plan.rounds + 1), length):
+        job, collected = engine.seen.pop()
+        after = plan.server.result(done.state.memory)
+        yield Seen(episode, done.t, job.cohort, job.public, collected.total, before - after)
+        before = after
+
+
+@dataclass(frozen=True)
+class Watching:
+    """An engine that writes down what it was asked and what it answered."""
+
+    inner: Engine
+    seen: list[tuple[ClientJob, Collected]] = field(default_factory=list)
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return self.inner.offers
+
+    def prepare(self, plan: Plan, task: Task, streams: Streams) -> Worker:
+        return _Watched(self.inner.prepare(plan, task, streams), self.seen)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    worker: Worker
+    seen: list[tuple[ClientJob, Collected]]
+
+    @property
+    def header(self) -> dict[str, str | int]:
+        return self.worker.header
+
+    def public_update(self, start: Tensor, t: int) -> Tensor:
+        return self.worker.public_update(start, t)
+
+    def collect(self, job: ClientJob) -> Collected:
+        collected = self.worker.collect(job)
+        self.seen.append((job, collected))
+        return collected
+
+
+# ---- made small ------------------------------------------------------------------------------------------------------
+
+
+def smaller(plan: Plan) -> Plan:
+    """The same parts at the same rates, for few clients; the plan as it is, but for its server, if it cannot shrink."""
+    plain = replace(plan, server=Sgd(lr=1.0), postprocess=())
+    try:
+        clients = fewer_clients(plan.clients)
+        rounds = min(plan.rounds, EPISODE)
+        local = fewer_records(plan.local, plan.local.reads, clients.population, rounds)
+        return replace(plain, rounds=rounds, clients=clients, local=local, release=fewer_shares(plan.release, clients))
+    except UserError:
+        return plain
+
+
+def fewer_clients(clients: Sampler) -> Sampler:
+    """About `FEW` in a cohort, drawn at the same rate."""
+    shrink = min(1.0, FEW / clients.expected, MOST / clients.population)
+    if shrink == 1.0 or not isinstance(clients, Everyone | Poisson | FixedSize | RoundRobin):
+        return clients
+    population = max(1, round(clients.population * shrink))
+    if isinstance(clients, FixedSize | RoundRobin):
+        return replace(clients, population=population, cohort=max(1, round(clients.cohort * shrink)))
+    if isinstance(clients, Poisson) and clients.cap is not None:
+        return replace(clients, population=population, cap=max(1, round(clients.cap * shrink)))
+    return replace(clients, population=population)
+
+
+def fewer_shares(release: Release, clients: Sampler) -> Release:
+    """No more reports asked for, and no more multipliers, than there are clients."""
+    changed: dict[str, Any] = {}
+    if getattr(release, "at_least", 0) > clients.expected:
+        changed["at_least"] = max(1, int(clients.expected))
+    if getattr(release, "multipliers", ()):
+        changed["multipliers"] = release.multipliers[: clients.population]  # type: ignore[attr-defined]
+    return replace(release, **changed) if changed else release  # type: ignore[type-var]
+
+
+def fewer_records(local: Any, reads: RecordSampler | None, silos: int, rounds: int) -> Any:
+    """Silos that have a coordinate for each of their records."""
+    changed: dict[str, Any] = {}
+    if getattr(local, "multipliers", ()):
+        changed["multipliers"] = local.multipliers[:silos]
+    if reads is not None:
+        changed["records"] = _fewer(reads, silos, rounds * getattr(local, "steps", 1))
+    return replace(local, **changed) if changed else local
+
+
+def _fewer(reads: RecordSampler, silos: int, rounds: int) -> RecordSampler:
+    sizes = reads.sizes[:silos] if len(reads.sizes) > 1 else reads.sizes
+    shrink = min(1.0, (SIZE // silos) / max(sizes))
+    few = tuple(max(1, round(size * shrink)) for size in sizes)
+    if isinstance(reads, AllRecords):
+        return AllRecords(few)
+    if isinstance(reads, PoissonRecords):
+        return PoissonRecords(min(reads.batch * shrink, min(few)), few)
+    if isinstance(reads, FixedRecords):
+        return FixedRecords(max(1, min(round(reads.batch * shrink), min(few))), few)
+    if isinstance(reads, OnePass):
+        return OnePass(max(1, min(few) // rounds), few)
+    return reads
+
+
+# ---- made up ---------------------------------------------------------------------------------------------------------
+
+
+def made_up(plan: Plan) -> Task:
+    """A linear model at zero under |w x - y| with y out of reach: a record's slope is its x, in every step.
+
+    Unit client: every client pulls all coordinates, far beyond the radius. Unit record: every record pulls a
+    coordinate of its own, so the sum shows which were read; none pulls where the silo itself adds noise.
+    """
+    model = nn.Linear(SIZE, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    reads, population = plan.local.reads, plan.clients.population
+    if reads is None:
+        x = far_out(plan)
+        held = Clients(Records(x, _never(len(x))), np.arange(population) % len(x), np.arange(population + 1))
+    else:
+        sizes = [reads.size(silo) for silo in range(population)]
+        rows = np.arange(sum(sizes), dtype=np.int64)
+        pull = 0.0 if isinstance(plan.local, NoisyLocalSgd) else 1e6 * at(plan.local.radius, 0)  # type: ignore[attr-defined]
+        x = pull * torch.eye(SIZE)
+        held = Clients(Records(x, _never(SIZE)), rows % SIZE, np.cumsum([0, *sizes]).astype(np.int64))
+    return Task(model, held, loss="absolute", public=Records(torch.ones(1, SIZE), _never(1)))
+
+
+def far_out(plan: Plan) -> Tensor:
+    """Updates over all coordinates, far outside the radius, and where float32 squares overflow."""
+    signs = 1.0 - 2.0 * (torch.arange(SIZE) % 2)
+    return torch.stack([signs * scale for scale in (1e6, 1e20)])
+
+
+def _never(count: int) -> Tensor:
+    return torch.full((count,), -FAR)
