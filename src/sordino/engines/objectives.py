@@ -28,7 +28,7 @@ RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where e
 class OneClient:
     """One client at a time: the module's tensors are views of one flat row, and so are its gradients."""
 
-    def __init__(self, task: Task, winograd: bool = True) -> None:
+    def __init__(self, task: Task, winograd: bool = True, coins: np.random.Generator | None = None) -> None:
         self.layout, self.plain = task.layout, task.model
         self.model = copy.deepcopy(task.model).train()
         self.losses = task.losses
@@ -38,7 +38,7 @@ class OneClient:
         pool_first(self.model)
         self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
-        self.fast = _clipped_gradient(self.model, self.losses, self.layout)
+        self.fast = _clipped_gradient(self.model, task, coins)
         self.counters = [(b, b.clone()) for b in self.model.buffers() if not b.is_floating_point()]
 
     @property
@@ -89,7 +89,9 @@ class OneClient:
         if self.fast is not None and ball.norm == 2 and ball.envelope is None and math.isfinite(ball.radius):
             try:
                 return self._in_one_pass(self.fast, w, x, y, ball.radius)
-            except PlanError:  # the records are not told apart layer by layer: from now on each runs alone
+            except PlanError as error:  # the records are not told apart layer by layer: from now on each runs alone
+                if error.rule == "mixing":
+                    raise
                 self.fast = None
         if self.records is None:
             self.records = RecordSums(copy.deepcopy(self.plain).train(), self.losses, self.layout)
@@ -212,12 +214,12 @@ class RecordSums:
         return torch.cat([named[slot.name].reshape(count, -1) for slot in self.layout.slots], dim=1)
 
 
-def _clipped_gradient(model: nn.Module, losses: Loss, layout: Layout) -> ClippedGradient | None:
-    """The fast engine, unless a layer mixes records or a buffer would be trained."""
-    if layout.trainable < layout.size:
+def _clipped_gradient(model: nn.Module, task: Task, coins: np.random.Generator | None) -> ClippedGradient | None:
+    """The fast engine, unless a layer mixes records or a buffer would be trained; `coins` choose when to look again."""
+    if task.layout.trainable < task.layout.size:
         return None
     try:
-        return ClippedGradient(model, losses)
+        return ClippedGradient(model, task.losses, coins, safe=isinstance(task.loss, str))
     except PlanError:
         return None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
+
 import numpy as np
 import torch
 from torch import nn
@@ -12,6 +15,10 @@ from sordino.parts.encode import Public
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.records import RecordSampler
 from sordino.parts.silo import BatchGradient
+from sordino.per_record.apart import kept_apart
+from sordino.per_record.company import FEW, Company
+from sordino.per_record.lookout import Lookout
+from sordino.per_record.tape import UnrecordableError
 from sordino.plan import Plan
 
 SILENT = 10.0  # a median gradient so many radii long: the clip would replace the loss without a word
@@ -23,6 +30,7 @@ def check_records(plan: Plan, task: Task) -> None:
         return
     _check_sizes(plan.local.reads, task)
     _check_model(task.model)
+    _check_apart(task)
     if isinstance(plan.local, BatchGradient):
         _check_range(plan.local, task)
 
@@ -46,6 +54,20 @@ def _check_model(model: nn.Module) -> None:
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
     if buffers:
         raise PlanError("records", f"a buffer {buffers[0]!r} that would be trained", "a model without float buffers")
+
+
+def _check_apart(task: Task) -> None:
+    """What the loss says of a record may not depend on the others: compared on a copy, before the first round."""
+    safe = isinstance(task.loss, str) and kept_apart(task.model)
+    count = min(len(task.clients.index), FEW)
+    if safe or count < 2:
+        return
+    rows = torch.from_numpy(np.asarray(task.clients.index[:count]))
+    x, y = (side[rows].to(task.device) for side in (task.clients.records.x, task.clients.records.y))
+    model = copy.deepcopy(task.model).train()
+    look = Lookout(model, lambda own: lambda pair: task.losses(own(pair[0]), pair[1]), np.random.default_rng(0))
+    with suppress(UnrecordableError):  # coins that are not torch's: the engine runs it record by record
+        look.start(Company(look.of(model), (x, y), count))
 
 
 def _check_range(local: BatchGradient, task: Task) -> None:

@@ -67,7 +67,9 @@ def make_private(
     )
     _freeze_the_rest(model, optimizer)
     account, turn, coins = Account(settings), Turn(), streams(noise, seed)
-    private = PrivateOptimizer(optimizer, Recording(model, turn), account, turn, coins)
+    expected = min(settings.records.count, physical_batch or settings.records.count)
+    recording = Recording(model, turn, coins.at(0, "mixing"), expected)
+    private = PrivateOptimizer(optimizer, recording, account, turn, coins)
     return model, private, PrivateLoader(loader, account, turn, coins, physical_batch)
 
 

@@ -198,7 +198,8 @@ class PrivateOptimizer(Optimizer):
             found = "a certificate asked for while a batch waits for its step"
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
         self.recording.guard.look()
-        return self.account.certificate()
+        records = self.recording.vouch()
+        return {**self.account.certificate(), "records": records}
 
     def detach(self) -> nn.Module:
         """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""

@@ -9,15 +9,18 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from sordino.errors import DataError, PlanError
 from sordino.optim.guard import Guard
 from sordino.optim.loader import Handed, Turn
 from sordino.optim.reduction import Seen
 from sordino.per_record import Recorder
+from sordino.per_record.company import Company, has_records
+from sordino.per_record.lookout import Lookout
 from sordino.per_record.record import _note, _recorded
 from sordino.per_record.sites import Site, sites
 from sordino.per_record.tape import UnrecordableError
@@ -49,11 +52,21 @@ class Gate:
 
 
 class Recording(Recorder):
-    """A Recorder whose model stays usable: evaluation, copies and passes over other data run as they always did."""
+    """A Recorder whose model stays usable: evaluation, copies and passes over other data run as they always did.
 
-    def __init__(self, model: nn.Module, turn: Turn) -> None:
+    `coins` choose the passes in which a record alone is compared with the record in company; `expected` is the public
+    size of what is computed at once.
+    """
+
+    def __init__(
+        self, model: nn.Module, turn: Turn, coins: np.random.Generator | None = None, expected: float = 64.0
+    ) -> None:
         super().__init__(model)
-        self.turn = turn
+        self.turn, self.expected = turn, expected
+        self.lookout = Lookout(model, self._passing, coins)
+        self.within: Callable[[Any, Any], Any] | None = None  # what the gate leads to while a pass is looked at
+        self.last: tuple[Any, int, bool] | None = None  # inputs, size and mode of the last pass that nobody looked at
+        self.mixed: PlanError | None = None
         self.choices: dict[bool, list[Site]] = {False: self.sites, True: sites(model, whole=True)}
         self.parts = list(model.modules())
         self.own = vars(model).get("forward")
@@ -99,6 +112,8 @@ class Recording(Recorder):
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """The model's output; recorded if it is a training pass over what the loader handed out."""
+        if self.within is not None:
+            return self.within(args, kwargs)
         handed = self.turn.handed
         if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
@@ -111,8 +126,7 @@ class Recording(Recorder):
         if handed is not self.current:
             self.forget()
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
-        if not self.trusted:
-            self._arrange(args, kwargs, size)
+        self._keep_apart(args, kwargs, size)
         self.tape.begin(size)
         output = self._pass(args, kwargs)
         if self.watching:
@@ -151,13 +165,80 @@ class Recording(Recorder):
                 if own is not None:
                     site.module.forward = own
 
+    def _keep_apart(self, args: Any, kwargs: Any, size: int) -> None:
+        """The first batch decides how the model is run; of the others, some that coins choose are looked at again."""
+        if self.mixed is not None:
+            raise self.mixed
+        chosen = self.lookout.wants(size, self.expected)
+        if not self.trusted:
+            self._arrange(args, kwargs, size)
+        elif self.may_mix:
+            self.last = ((args, kwargs), size, self.model.training) if size > 1 else self.last
+            if chosen:
+                self._look()
+
+    @property
+    def may_mix(self) -> bool:
+        """Whether a later pass could mix records: not record by record, nor in layers that never do."""
+        return self.sites is not self.choices[True] and self.lookout.needed()
+
+    def _look(self) -> None:
+        """A record alone against the record in company, in the last pass."""
+        if self.last is None:
+            return
+        (inputs, size, training), self.last = self.last, None
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.train(training) if training != self.model.training else None
+        try:
+            self.lookout.again(self._company(inputs, size))
+        except PlanError as error:
+            self.mixed = error
+            raise
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def vouch(self) -> dict[str, Any]:
+        """What a certificate may say of the records: they were kept apart, up to the last pass."""
+        if self.mixed is None and isinstance(vars(self.model).get("forward"), Gate) and self.may_mix:
+            self._look()
+        if self.mixed is not None:
+            raise self.mixed
+        how = "looked at in passes chosen by secret coins" if self.may_mix else "by the layers, or run one by one"
+        return {"kept_apart": how, "looks": self.lookout.looks}
+
+    def _company(self, inputs: Any, size: int, recorded: bool = True) -> Company:
+        run = self._pass if recorded else lambda args, kwargs: self.plain(*args, **kwargs)
+        return Company(self._led(run), inputs, size, self.tape if recorded else None)
+
+    def _passing(self, model: nn.Module) -> Callable[[Any], Any]:
+        """The pass of the model itself, or of a copy, as if nobody recorded it."""
+        if model is self.model:
+            return self._led(lambda args, kwargs: self.plain(*args, **kwargs))
+        return lambda inputs: model(*inputs[0], **inputs[1])
+
+    def _led(self, run: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+        """`run` behind the model's gate, with the hooks that stand before it."""
+
+        def forward(inputs: Any) -> Any:
+            self.within = run
+            try:
+                return self.model(*inputs[0], **inputs[1])
+            finally:
+                self.within = None
+
+        return forward
+
     def _arrange(self, args: Any, kwargs: Any, size: int) -> None:
         """Choose how the model is run by trying it on this batch: a record must touch its own slices alone."""
         failure: Exception | None = None
         for channels_last, whole in ARRANGEMENTS:
             self.tape.channels_last, self.sites = channels_last, self.choices[whole]
             try:
-                self._try(args, kwargs, size)
+                finite = self._try(args, kwargs, size)
+                if size > 1:
+                    self.lookout.start(self._company((args, kwargs), size, recorded=not whole))
+                self.trusted = finite and size > 1
             except UnrecordableError as error:
                 failure = error
                 continue
@@ -165,24 +246,23 @@ class Recording(Recorder):
                 if not channels_last or "view" not in str(error):
                     raise
                 continue
-            if whole:
-                self._refuse_mixing(args, kwargs, size)
             return
         assert failure is not None
         raise failure
 
-    def _try(self, args: Any, kwargs: Any, size: int) -> None:
+    def _try(self, args: Any, kwargs: Any, size: int) -> bool:
+        """Whether all of the output is finite."""
         self.tape.begin(size)
         kept, self.tape.calls = self.tape.calls, []
         try:
             with torch.random.fork_rng(devices=[]):
-                leaves = [y for y in tree_flatten(self._pass(args, kwargs))[0] if _has_records(y, size)]
+                leaves = [y for y in tree_flatten(self._pass(args, kwargs))[0] if _trains(y, size)]
             if size > 1:
                 if not leaves:
                     found = "a model whose output has no slice per record"
                     raise PlanError("per-record", found, "outputs, of which the loop computes the loss")
                 self._check_first(torch.stack([y[0].sum() for y in leaves]).sum())
-                self.trusted = all(bool(y.isfinite().all()) for y in leaves)
+            return all(bool(y.isfinite().all()) for y in leaves)
         finally:
             self.tape.calls = kept
             self.outside.clear()
@@ -196,25 +276,7 @@ class Recording(Recorder):
         if any(call.leaks(self.tape.batch) for call in self.tape.calls):
             raise UnrecordableError("layers whose gradient for one record touches other records")
 
-    @torch.no_grad()
-    def _refuse_mixing(self, args: Any, kwargs: Any, size: int) -> None:
-        """Run whole, records are kept apart by force: say so if the model meant to mix them."""
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        alone = tree_map(lambda x: x[:1] if _has_records(x, size, grad=False) else x, (args, kwargs))
-        pair = [tree_flatten(self.plain(*a, **k))[0] for a, k in ((args, kwargs), alone)]
-        for module in training:
-            module.training = True
-        together = [(y[:1], z) for y, z in zip(*pair, strict=True) if _has_records(y, size, grad=False)]
-        if size > 1 and not all(torch.allclose(y, z, rtol=1e-3, atol=1e-4, equal_nan=True) for y, z in together):
-            raise PlanError(
-                "mixing",
-                "a model whose output for one record depends on the other records of the batch",
-                "layers that keep the records of a batch apart",
-                "normalise within a record, as nn.GroupNorm and nn.LayerNorm do",
-            )
 
-
-def _has_records(item: Any, size: int, grad: bool = True) -> bool:
-    """Whether the first axis of a tensor may be the records'."""
-    return isinstance(item, Tensor) and item.dim() > 0 and len(item) == size and (item.requires_grad or not grad)
+def _trains(item: Any, size: int) -> bool:
+    """Whether a tensor has a slice for each record, with a gradient."""
+    return has_records(item, size) and item.requires_grad

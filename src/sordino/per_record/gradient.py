@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import DataError, PlanError
+from sordino.errors import DataError
 from sordino.per_record.clip import Clipped
+from sordino.per_record.company import Company, refused
+from sordino.per_record.lookout import Lookout
 from sordino.per_record.record import Recorder
 from sordino.per_record.tape import UnrecordableError
 from sordino.privacy.bounds import Norm
@@ -25,11 +28,17 @@ class ClippedGradient:
 
     Layers go by their own rules where the records can be told apart in every layer; a model that uses a parameter
     outside its layer, or a layer without records, is run whole, each record with its own copy of the parameters.
+    A model or a loss that mixes records is refused: at the first batch, or in a later one that `coins` choose.
+    `safe` says that the loss is known to have a term of its own for each record.
     """
 
-    def __init__(self, model: nn.Module, losses: Losses) -> None:
+    def __init__(
+        self, model: nn.Module, losses: Losses, coins: np.random.Generator | None = None, safe: bool = False
+    ) -> None:
         self.model = model
         self.losses = losses
+        self.lookout, self.safe = Lookout(model, self._passing, coins), safe
+        self.asked = False  # whether the next batch is looked at, whatever the coins say
         self.recorder = Recorder(model, verify=False)
         self.whole = False
         self.trusted = False  # whether a batch has shown that the records are kept apart
@@ -44,6 +53,7 @@ class ClippedGradient:
         if not len(y):
             return self._nothing(y)
         try:
+            self._look(inputs, y)
             return self._recorded(inputs, y, radius, norm)
         except UnrecordableError:
             return self._run_whole(inputs, y, radius, norm)
@@ -86,6 +96,26 @@ class ClippedGradient:
             self.trusted = len(losses) > 1 and bool(losses.isfinite().all())
         return losses
 
+    def _look(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        """At the first batch, and in some after it, a record alone is compared with the record in company."""
+        chosen = self.lookout.wants(len(y), max(len(y), 1)) or self.asked
+        if self.whole or len(y) < 2:
+            return
+        if not self.trusted:
+            self.lookout.start(self._company(inputs, y))
+        elif chosen and not (self.safe and not self.lookout.needed()):
+            self.asked = False
+            self.lookout.again(self._company(inputs, y))
+
+    def _company(self, inputs: tuple[Tensor, ...], y: Tensor) -> Company:
+        return Company(
+            lambda pair: self._arranged(*pair), (inputs, y), len(y), self.recorder.tape, lambda: self.recorder
+        )
+
+    def _passing(self, model: nn.Module) -> Callable[[Any], Tensor]:
+        """The losses of the model, or of a copy of it."""
+        return lambda pair: self.losses(model(*pair[0]), pair[1])
+
     def _arranged(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
         """The losses, images channels last unless the model's own `view` calls cannot read them so."""
         self.recorder.tape.channels_last = self.channels_last
@@ -108,23 +138,10 @@ class ClippedGradient:
 
     def _run_whole(self, inputs: tuple[Tensor, ...], y: Tensor, radius: float, norm: Norm) -> Clipped:
         """From now on each record has its own copy of all parameters; a model that mixes records is refused."""
-        if self.whole or self._mixes(inputs, y):
-            raise PlanError(
-                "mixing",
-                "a model whose loss for one record depends on the other records of the batch",
-                "layers that keep the records of a batch apart",
-                "normalise within a record, as nn.GroupNorm and nn.LayerNorm do",
-            )
+        if self.whole:
+            raise refused()
+        if len(y) > 1:
+            self.lookout.start(Company(self._passing(self.model), (inputs, y), len(y)))
         self.whole = True
         self._restart()
         return self._recorded(inputs, y, radius, norm)
-
-    @torch.no_grad()
-    def _mixes(self, inputs: tuple[Tensor, ...], y: Tensor) -> bool:
-        """Whether the first record's loss changes when it is alone."""
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        together, alone = self._losses(inputs, y)[:1], self._losses(tuple(item[:1] for item in inputs), y[:1])
-        for module in training:
-            module.training = True
-        return not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True)

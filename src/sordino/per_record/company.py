@@ -1,0 +1,217 @@
+"""A record alone and in company: what a model says of a record may not depend on the other records of the batch.
+
+Some records are run once in the whole batch and once by themselves, with the coins standing still. Compared are
+
+    values    f(batch)[some]                    and   f(batch[some])
+    slopes    sum_{j in some} r_j g_j           the same sum, from the pass over all and from the pass over some
+
+`r` and the slopes at the outputs are random and public. Where a model agrees, the sum with a record and the sum without
+it differ by that record's own clipped gradient, so by at most the radius.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from sordino.errors import PlanError
+from sordino.per_record.still import still
+from sordino.per_record.tape import Tape, UnrecordableError
+
+SOME = 8  # records that are run by themselves
+FEW = 16  # records that are company enough for a look at a copy of the model
+ROUNDING, COARSE = 1e-5, 3e-3  # of values: above the first, ask in float64 too; above the second, float32 is enough
+TURNED = 0.05  # of sums of gradients: a kink or a tie may fall on either side
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far a pass in company is from a pass alone, relative to its size."""
+
+    values: float
+    slopes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Company:
+    """`forward(inputs)` answers for `size` records: every tensor of that length in `inputs` has one slice for each.
+
+    With a `tape` that the pass is recorded on, gradients are compared too; `during` is entered for each pass.
+    """
+
+    forward: Callable[[Any], Any]
+    inputs: Any
+    size: int
+    tape: Tape | None = None
+    during: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def gap(self, some: Tensor, coins: np.random.Generator) -> Gap:
+        """The distance for `some` records; the smaller one where it is not certain which inputs are records."""
+        return min((self._gap(some, coins, first) for first in self._readings()), key=lambda gap: gap.values)
+
+    def steady(self) -> bool:
+        """Whether the same pass gives the same answer twice; coins from elsewhere than torch do not stand still."""
+        everyone, weights = torch.arange(self.size), torch.zeros(self.size)
+        first, second = (self._answer(self.inputs, self.size, everyone, weights, 0).outputs for _ in range(2))
+        return _distance(first, second) <= ROUNDING
+
+    def few(self, some: Tensor) -> Company:
+        """A smaller company."""
+        return replace(self, inputs=taken(self.inputs, self.size, some), size=len(some))
+
+    def _readings(self) -> list[bool]:
+        """All inputs of the batch's length have records, or, by a coincidence of lengths, the first one alone."""
+        long = [x for x in tree_flatten(self.inputs)[0] if has_records(x, self.size)]
+        return [False, True] if len(long) > 2 else [False]
+
+    def _gap(self, some: Tensor, coins: np.random.Generator, first: bool) -> Gap:
+        weights = torch.from_numpy(coins.normal(size=len(some)))
+        seed = int(coins.integers(2**32))
+        together = self._answer(self.inputs, self.size, some, weights, seed)
+        chosen = torch.arange(len(some))
+        own = taken(self.inputs, self.size, some, first)
+        try:
+            alone = self._answer(own, len(some), chosen, weights, seed, together.slopes)
+        except UnrecordableError:
+            raise
+        except (RuntimeError, ValueError, IndexError):  # it runs in company only
+            return Gap(float("inf"))
+        return Gap(_distance(together.outputs, alone.outputs), _turned(together.total, alone.total))
+
+    def _answer(
+        self,
+        inputs: Any,
+        size: int,
+        some: Tensor,
+        weights: Tensor,
+        seed: int,
+        slopes: list[Tensor] | None = None,
+    ) -> _Answer:
+        with self.during(), _aside(self.tape, size), still():
+            leaves = [y for y in tree_flatten(self.forward(inputs))[0] if has_records(y, size) and _real(y)]
+            kept = [y.detach()[some].clone() for y in leaves]
+            if self.tape is None or not any(y.requires_grad for y in leaves):
+                return _Answer(kept, {}, [])
+            slopes = _slopes(leaves, seed) if slopes is None else slopes
+            moving = [(y * s).sum() for y, s in zip(leaves, slopes, strict=True) if y.requires_grad]
+            torch.autograd.grad(torch.stack(moving).sum(), self.tape.anchor, allow_unused=True)
+            total = {p: piece.at(some).weighted(weights.to(p.dtype)).clone() for p, piece in self.tape.pieces().items()}
+            return _Answer(kept, total, [s[some] for s in slopes])
+
+
+@dataclass(frozen=True)
+class _Answer:
+    outputs: list[Tensor]
+    total: dict[nn.Parameter, Tensor]
+    slopes: list[Tensor]  # at the outputs of `some`
+
+
+@contextmanager
+def _aside(tape: Tape | None, size: int) -> Iterator[None]:
+    """What the tape holds is put aside, and put back."""
+    if tape is None:
+        yield
+        return
+    calls, batch, tape.calls = tape.calls, tape.batch, []
+    tape.begin(size)
+    try:
+        yield
+    finally:
+        tape.calls = calls
+        tape.begin(batch)
+
+
+def _slopes(leaves: list[Tensor], seed: int) -> list[Tensor]:
+    """Public, and not by torch's generator: its coins stand still."""
+    rng = np.random.default_rng(seed)
+    return [torch.from_numpy(rng.normal(size=tuple(y.shape))).to(y.dtype) for y in leaves]
+
+
+def has_records(item: Any, size: int) -> bool:
+    """Whether the first axis of a tensor may be the records'."""
+    return isinstance(item, Tensor) and item.dim() > 0 and len(item) == size
+
+
+def _real(item: Tensor) -> bool:
+    return item.is_floating_point()
+
+
+def taken(inputs: Any, size: int, some: Tensor, first: bool = False) -> Any:
+    """The inputs of some records; with `first`, only the first tensor and the last (the targets) are cut."""
+    leaves, form = tree_flatten(inputs)
+    places = [i for i, x in enumerate(leaves) if has_records(x, size)]
+    places = [places[0], places[-1]] if first else places
+    return tree_unflatten([x[some] if i in places else x for i, x in enumerate(leaves)], form)
+
+
+def _distance(together: list[Tensor], alone: list[Tensor]) -> float:
+    """The largest difference over the largest value; infinite where the answers have other shapes or are not finite."""
+    if len(together) != len(alone) or any(a.shape != b.shape for a, b in zip(together, alone, strict=True)):
+        return float("inf")
+    gaps = [0.0]
+    for a, b in zip(together, alone, strict=True):
+        finite = a.isfinite() & b.isfinite()
+        if not torch.equal(a[~finite].nan_to_num(), b[~finite].nan_to_num()):
+            return float("inf")
+        a, b = a[finite].double(), b[finite].double()
+        gaps.append(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) if len(a) else 0.0)
+    return max(gaps)
+
+
+def _turned(together: dict[nn.Parameter, Tensor], alone: dict[nn.Parameter, Tensor]) -> float:
+    """|sum - sum| over the larger of the two."""
+    parameters = together.keys() | alone.keys()
+    pairs = [(together.get(p), alone.get(p)) for p in parameters]
+    difference, size = 0.0, 0.0
+    for a, b in pairs:
+        a, b = (torch.zeros_like(b) if a is None else a), (torch.zeros_like(a) if b is None else b)  # type: ignore[arg-type]
+        difference += float((a - b).double().square().sum())
+        size += float(torch.maximum(a.double().square().sum(), b.double().square().sum()))
+    return 0.0 if size == 0 or not np.isfinite(size) else float((difference / size) ** 0.5)
+
+
+def subset(size: int, coins: np.random.Generator, count: int) -> Tensor:
+    """So many of the records of a batch, chosen at random."""
+    return torch.from_numpy(np.sort(coins.choice(size, count, replace=False)))
+
+
+@contextmanager
+def shaken(model: nn.Module, coins: np.random.Generator) -> Iterator[None]:
+    """Public noise on every trained parameter, so that nothing hides behind a weight of zero; then as before."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        for p in parameters:
+            scale = 0.05 + 0.5 * float(p.std(correction=0)) if p.numel() else 0.0
+            p.add_(torch.from_numpy(coins.normal(size=tuple(p.shape)) * scale).to(p.dtype))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, kept in zip(parameters, before, strict=True):
+                p.copy_(kept)
+
+
+def precise(model: nn.Module) -> nn.Module | None:
+    """A copy in float64; None where there cannot be one."""
+    try:
+        return copy.deepcopy(model).double()
+    except (RuntimeError, TypeError, AttributeError, NotImplementedError):
+        return None
+
+
+def refused() -> PlanError:
+    return PlanError(
+        "mixing",
+        "a model whose output for one record depends on the other records of the batch",
+        "layers and losses that keep the records of a batch apart",
+        "normalise within a record, as nn.GroupNorm and nn.LayerNorm do, and compare no record with another in forward",
+    )

@@ -1,0 +1,107 @@
+"""When to look whether a model keeps records apart: at the start, at random passes, and before a certificate.
+
+At the start parameters are shaken too (on a copy), so that mixing behind a weight of zero shows at once. Later passes
+are chosen by coins that the model does not see, so often that all looks together cost about one percent of the work.
+A model that is made of torch's own layers in a row needs no second look (`apart`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from sordino.per_record.apart import kept_apart
+from sordino.per_record.company import COARSE, FEW, ROUNDING, SOME, TURNED, Company, precise, refused, shaken, subset
+from sordino.per_record.tape import UnrecordableError
+
+WORK = 0.01  # of the records of a run are run once more
+WHOLE = 0.25  # of the looks have the whole batch for company, the others a few records
+
+Forward = Callable[[Any], Any]
+
+
+class Lookout:
+    """Looks at one model; `of(model)` is the pass over (inputs) of that model or of a copy of it."""
+
+    def __init__(self, model: nn.Module, of: Callable[[nn.Module], Forward], coins: np.random.Generator | None) -> None:
+        self.model, self.of = model, of
+        self.coins = np.random.default_rng() if coins is None else coins
+        self.looks = 0
+
+    def wants(self, size: int, expected: float) -> bool:
+        """A coin for this pass; `expected` is the public size of a batch."""
+        due = self.coins.random() < WORK / (WHOLE + (1 - WHOLE) * min(1.0, FEW / expected) + min(1.0, SOME / expected))
+        return due and size > 1
+
+    def needed(self) -> bool:
+        """Whether the model could mix records at a later pass: not if it is made of layers that never do."""
+        return not kept_apart(self.model)
+
+    def start(self, company: Company) -> None:
+        """The first batch as it is, then a few records with shaken parameters."""
+        self.compare(company, min(SOME, company.size - 1))
+        self._shaken(self._few(company))
+
+    def again(self, company: Company) -> None:
+        """A later batch; any disagreement is a refusal now, for steps have been taken."""
+        company = company if self.coins.random() < WHOLE else self._few(company)
+        try:
+            self.compare(company, int(self.coins.integers(1, min(SOME, company.size - 1) + 1)))
+        except UnrecordableError:
+            raise refused() from None
+
+    def _few(self, company: Company) -> Company:
+        if company.size <= FEW:
+            return company
+        return company.few(subset(company.size, self.coins, FEW))
+
+    def compare(self, company: Company, count: int) -> None:
+        """Refuse values that depend on the company; `UnrecordableError` where only the rules of the layers fail."""
+        some = subset(company.size, self.coins, count)
+        gap = company.gap(some, self.coins)
+        self.looks += 1
+        if gap.values > ROUNDING and self._confirmed(company, some, gap.values):
+            if not company.steady():
+                raise UnrecordableError("a model with coins that are not torch's")
+            raise refused()
+        if gap.slopes > TURNED:
+            raise UnrecordableError("layers whose gradient for one record touches other records")
+
+    def _confirmed(self, company: Company, some: torch.Tensor, found: float) -> bool:
+        """What float32 may have rounded is asked again in float64."""
+        if found > COARSE:
+            return True
+        exact = self._exact(company, precise(self.model), some)
+        return exact is not None and exact > ROUNDING
+
+    def _exact(self, company: Company, twin: nn.Module | None, some: torch.Tensor) -> float | None:
+        """The distance of values in a copy in float64; None where it does not run."""
+        if twin is None:
+            return None
+        inputs = tree_map(_double, company.inputs)
+        try:
+            return Company(self.of(twin), inputs, company.size).gap(some, self.coins).values
+        except (RuntimeError, ValueError, NotImplementedError):
+            return None
+
+    def _shaken(self, few: Company) -> None:
+        some, twin, found = subset(few.size, self.coins, (few.size + 1) // 2), precise(self.model), None
+        if twin is not None:
+            with shaken(twin, self.coins):
+                found = self._exact(few, twin, some)
+            if found is not None and found <= ROUNDING:
+                return
+        limit = COARSE if found is None else ROUNDING
+        with shaken(self.model, self.coins):  # in float32, where no copy runs, or to be sure
+            plain = Company(self.of(self.model), few.inputs, few.size)
+            if plain.gap(some, self.coins).values > limit and plain.steady():
+                raise refused()
+
+
+def _double(item: Any) -> Any:
+    return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item

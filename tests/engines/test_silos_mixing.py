@@ -1,0 +1,85 @@
+"""A run of silos whose unit is a record refuses a model or a loss that mixes records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.per_record.mixers import CLASSES, HONEST, MIXERS, Later, Own, inputs
+from torch import Tensor, nn
+
+from sordino.data.task import Loss, Task
+from sordino.engines import silos
+from sordino.engines.inprocess import InProcess
+from sordino.errors import PlanError
+from sordino.parts.records import FixedRecords, PoissonRecords
+from sordino.parts.samplers import Everyone
+from sordino.parts.server import Sgd
+from sordino.parts.silo import BatchGradient, NoisyLocalSgd
+from sordino.plan import Plan
+from sordino.privacy.mechanisms import Gaussian
+from sordino.privacy.release import Forward, LocalNoise
+from sordino.rng import Seeded
+from sordino.run import run
+
+SIZE = 30
+
+
+def task(model: nn.Module, loss: str | Loss = "cross_entropy") -> Task:
+    x = inputs(2 * SIZE, HONEST["two layers"][1])
+    y = torch.arange(2 * SIZE) % CLASSES
+    return Task.of(model, [(x[:SIZE], y[:SIZE]), (x[SIZE:], y[SIZE:])], loss=loss)
+
+
+def plan(rounds: int = 3) -> Plan:
+    local = BatchGradient(FixedRecords(20, (SIZE,)), 1.0)
+    return Plan(rounds=rounds, clients=Everyone(2), local=local, release=LocalNoise(Gaussian(2.0)), server=Sgd(lr=0.5))
+
+
+def local(rounds: int = 1) -> Plan:
+    solver = NoisyLocalSgd(PoissonRecords(20.0, (SIZE,)), 1.0, 2.0, 0.1, 3)
+    return Plan(rounds=rounds, clients=Everyone(2), local=solver, release=Forward(), server=Sgd(lr=1.0))
+
+
+@pytest.mark.parametrize("planned", [plan, local])
+@pytest.mark.parametrize("name", MIXERS)
+def test_silos_refuse_a_model_that_mixes_records(name: str, planned: Callable[[], Plan]) -> None:
+    torch.manual_seed(1)
+    with pytest.raises(PlanError, match="other records"):
+        list(run(planned(), task(MIXERS[name]()), engine=InProcess(path="sequential")))
+
+
+def test_the_engine_itself_looks_where_nobody_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silos, "_check_apart", lambda *_: None)
+    torch.manual_seed(1)
+    with pytest.raises(PlanError, match="other records"):
+        list(run(plan(), task(MIXERS["x minus its mean"]()), engine=InProcess(path="sequential")))
+
+
+def test_mixing_that_begins_later_ends_the_run_before_its_certificate() -> None:
+    torch.manual_seed(1)
+    rounds = run(plan(40), task(Later(after=30)), engine=InProcess(path="sequential"), streams=Seeded(3))
+    with pytest.raises(PlanError, match="other records"):
+        list(rounds)
+
+
+def in_batch(out: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(out @ out.T, torch.arange(len(out)), reduction="none")
+
+
+def test_silos_refuse_a_loss_that_compares_records() -> None:
+    torch.manual_seed(1)
+    with pytest.raises(PlanError, match="other records"):
+        list(run(plan(), task(Own(), in_batch)))
+
+
+@pytest.mark.parametrize("path", ["batched", "sequential"])
+@pytest.mark.parametrize("name", ["two layers", "own code with dropout and noise", "a parameter of its own", "dropout"])
+def test_honest_models_run_in_silos(name: str, path: str) -> None:
+    torch.manual_seed(1)
+    random = "dropout" in name
+    if random and path == "batched":
+        path = "sequential"
+    done = list(run(plan(), task(HONEST[name][0]()), engine=InProcess(path=path)))  # type: ignore[arg-type]
+    assert len(done) == 3
