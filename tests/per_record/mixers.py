@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -93,15 +93,17 @@ class Shuffled(Own):
 
 
 class Later(Own):
-    """Mixes from a later pass on."""
+    """Mixes from a later pass on; it counts where no look at the module's state comes."""
+
+    passes: ClassVar[int] = 0
 
     def __init__(self, after: int) -> None:
         super().__init__()
-        self.after, self.passes = after, 0
+        self.after, Later.passes = after, 0
 
     def before(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        return x - x.mean(0) if self.passes > self.after else x
+        Later.passes += 1
+        return x - x.mean(0) if Later.passes > self.after else x
 
 
 MIXERS: dict[str, Callable[[], nn.Module]] = {
