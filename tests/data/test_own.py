@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.data.datasets import load
+from sordino.data.mapped import write
 from sordino.errors import ConfigError, DataError
 
 
@@ -216,7 +217,7 @@ def test_an_archive_that_lies_is_refused_in_one_sentence(tmp_path: Path, content
 
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/a.npz", "a\0b", "/dev/zero", "."])
-@pytest.mark.parametrize("name", ["npz", "csv"])
+@pytest.mark.parametrize("name", ["npz", "csv", "mapped"])
 def test_what_is_no_file_is_refused_at_once(name: str, path: str) -> None:
     options: dict[str, Any] = {"target": "y"} if name == "csv" else {}
     with pytest.raises(DataError, match="cannot be read"):
@@ -227,27 +228,38 @@ CSV = "age,site,sick\n" + "".join(f"{i}.5,{'ab'[i % 2]},{i % 2}\n" for i in rang
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), name=st.sampled_from(["npz", "csv"]))
+@given(data=st.data(), name=st.sampled_from(["npz", "csv", "mapped"]))
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str
 ) -> None:
     """Bytes flipped, dropped, put in between or cut off: never a traceback, never more than a sentence."""
-    whole = _archive(compression=data.draw(st.sampled_from([0, 8, 12, 14]))) if name == "npz" else CSV.encode()
-    file = tmp_path_factory.mktemp("damaged") / f"a.{name}"
-    file.write_bytes(_damaged(whole, data))
-    options: dict[str, Any] = {} if name == "npz" else {"target": "sick", "groups": "site", "classes": 2}
+    folder = tmp_path_factory.mktemp("damaged")
+    file, options = folder / f"a.{name}", OPTIONS[name]
+    if name == "mapped":
+        write(folder, X.astype(np.float32), Y, np.full(5, 2))
+        spoilt = folder / data.draw(st.sampled_from(["x.npy", "y.npy", "clients.npy"]))
+        spoilt.write_bytes(_damaged(spoilt.read_bytes(), data))
+        file = folder
+    else:
+        whole = _archive(compression=data.draw(st.sampled_from([0, 8, 12, 14]))) if name == "npz" else CSV.encode()
+        file.write_bytes(_damaged(whole, data))
     try:
         found = load(name, path=file, **options)
     except (DataError, ConfigError) as error:
         said = str(error)
     else:
-        assert np.isfinite(found.x).all()
+        assert name == "mapped" or np.isfinite(found.x).all()
         assert not len(found.test_y)
         return
     assert len(said) < 700
     assert str(file) in said
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "npz": {},
+    "csv": {"target": "sick", "groups": "site", "classes": 2},
+    "mapped": {"classes": 2},
+}
 PIECES = [b"\0", b",", b'"', b"\r", b"9" * 30, b"\xff", b"nan", b"1e999", b"\n\n", b"-", b""]
 
 

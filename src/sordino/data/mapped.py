@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.data.files import UNREADABLE
+from sordino.data.files import UNREADABLE, regular
 from sordino.data.records import Array, Dataset
 from sordino.errors import DataError
 
@@ -24,8 +24,7 @@ def mapped(*, path: str | Path, classes: int | None = None) -> Dataset:
 
     What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
     """
-    folder = Path(path).expanduser()
-    tested = any((folder / f"test_{side}.npy").exists() for side in "xy")
+    folder, tested = _folder(Path(path))
     arrays = {name: _opened(folder / f"{name}.npy") for name in PARTS[: None if tested else 3]}
     _check(arrays, classes, folder)
     test_x, test_y = (np.array(arrays[f"test_{side}"]) if tested else np.array(arrays[side][:0]) for side in "xy")
@@ -50,9 +49,18 @@ def write(
             np.save(folder / f"{name}.npy", array)
 
 
+def _folder(path: Path) -> tuple[Path, bool]:
+    """The folder, and whether it holds test records."""
+    try:
+        there = path.expanduser()
+        return there, any((there / f"test_{side}.npy").exists() for side in "xy")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a folder") from None
+
+
 def _opened(path: Path) -> Array:
     try:
-        array: Array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: nothing reaches the file
+        array: Array = np.load(regular(path), mmap_mode="c", allow_pickle=False)  # copy on write: the file stays
     except UNREADABLE as error:
         raise DataError(f"{path}, which cannot be read ({error})", "an .npy file", "see sordino.data.mapped") from None
     return array
