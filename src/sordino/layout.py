@@ -61,6 +61,10 @@ class Layout:
         """Named views of [d] or [m, d]: [*shape] or [m, *shape]."""
         return {s.name: rows[..., s.start : s.stop].view(*rows.shape[:-1], *s.shape) for s in self.slots}
 
+    def tensors(self, model: nn.Module) -> list[Tensor]:
+        """A module's tensors that lie in the vector, in its order."""
+        return [tensor for _, tensor, _ in _named(model)]
+
     def flatten(self, model: nn.Module) -> Tensor:
         """A module's vector, as a copy."""
         return torch.cat([tensor.detach().reshape(-1) for _, tensor, _ in _named(model)])

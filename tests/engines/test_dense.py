@@ -149,7 +149,6 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "a curve at the end": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU()),
     "a norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)),
     "a class of its own": lambda: Own(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)),
-    "records of another width": lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)),
 }
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.codec import nearest
+from sordino.data.fit import check_labels, check_losses, outputs_of, refuse_statistics
 from sordino.errors import ConfigError, DataError
 from sordino.layout import Layout
 
@@ -143,6 +144,25 @@ class Task:
         for records, name in ((self.test, "the test data"), (self.public, "the public data")):
             if records is not None:
                 _finite(records, name)
+        self._check_fit()
+
+    def _check_fit(self) -> None:
+        """One loss per record, labels that the model has a class for, no statistics that noise would break."""
+        refuse_statistics(self.model)
+        records = self.clients.records
+        pair = torch.from_numpy(np.resize(self.clients.index[:2], 2))
+        x, y = records.x[pair].to(self.device), records.y[pair].to(self.device)
+        outputs = outputs_of(self.model, x)
+        if isinstance(self.loss, str):
+            classes = _classes(self.loss, outputs)
+            for part, name in (
+                (records, "the clients' data"),
+                (self.test, "the test data"),
+                (self.public, "the public data"),
+            ):
+                if classes and part is not None and not part.lazy:
+                    check_labels(part.y, classes, name)
+        check_losses(self.losses, outputs, y)
 
     @property
     def layout(self) -> Layout:
@@ -191,6 +211,13 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
     mean = figure / len(test)
     named = {"accuracy": mean} if _is_label(test.y) else {"rmse": mean**0.5}
     return {"loss": total / len(test), **named}
+
+
+def _classes(loss: str, outputs: Any) -> int:
+    """How many labels a named loss can tell apart; 0: any number will do."""
+    if loss == "cross_entropy":
+        return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
+    return 2 if loss in ("logistic", "hinge") else 0
 
 
 def _is_label(y: Tensor) -> bool:

@@ -83,3 +83,6 @@ class Copies:
 
     def outward(self, rows: Tensor) -> Tensor:
         return rows
+
+    def untouched(self) -> None:
+        """The gradient is written out: no module runs, and none keeps anything."""

@@ -145,8 +145,9 @@ def stages(task: Task) -> list[Stage]:
 
 
 def _stage(layer: nn.Linear, name: str, starts: dict[str, int], curve: type[nn.Module] | None) -> Stage:
-    bias = starts[f"{name}.bias"] if layer.bias is not None else None
-    return Stage(layer.out_features, layer.in_features, starts[f"{name}.weight"], bias, curve)
+    dot = f"{name}." if name else ""  # the model itself may be the layer
+    bias = starts[f"{dot}bias"] if layer.bias is not None else None
+    return Stage(layer.out_features, layer.in_features, starts[f"{dot}weight"], bias, curve)
 
 
 def can_chain(task: Task) -> bool:

@@ -129,6 +129,7 @@ class InProcessWorker:
             rows = self.solve(chunk, job.public, job.start)
             norms.append(row_norms(rows))
             slopes = self._slopes(chunk, job) if self.slopes else None
+            self.objective.untouched()
             total += self._encode(finite_rows(rows, norms[-1]), job, slopes).sum(0, dtype=torch.float64)
         return total.cpu(), [part.cpu() for part in norms]
 

@@ -21,6 +21,7 @@ from sordino.layout import Layout
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.norms import row_norms
 from sordino.per_record import ClippedGradient
+from sordino.steady import Steady
 
 RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where every record has a row of its own
 
@@ -39,18 +40,22 @@ class OneClient:
         self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
         self.fast = _clipped_gradient(self.model, task, coins)
-        self.counters = [(b, b.clone()) for b in self.model.buffers() if not b.is_floating_point()]
+        self.state = watched(self.model, self.layout.tensors(self.model))
 
     @property
     def trainable(self) -> int:
         return self.layout.trainable
 
     def place(self, start: Tensor, clients: int) -> Tensor:
-        """The row [1, d], set to `start`; integer buffers begin anew for each client."""
+        """The row [1, d], set to `start`: what is not in it stays as it was, or `untouched` refuses."""
         self.row[0].copy_(start)
-        for buffer, first in self.counters:
-            buffer.copy_(first)
         return self.row
+
+    def untouched(self) -> None:
+        """Nothing of this client is left where the next could see it; what is in the row is its message."""
+        self.state.check(full=True)
+        if self.records is not None:
+            self.records.state.check(full=True)
 
     def inward(self, start: Tensor) -> Tensor:
         """Convolutions channels last."""
@@ -124,6 +129,12 @@ class OneClient:
         return self.losses(self.model(x), y).mean()
 
 
+def watched(model: nn.Module, rows: Iterable[Tensor] = ()) -> Steady:
+    """The module as it is before its first client; the tensors of `rows` move with every client."""
+    fix = "keep what a client needs in parameters or float buffers: they begin anew for each and are clipped and noised"
+    return Steady(model, list(rows), "while a client trained, so that the next would see it", fix)
+
+
 def pool_first(model: nn.Module) -> None:
     """ReLU then max-pool as max-pool then ReLU: the same function, a quarter of the ReLUs.
 
@@ -168,6 +179,10 @@ class ManyClients(Copies):
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
         return None
 
+    def untouched(self) -> None:
+        """Nothing of these clients is left where the next chunk could see it."""
+        self.records.state.check(full=True)
+
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d] of each client's mean loss at its own row of w [m, d]."""
         mask = batch.mask if batch.mask is not None else w.new_ones(batch.y.shape[:2])
@@ -182,6 +197,7 @@ class RecordSums:
         self.layout, self.width = layout, max(1, RECORD_ENTRIES // layout.size)
         self.slopes = vmap(grad(_record_loss(model, losses)), in_dims=(None, 0, 0), randomness="different")
         self.own = vmap(grad(_record_loss(model, losses)), in_dims=(0, 0, 0), randomness="different")
+        self.state = watched(model)
 
     def sum(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """Sum [d] of the gradients at w [d] of records x [b, ...], y [b, ...], each pulled into the ball."""

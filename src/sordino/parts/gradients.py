@@ -58,6 +58,7 @@ class Objective(Protocol):
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor: ...  # [m, d], sum over records of g_j in the ball
     def inward(self, start: Tensor) -> Tensor: ...  # [d], in the objective's own order of coordinates
     def outward(self, rows: Tensor) -> Tensor: ...  # [m, d], back in the layout's order
+    def untouched(self) -> None: ...  # refuses a module that kept something of its clients: the next would see it
 
 
 class Gradient(Part):

@@ -1,0 +1,68 @@
+"""Do model, loss and records fit? Found before the first round, in one sentence, where training would fail or lie."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from sordino.errors import DataError, PlanError
+
+_FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
+
+
+def refuse_statistics(model: nn.Module) -> None:
+    """Running statistics are averaged over clients and noised: a variance falls below zero, and the model is NaN."""
+    for name, part in model.named_modules():
+        if isinstance(part, _NormBase) and part.track_running_stats:
+            width = part.num_features
+            groups = next((g for g in (32, 16, 8, 4, 2) if width and width % g == 0), 1)
+            raise PlanError(
+                "mixing",
+                f"layer '{name}', {type(part).__name__}({width}), whose running variance noise would drive below zero",
+                "layers without running statistics",
+                f"replace it by nn.GroupNorm({groups}, {width})",
+            )
+
+
+def outputs_of(model: nn.Module, x: Tensor) -> Any:
+    """What a copy of the model answers for a few records, in eval mode; it keeps and moves nothing."""
+    trial = copy.deepcopy(model).eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            return trial(x)
+        except _FAILS as error:
+            found = f"a model that fails on records of shape {list(x.shape[1:])} ({_first_line(error)})"
+            raise DataError(found, "a model of inputs [b, ...]", "fit the first layer to the records") from None
+
+
+def check_losses(losses: Callable[[Any, Tensor], Any], outputs: Any, y: Tensor) -> None:
+    """Refuse a loss that does not give one value for each record: a mean of them has no client's or record's own."""
+    try:
+        values = losses(outputs, y)
+    except _FAILS as error:
+        shapes = f"outputs {list(getattr(outputs, 'shape', []))} and targets {list(y.shape)}"
+        raise DataError(f"a loss that fails on {shapes} ({_first_line(error)})", "one value per record") from None
+    if not isinstance(values, Tensor) or values.shape != (len(y),):
+        found = f"a loss of shape {list(getattr(values, 'shape', []))} for {len(y)} records"
+        raise DataError(found, "one value per record", 'reduction="none" in the loss, as nn.CrossEntropyLoss takes it')
+
+
+def check_labels(y: Tensor, classes: int, where: str) -> None:
+    """Refuse labels that no class stands for; torch would ignore -100 without a word and stop at others."""
+    if y.is_floating_point() or not y.numel():
+        return
+    wrong = (y < 0) | (y >= classes)
+    if bool(wrong.any()):
+        record = int(wrong.flatten(1).any(1).nonzero()[0]) if y.dim() > 1 else int(wrong.nonzero()[0])
+        label = int(y[wrong][0])
+        fix = "drop such records, or give the model one output per class"
+        raise DataError(f"label {label} in record {record} of {where}", f"labels from 0 to {classes - 1}", fix)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
