@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sordino.parts.encode import Adaptive as Adaptive
     from sordino.parts.encode import Clip as Clip
     from sordino.parts.gradients import Blur as Blur
+    from sordino.parts.gradients import Proximal as Proximal
     from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local import LocalSgd as LocalSgd
     from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from sordino.parts.schedules import Decay as Decay
     from sordino.parts.schedules import Linear as Linear
     from sordino.parts.schedules import Piecewise as Piecewise
+    from sordino.parts.server import Adagrad as Adagrad
     from sordino.parts.server import Adam as Adam
     from sordino.parts.server import Sgd as Sgd
+    from sordino.parts.server import Yogi as Yogi
     from sordino.parts.sparsify import PublicMask as PublicMask
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
     from sordino.plan import Plan as Plan
@@ -81,6 +84,9 @@ _HOME = {
     "Decay": "parts.schedules",
     "Adam": "parts.server",
     "Sgd": "parts.server",
+    "Yogi": "parts.server",
+    "Adagrad": "parts.server",
+    "Proximal": "parts.gradients",
     "Plan": "plan",
     "Gaussian": "privacy.mechanisms",
     "Laplace": "privacy.mechanisms",

@@ -16,7 +16,7 @@ from sordino.engines.linear import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.errors import PlanError
 from sordino.parts.encode import Clip
-from sordino.parts.gradients import Anchor, Batch, Blur, Gradient, Plain, Sam
+from sordino.parts.gradients import Anchor, Batch, Blur, Gradient, Plain, Proximal, Sam
 from sordino.parts.local import LocalSgd
 from sordino.privacy.release import NoNoise
 
@@ -138,10 +138,30 @@ def test_blur_pulls_on_top_of_another_oracle() -> None:
     assert torch.allclose(found, torch.tensor([[3.3 + 4.0, 5.6]]), atol=1e-6)
 
 
+def test_fedprox_adds_the_slope_of_half_its_strength_times_the_squared_distance() -> None:
+    start, rows = noise(2, seed=3), [[0.5, 1.0], [-3.0, 2.0]]
+    found = slope(Proximal(0.7), rows, Anchor(start)) - slope(Plain(), rows)
+    assert torch.allclose(found, 0.7 * (torch.tensor(rows) - start), atol=1e-5)
+    assert torch.equal(slope(Proximal(0.0), rows, Anchor(start)), slope(Plain(), rows))
+    pulled = slope(Proximal(0.7, Sam(0.5)), rows, Anchor(start)) - slope(Sam(0.5), rows)
+    assert torch.allclose(pulled, found, atol=1e-5)
+
+
+def test_the_stronger_the_pull_of_fedprox_the_nearer_clients_stay() -> None:
+    def length(strength: float) -> float:
+        local = LocalSgd(lr=0.1, epochs=5, gradient=Proximal(strength))
+        free = plan(rounds=1, local=local, encode=(Clip(50.0),), release=NoNoise())
+        return rounds(free, task())[0].diagnostics["update_norm_mean"]
+
+    assert length(5.0) < 0.7 * length(0.5) < 0.7 * length(0.0)
+
+
 @pytest.mark.parametrize("strength", [-1.0, math.nan, math.inf])
 def test_a_pull_that_is_not_a_finite_number_from_zero_up_is_refused(strength: float) -> None:
     with pytest.raises(PlanError, match="strength"):
         Blur(strength)
+    with pytest.raises(PlanError, match="strength"):
+        Proximal(strength)
 
 
 def test_blur_pulls_with_the_radius_of_the_plans_clip() -> None:
@@ -161,6 +181,7 @@ ORACLES: dict[str, Gradient] = {
     "asam": Sam(0.5, adaptive=True),
     "blur": Blur(0.8),
     "blur and sam": Blur(0.8, Sam(0.2)),
+    "proximal": Proximal(0.8),
 }
 
 

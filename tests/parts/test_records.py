@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.errors import PlanError
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, batches
+from sordino.parts.records import (
+    AllRecords,
+    FixedRecords,
+    OnePass,
+    PoissonRecords,
+    RecordSampler,
+    ShuffledRecords,
+    batches,
+)
 from sordino.privacy.events import FixedSampled, GaussianNoise, PoissonSampled
 from sordino.rng import Seeded
 
@@ -115,9 +123,41 @@ def test_each_sampler_wraps_the_event_by_the_silos_own_size() -> None:
 
 
 def test_only_poisson_speaks_of_adding_and_removing() -> None:
-    samplers: list[RecordSampler] = [AllRecords((4,)), FixedRecords(2, (4,)), OnePass(2, (4,)), PoissonRecords(2, (4,))]
-    assert [sampler.relation for sampler in samplers] == ["replace_one"] * 3 + ["add_remove"]
-    assert [sampler.once for sampler in samplers] == [False, False, True, False]
+    samplers: list[RecordSampler] = [
+        AllRecords((4,)),
+        FixedRecords(2, (4,)),
+        OnePass(2, (4,)),
+        ShuffledRecords(2, (4,)),
+        PoissonRecords(2, (4,)),
+    ]
+    assert [sampler.relation for sampler in samplers] == ["replace_one"] * 4 + ["add_remove"]
+    assert [sampler.disjoint for sampler in samplers] == [False, False, True, True, False]
+
+
+def test_a_shuffled_epoch_reads_every_record_once_and_the_next_in_another_order() -> None:
+    sampler = ShuffledRecords(3, (10, 12))
+    for silo, size, per_epoch in ((0, 10, 3), (1, 12, 4)):
+        epochs = [
+            np.concatenate([sampler.draw(e * per_epoch + k, silo, size, coins()) for k in range(per_epoch)]).tolist()
+            for e in range(5)
+        ]
+        assert all(len(set(epoch)) == per_epoch * 3 for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) == 5
+
+
+def test_a_record_is_read_as_often_as_its_sampler_says_at_most() -> None:
+    """Every window of every length, counted; the sabotage is the count of one epoch too few."""
+    shuffled, steps = ShuffledRecords(3, (10,)), 20
+    table = np.zeros((steps, 10), dtype=int)
+    for t in range(steps):
+        table[t, shuffled.draw(t, 0, 10, coins())] = 1
+    for length in range(1, steps + 1):
+        assert table[:length].sum(0).max() <= shuffled.most(length, 0) == -(-length // 3)
+        windows = [table[t : t + length].sum(0).max() for t in range(steps - length + 1)]
+        assert max(windows) <= shuffled.again(length, 0)
+    assert table[:6].sum(0).max() > shuffled.most(6, 0) - 1
+    assert (OnePass(2, (8,)).most(4, 0), FixedRecords(2, (8,)).most(4, 0)) == (1, 4)
+    assert (OnePass(2, (8,)).again(4, 0), FixedRecords(2, (8,)).again(4, 0)) == (1, 4)
 
 
 def test_one_size_stands_for_all_silos() -> None:
@@ -128,7 +168,7 @@ def test_one_size_stands_for_all_silos() -> None:
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [FixedRecords, OnePass, PoissonRecords])
+@pytest.mark.parametrize("kind", [FixedRecords, OnePass, ShuffledRecords, PoissonRecords])
 @pytest.mark.parametrize(("batch", "sizes"), [(5, (9, 4, 7)), (0, (9,)), (-1, (9,)), (1, ()), (1, (3, 0))])
 def test_a_batch_larger_than_a_silo_or_an_empty_silo_is_refused(kind: type, batch: int, sizes: tuple[int, ...]) -> None:
     with pytest.raises(PlanError) as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sordino.errors import PlanError
 from sordino.parts.schedules import Decay
-from sordino.parts.server import Adam, ServerOptimizer, Sgd
+from sordino.parts.server import Adagrad, Adam, ServerOptimizer, Sgd, Yogi
 
 MEANS = [noise(11, seed=seed) * 10.0 ** (seed % 3 - 1) for seed in range(8)]
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -46,12 +47,25 @@ def theirs(make: Make, lr_at: Callable[[int], float] | None = None) -> Tensor:
             Adam(lr=0.1, beta1=0.5, beta2=0.999, floor=1e-8),
             lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.999), eps=1e-8),
         ),
+        (Adagrad(lr=0.1, floor=1e-3), lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-3)),
         (Adam(lr=0.1, beta1=0.0, beta2=0.0), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.0, 0.0), eps=1e-3)),
     ],
     ids=lambda value: str(value) if isinstance(value, ServerOptimizer) else "",
 )
 def test_the_server_steps_like_torch(server: ServerOptimizer, make: Make) -> None:
     assert torch.allclose(ours(server), theirs(make), rtol=1e-5, atol=1e-6)
+
+
+def test_yogi_is_its_formula_coordinate_by_coordinate() -> None:
+    server = Yogi(lr=0.1, beta1=0.5, beta2=0.8, floor=0.01)
+    start = noise(11, seed=99)
+    w, m, v = start.tolist(), [0.0] * 11, [0.0] * 11
+    for mean in MEANS:
+        for i, g in enumerate(mean.tolist()):
+            m[i] = 0.5 * m[i] + 0.5 * g
+            v[i] = v[i] - 0.2 * g * g * math.copysign(1.0, v[i] - g * g) * (v[i] != g * g)
+            w[i] -= 0.1 * m[i] / (math.sqrt(v[i]) + 0.01)
+    assert torch.allclose(ours(server), torch.tensor(w), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -61,7 +75,7 @@ def test_a_schedule_sets_the_rate_of_each_round(momentum: float) -> None:
     assert torch.allclose(ours(Sgd(lr=lr, momentum=momentum)), wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("server", [Sgd(lr=0.3), Sgd(lr=0.3, momentum=0.9), Adam()], ids=str)
+@pytest.mark.parametrize("server", [Sgd(lr=0.3), Sgd(lr=0.3, momentum=0.9), Adam(), Yogi(), Adagrad()], ids=str)
 def test_a_step_leaves_the_memory_before_it_as_it_was(server: ServerOptimizer) -> None:
     before = server.init(noise(11))
     kept = {name: tensor.clone() for name, tensor in before.items()}
@@ -71,7 +85,7 @@ def test_a_step_leaves_the_memory_before_it_as_it_was(server: ServerOptimizer) -
     assert not torch.equal(after["params"], before["params"])
 
 
-@pytest.mark.parametrize("server", [Sgd(), Sgd(momentum=0.5), Adam()], ids=str)
+@pytest.mark.parametrize("server", [Sgd(), Sgd(momentum=0.5), Adam(), Yogi(), Adagrad()], ids=str)
 def test_clients_start_where_the_result_is(server: ServerOptimizer) -> None:
     memory = server.step(server.init(noise(11)), MEANS[0], 0)
     assert torch.equal(server.query(memory), server.result(memory))
@@ -83,6 +97,8 @@ def test_clients_start_where_the_result_is(server: ServerOptimizer) -> None:
         lambda: Sgd(momentum=1.0),
         lambda: Sgd(momentum=-0.1),
         lambda: Adam(beta1=1.0),
+        lambda: Yogi(beta2=1.0),
+        lambda: Adagrad(floor=0.0),
         lambda: Adam(beta2=-0.1),
         lambda: Adam(floor=0.0),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,15 @@ import pytest
 from tests.silos import SIZES, planned, silos
 from tests.tiny import plan as client_plan
 
-from sordino.errors import ConfigError, PlanError
+from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.explain import ceilings
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Bill, Participation
-from sordino.privacy.budget import Budget
+from sordino.privacy.budget import Budget, client_filter
 from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.certificate import Facts, certificate, headline, participation
 from sordino.privacy.events import (
@@ -111,9 +112,46 @@ def test_no_noise_promises_nothing_whatever_the_coins() -> None:
 
 def test_noise_in_local_steps_is_billed_step_by_step() -> None:
     for reads, _, event, count in SAMPLERS:
-        local = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=2 if reads.once else 5)
-        bill = planned(rounds=ROUNDS if not reads.once else 5, clients=EVERYONE, local=local, release=Forward()).bill()
-        assert entries(bill) == (event, count if reads.once else 5 * ROUNDS)
+        local = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=2 if reads.disjoint else 5)
+        bill = planned(
+            rounds=ROUNDS if not reads.disjoint else 5, clients=EVERYONE, local=local, release=Forward()
+        ).bill()
+        assert entries(bill) == (event, count if reads.disjoint else 5 * ROUNDS)
+
+
+def test_shuffled_batches_are_billed_by_epochs_not_by_rounds() -> None:
+    """30 records in batches of 3: ten rounds an epoch; thirty rounds are three reads of a record, not thirty."""
+    reads = ShuffledRecords(3, (30,))
+    assert entries(made(reads, LOCAL, rounds=30).bill()) == (Z, 3)
+    assert entries(made(reads, LOCAL, rounds=31).bill()) == (Z, 4)
+    again = Participation(releases=32, most=32, repeats=2)  # two rounds of the third epoch were run again
+    assert entries(made(reads, LOCAL, rounds=30).bill(again)) == (Z, 6)
+    steps = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=5)
+    assert entries(planned(rounds=6, clients=EVERYONE, local=steps, release=Forward()).bill()) == (Z, 3)
+
+
+def test_a_silo_that_sits_rounds_out_is_still_billed_for_every_epoch_it_was_in() -> None:
+    """Two rounds of different epochs may read one record twice: a count of its own rounds would say once."""
+    each = Participation(releases=30, most=2, each=(2, 1, 0, 30))
+    bill = made(ShuffledRecords(3, (30,)), LOCAL, FIXED, rounds=30).bill(each)
+    assert [bill.line("messages", silo).entries[0][1] for silo in range(4)] == [2, 1, 0, 3]
+
+
+def test_a_filter_counts_the_epochs_of_shuffled_batches() -> None:
+    """A budget worth two reads lasts two epochs; a round that is run again is a read more."""
+    plan = made(ShuffledRecords(3, (30,)), LOCAL, rounds=30)
+    worth_two = replace(client_filter(plan, Budget(1e9, 1e-5)), allowed=np.full(4, 2))
+    everyone = np.arange(4)
+    for t in range(20):
+        worth_two.charge(everyone, t)
+    with pytest.raises(BudgetError):
+        worth_two.charge(everyone, 20)
+    again = replace(client_filter(plan, Budget(1e9, 1e-5)), allowed=np.full(4, 2))
+    for t in (0, 1, 1):
+        again.charge(everyone, t)
+    again.charge(everyone, 2)
+    with pytest.raises(BudgetError):
+        again.charge(everyone, 10)
 
 
 def test_laplace_needs_an_l1_clip_and_a_sampler_with_a_proof() -> None:

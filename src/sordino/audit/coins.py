@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,8 +67,8 @@ def of_records(reads: RecordSampler, silo: int) -> Coins:
         return Coins("batch", size, reads.rate(silo))
     if isinstance(reads, FixedRecords):
         return Coins("batch", size, reads.batch / size, size=reads.batch)
-    count = round(reads.count) if reads.once else size
-    return Coins("batch", size, count / size, size=count, most=(lambda _: 1) if reads.once else (lambda rounds: rounds))
+    count = round(reads.count) if reads.disjoint else size
+    return Coins("batch", size, count / size, size=count, most=partial(reads.most, silo=silo))
 
 
 def cohort_law(plan: Plan, seed: int = 0) -> list[Finding]:

@@ -217,7 +217,7 @@ def _read_first(plan: Plan, silo: int) -> int:
     """A record that round 0 reads, where that is public; else any."""
     reads = plan.local.reads
     assert reads is not None
-    return int(reads.draw(0, 0, reads.size(silo), Seeded(0).at(0, "none"))[0]) if reads.once else 0
+    return int(reads.draw(0, 0, reads.size(silo), Seeded(0).at(0, "none"))[0]) if reads.disjoint else 0
 
 
 def _projected(rows: Tensor) -> Array:

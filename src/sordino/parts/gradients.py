@@ -127,6 +127,21 @@ class Blur(Gradient, kind="blur"):
 
 
 @dataclass(frozen=True)
+class Proximal(Gradient, kind="proximal"):
+    """grad of f(w) + strength / 2 * ||w - w_t||^2: FedProx (Li et al. 2020), a pull to where the round began."""
+
+    strength: float
+    gradient: Gradient = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        if not natural(self.strength):
+            raise PlanError("gradient", f"strength = {self.strength}", "a finite number of at least 0")
+
+    def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
+        return self.gradient.at(objective, w, batch, anchor) + self.strength * (w - anchor.start)
+
+
+@dataclass(frozen=True)
 class Bounded(Gradient, kind="bounded"):
     """g * min(1, radius / ||g||): the client's whole gradient in a ball (paper 002). Bounds no single record."""
 

@@ -29,7 +29,7 @@ class RecordSampler(Part):
 
     sizes: tuple[int, ...]
     relation: ClassVar[Relation] = "replace_one"
-    once: ClassVar[bool] = False  # True: no record is read in two rounds
+    disjoint: ClassVar[bool] = False  # True: the batches of an epoch have no record in common
     fixed: ClassVar[bool] = True  # True: every batch has exactly `count` records
 
     @property
@@ -48,6 +48,18 @@ class RecordSampler(Part):
     def size(self, silo: int) -> int:
         """How many records a silo has declared."""
         return self.sizes[silo] if len(self.sizes) > 1 else self.sizes[0]
+
+    def epoch(self, step: int, silo: int) -> int:
+        """Steps of the same epoch read disjoint records; unless a sampler says more, each step is its own."""
+        return step
+
+    def most(self, steps: int, silo: int) -> int:
+        """In how many of the first `steps` steps one record is read, at most."""
+        return self.epoch(steps - 1, silo) + 1 if steps > 0 else 0
+
+    def again(self, steps: int, silo: int) -> int:
+        """In how many of any `steps` steps in a row one record is read, at most: what running them again costs."""
+        return steps
 
     def rounds(self) -> int | None:
         """The most rounds that can be run; None: any number."""
@@ -170,7 +182,7 @@ class OnePass(RecordSampler, kind="one_pass"):
 
     batch: int
     sizes: tuple[int, ...]
-    once: ClassVar[bool] = True
+    disjoint: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.sizes, self.batch)
@@ -182,14 +194,50 @@ class OnePass(RecordSampler, kind="one_pass"):
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return _order(silo, size)[t * self.batch : (t + 1) * self.batch]
 
+    def epoch(self, step: int, silo: int) -> int:
+        return 0
+
+    def again(self, steps: int, silo: int) -> int:
+        return 1
+
     def rounds(self) -> int | None:
         return min(self.sizes) // self.batch
 
 
+@dataclass(frozen=True)
+class ShuffledRecords(RecordSampler, kind="shuffled_records"):
+    """Epoch e is a public permutation of a silo's records, cut into size // batch batches; a rest sits the epoch out.
+
+    What an ordinary shuffled loader does. Guarantee: replace one record (movement 2); a record is in one release per
+    epoch, so T rounds cost ceil(T / (size // batch)) of them; nothing is amplified, so the coins need not be secret.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+    disjoint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        first = t % (size // self.batch) * self.batch
+        return _order(silo, size, 1 + t // (size // self.batch))[first : first + self.batch]
+
+    def epoch(self, step: int, silo: int) -> int:
+        return step // (self.size(silo) // self.batch)
+
+    def again(self, steps: int, silo: int) -> int:
+        return min(steps, 1 + -(-(steps - 1) // (self.size(silo) // self.batch)))
+
+
 @lru_cache(maxsize=64)
-def _order(silo: int, size: int) -> Rows:
-    """The public permutation of a silo's records, always the same."""
-    return Seeded(0).at(0, "one pass", silo).permutation(size).astype(np.int64)
+def _order(silo: int, size: int, epoch: int = 0) -> Rows:
+    """A public permutation of a silo's records: in every run the same."""
+    return Seeded(0).at(epoch, "one pass", silo).permutation(size).astype(np.int64)
 
 
 def batches(sampler: RecordSampler, t: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Rows:

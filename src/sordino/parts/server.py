@@ -138,21 +138,12 @@ class Sgd(ServerOptimizer, kind="sgd"):
         return after | self.average.fold(memory) if self.average else after
 
 
-@dataclass(frozen=True)
-class Adam(ServerOptimizer, kind="adam"):
-    """FedAdam (Reddi et al. 2021): bias-corrected moments of the mean message;  w <- w - lr * m / (sqrt(v) + floor)."""
+class _Moments(ServerOptimizer):
+    """w <- w - lr * m / (sqrt(v) + floor),  m <- beta1 m + (1 - beta1) g,  v a running size of g^2 (Reddi 2021)."""
 
-    lr: float | Schedule = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    floor: float = 1e-3
-
-    def __post_init__(self) -> None:
-        check_lr(self.lr)
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and positive(self.floor)):
-            raise PlanError(
-                "server", f"adam betas {self.beta1}, {self.beta2}, floor {self.floor}", "betas in [0, 1), floor > 0"
-            )
+    lr: float | Schedule
+    beta1: float
+    floor: float
 
     def init(self, params: Tensor) -> Memory:
         zeros = torch.zeros_like(params)
@@ -163,10 +154,76 @@ class Adam(ServerOptimizer, kind="adam"):
             "count": torch.zeros((), dtype=torch.int64),
         }
 
+    @abstractmethod
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        """The running size of the squares after one more round."""
+
+    def trust(self, count: int) -> tuple[float, float]:
+        """What the first and the second moment of `count` rounds are divided by."""
+        return 1.0, 1.0
+
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
         count = memory["count"] + 1
         first = self.beta1 * memory["first"] + (1 - self.beta1) * mean
-        second = self.beta2 * memory["second"] + (1 - self.beta2) * mean.square()
-        scale = (second / (1 - self.beta2 ** int(count))).sqrt() + self.floor
-        moved = at(self.lr, t) * (first / (1 - self.beta1 ** int(count))) / scale
+        second = self.size(memory["second"], mean.square())
+        by_first, by_second = self.trust(int(count))
+        scale = (second / by_second).sqrt() + self.floor
+        moved = at(self.lr, t) * (first / by_first) / scale
         return {"params": memory["params"] - moved, "first": first, "second": second, "count": count}
+
+
+def _check_moments(lr: float | Schedule, floor: float, *betas: float) -> None:
+    check_lr(lr)
+    if not (all(0 <= beta < 1 for beta in betas) and positive(floor)):
+        found = f"betas {', '.join(shown(beta) for beta in betas)}, floor {shown(floor)}"
+        raise PlanError("server", found, "betas in [0, 1), floor > 0")
+
+
+@dataclass(frozen=True)
+class Adam(_Moments, kind="adam"):
+    """FedAdam:  v <- beta2 v + (1 - beta2) g^2, both moments bias-corrected (Kingma & Ba 2015)."""
+
+    lr: float | Schedule = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.floor, self.beta1, self.beta2)
+
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        return self.beta2 * second + (1 - self.beta2) * squares
+
+    def trust(self, count: int) -> tuple[float, float]:
+        return 1 - self.beta1**count, 1 - self.beta2**count
+
+
+@dataclass(frozen=True)
+class Yogi(_Moments, kind="yogi"):
+    """FedYogi:  v <- v - (1 - beta2) g^2 sign(v - g^2): the size grows at once and shrinks slowly."""
+
+    lr: float | Schedule = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.floor, self.beta1, self.beta2)
+
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        return second - (1 - self.beta2) * squares * torch.sign(second - squares)
+
+
+@dataclass(frozen=True)
+class Adagrad(_Moments, kind="adagrad"):
+    """FedAdagrad:  v <- v + g^2."""
+
+    lr: float | Schedule = 0.1
+    beta1: float = 0.0
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.floor, self.beta1)
+
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        return second + squares

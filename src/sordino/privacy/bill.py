@@ -149,9 +149,11 @@ def _times(clients: Sampler, local: LocalSolver, release: Release, participation
     seen = not clients.random or bool({"cohort", "messages"} & release.sees)
     rounds = participation.most if seen else participation.releases
     rounds = participation.each[silo] if seen and participation.each else rounds
-    if reads.once:
-        return min(rounds, 1 + participation.repeats)
-    return rounds * (spent.count if isinstance(spent, Spent) else 1)
+    steps = spent.count if isinstance(spent, Spent) else 1
+    if not reads.disjoint:
+        return rounds * steps
+    again = participation.repeats * reads.again(steps, silo)
+    return min(rounds * steps, reads.most(participation.releases * steps, silo) + again)
 
 
 def _seen_relation(clients: Sampler, release: Release) -> Relation:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
+from sordino.parts.records import RecordSampler
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.privacy import calibrate
@@ -41,13 +42,13 @@ class Budget:
 class Filter:
     """Rounds left per client. `allowed` and `spent` are indexed by client.
 
-    Where every record is in one release (one pass), only a client's first round costs, and a round that is run again:
-    `read` holds, for every round that was run, who was in it.
+    Where the batches of an epoch are disjoint, releases of one record are counted: a round costs for the epochs that it
+    begins, or, if it is run again, for all that it touches.
     """
 
     allowed: NDArray[np.int64]
     spent: NDArray[np.int64] = field(repr=False)
-    read: dict[int, NDArray[np.bool_]] | None = field(default=None, repr=False)
+    epochs: Epochs | None = field(default=None, repr=False)
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
         """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
@@ -68,16 +69,39 @@ class Filter:
     def count(self, cohort: Cohort, t: int = 0) -> None:
         """What was charged already stays charged, whatever the budget."""
         self.spent[cohort] += self._cost(cohort, t)
-        if self.read is not None:
-            self.read.setdefault(t, np.zeros(len(self.spent), dtype=np.bool_))[cohort] = True
+        if self.epochs is not None:
+            self.epochs.note(cohort, t)
 
     def _cost(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
         """Releases that one record of each would be in beyond those it was in."""
-        if self.read is None:
-            return np.ones(len(cohort), dtype=np.int64)
+        return np.ones(len(cohort), dtype=np.int64) if self.epochs is None else self.epochs.begun(cohort, t)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Which epochs of its records a silo has read: the last one, and the rounds it was in."""
+
+    reads: RecordSampler
+    steps: int  # of a silo in one round
+    last: NDArray[np.int64]
+    read: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def begun(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
+        """How many epochs round t begins for each of a cohort; all that it touches, if it is run again."""
+        first, end = self._touched(cohort, t)
         again = self.read[t][cohort] if t in self.read else np.zeros(len(cohort), dtype=np.bool_)
-        cost: NDArray[np.int64] = (again | (self.spent[cohort] == 0)).astype(np.int64)
+        cost: NDArray[np.int64] = np.where(again, end - first + 1, end - np.maximum(self.last[cohort], first - 1))
         return cost
+
+    def note(self, cohort: Cohort, t: int) -> None:
+        """Round t was run."""
+        self.last[cohort] = np.maximum(self.last[cohort], self._touched(cohort, t)[1])
+        self.read.setdefault(t, np.zeros(len(self.last), dtype=np.bool_))[cohort] = True
+
+    def _touched(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
+        """First and last epoch [2, m] of a round's steps."""
+        ends = (t * self.steps, (t + 1) * self.steps - 1)
+        return np.asarray([[self.reads.epoch(step, int(silo)) for silo in cohort] for step in ends], dtype=np.int64)
 
 
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
@@ -92,8 +116,15 @@ def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None =
     allowed = np.asarray([_rounds(plan, client, (own or {}).get(client, budget)) for client in _kinds(plan, own)])
     if len(allowed) < plan.clients.population:
         allowed = np.full(plan.clients.population, allowed[0])
-    once = plan.local.reads is not None and plan.local.reads.once
-    return Filter(allowed.astype(np.int64), np.zeros(plan.clients.population, dtype=np.int64), {} if once else None)
+    nothing = np.zeros(plan.clients.population, dtype=np.int64)
+    return Filter(allowed.astype(np.int64), nothing, _epochs(plan, nothing - 1))
+
+
+def _epochs(plan: Plan, last: NDArray[np.int64]) -> Epochs | None:
+    reads, spent = plan.local.reads, plan.local.bound()
+    if reads is None or not reads.disjoint:
+        return None
+    return Epochs(reads, spent.count if isinstance(spent, Spent) else 1, last)
 
 
 def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) -> None:
@@ -124,7 +155,11 @@ def _turns(plan: Plan, budget: Filter) -> NDArray[np.float64]:
     clients, rounds = plan.clients, plan.rounds
     taken = rounds * clients.expected - np.arange(clients.population)  # in turn, from the first
     turns = np.ceil(taken / clients.population) if not clients.random else np.full(len(taken), _rate(plan) * rounds)
-    return np.minimum(turns, 1.0) if budget.read is not None else np.maximum(turns, 0.0)
+    if budget.epochs is None:
+        return np.maximum(turns, 0.0)
+    reads, steps = budget.epochs.reads, budget.epochs.steps
+    most = [reads.most(rounds * steps, silo) for silo in range(clients.population)]
+    return np.asarray(np.minimum(np.maximum(turns, 0.0) * steps, most))
 
 
 def _rate(plan: Plan) -> float:
@@ -135,7 +170,7 @@ def _chance(plan: Plan, allowed: NDArray[np.int64]) -> NDArray[np.float64]:
     """P[Bin(rounds, rate) <= allowed]; 1 where a cap makes the rate smaller than it is written."""
     from scipy.special import bdtr
 
-    if getattr(plan.clients, "cap", None) is not None or (plan.local.reads is not None and plan.local.reads.once):
+    if getattr(plan.clients, "cap", None) is not None or (plan.local.reads is not None and plan.local.reads.disjoint):
         return np.ones(len(allowed))
     return np.asarray(bdtr(np.minimum(allowed, plan.rounds), plan.rounds, _rate(plan)))
 
@@ -151,8 +186,8 @@ def _rounds(plan: Plan, client: int, budget: Budget) -> int:
     line, spent = plan.bill().line("cohort", client), plan.local.bound()
     ((event, _),) = line.entries  # a round is one kind of event: a second one would have to be paid too
     worth = _worth(event, line.relation, budget)
-    once = plan.local.reads is not None and plan.local.reads.once  # a record is in one of a round's steps
-    return worth // spent.count if isinstance(spent, Spent) and not once else worth
+    disjoint = plan.local.reads is not None and plan.local.reads.disjoint  # then releases of a record are counted
+    return worth // spent.count if isinstance(spent, Spent) and not disjoint else worth
 
 
 @cache

@@ -223,7 +223,7 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
     seen: dict[str, Any] = {} if facts.most is None else {"most_rounds_of_a_client": facts.most}
     if facts.each:
         seen["rounds_of_each_silo"] = list(facts.each)
-    if plan.local.reads is not None and plan.local.reads.once:
+    if plan.local.reads is not None and plan.local.reads.disjoint:
         seen["rounds_charged_again"] = facts.repeats
     if facts.stopped:
         seen["stopped_by"] = "a budget that the next round would have overspent"
@@ -273,7 +273,7 @@ def _record_assumptions(plan: Plan, public: tuple[Declared, ...]) -> list[str]:
     ]
     if reads is not None and reads.relation == "add_remove":
         said.append("rates are those of the declared sizes, whatever the silo holds")
-    if reads is not None and not reads.once and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
+    if reads is not None and not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
         said.append("the coins that choose a silo's records stay inside the silo")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
