@@ -94,6 +94,7 @@ def _counted(certificate: dict[str, Any]) -> str:
     return (
         f"{counts['rounds_planned']} rounds were planned, {counts['rounds_charged']} were charged before their noise "
         f"was drawn, {counts['rounds_billed']} are in the bill."
+        + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
     )
 
 

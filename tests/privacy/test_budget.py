@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,48 @@ def test_a_run_that_is_stopped_leaves_its_model_and_certificate(tmp_path: Path) 
     assert (out / "model.safetensors").is_file()
     made = RunFolder.open(out).certify()
     assert made == json.loads((out / "certificate.json").read_text())
-    assert made["counts"]["rounds_charged"] == charged
+    assert made["counts"]["rounds_charged"] == made["counts"]["rounds_billed"] == charged
+    most = int(np.bincount(np.concatenate([line["cohort"] for line in lines(out / "charges.jsonl")])).max())
+    assert made["epsilon"] == pytest.approx(epsilon_of(math.sqrt(most) / 2, config.delta), abs=2e-6)
+    assert "ended by a budget" in sordino("explain", out).out
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Of Gaussian noise, by halving the closed form of mpmath."""
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if oracles.gaussian_delta(middle, mu) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize("change", ["gone", "fits", "earlier"])
+def test_an_end_that_no_budget_asked_for_is_noticed(tmp_path: Path, change: str) -> None:
+    """A run that somebody stopped after a look at its model is not one that a budget ended, whatever a file says."""
+    file, out = budgeted(tmp_path, 5), tmp_path / "run"
+    assert sordino("run", file, "--out", out).code == 1
+    refused = json.loads((out / "refused.json").read_text())
+    spent = np.bincount(np.concatenate([line["cohort"] for line in lines(out / "charges.jsonl")]), minlength=60)
+    if change == "gone":
+        (out / "refused.json").unlink()
+    elif change == "fits":
+        free = np.flatnonzero(spent < 5)[:30].tolist()
+        (out / "refused.json").write_text(json.dumps({**refused, "cohort": free}) + "\n")
+    else:
+        (out / "refused.json").write_text(json.dumps({**refused, "before": lines(out / "charges.jsonl")[-1]["before"]}))
+    assert sordino("certify", out).code == 1
+
+
+def test_a_run_that_a_budget_ended_is_over_even_with_new_coins(tmp_path: Path) -> None:
+    """With secure noise another cohort would be drawn, and whoever has seen the model would choose whether to go on."""
+    file, out = budgeted(tmp_path, 5), tmp_path / "run"
+    file.write_text(file.read_text().replace("[privacy]", '[privacy]\nnoise = "secure"'))
+    while sordino("run", file, "--out", out).code == 0:  # the coins are fresh: nine rounds may be within the budget
+        shutil.rmtree(out)
+    before = contents(out)
+    for _ in range(3):
+        assert sordino("run", file, "--out", out, "--resume").code == 1
+    assert contents(out) == before
 
 
 def test_what_was_spent_stays_spent_when_a_run_is_resumed(tmp_path: Path) -> None:
@@ -247,6 +289,7 @@ def test_a_round_that_was_charged_and_lost_is_spent(tmp_path: Path, monkeypatch:
     charges = lines(out / "charges.jsonl")
     assert [line["round"] for line in charges].count(1) == 2
     assert np.bincount(np.concatenate([line["cohort"] for line in charges])).max() == 5
+    assert RunFolder.open(out).certify()["counts"]["rounds_billed"] == 9  # a kill may have looked at the model
 
 
 @pytest.mark.parametrize(("clients", "worth"), [(IN_TURN, 4), (DRAWN, 0), (ALL, 8)])

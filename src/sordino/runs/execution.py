@@ -23,7 +23,7 @@ from sordino.plan import State
 from sordino.privacy.certificate import Facts, priced
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
-from sordino.runs import signature
+from sordino.runs import ending, signature
 from sordino.runs.book import Book, create
 from sordino.runs.files import SAFE
 from sordino.runs.fingerprint import Fingerprint
@@ -91,13 +91,14 @@ def _rounds(
     plan, book = config.plan, start.book
     first = State.initial(plan, task.layout.flatten(task.model))
     state = _fitting(start.state, first)
-    refused: BudgetError | None = None
+    refused = start.refused
     try:
-        for done in _remaining(config, task, start, engine, state):
+        for done in () if refused else _remaining(config, task, start, engine, state):
             state = done.state
             _keep(book, done, show, config.privacy.noise)
     except BudgetError as error:
         refused = error
+        ending.note(book.folder.path, plan, error.refused, book.config, book.head)
     made = finish(model_bytes(final_model(plan, task, state)))
     path = book.folder.path
     if refused is not None:

@@ -4,7 +4,8 @@
                       declared public; root of the chain
     plan.toml         the configuration                 charges.jsonl   the chain of charges
     history.jsonl     one line per round (owner only)   engine.jsonl    how it was computed (owner only)
-    model.safetensors, certificate.json                 certificate.sig optional
+    refused.json      where a budget ended the run      certificate.sig optional
+    model.safetensors, certificate.json
     checkpoint/       owner only, never released: the state and the one before it, the keyed fingerprint of the data, a
                       second note of every charge, a lock
 
@@ -25,10 +26,10 @@ from typing import Any
 
 from sordino import codec
 from sordino.config import Config, load_config
-from sordino.errors import CertificateError, ConfigError, UserError
+from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
 from sordino.privacy.certificate import Declared, Facts, certificate, compare
-from sordino.runs import chain, checkpoint, files, logs
+from sordino.runs import chain, checkpoint, ending, files, logs
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
@@ -168,14 +169,12 @@ class RunFolder:
         model = self.path / "model.safetensors"
         digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
         known = Facts(config.delta, config.privacy.noise, 0, None, digest, held.header.config)
-        known = replace(known, **config.facts, public=held.header.public, stopped=self._stopped(held))
+        known = replace(known, **config.facts, public=held.header.public, stopped=self.refusal(held) is not None)
         return counted(config.plan, held.chain.rounds, held.cohorts, known)
 
-    def _stopped(self, held: Contents) -> bool:
-        """Whether a budget ended the run, and nothing else: every charged round was also done."""
-        charged = len(held.chain.charges)
-        early = held.config.budget is not None and charged < held.config.plan.rounds
-        return early and charged == len(self.history())
+    def refusal(self, held: Contents) -> BudgetError | None:
+        """Why the run is over before its last round, if a budget ended it."""
+        return ending.refusal(self.path, held.chain, held.config, held.header.config)
 
     # ---- the certificate --------------------------------------------------------------------------------------------
 
@@ -211,7 +210,7 @@ class RunFolder:
         for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
             if Mark.of(self._read(name)) != (mark or Mark()):
                 raise CertificateError(name, f"{name} is not what the checkpoint was written after")
-        if held.config.budget is None and (last is None or last.state.t != held.config.plan.rounds):
+        if self.refusal(held) is None and (last is None or last.state.t != held.config.plan.rounds):
             raise CertificateError("checkpoint", "the checkpoint is not of the last round, and no budget ended the run")
         return "" if last is None else last.sha256
 

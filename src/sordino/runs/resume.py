@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sordino import codec
 from sordino.config import Config
 from sordino.data.task import Task
-from sordino.errors import CertificateError, ConfigError, DataError
+from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
 from sordino.plan import State
 from sordino.runs import chain, checkpoint, files, logs
 from sordino.runs.book import Book
@@ -25,6 +25,7 @@ class Resumed:
     book: Book
     held: Contents
     notes: tuple[str, ...] = ()
+    refused: BudgetError | None = None  # a budget has ended the run: there is nothing to go on with
 
 
 def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
@@ -40,7 +41,7 @@ def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
     notes += _other_versions(engine)
     _mend(folder, held, Mark.of(history), Mark.of(engine), why)
     book = Book.at(folder, held.header.config, held.chain, history, engine)
-    return Resumed(None if last is None else last.state, book, held, tuple(notes))
+    return Resumed(None if last is None else last.state, book, held, tuple(notes), folder.refusal(held))
 
 
 def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -> None:
