@@ -51,16 +51,16 @@ HOLDER = Starter(  # one holder of all 1,438 digits; a batch is about a hundred 
     {"rounds": "100", "records": "1438", "batch": "100", "lr": "2.0", "radius": "1.0", "multiplier": "2.0"},
 )
 ADAM = Starter(HOLDER.task, {**HOLDER.values, "lr": "0.05"})
-LOCAL = Starter(  # noise on every upload is heavy: few parameters, few rounds, everybody in each
+LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps, everybody in every round
     'dataset = "breast_cancer"\npartition = { kind = "iid", clients = 100 }',
     {
-        "rounds": "5",
+        "rounds": "20",
         "population": "100",
         "cohort": "100",
-        "lr": "1.0",
+        "lr": "0.5",
         "steps": "5",
-        "radius": "1.0",
-        "multiplier": "2.0",
+        "radius": "0.5",
+        "multiplier": "4.0",
         "mechanism": '"gaussian"',
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -227,7 +228,10 @@ def test_what_is_no_file_is_refused_at_once(name: str, path: str) -> None:
 CSV = "age,site,sick\n" + "".join(f"{i}.5,{'ab'[i % 2]},{i % 2}\n" for i in range(12))
 
 
-@settings(max_examples=150, deadline=None)
+MANY = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 150
+
+
+@settings(max_examples=MANY, deadline=None)
 @given(data=st.data(), name=st.sampled_from(["npz", "csv", "mapped"]))
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str
