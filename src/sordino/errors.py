@@ -122,4 +122,4 @@ class CertificateError(SordinoError):
 
     def __init__(self, field: str, message: str) -> None:
         self.field = field
-        super().__init__(message)
+        super().__init__(message if len(message) <= 600 else f"{message[:300]} ... {message[-200:]}")

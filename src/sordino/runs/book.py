@@ -137,10 +137,11 @@ def _clear(left: Path) -> None:
 def _fill(made: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...]) -> None:
     """Everything a run needs to be continued, with not a round done."""
     kept = data.to_bytes()
-    header = Header(secrets.token_hex(16), codec.digest(config), chain.digest(kept), public)
+    plan = codec.to_toml(config).encode()
+    header = Header(secrets.token_hex(16), codec.digest(config), chain.digest(plan), chain.digest(kept), public)
     files.write(made / "checkpoint" / "data.json", kept, files.PRIVATE)
     files.write(made / "checkpoint" / "charged", b"", files.PRIVATE)
-    files.write(made / "plan.toml", codec.to_toml(config).encode())
+    files.write(made / "plan.toml", plan)
     files.write(made / "run.json", header.to_bytes())
     files.write(made / chain.NAME, b"")
     for name in ("history.jsonl", "engine.jsonl"):

@@ -44,21 +44,23 @@ class Header:
 
     run: str
     config: str
+    plan: str  # of the bytes of plan.toml
     private: str
     public: tuple[Declared, ...] = ()  # the rows of the data that are declared public, and by whom
     sordino: str = __version__
 
     def to_bytes(self) -> bytes:
-        named = {"format": 2, "run": self.run, "config_sha256": self.config, "private_sha256": self.private}
-        declared = [asdict(one) for one in self.public]
-        return json.dumps({**named, "declared_public": declared, "sordino": self.sordino}, indent=2).encode() + b"\n"
+        hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
+        said = {"declared_public": [asdict(one) for one in self.public], "sordino": self.sordino}
+        return json.dumps({"format": 2, "run": self.run, **hashes, **said}, indent=2).encode() + b"\n"
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Header:
         try:
             table = json.loads(data)
             public = tuple(Declared(**one) for one in table["declared_public"])
-            found = cls(table["run"], table["config_sha256"], table["private_sha256"], public, table["sordino"])
+            config, plan, private = (table[f"{name}_sha256"] for name in ("config", "plan_toml", "private"))
+            found = cls(table["run"], config, plan, private, public, table["sordino"])
             if found.to_bytes() == data:
                 return found
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -135,14 +137,16 @@ class RunFolder:
         return self._config(Header.of_bytes(self._read("run.json")))
 
     def _config(self, header: Header) -> Config:
+        if chain.digest(self._read("plan.toml")) != header.plan:
+            raise CertificateError(
+                "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
+            )
         try:
             found = load_config(self.path / "plan.toml")
         except UserError as error:
             raise CertificateError("plan.toml", f"plan.toml is not what ran: {error}") from None
         if codec.digest(found) != header.config:
-            raise CertificateError(
-                "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
-            )
+            raise CertificateError("plan.toml", "plan.toml does not have the hash that run.json gives it")
         return found
 
     def contents(self) -> Contents:
@@ -219,11 +223,14 @@ class RunFolder:
         file = self.private / checkpoint.STATE
         if not file.exists() and all(charge.round == 1 for charge in held.chain.charges):
             return None  # a budget that allowed no round
+        before = self.private / checkpoint.BEFORE
         try:
             found = Checkpoint.of_bytes(files.read(file))
+            found.check(held.chain)
+            if before.exists():
+                Checkpoint.of_bytes(files.read(before)).check(held.chain, fallback=True)
         except TornError as error:
-            raise CertificateError("checkpoint", f"checkpoint/{checkpoint.STATE} is damaged ({error})") from None
-        found.check(held.chain)
+            raise CertificateError("checkpoint", f"a checkpoint is damaged ({error})") from None
         return found
 
     def certify(self) -> dict[str, Any]:
@@ -253,6 +260,8 @@ def _compare_text(stored: Any, text: str, computed: dict[str, Any]) -> None:
     compare(stored, computed)
     spelt, needed = (json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed)))
     compare(spelt, needed)
+    if text != text_of(computed):
+        raise CertificateError("certificate.json", "certificate.json is not written as this program writes it")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
