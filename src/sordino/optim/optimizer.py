@@ -38,7 +38,7 @@ class PrivateOptimizer(Optimizer):
     def __init__(self, inner: Optimizer, recording: Recording, account: Account, turn: Turn, streams: Streams) -> None:
         self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
         self.recording, self.account, self.turn, self.streams = recording, account, turn, streams
-        self.layout = _layout(recording.named)
+        self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
         self.check = Check(account.settings.reduction, account.settings.records.count)
         self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
@@ -77,7 +77,8 @@ class PrivateOptimizer(Optimizer):
         settings = self.account.settings
         self.check.look(self.recording.seen)
         self.recording.watching = self.check.left > 0
-        scale = float(self.turn.handed.size) if self.turn.handed and settings.reduction == "mean" else 1.0
+        mean = settings.reduction == "mean" and not self.recording.undone
+        scale = float(self.turn.handed.size) if self.turn.handed and mean else 1.0
         clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
         self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
         self._add(clipped.total)
@@ -122,7 +123,8 @@ class PrivateOptimizer(Optimizer):
         if self.streams.mode == "secure":
             noised = on_grid(noised, settings.mechanism.std)
         unit = settings.clip / settings.records.count
-        mean = (noised * unit).to(next(iter(self.recording.named.values())).dtype)
+        own = next(iter(self.recording.named.values())).dtype
+        mean = (noised * unit).to(torch.promote_types(own, torch.float32))
         return settings.smoothing.apply(mean, Noised(self.layout, settings.mechanism.std * unit, t))
 
     def _hand_over(self, mean: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 from sordino.errors import DataError, PlanError
 from sordino.optim.guard import Guard
 from sordino.optim.loader import Handed, Turn
+from sordino.optim.precision import in_float, is_half
 from sordino.optim.reduction import Seen
 from sordino.per_record import Recorder
 from sordino.per_record.company import Company, has_records
@@ -74,6 +75,8 @@ class Recording(Recorder):
         self.current: Handed | None = None
         self.backwards = 0
         self.stray: int | None = None  # records of a training pass that the loader did not hand out
+        self.mean = True  # whether the loss is a mean over the records
+        self.undone: bool | None = None  # whether the mean is undone already, where the output is in half precision
         self.watching = True  # while the loss is still to be recognised
         self.seen: Seen | None = None
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
@@ -98,6 +101,7 @@ class Recording(Recorder):
         for handle in self.handles:
             handle.remove()
         self.handles, self.backwards, self.stray, self.current, self.seen = [], 0, None, None, None
+        self.undone = None
         self.clear()
 
     def zero(self) -> None:
@@ -128,10 +132,19 @@ class Recording(Recorder):
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
         self._keep_apart(args, kwargs, size)
         self.tape.begin(size)
-        output = self._pass(args, kwargs)
+        output = self._in_float(self._pass(args, kwargs), size)
         if self.watching:
             self.seen = Seen.of(output, handed) or self.seen
         return output
+
+    def _in_float(self, output: Any, size: int) -> Any:
+        """Half precision is widened for the loss, and the mean undone before it is rounded again."""
+        half = is_half(output)
+        if self.undone not in (None, half):
+            found = "passes over one batch in half and in full precision"
+            raise PlanError("loop", found, "one of them", "keep all passes of a step inside autocast, or none")
+        self.undone = half
+        return in_float(output, float(size or 1) if self.mean else 1.0) if half else output
 
     def _refuse_new_parts(self) -> None:
         """A layer that came later was not looked at: it may mix records."""

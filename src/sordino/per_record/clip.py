@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sordino.errors import ConfigError
 from sordino.parts.norms import SLACK, row_norms
-from sordino.per_record.pieces import ROOM, Piece
+from sordino.per_record.pieces import ROOM, Piece, sums_in, wide
 from sordino.privacy.bounds import Norm
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
@@ -46,7 +46,7 @@ def clipped_sum(
         raise ConfigError(f"radius {radius}", "a positive number", "use a radius near the typical gradient norm")
     if not batch:
         return {name: torch.zeros_like(p) for name, p in named.items()}, torch.zeros(0, dtype=torch.float64)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         norms, sound = _fast_norms(pieces, batch, radius / scale)
         sound = sound if norm == 2 else torch.zeros_like(sound)
         chosen = sound if mask is None else sound & mask.bool()
@@ -91,9 +91,9 @@ def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor
     for name, parameter in named.items():
         piece = pieces.get(parameter)
         if piece is None or not len(weights):
-            total[name] = torch.zeros_like(parameter)
+            total[name] = wide(torch.zeros_like(parameter))
         else:
-            total[name] = (piece if index is None else piece.at(index)).weighted(weights.to(parameter.dtype))
+            total[name] = (piece if index is None else piece.at(index)).weighted(weights.to(sums_in(parameter)))
     return total
 
 

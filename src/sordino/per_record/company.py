@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino.errors import PlanError
+from sordino.per_record.pieces import sums_in
 from sordino.per_record.still import still
 from sordino.per_record.tape import Tape, UnrecordableError
 
@@ -103,7 +104,9 @@ class Company:
             slopes = _slopes(leaves, seed) if slopes is None else slopes
             moving = [(y * s).sum() for y, s in zip(leaves, slopes, strict=True) if y.requires_grad]
             torch.autograd.grad(torch.stack(moving).sum(), self.tape.anchor, allow_unused=True)
-            total = {p: piece.at(some).weighted(weights.to(p.dtype)).clone() for p, piece in self.tape.pieces().items()}
+            with torch.autocast("cpu", enabled=False):
+                pieces = self.tape.pieces().items()
+                total = {p: piece.at(some).weighted(weights.to(sums_in(p))).clone() for p, piece in pieces}
             return _Answer(kept, total, [s[some] for s in slopes])
 
 

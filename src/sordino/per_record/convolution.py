@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from sordino.per_record import images
 from sordino.per_record.layers import fixed
-from sordino.per_record.pieces import Outer, Rows, Slopes
+from sordino.per_record.pieces import Outer, Rows, Slopes, wide
 from sordino.per_record.tape import Pieces, Tape
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -133,7 +133,7 @@ def _piece(module: Conv, cut: Tensor | Callable[[], Tensor], outputs: Tensor) ->
     turn = _Turn(module)
     if module.groups == 1:
         return Outer(cut, Slopes(outputs), turn)
-    whole = cut if isinstance(cut, Tensor) else cut()
+    whole = wide(cut if isinstance(cut, Tensor) else cut())
     split = whole.view(
         *whole.shape[:2], prod(module.kernel_size), module.groups, -1
     )  # [b, T, kernel, groups, C / groups]

@@ -17,10 +17,13 @@ from torch.utils._pytree import tree_map
 
 from sordino.per_record.apart import kept_apart
 from sordino.per_record.company import COARSE, FEW, ROUNDING, SOME, TURNED, Company, precise, refused, shaken, subset
+from sordino.per_record.pieces import HALF
 from sordino.per_record.tape import UnrecordableError
 
 WORK = 0.01  # of the records of a run are run once more
 WHOLE = 0.25  # of the looks have the whole batch for company, the others a few records
+
+HALVED = 0.1  # the same as COARSE, of models in half precision
 
 Forward = Callable[[Any], Any]
 
@@ -74,7 +77,8 @@ class Lookout:
 
     def _confirmed(self, company: Company, some: torch.Tensor, found: float) -> bool:
         """What float32 may have rounded is asked again in float64."""
-        if found > COARSE:
+        half = torch.is_autocast_enabled("cpu") or any(p.dtype in HALF for p in self.model.parameters())
+        if found > (HALVED if half else COARSE):
             return True
         exact = self._exact(company, precise(self.model), some)
         return exact is not None and exact > ROUNDING

@@ -25,6 +25,19 @@ ROOM = 1 << 26  # entries of a materialised tensor that may stay in memory until
 ROUNDING = 1e-6  # of a Gram sum, relative to the sum of its absolute values
 
 
+HALF = frozenset({torch.bfloat16, torch.float16})
+
+
+def wide(value: Tensor) -> Tensor:
+    """At least float32: norms and sums of half precision would be off by more than the slack."""
+    return value.float() if value.dtype in HALF else value
+
+
+def sums_in(parameter: Tensor) -> torch.dtype:
+    """float32, or float64 for parameters in it: never half precision."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
 class Piece(Protocol):
     """Per-record gradients of one parameter."""
 
@@ -125,7 +138,7 @@ class Outer:
 
     def read(self) -> Tensor:
         """The inputs, [b, T, I]."""
-        return self.inputs if isinstance(self.inputs, Tensor) else self.inputs()
+        return wide(self.inputs if isinstance(self.inputs, Tensor) else self.inputs())
 
     def squares(self) -> Tensor:
         inputs = self.read()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import tree_map
 
 from sordino.errors import PlanError
 from sordino.per_record.layers import linear
@@ -37,6 +38,10 @@ def recurrence(
     """What `nn.LSTM`, `nn.GRU` and `nn.RNN` return."""
     if not isinstance(input, Tensor):
         raise PlanError("per-record", "a packed sequence", "padded records", "pad the windows to one length")
+    if torch.is_autocast_enabled(input.device.type):
+        with torch.autocast(input.device.type, enabled=False):  # the loop over time is written out in one type
+            own = next(module.parameters()).dtype
+            return recurrence(tape, module, axis, input.to(own), tree_map(lambda h: h if h is None else h.to(own), hx))
     tape.check(input, 0 if module.batch_first else 1, 3)
     x = input.transpose(0, 1) if module.batch_first else input  # [T, b, I]
     states, ends = _start(module, x, hx), []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import PlanError
-from sordino.per_record.pieces import Piece, merged
+from sordino.per_record.pieces import Piece, merged, wide
 
 Pieces = Iterable[tuple[nn.Parameter | None, Piece]]
 Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the parameters
@@ -43,7 +43,7 @@ class Call:
             return ()
         if self.kept is not None and self.kept._version != self.version:
             raise RuntimeError("a layer's input was changed in place before the backward pass; use inplace=False there")
-        return self.use(self.slope)
+        return self.use(wide(self.slope))
 
     def leaks(self, batch: int) -> bool:
         """Whether the gradient of the first record's loss reaches other records here."""
@@ -153,7 +153,7 @@ class Tape:
     def pieces(self) -> dict[nn.Parameter, Piece]:
         """Per-record gradients of every trainable parameter that took part."""
         uses: dict[nn.Parameter, list[Piece]] = {}
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for call in self.calls:
                 for parameter, piece in call.pieces():
                     if parameter is not None and parameter.requires_grad:
