@@ -270,8 +270,9 @@ def explain(folder: RunPath, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def audit(
-    target: Annotated[Path, typer.Argument(help="The folder of a run, or (with --mechanism) a TOML file.")],
-    mechanism: Annotated[bool, typer.Option("--mechanism", help="Attack one round of the plan; no data.")] = False,
+    target: Annotated[Path, typer.Argument(help="The folder of a run, or (--mechanism, --canaries) a TOML file.")],
+    mechanism: Annotated[bool, typer.Option("--mechanism", help="Attack a round, test noise and coins.")] = False,
+    canaries: Annotated[bool, typer.Option("--canaries", help="Train once with planted canaries.")] = False,
     landscape: Annotated[bool, typer.Option("--landscape", help="Draw the loss around the model.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
     as_json: JsonFlag = False,
@@ -284,6 +285,8 @@ def audit(
     torch.set_num_threads(1)  # two that fight over a core are slower than one
     if mechanism:
         found = report.mechanism(target)
+    elif canaries:
+        found = report.canaries(target)
     else:
         found = report.surface(target, out) if landscape else report.membership(target)
     _say(as_json, found, report.text(found))

@@ -102,7 +102,7 @@ def _of_record(found: Proved) -> MechanismAudit:
         upper_mu=found.allowed,
         lower_epsilon=found.lower_epsilon,
         upper_epsilon=found.upper_epsilon,
-        gaussian_epsilon=_gaussian_epsilon(found.lower, delta) if mu is not None and found.lower > 0 else None,
+        gaussian_epsilon=gaussian_epsilon_at(found.lower, delta) if mu is not None and found.lower > 0 else None,
         passed=found.lower <= found.allowed and found.lower_epsilon <= found.upper_epsilon,
     )
 
@@ -201,12 +201,13 @@ def _result(
         upper_mu=upper,
         lower_epsilon=lower_epsilon,
         upper_epsilon=upper_epsilon,
-        gaussian_epsilon=_gaussian_epsilon(lower, effort.delta) if gaussian else None,
+        gaussian_epsilon=gaussian_epsilon_at(lower, effort.delta) if gaussian else None,
         passed=lower <= upper and lower_epsilon <= upper_epsilon,
     )
 
 
-def _gaussian_epsilon(mu: float, delta: float) -> float:
+def gaussian_epsilon_at(mu: float, delta: float) -> float:
+    """epsilon at delta of a Gaussian release with this mu."""
     return accounting.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accounting.COARSE)
 
 

@@ -80,6 +80,7 @@ class Watching:
     """An engine that writes down what it was asked and what it answered."""
 
     inner: Engine
+    absent: frozenset[int] = frozenset()  # clients of the plan's population that do not exist
     seen: list[tuple[ClientJob, Collected]] = field(default_factory=list)
 
     @property
@@ -87,12 +88,13 @@ class Watching:
         return self.inner.offers
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> Worker:
-        return _Watched(self.inner.prepare(plan, task, streams), self.seen)
+        return _Watched(self.inner.prepare(plan, task, streams), self.absent, self.seen)
 
 
 @dataclass(frozen=True)
 class _Watched:
     worker: Worker
+    absent: frozenset[int]
     seen: list[tuple[ClientJob, Collected]]
 
     @property
@@ -103,6 +105,8 @@ class _Watched:
         return self.worker.public_update(start, t)
 
     def collect(self, job: ClientJob) -> Collected:
+        if self.absent:
+            job = replace(job, cohort=job.cohort[~np.isin(job.cohort, list(self.absent))])
         collected = self.worker.collect(job)
         self.seen.append((job, collected))
         return collected

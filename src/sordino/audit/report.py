@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,18 @@ def mechanism(target: Path) -> dict[str, Any]:
         "behaviour": [{**asdict(one), "passed": one.passed} for one in ran],
         "false_alarm_at_most": {"mechanism": 1 - CONFIDENCE, "behaviour": FALSE_ALARM},
     }
+
+
+def canaries(target: Path) -> dict[str, Any]:
+    """Layer 2: one training with planted canaries; kept beside a run as audit.json."""
+    from sordino.audit.canaries import audit_canaries
+
+    config = config_of(target)
+    found = audit_canaries(config.plan, config.build(), delta=config.delta)
+    told = {"passed": found.passed, "canaries": asdict(found)}
+    if target.is_dir():
+        (target / "audit.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return told
 
 
 def config_of(target: Path) -> Config:
@@ -84,6 +97,8 @@ def text(found: dict[str, Any]) -> str:
     lines = [_mechanism_line(audit) for audit in found.get("mechanism", [])]
     if found.get("behaviour"):
         lines += _behaviour_lines(found["behaviour"])
+    if "canaries" in found:
+        lines.append(_canary_line(found["canaries"]))
     if "membership" in found:
         m = found["membership"]
         rates = ", ".join(
@@ -103,6 +118,14 @@ def _behaviour_lines(ran: list[dict[str, Any]]) -> list[str]:
         f"behaviour: {len(ran)} questions, {asked} statistics of noise, coins and movement: {len(odd)} not as planned"
     ]
     return lines + [f"  {one['question']}: {one['worst']} (chance {one['chance']:.1g}): NOT AS PLANNED" for one in odd]
+
+
+def _canary_line(c: dict[str, Any]) -> str:
+    return (
+        f"canaries: {c['canaries']} of unit {c['unit']}, {c['rounds']} rounds, {c['right']} of {c['guessed']} guessed "
+        f"right: epsilon at least {c['lower_epsilon']:.3f} ({c['gaussian_epsilon']:.3f} if it is Gaussian), certified "
+        f"{c['upper_epsilon']:.3f} at delta {c['delta']:.2g}"
+    )
 
 
 def _verdicts(found: dict[str, Any]) -> list[str]:

@@ -1,0 +1,300 @@
+"""One-run canaries: the plan trains once, with canary clients or records among the others, each in by a fair coin.
+
+A canary is data (random inputs, a random label): it goes through the task's own model, the plan's solver, the engine
+and the loop like everybody else's. Whoever knows all data and all coins but the canaries' own, and sees what each round
+releases, scores every canary; `one_run` turns right guesses into lower bounds. Nothing of it is for release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.audit import one_run
+from sordino.audit.mechanism import gaussian_epsilon_at
+from sordino.audit.rehearsal import Watching
+from sordino.audit.tradeoff import Limit
+from sordino.data.task import Clients, Records, Task
+from sordino.engines.base import ClientJob, Collected
+from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.errors import DataError
+from sordino.parts.records import AllRecords, FixedRecords
+from sordino.parts.samplers import Everyone, FixedSize
+from sordino.parts.schedules import at
+from sordino.parts.silo import BatchGradient, NoisyLocalSgd
+from sordino.plan import Plan
+from sordino.privacy import accounting
+from sordino.privacy.bill import Line
+from sordino.privacy.events import Unprotected
+from sordino.privacy.release import NoNoise
+from sordino.rng import Seeded
+from sordino.run import noised_mean, run
+
+ALPHA = 0.05  # each lower bound is above the truth with at most this probability
+MOST, ENTRIES = 1000, 40_000_000  # canaries, and numbers in the rows of all of them
+LOUD = 10.0  # inputs of a canary, in standard deviations of the data's
+
+Bits = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CanaryAudit:
+    """What one training proved against whoever sees its models, beside what is certified.
+
+    lower_epsilon     assumes nothing (Steinke, Nasr, Jagielski 2023)
+    lower_mu          if the whole run is as good as Gaussian (Mahloujifar, Melis, Chaudhuri 2024), and its epsilon
+    passed            the certificate's epsilon is not below the bound, and its whole curve is not refuted
+    """
+
+    unit: str
+    canaries: int
+    rounds: int
+    confidence: float
+    delta: float
+    guessed: int
+    right: int
+    lower_epsilon: float
+    lower_mu: float
+    gaussian_epsilon: float
+    upper_epsilon: float
+    passed: bool
+
+
+def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, seed: int = 0) -> CanaryAudit:
+    """Train once with canaries; lower bounds beside the upper one, to whoever sees the models."""
+    line = max(plan.bill().of("models"), key=lambda one: accounting.bound(one.entries, one.relation, delta).value)
+    if any(isinstance(event, Unprotected) for event, _ in line.entries):
+        raise DataError("a plan that promises nothing", "a certified upper bound to compare with")
+    planted = plant(plan, task, line, min(most, max(2, ENTRIES // task.layout.size)), seed)
+    scores = np.zeros(len(planted.inside))
+    worker, rounds = _alone(plan, planted.alone), 0
+    for job, collected in _trained(plan, planted, seed):
+        scores += _scores(plan, planted, worker, job, collected, Seeded(seed))
+        rounds += 1
+    return judged(scores, planted.inside, line, delta, plan.unit, rounds)
+
+
+def judged(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, rounds: int) -> CanaryAudit:
+    """The best of some numbers of guesses, each at its part of alpha."""
+    tried, alpha = [one_run.guesses(scores, inside, share) for share in one_run.SHARES], ALPHA / len(one_run.SHARES)
+    epsilons = [one_run.least_epsilon(found, delta, alpha) for found in tried]
+    mu, best = max(one_run.least_mu(found, alpha) for found in tried), tried[int(np.argmax(epsilons))]
+    upper = accounting.bound(line.entries, line.relation, delta).value
+    curve = one_run.certified(Limit.of(line, upper, delta))
+    return CanaryAudit(
+        unit=unit,
+        canaries=len(inside),
+        rounds=rounds,
+        confidence=1 - ALPHA,
+        delta=delta,
+        guessed=best.made,
+        right=best.right,
+        lower_epsilon=max(epsilons),
+        lower_mu=mu,
+        gaussian_epsilon=gaussian_epsilon_at(mu, delta) if mu > 0 else 0.0,
+        upper_epsilon=upper,
+        passed=max(epsilons) <= upper and not any(one_run.rejects(curve, found, alpha) for found in tried),
+    )
+
+
+# ---- planted ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A task with canaries, and what the adversary knows of them.
+
+    Canary i is client (or record) `places[i]`: it is there if inside[i]; else it is gone or, where neighbours replace,
+    its stand-in is there. `alone` has every canary, and every stand-in after them, as a client of its own.
+    """
+
+    task: Task
+    alone: Task
+    places: NDArray[np.int64]
+    inside: Bits
+    replaced: bool
+    absent: frozenset[int]  # clients that are not in the population at all
+
+
+def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
+    """Some clients (or records of the silos that the line is about) become canaries."""
+    rng, replaced = Seeded(seed).at(0, "canaries"), line.relation == "replace_one"
+    held = task.clients
+    silos = np.repeat(np.arange(held.population), np.diff(held.offsets))
+    where = np.arange(held.population) if plan.unit == "client" else np.arange(len(held.index))
+    if line.silos:
+        where = where[np.isin(where if plan.unit == "client" else silos, line.silos)]
+    places = np.sort(rng.choice(where, min(most, len(where)), replace=False))
+    inside = rng.random(len(places)) < 0.5
+    mine = canaries(held.records, len(places), replaced, rng)
+    first = len(held.records.x)
+    table = Records(torch.cat([held.records.x, mine.x]), torch.cat([held.records.y, mine.y]), held.records.lazy)
+    rows = first + np.arange(len(places)) + np.where(inside, 0, len(places) if replaced else 0)
+    keep = inside | replaced
+    clients = (
+        _clients(held, table, places, rows, keep) if plan.unit == "client" else _silos(held, table, places, rows, keep)
+    )
+    count = len(mine.x)
+    alone = Clients(mine, np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64))
+    gone = places[~inside].tolist() if line.relation == "add_remove" and plan.unit == "client" else []
+    return Planted(
+        replace(task, clients=clients), replace(task, clients=alone), places, inside, replaced, frozenset(gone)
+    )
+
+
+def canaries(like: Records, count: int, stand_ins: bool, rng: np.random.Generator) -> Records:
+    """Random inputs far out, of the data's kind, with labels of random records; stand-ins have the opposite inputs."""
+    shape = (count, *like.x.shape[1:])
+    y = like.y[torch.from_numpy(rng.integers(len(like.x), size=count))].clone()
+    if like.x.is_floating_point():
+        scale = max(LOUD * float(like.x[:4096].float().std()), 1e-3)
+        x = torch.from_numpy(rng.standard_normal(shape)).to(like.x.dtype) * scale
+        other = -x
+    else:
+        low, high = int(like.x.min()), int(like.x.max())
+        x, other = (torch.from_numpy(rng.integers(low, high + 1, size=shape)).to(like.x.dtype) for _ in range(2))
+    return Records(torch.cat([x, other]), torch.cat([y, y])) if stand_ins else Records(x, y)
+
+
+def _clients(held: Clients, table: Records, places: Any, rows: Any, keep: Bits) -> Clients:
+    """Client places[i] holds the one record rows[i], or none."""
+    parts = [held.rows(client) for client in range(held.population)]
+    for place, row, there in zip(places, rows, keep, strict=True):
+        parts[place] = np.array([row] if there else [], dtype=np.int64)
+    return _table(table, parts)
+
+
+def _silos(held: Clients, table: Records, places: Any, rows: Any, keep: Bits) -> Clients:
+    """Record places[i] of all silos' is rows[i], or is gone."""
+    index, stays = held.index.copy(), np.ones(len(held.index), dtype=np.bool_)
+    index[places], stays[places] = rows, keep
+    pairs = zip(held.offsets[:-1], held.offsets[1:], strict=True)
+    return _table(table, [index[a:b][stays[a:b]] for a, b in pairs])
+
+
+def _table(table: Records, parts: list[NDArray[np.int64]]) -> Clients:
+    offsets = np.cumsum([0, *(len(part) for part in parts)]).astype(np.int64)
+    return Clients(table, np.concatenate(parts), offsets)
+
+
+# ---- trained and scored ----------------------------------------------------------------------------------------------
+
+
+def _trained(plan: Plan, planted: Planted, seed: int) -> Iterator[tuple[ClientJob, Collected]]:
+    engine = Watching(InProcess(), absent=planted.absent)
+    for _ in run(plan, planted.task, engine=engine, streams=Seeded(seed), eval_every=plan.rounds + 1):
+        yield engine.seen.pop()
+
+
+def _scores(
+    plan: Plan, planted: Planted, worker: _Alone, job: ClientJob, collected: Collected, streams: Seeded
+) -> Floats:
+    """(z^2 + v K)^-1 D r: the best linear guess, D the canaries' pulls [m, d], K = D D^T, r what no prior explains.
+
+    r = noised sum - what others sent - what the canaries send on average; v the variance of one canary's part.
+    """
+    if not plan.release.accepts(collected.received):
+        return np.zeros(len(planted.inside))
+    pulls, other = _pulls(worker, planted, job)
+    drawn, rate = _drawn(plan, planted, job, streams), _rate(plan)
+    t, count = job.public.t, plan.release.denominator(plan.clients.expected, collected.received)
+    noised = noised_mean(plan, collected, job.cohort, streams, t).double() * count / _pace(plan, t)
+    sent = torch.where(torch.from_numpy(planted.inside)[:, None], pulls, other)
+    known = _others(plan, collected, sent, drawn) if _may_know(plan) else torch.zeros_like(noised)
+    rest = noised - known.double() - rate / 2 * (pulls + other).sum(0).double()
+    apart = (pulls - other).double()
+    part = (rate / 2 - rate**2 / 4) if not planted.replaced else rate / 4
+    std = _std(plan, job)
+    mixed = part * (apart @ apart.T) + std**2 * torch.eye(len(apart), dtype=torch.float64)
+    return np.asarray(torch.linalg.solve(mixed, apart @ rest))
+
+
+def _others(plan: Plan, collected: Collected, sent: Tensor, drawn: Bits) -> Tensor:
+    """What came from those who are no canaries."""
+    return collected.total - sent[torch.from_numpy(drawn)].sum(0, dtype=torch.float64)
+
+
+def _may_know(plan: Plan) -> bool:
+    """Others' coins tell nothing of a canary's, unless a fixed number is drawn; a silo's own noise stays unknown."""
+    fixed = isinstance(plan.clients, FixedSize) or isinstance(plan.local.reads, FixedRecords)
+    return not fixed and not isinstance(plan.local, NoisyLocalSgd)
+
+
+def _pulls(worker: _Alone, planted: Planted, job: ClientJob) -> tuple[Tensor, Tensor]:
+    """Messages [m, d'] of every canary at this round's model, and of what stands in for it (zero: nothing does)."""
+    rows = len(planted.alone.clients.offsets) - 1
+    found = [worker.messages(np.arange(a, min(a + 64, rows)), job) for a in range(0, rows, 64)]
+    sent = torch.cat(found).float()
+    count = len(planted.inside)
+    return sent[:count], sent[count:] if planted.replaced else torch.zeros_like(sent[:count])
+
+
+class _Alone(InProcessWorker):
+    """The engine, asked for single messages."""
+
+    def messages(self, clients: NDArray[np.int64], job: ClientJob) -> Tensor:
+        if self.path == "batched":
+            return self._one(clients, job)
+        return torch.cat([self._one(clients[i : i + 1], job) for i in range(len(clients))])
+
+    def _one(self, clients: NDArray[np.int64], job: ClientJob) -> Tensor:
+        rows = self.solve(clients, job.public, job.start)
+        slopes = self._slopes(clients, job) if self.slopes else None
+        return self._encode(rows.nan_to_num(0.0, 0.0, 0.0), job, slopes)
+
+
+def _alone(plan: Plan, task: Task) -> _Alone:
+    """Every canary as a client of its own, without noise."""
+    local: Any = plan.local
+    if isinstance(local, NoisyLocalSgd):
+        local = BatchGradient(AllRecords((1,)), local.radius, gradient=local.gradient)
+    elif local.reads is not None:
+        local = replace(local, records=AllRecords((1,)))
+    single = replace(plan, clients=Everyone(task.clients.population), local=local, release=NoNoise())
+    ready = InProcess().prepare(single, task, Seeded(0))
+    return _Alone(single, task, Seeded(0), ready.path, ready.chunk)
+
+
+def _drawn(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bits:
+    """Which canaries (or their stand-ins) were read in this round: the coins of a simulation can be tossed again."""
+    if plan.unit == "client":
+        there = planted.inside | planted.replaced
+        return np.isin(planted.places, job.cohort) & there
+    held, t = planted.task.clients, job.public.t
+    rows = [
+        held.rows(int(c))[picked[picked >= 0]]
+        for c in job.cohort
+        for picked in plan.local.indices(held.size(int(c)), streams.at(t, "batches", int(c)), t, int(c))
+    ]
+    first = len(held.records.x) - len(planted.alone.clients.records.x)
+    mine = first + np.arange(len(planted.inside)) + np.where(planted.inside, 0, len(planted.inside))
+    return np.isin(mine, np.concatenate(rows)) if rows else np.zeros(len(mine), dtype=np.bool_)
+
+
+def _rate(plan: Plan) -> float:
+    """How often one unit is read."""
+    reads = plan.local.reads
+    taking_part = plan.clients.expected / plan.clients.population
+    return taking_part if reads is None else taking_part * min(1.0, reads.count / float(np.mean(reads.sizes)))
+
+
+def _pace(plan: Plan, t: int) -> float:
+    local = plan.local
+    if not isinstance(local, NoisyLocalSgd):
+        return 1.0
+    return local.steps * at(local.lr, t) * at(local.radius, t) / local.records.count
+
+
+def _std(plan: Plan, job: ClientJob) -> float:
+    """Of the noise in the sum, about."""
+    local = plan.local
+    if isinstance(local, NoisyLocalSgd):
+        return float(np.sqrt(sum(local.noise(int(c)).std ** 2 for c in job.cohort) / local.steps)) or 1.0
+    return float(plan.release.noise_std(job.cohort)) or 1.0
