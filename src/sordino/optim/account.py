@@ -116,7 +116,7 @@ _NOTES = {
     "simulation": "fast repeatable generator: for experiments, not for release",
     "secure": "AES counter generator keyed by the operating system, double precision, sum rounded to a public grid",
 }
-_LOSS = "of known losses, the first batches' gradients are compared with it; one that contradicts it stops the run"
+_LOSS = "in the first batches and in some later ones its gradient is that of a known loss; any other stops the run"
 
 
 def _assumptions(settings: Settings) -> list[str]:

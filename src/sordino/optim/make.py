@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
 from sordino.optim.loader import PrivateLoader, Turn
+from sordino.optim.losses import PerRecord, RecordLoss
 from sordino.optim.optimizer import PrivateOptimizer
 from sordino.optim.recording import Gate, Recording
 from sordino.optim.settings import Reduction, checked_delta, planned
@@ -36,6 +37,7 @@ def make_private(
     multiplier: float | None = None,
     physical_batch: int | None = None,
     reduction: Reduction = "mean",
+    loss: PerRecord | None = None,
     allow_large_delta: bool = False,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
@@ -43,11 +45,14 @@ def make_private(
     `epsilon` is solved for the noise, or `multiplier` gives it; delta defaults to records^-1.1. `smoothing` is the
     strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the
     expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
-    `reduction` says how the loss adds records up. noise="secure" for a model that is to be released.
+    `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record, the
+    loop calls optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
     Parameters that the optimizer does not hold are frozen.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
+    if loss is not None and reduction != "mean":
+        raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
     if physical_batch is not None and physical_batch < 1:
         raise ConfigError(f"physical_batch = {physical_batch}", "a whole number of at least 1")
     size = _check_loader(loader)
@@ -69,7 +74,8 @@ def make_private(
     account, turn, coins = Account(settings), Turn(), streams(noise, seed)
     expected = min(settings.records.count, physical_batch or settings.records.count)
     recording = Recording(model, turn, coins.at(0, "mixing"), expected)
-    private = PrivateOptimizer(optimizer, recording, account, turn, coins)
+    own = None if loss is None else RecordLoss(loss)
+    private = PrivateOptimizer(optimizer, recording, account, turn, coins, own)
     return model, private, PrivateLoader(loader, account, turn, coins, physical_batch)
 
 

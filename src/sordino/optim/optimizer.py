@@ -15,6 +15,7 @@ from sordino.errors import ConfigError, PlanError
 from sordino.layout import Layout, Slot
 from sordino.optim.account import Account
 from sordino.optim.loader import Turn
+from sordino.optim.losses import RecordLoss
 from sordino.optim.recording import Recording
 from sordino.optim.reduction import Check
 from sordino.parts.postprocess import Noised
@@ -22,6 +23,9 @@ from sordino.privacy.release import on_grid
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")
+
+
+_EACH = "optimizer.loss: one value per record, computed from that record's output alone"
 
 
 class PrivateOptimizer(Optimizer):
@@ -35,12 +39,21 @@ class PrivateOptimizer(Optimizer):
 
     inner: Optimizer
 
-    def __init__(self, inner: Optimizer, recording: Recording, account: Account, turn: Turn, streams: Streams) -> None:
+    def __init__(
+        self,
+        inner: Optimizer,
+        recording: Recording,
+        account: Account,
+        turn: Turn,
+        streams: Streams,
+        own: RecordLoss | None = None,
+    ) -> None:
         self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
         self.recording, self.account, self.turn, self.streams = recording, account, turn, streams
         self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
         self.check = Check(account.settings.reduction, account.settings.records.count)
+        self.own, recording.watching = own, own is None
         self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
@@ -75,13 +88,28 @@ class PrivateOptimizer(Optimizer):
         self._check_loop()
         self.recording.guard.look(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, nobody knows which
         settings = self.account.settings
-        self.check.look(self.recording.seen)
-        self.recording.watching = self.check.left > 0
+        self._check_loss()
         mean = settings.reduction == "mean" and not self.recording.undone
         scale = float(self.turn.handed.size) if self.turn.handed and mean else 1.0
         clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
         self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
         self._add(clipped.total)
+
+    def loss(self, output: Any, *targets: Any) -> Tensor:
+        """The mean of the loss that make_private was given, each record by itself: call backward() on it."""
+        handed = self.turn.handed
+        if self.own is None or handed is None:
+            found = "optimizer.loss without a loss or without a batch"
+            raise _loop(found, "make_private(..., loss=...), and a batch of its loader")
+        return self.own(output, targets, self.recording.given, handed.size)
+
+    def _check_loss(self) -> None:
+        """Refuse a loss that is not a sum of terms of one record each."""
+        if self.own is not None and self.turn.handed is not None and self.turn.handed.size:
+            self.own.verify()
+        elif self.own is None:
+            self.check.look(self.recording.seen, self.turn.handed)
+            self.recording.watching = self.check.left > 0 or os.urandom(1)[0] < 16  # nobody knows which step
 
     def _report(self, lost: int) -> None:
         """Say how many records counted as zero. The step goes on: to stop here would tell what was in the batch."""
@@ -201,7 +229,8 @@ class PrivateOptimizer(Optimizer):
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
         self.recording.guard.look()
         records = self.recording.vouch()
-        return {**self.account.certificate(), "records": records}
+        said = {**self.account.certificate(), "records": records}
+        return said if self.own is None else {**said, "loss": {"reduction": "mean", "check": _EACH}}
 
     def detach(self) -> nn.Module:
         """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""

@@ -18,7 +18,7 @@ from sordino.errors import DataError, PlanError
 from sordino.optim.guard import Guard
 from sordino.optim.loader import Handed, Turn
 from sordino.optim.precision import in_float, is_half
-from sordino.optim.reduction import Seen
+from sordino.optim.reduction import Seen, counts
 from sordino.per_record import Recorder
 from sordino.per_record.company import Company, has_records
 from sordino.per_record.lookout import Lookout
@@ -79,6 +79,7 @@ class Recording(Recorder):
         self.undone: bool | None = None  # whether the mean is undone already, where the output is in half precision
         self.watching = True  # while the loss is still to be recognised
         self.seen: Seen | None = None
+        self.given: list[Tensor] = []  # what the model gave for this batch
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = Gate(self)
         self.guard = Guard(model, self.named.values())
@@ -102,6 +103,7 @@ class Recording(Recorder):
             handle.remove()
         self.handles, self.backwards, self.stray, self.current, self.seen = [], 0, None, None, None
         self.undone = None
+        self.given = []
         self.clear()
 
     def zero(self) -> None:
@@ -133,7 +135,8 @@ class Recording(Recorder):
         self._keep_apart(args, kwargs, size)
         self.tape.begin(size)
         output = self._in_float(self._pass(args, kwargs), size)
-        if self.watching:
+        self.given += [y for y in tree_flatten(output)[0] if _trains(y, size)]
+        if self.watching or counts(handed.target):
             self.seen = Seen.of(output, handed) or self.seen
         return output
 

@@ -1,7 +1,9 @@
-"""Is the loss a mean or a sum over the records? Read off the gradient of the first batches, where the loss is known.
+"""Is the loss a mean or a sum over the records? Read off its gradient, in the first batches and in some later ones.
 
 The number that undoes a mean is the size of the batch, which is secret: taken for a sum, every record's gradient
-would depend on how many others came, and the clip would bound nothing that the bill speaks of.
+would depend on how many others came, and the clip would bound nothing that the bill speaks of. Just so where a mean
+divides by the tokens that count, or where records are compared: a loss that is not recognised is refused, and
+make_private(..., loss=...) is the way for any other.
 """
 
 from __future__ import annotations
@@ -11,11 +13,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
-from sordino.data.task import LOSSES
+from sordino.data.task import LOSSES, Loss
 from sordino.errors import PlanError
 from sordino.optim.loader import Handed
 from sordino.optim.settings import Reduction
+
+IGNORED = -100  # the target that torch's cross-entropy leaves out
+_SURE = "make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
+
+
+def _tokens(out: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of [b, T, V] at [b, T], as language models flatten it."""
+    if out.dim() != y.dim() + 1 or y.dim() < 2:
+        raise ValueError("no tokens")
+    return F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction="none")
+
+
+KNOWN: dict[str, Loss] = {
+    **LOSSES,
+    "cross_entropy of tokens": _tokens,
+    "cross_entropy of the next token": lambda out, y: _tokens(out[:, :-1], y[:, 1:]),
+    "nll": lambda out, y: F.nll_loss(out, y, reduction="none"),
+    "huber": lambda out, y: F.huber_loss(out, y.reshape(out.shape), reduction="none"),
+}
+
+
+def counts(target: Tensor | None) -> bool:
+    """Whether some targets are left out, so that a mean would divide by how many are not."""
+    return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
 
 
 @dataclass
@@ -28,8 +55,8 @@ class Seen:
 
     @classmethod
     def of(cls, output: Any, handed: Handed) -> Seen | None:
-        """What can be looked at: one tensor of three records or more."""
-        fits = isinstance(output, Tensor) and output.requires_grad and output.dim() and len(output) == handed.size > 2
+        """What can be looked at: one tensor of two records or more."""
+        fits = isinstance(output, Tensor) and output.requires_grad and output.dim() and len(output) == handed.size > 1
         if not fits or handed.target is None:
             return None
         seen = cls(output.detach(), handed.target)
@@ -39,9 +66,15 @@ class Seen:
     def _keep(self, slope: Tensor) -> None:
         self.slope = slope.detach()
 
+    def finite(self) -> Seen:
+        """Without the records whose output or slope is not finite: they count as zero anyway."""
+        assert self.slope is not None
+        good = (self.output.isfinite() & self.slope.isfinite()).flatten(1).all(1)
+        return self if bool(good.all()) else Seen(self.output[good], self.target[good], self.slope[good])
+
 
 class Check:
-    """Compares what was declared with what is seen, until the loss is recognised in batches of two sizes.
+    """Compares what was declared with what is seen: in the first batches, until the loss is known, then now and then.
 
     factor = slope / slope of the summed loss: in every batch factor * b is the same for a mean, factor for a sum.
     """
@@ -51,17 +84,33 @@ class Check:
         self.left, self.found = 8, "declared"  # batches to look at
         self.first: tuple[int, float] | None = None
 
-    def look(self, seen: Seen | None) -> None:
-        """Refuse a loss that is not reduced as declared."""
-        if not self.left or seen is None or seen.slope is None:
+    def look(self, seen: Seen | None, handed: Handed | None) -> None:
+        """Refuse a loss that is not reduced as declared, or not known."""
+        if seen is None or seen.slope is None:
+            if self.left and handed is not None and handed.size > 1:
+                raise _unknown("a loss of something else than one output tensor and the batch's last tensor")
             return
-        self.left -= 1
+        size, seen = len(seen.output), seen.finite()
+        if seen.slope is None or not bool(seen.slope.any()):
+            return
+        self.left = max(0, self.left - 1)
         known = recognised(seen.output, seen.target, seen.slope)
         if known is None:
-            _refuse_weighted_mean(seen.output, seen.target, seen.slope)
-            return
-        name, factor, size = known[0], known[1], len(seen.output)
+            return self._weighted(seen)
+        self._judge(*known, size, seen)
+
+    def _weighted(self, seen: Seen) -> None:
+        """Not proportional to a known loss: a sum with a weight for each class is one too, no other is."""
+        assert seen.slope is not None
+        _refuse_weighted_mean(seen.output, seen.target, seen.slope)
+        if self.declared != "sum" or not _by_class(seen.output, seen.target, seen.slope):
+            raise _unknown("a loss that is not one of those whose terms are known to be a record's own")
+
+    def _judge(self, name: str, factor: float, size: int, seen: Seen) -> None:
+        _refuse_counted(seen.target, factor)
         said = self._alone(factor, size, seen.output[0].numel()) if self.first is None else self._beside(factor, size)
+        if said is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
+            raise _unknown(f"a loss ({name}) over a number that is neither constant nor the size of the batch")
         self.first = self.first or (size, factor)
         if said is not None and said != self.declared:
             self.left, self.first = 8, None
@@ -93,9 +142,30 @@ def _near(value: float, wanted: float, tolerance: float = 1e-3) -> bool:
     return abs(value / wanted - 1) < tolerance
 
 
+def _unknown(found: str) -> PlanError:
+    return PlanError("reduction", found, "a loss in which each record has a term of its own, for sure", _SURE)
+
+
+def _refuse_counted(target: Tensor, factor: float) -> None:
+    """With targets left out torch divides the mean by how many are not: a record's share depends on the others."""
+    if counts(target) and _near(factor * float((target != IGNORED).sum()), 1.0):
+        found = f"a mean over the targets that are not {IGNORED}: their number is that of all records together"
+        raise PlanError("reduction", found, "a loss in which each record has a term of its own", _SURE)
+
+
+def _by_class(output: Tensor, target: Tensor, slope: Tensor) -> bool:
+    """Whether the slope is that of a cross-entropy with one weight for each class."""
+    expected = _own_slope("cross_entropy", output, target)
+    if expected is None or output.dim() != 2 or expected.shape != slope.shape or target.dim() != 1:
+        return False
+    shares = (slope * expected).sum(1) / expected.square().sum(1)
+    means = torch.stack([shares[target == c].mean() for c in target])
+    return float((slope - means[:, None] * expected).norm()) < 1e-3 * float(slope.norm())
+
+
 def recognised(output: Tensor, target: Tensor, slope: Tensor) -> tuple[str, float] | None:
     """The known loss whose summed gradient is proportional to `slope`, and the factor."""
-    for name in LOSSES:
+    for name in KNOWN:
         expected = _own_slope(name, output, target)
         if expected is None or expected.shape != slope.shape or not bool(expected.any()):
             continue
@@ -126,6 +196,6 @@ def _own_slope(name: str, output: Tensor, target: Tensor) -> Tensor | None:
     with torch.enable_grad():
         point = output.clone().requires_grad_()
         try:
-            return torch.autograd.grad(LOSSES[name](point, target).sum(), point)[0]
+            return torch.autograd.grad(KNOWN[name](point, target).sum(), point)[0]
         except (RuntimeError, ValueError, IndexError):
             return None

@@ -39,6 +39,7 @@ class Gap:
 
     values: float
     slopes: float = 0.0
+    random: bool = False  # whether the pass asked for coins
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Company:
     size: int
     tape: Tape | None = None
     during: Callable[[], AbstractContextManager[object]] = nullcontext
+    slopes: bool = True  # whether gradients are compared, where there is a tape
+    random: bool = True  # whether coins have to stand still
 
     def gap(self, some: Tensor, coins: np.random.Generator) -> Gap:
         """The distance for `some` records; the smaller one where it is not certain which inputs are records."""
@@ -85,7 +88,7 @@ class Company:
             raise
         except (RuntimeError, ValueError, IndexError):  # it runs in company only
             return Gap(float("inf"))
-        return Gap(_distance(together.outputs, alone.outputs), _turned(together.total, alone.total))
+        return Gap(_distance(together.outputs, alone.outputs), _turned(together.total, alone.total), together.met)
 
     def _answer(
         self,
@@ -96,18 +99,20 @@ class Company:
         seed: int,
         slopes: list[Tensor] | None = None,
     ) -> _Answer:
-        with self.during(), _aside(self.tape, size), still():
+        with self.during(), _aside(self.tape, size), still(self.random):
+            before = torch.get_rng_state()
             leaves = [y for y in tree_flatten(self.forward(inputs))[0] if has_records(y, size) and _real(y)]
             kept = [y.detach()[some].clone() for y in leaves]
-            if self.tape is None or not any(y.requires_grad for y in leaves):
-                return _Answer(kept, {}, [])
+            met = not torch.equal(before, torch.get_rng_state())
+            if self.tape is None or not self.slopes or not any(y.requires_grad for y in leaves):
+                return _Answer(kept, {}, [], met)
             slopes = _slopes(leaves, seed) if slopes is None else slopes
             moving = [(y * s).sum() for y, s in zip(leaves, slopes, strict=True) if y.requires_grad]
             torch.autograd.grad(torch.stack(moving).sum(), self.tape.anchor, allow_unused=True)
             with torch.autocast("cpu", enabled=False):
                 pieces = self.tape.pieces().items()
                 total = {p: piece.at(some).weighted(weights.to(sums_in(p))).clone() for p, piece in pieces}
-            return _Answer(kept, total, [s[some] for s in slopes])
+            return _Answer(kept, total, [s[some] for s in slopes], met)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class _Answer:
     outputs: list[Tensor]
     total: dict[nn.Parameter, Tensor]
     slopes: list[Tensor]  # at the outputs of `some`
+    met: bool  # whether the pass asked for coins
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """When to look whether a model keeps records apart: at the start, at random passes, and before a certificate.
 
 At the start parameters are shaken too (on a copy), so that mixing behind a weight of zero shows at once. Later passes
-are chosen by coins that the model does not see, so often that all looks together cost about one percent of the work.
+are chosen by coins that the model does not see, so often that those looks cost half a percent of the work.
 A model that is made of torch's own layers in a row needs no second look (`apart`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from sordino.per_record.company import COARSE, FEW, ROUNDING, SOME, TURNED, Comp
 from sordino.per_record.pieces import HALF
 from sordino.per_record.tape import UnrecordableError
 
-WORK = 0.01  # of the records of a run are run once more
-WHOLE = 0.25  # of the looks have the whole batch for company, the others a few records
+WORK = 0.005  # of the records of a run are run once more
+WHOLE = 0.25  # of the looks have the whole batch for company, and compare gradients too
 
 HALVED = 0.1  # the same as COARSE, of models in half precision
 
@@ -35,6 +36,7 @@ class Lookout:
         self.model, self.of = model, of
         self.coins = np.random.default_rng() if coins is None else coins
         self.looks = 0
+        self.random = False  # whether a pass has asked torch for coins
 
     def wants(self, size: int, expected: float) -> bool:
         """A coin for this pass; `expected` is the public size of a batch."""
@@ -52,7 +54,7 @@ class Lookout:
 
     def again(self, company: Company) -> None:
         """A later batch; any disagreement is a refusal now, for steps have been taken."""
-        company = company if self.coins.random() < WHOLE else self._few(company)
+        company = company if self.coins.random() < WHOLE else replace(self._few(company), slopes=False)
         try:
             self.compare(company, int(self.coins.integers(1, min(SOME, company.size - 1) + 1)))
         except UnrecordableError:
@@ -66,10 +68,13 @@ class Lookout:
     def compare(self, company: Company, count: int) -> None:
         """Refuse values that depend on the company; `UnrecordableError` where only the rules of the layers fail."""
         some = subset(company.size, self.coins, count)
-        gap = company.gap(some, self.coins)
+        gap = replace(company, random=self.random).gap(some, self.coins)
+        if gap.random and not self.random:
+            self.random = True
+            gap = replace(company, random=True).gap(some, self.coins)
         self.looks += 1
         if gap.values > ROUNDING and self._confirmed(company, some, gap.values):
-            if not company.steady():
+            if not replace(company, random=self.random).steady():
                 raise UnrecordableError("a model with coins that are not torch's")
             raise refused()
         if gap.slopes > TURNED:
@@ -89,7 +94,7 @@ class Lookout:
             return None
         inputs = tree_map(_double, company.inputs)
         try:
-            return Company(self.of(twin), inputs, company.size).gap(some, self.coins).values
+            return Company(self.of(twin), inputs, company.size, random=self.random).gap(some, self.coins).values
         except (RuntimeError, ValueError, NotImplementedError):
             return None
 
@@ -102,7 +107,7 @@ class Lookout:
                 return
         limit = COARSE if found is None else ROUNDING
         with shaken(self.model, self.coins):  # in float32, where no copy runs, or to be sure
-            plain = Company(self.of(self.model), few.inputs, few.size)
+            plain = Company(self.of(self.model), few.inputs, few.size, random=self.random)
             if plain.gap(some, self.coins).values > limit and plain.steady():
                 raise refused()
 

@@ -7,7 +7,7 @@ what differs comes from the records. A random permutation becomes a turn by one,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ def _constant(drawn: Any, packet: Any, args: Any) -> Any:
 
 
 @contextmanager
-def still() -> Iterator[None]:
-    """Gradients on, coins standing still, torch's own generator left as it was."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), Still():  # type: ignore[no-untyped-call]
+def still(random: bool = True) -> Iterator[None]:
+    """Gradients on, coins standing still (if there are any: `random`), torch's own generator left as it was."""
+    mode = Still() if random else nullcontext()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), mode:
         yield

@@ -1,0 +1,89 @@
+"""What looking whether records are kept apart costs in a training of 100 steps: time with looks over time without.
+
+python benchmarks/own/mixing.py          interleaved, the minimum of several; the aim is 1.03 at most
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sordino.models import CharLstm, DpMnistCnn, build_seeded
+from sordino.optim import make_private
+from sordino.optim.recording import Recording
+from sordino.per_record.lookout import Lookout
+
+STEPS, TIMES = 100, 3
+
+
+class Wrapped(nn.Module):
+    """Own code around a model, so that it is looked at again and again."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+def images(batch: int) -> tuple[nn.Module, Tensor, int]:
+    return Wrapped(build_seeded(DpMnistCnn(), (1, 28, 28), 10, 0)), torch.randn(4 * batch, 1, 28, 28), 10
+
+
+def texts(batch: int) -> tuple[nn.Module, Tensor, int]:
+    return build_seeded(CharLstm(hidden=64), (20,), 40, 0), torch.randint(40, (4 * batch, 20)), 40
+
+
+WORK: dict[str, tuple[Callable[[int], Any], int]] = {
+    "CNN, batch 64": (images, 64),
+    "CNN, batch 256": (images, 256),
+    "LSTM, batch 64": (texts, 64),
+}
+
+
+def seconds(make: Callable[[int], Any], batch: int) -> float:
+    """Of 100 steps and the certificate's look."""
+    torch.manual_seed(0)
+    model, x, classes = make(batch)
+    loader = DataLoader(TensorDataset(x, torch.randint(classes, (len(x),))), batch_size=batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    private, stepper, batches = make_private(model, optimizer, loader, epochs=STEPS // 4, multiplier=1.0)
+    began = time.perf_counter()
+    for _ in range(STEPS // 4):
+        for xs, ys in batches:
+            stepper.zero_grad()
+            nn.functional.cross_entropy(private(xs), ys).backward()
+            stepper.step()
+    stepper.recording.vouch()
+    return time.perf_counter() - began
+
+
+def without(make: Callable[[int], Any], batch: int) -> float:
+    """The same with the looks switched off."""
+    kept = Lookout.start, Lookout.wants, Recording._look
+    Lookout.start = lambda *_: None  # type: ignore[method-assign]
+    Lookout.wants = lambda *_: False  # type: ignore[method-assign]
+    Recording._look = lambda *_: None  # type: ignore[method-assign]
+    try:
+        return seconds(make, batch)
+    finally:
+        Lookout.start, Lookout.wants, Recording._look = kept  # type: ignore[method-assign]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name, (make, batch) in WORK.items():
+        pairs = [(seconds(make, batch), without(make, batch)) for _ in range(TIMES)]
+        looked, plain = (min(side) for side in zip(*pairs, strict=True))
+        print(f"{name}: {looked / plain:.3f}  ({looked:.2f} s over {plain:.2f} s)")
+
+
+if __name__ == "__main__":
+    main()
