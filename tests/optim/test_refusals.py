@@ -215,6 +215,16 @@ def test_a_model_elsewhere_than_its_data_is_a_clear_error() -> None:
         private(mlp().to("meta"))
 
 
+@pytest.mark.parametrize("label", [-100, 3])
+def test_a_label_that_no_class_stands_for_is_refused_before_the_loop(label: int) -> None:
+    """torch would leave -100 out of the mean without a word, and stop at 3 in the middle of a step."""
+    x, y = data().tensors
+    y[7] = label
+    with pytest.raises(DataError, match=f"label {label} in record 7 of the data set; needed labels from 0 to 2"):
+        private(dataset=TensorDataset(x, y))
+    private(nn.Linear(4, 1), TensorDataset(x, y))  # a number to be met, not a class
+
+
 def test_optimizers_that_cannot_be_private_are_refused() -> None:
     loader: Any = DataLoader(data(), 12)
     model, stranger = mlp(), nn.Parameter(torch.zeros(2))

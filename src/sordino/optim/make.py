@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
+from sordino.data.fit import check_labels, outputs_of
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
 from sordino.optim.loader import PrivateLoader, Turn
@@ -58,6 +59,7 @@ def make_private(
     size = _check_loader(loader)
     refuse_mixing(model)
     _check_optimizer(model, optimizer)
+    _check_labels(model, loader.dataset)
     settings = planned(
         epochs=epochs,
         epsilon=epsilon,
@@ -119,6 +121,21 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     away = next((name for name, p in model.named_parameters() if p.device != torch.device("cpu")), None)
     if away is not None:
         raise PlanError("engine", f"parameter '{away}' on another device", "a model on the CPU", "model.to('cpu')")
+
+
+def _check_labels(model: nn.Module, dataset: Any) -> None:
+    """Where records and labels are known, and the model answers with scores: a class for each label."""
+    if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
+        return
+    x, y = dataset.tensors
+    if y.dtype != torch.int64 or y.dim() != 1:
+        return
+    try:
+        scores = outputs_of(model, x[:1])
+    except DataError:
+        return  # the loop may turn the records into what the model takes
+    if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
+        check_labels(y, scores.shape[1], "the data set")
 
 
 def _freeze_the_rest(model: nn.Module, optimizer: Optimizer) -> None:
