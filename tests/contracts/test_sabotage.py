@@ -215,8 +215,7 @@ def test_what_does_not_run_as_planned_is_caught(name: str, monkeypatch: Patch) -
 
 @pytest.mark.parametrize("planned", [POISSON, TURNS, SHARES, TOP_K, SILOS, DP_SGD, NOISY], ids=lambda p: p.release.kind)
 def test_the_correct_code_runs_as_planned(planned: Plan) -> None:
-    for seed in (0, 1):
-        assert failures(audit_behaviour(planned, rounds=ROUNDS, seed=seed)) == []
+    assert failures(audit_behaviour(planned, rounds=ROUNDS, seed=1)) == []
 
 
 # ---- and what beats the certificate ----------------------------------------------------------------------------------
