@@ -65,6 +65,7 @@ OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
     "dp_fed_sam_top_k": [{"form": form} for form in ("update", "mean", "mask")],
     "fed_smp": [{"mask": mask} for mask in ("random", "public_data", "released")],
     "blur": [{}, {"keep": 0.4}, {"keep": 0.4, "by": "influence"}],
+    "scaffold": [{}, {"steps": 2}],
     "best": [{"population": N, "epsilon": 8.0, "rounds": 2}],
     "noisy_minibatch_sgd": [{**SILOS, "sampling": s, "batch": 1} for s in ("fixed", "poisson", "one_pass", "all")]
     + [{**SILOS, "trust": trust, "batch": 1} for trust in ("shuffler", "secure_sum", "server")]

@@ -116,6 +116,8 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
         if plan.clients.population != task.clients.population:
             found = f"a plan for {plan.clients.population} clients and data of {task.clients.population}"
             raise PlanError("grid", found, "the same population in all")
+        if plan.local.keeps(1) or plan.release.init(1):
+            raise PlanError("grid", "a plan whose clients or whose noise remember", "plans without a memory")
         if plan.mask is not None or any(step.needs_slopes for step in plan.encode):
             raise PlanError("grid", "a plan whose steps look at the model", "plans without masks")
     check(first, task, InProcess())
@@ -170,7 +172,11 @@ def _step_together(runs: list[_Run], cohorts: list[Cohort], publics: list[Public
     """`advanced`, each run with its own noise; what follows in one go for all runs with the same server."""
     t = runs[0].state.t
     everything = list(zip((one.plan for one in runs), runs, cohorts, collected, strict=True))
-    noised = [p.release.noised(came.total, cohort, partial(one.streams.at, t)) for p, one, cohort, came in everything]
+    draws = [partial(one.streams.at, t) for one in runs]
+    noised = [
+        p.release.noised(came.total, cohort, coins, {})[0]
+        for (p, _, cohort, came), coins in zip(everything, draws, strict=True)
+    ]
     counts = [p.release.denominator(p.clients.expected, came.received) for p, _, _, came in everything]
     means = (torch.stack(noised) / torch.tensor(counts, dtype=torch.float64)[:, None]).to(torch.float32)
     means = runs[0].plan.decode(means, publics[0])

@@ -26,6 +26,8 @@ from sordino.privacy.events import billable
 from sordino.privacy.release import Release, ShuffledNoise
 
 LONGEST = 10**9  # rounds
+SHARED = "shared."  # in `State.learnt`: what the local solver of the next round is told
+NOISE = "noise."  # in `State.secret`: what the release remembers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class Plan:
         self._check_records()
         self._check_stages()
         self._check_denoisers()
+        self._check_lengths()
         for line in self.bill().lines:
             for event, _ in line.entries:
                 if not billable(event, line.relation):
@@ -113,6 +116,13 @@ class Plan:
         if self.encode:
             found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
+
+    def _check_lengths(self) -> None:
+        """Steps that look at the model's coordinates need messages of one model."""
+        looks = next((step for step in self.encode if step.needs_slopes or step is self.mask), None)
+        if looks is not None and self.local.length(1) != 1:
+            found = f"{looks.kind} on messages of {self.local.kind}, which hold more than an update"
+            raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")
 
     def _check_denoisers(self) -> None:
         """Who shrinks by the noise must be told how much there is."""
@@ -182,7 +192,20 @@ class Plan:
         radius = (
             self.clip.radius_at(t, float(known["radius"]) if "radius" in known else None) if self.clip else math.inf
         )
-        return Public(t=t, radius=radius, size=size, mask=self._mask(t, size, known, update))
+        shared = {name.removeprefix(SHARED): held for name, held in known.items() if name.startswith(SHARED)}
+        return Public(t=t, radius=radius, size=size, mask=self._mask(t, size, known, update), shared=shared)
+
+    def length(self, size: int) -> int:
+        """Numbers in an encoded message of a model with `size` of them."""
+        length = self.local.length(size)
+        for step in self.encode:
+            length = step.length(length)
+        return length
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What an engine must offer: for the release, and for clients that remember."""
+        return self.release.needs | (frozenset({"client_state"}) if self.local.keeps(1) else frozenset())
 
     @property
     def mask(self) -> PublicMask | None:
@@ -199,7 +222,7 @@ class Plan:
         return self.mask.choose(source.scores(t, size, learnt.get("released"), made))
 
     def learn(self, encoded: Tensor, mean: Tensor, public: Public, state: State) -> dict[str, Tensor]:
-        """Public numbers for later rounds: what the steps read off the noised mean, and what masks remember of it."""
+        """Public numbers for later rounds: what steps read off the noised mean, what masks remember of it."""
         found: dict[str, float] = {}
         for step in self.encode:
             found |= step.learn(encoded, public)
@@ -223,6 +246,10 @@ class Plan:
         unit = self.local.unit(public)
         return mean if unit == 1.0 else mean * unit
 
+    def split(self, mean: Tensor, public: Public) -> tuple[Tensor, dict[str, Tensor]]:
+        """The decoded mean as the model's update, and what the local solver tells the clients of the next round."""
+        return self.local.split(mean, public, self.clients.expected / self.clients.population)
+
     def refine(self, mean: Tensor, known: Noised) -> Tensor:
         """All post-processing, in order; who needs the noise's deviation is told what those before have left of it."""
         for i, step in enumerate(self.postprocess):
@@ -244,8 +271,15 @@ class State:
     t: int
     memory: Memory
     learnt: dict[str, Tensor] = field(default_factory=dict)  # public numbers read off earlier releases
+    secret: dict[str, Tensor] = field(default_factory=dict)  # what noise and clients remember: never released
 
     @classmethod
     def initial(cls, plan: Plan, params: Tensor) -> State:
         """Before the first round."""
-        return cls(0, plan.server.init(params.to(torch.float32)))
+        noise = {f"{NOISE}{name}": held for name, held in plan.release.init(plan.length(len(params))).items()}
+        return cls(0, plan.server.init(params.to(torch.float32)), secret=noise)
+
+    @property
+    def noise(self) -> dict[str, Tensor]:
+        """What the release remembers of its noise."""
+        return {name.removeprefix(NOISE): held for name, held in self.secret.items() if name.startswith(NOISE)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sordino.data.task import Task
 from sordino.diagnostics import of_release
-from sordino.engines.base import ClientJob, Collected, Engine, Leads, Worker
+from sordino.engines.base import ClientJob, Collected, Engine, Leads, Remembers, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.engines.silos import check_records
 from sordino.errors import DataError, DivergedError, EngineError
@@ -22,7 +22,7 @@ from sordino.layout import Layout
 from sordino.parts.encode import Public, Spread
 from sordino.parts.postprocess import Noised
 from sordino.parts.samplers import Cohort
-from sordino.plan import Plan, State
+from sordino.plan import NOISE, SHARED, Plan, State
 from sordino.privacy.budget import Filter
 from sordino.privacy.release import on_grid
 from sordino.rng import Seeded, Streams
@@ -70,12 +70,10 @@ def check(plan: Plan, task: Task, engine: Engine) -> None:
     if plan.mask is not None and plan.mask.source.needs_public_data and task.public is None:
         raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
     check_records(plan, task)
-    missing = plan.release.needs - engine.offers
+    missing = plan.needs - engine.offers
     if missing:
-        raise EngineError(
-            f"release {plan.release.kind!r} on an engine without {', '.join(sorted(missing))}",
-            "an engine that offers it",
-        )
+        who = plan.release if missing & plan.release.needs else plan.local
+        raise EngineError(f"{who.kind!r} on an engine without {', '.join(sorted(missing))}", "an engine that offers it")
 
 
 def run(
@@ -99,6 +97,8 @@ def run(
     check(plan, task, engine)
     worker = engine.prepare(plan, task, streams)
     state = state or State.initial(plan, task.layout.flatten(task.model))
+    if isinstance(worker, Remembers):
+        worker.recall(state.secret)
     judge = worker if isinstance(worker, Leads) else task
     try:
         for t in range(state.t, plan.rounds):
@@ -151,6 +151,7 @@ def released(
 ) -> tuple[State, Collected]:
     """From the sum to the next state, and what an onlooker who must not exist would have seen."""
     after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
+    after = replace(after, secret=after.secret | collected.secret) if collected.secret else after
     if encoded is None:
         return after, collected
     clean = collected.total / plan.release.denominator(plan.clients.expected, collected.received)
@@ -163,22 +164,26 @@ def advanced(
     """Noise, decode, post-process, step: the next state, and what was released (None: a void round)."""
     t = state.t
     if not plan.release.accepts(collected.received):
-        return State(t + 1, state.memory, state.learnt), None
-    encoded = noised_mean(plan, collected, cohort, streams, t)
-    mean = plan.decode(encoded, public)
+        return replace(state, t=t + 1), None
+    encoded, noise = noised_mean(plan, collected, cohort, streams, t, state.noise)
+    mean, shared = plan.split(plan.decode(encoded, public), public)
     if plan.postprocess:
-        mean = plan.refine(mean, Noised(layout, mean_std(plan, cohort, collected.received, public), t))
-    learnt = plan.learn(encoded, mean, public, state)
-    return State(t + 1, plan.server.step(state.memory, mean, t), learnt), encoded
+        std = mean_std(plan, cohort, collected.received, public)
+        mean = plan.refine(mean, Noised(layout, std[: len(mean)] if isinstance(std, Tensor) else std, t))
+    learnt = plan.learn(encoded, mean, public, state) | {f"{SHARED}{name}": held for name, held in shared.items()}
+    secret = state.secret | {f"{NOISE}{name}": held for name, held in noise.items()}
+    return State(t + 1, plan.server.step(state.memory, mean, t), learnt, secret), encoded
 
 
-def noised_mean(plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int) -> Tensor:
-    """The sum, noised, over a public number: what is released, still encoded."""
+def noised_mean(
+    plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sum, noised, over a public number: what is released, still encoded; and what the noise remembers."""
     release = plan.release
-    total = release.noised(collected.total, cohort, partial(streams.at, t))
+    total, noise = release.noised(collected.total, cohort, partial(streams.at, t), memory)
     if streams.mode == "secure":
         total = on_grid(total, release.noise_std(cohort))
-    return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32)
+    return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
 
 
 def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> Spread:

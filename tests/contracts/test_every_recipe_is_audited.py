@@ -27,6 +27,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "dp_fed_sam_top_k": [{**USUAL, "form": form} for form in ("update", "mean", "mask")],
     "fed_smp": [{**SHARED, "mask": "random"}, {**USUAL, "mask": "public_data"}],
     "blur": [{**USUAL, "keep": 0.4, "by": "influence"}],
+    "scaffold": [USUAL],
     "best": [{"population": 40, "epsilon": 8.0, "rounds": 3}],
     "client_side_fed_avg": [
         {

@@ -52,7 +52,7 @@ def summed(release: Release, mode: Mode = "simulation", t: int = 0, seed: int = 
     norm: Norm = 1 if isinstance(getattr(release, "mechanism", None), Laplace) else 2
     four = plan(clients=Everyone(4), release=release, encode=(Clip(1.0, norm=norm),))
     collected = Collected(torch.zeros(D, dtype=torch.float64), received=4)
-    return 4.0 * noised_mean(four, collected, np.arange(4), streams(mode, seed), t).double().numpy()
+    return 4.0 * noised_mean(four, collected, np.arange(4), streams(mode, seed), t, {})[0].double().numpy()
 
 
 @pytest.mark.parametrize("law", [Gaussian, Laplace])

@@ -45,7 +45,7 @@ def test_a_stream_is_opened_for_those_who_draw_and_for_no_other(release: Release
         asked.append(purpose)
         return Seeded(1).at(0, purpose)
 
-    found = release.noised(TOTAL, COHORT, coins)
+    found = release.noised(TOTAL, COHORT, coins, {})[0]
     exact = release.in_sum(TOTAL, COHORT, Seeded(1).at(0, "client noise"))
     exact = release.on_server(exact, Seeded(1).at(0, "server noise"))
     assert asked == drawers
@@ -62,7 +62,7 @@ class _Twice(CentralNoise, kind=""):
 
 
 def test_a_release_with_two_noises_adds_both() -> None:
-    found = _Twice(Gaussian(2.0)).noised(TOTAL, COHORT, lambda purpose: Seeded(1).at(0, purpose))
+    found = _Twice(Gaussian(2.0)).noised(TOTAL, COHORT, lambda purpose: Seeded(1).at(0, purpose), {})[0]
     exact = CENTRAL.on_server(
         LOCAL.in_sum(TOTAL, COHORT, Seeded(1).at(0, "client noise")), Seeded(1).at(0, "server noise")
     )

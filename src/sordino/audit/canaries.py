@@ -205,7 +205,7 @@ def _scores(
     pulls, other = _pulls(worker, planted, job)
     drawn, rate = _drawn(plan, planted, job, streams), _rate(plan)
     t, count = job.public.t, plan.release.denominator(plan.clients.expected, collected.received)
-    noised = noised_mean(plan, collected, job.cohort, streams, t).double() * count / _pace(plan, t)
+    noised = noised_mean(plan, collected, job.cohort, streams, t, {})[0].double() * count / _pace(plan, t)
     sent = torch.where(torch.from_numpy(planted.inside)[:, None], pulls, other)
     known = _others(plan, collected, sent, drawn) if _may_know(plan) else torch.zeros_like(noised)
     rest = noised - known.double() - rate / 2 * (pulls + other).sum(0).double()

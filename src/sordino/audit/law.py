@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
+from torch import Tensor
 
 from sordino.audit.rehearsal import Rehearsal, Seen
 from sordino.parts.schedules import at
@@ -112,11 +113,16 @@ def standardised(plan: Plan, seen: Seen) -> Array:
     count = float(max(len(seen.cohort), 1)) if each else plan.clients.expected
     if isinstance(plan.local, NoisyLocalSgd):
         return np.asarray(seen.moved.double() * count / _step_noise(plan, plan.local, seen))
-    clean = plan.decode(seen.total / count, seen.public).double()
-    unit = plan.decode(seen.total.new_ones(len(seen.total)), seen.public).double()
+    clean = _update(plan, seen, seen.total / count)
+    unit = _update(plan, seen, seen.total.new_ones(len(seen.total)))
     noise = ((seen.moved.double() - clean) / unit * count).numpy()
     found = np.where(np.isfinite(noise), normals(plan, seen, noise), np.inf)
     return np.where(np.asarray(unit) == 0, np.nan, found)
+
+
+def _update(plan: Plan, seen: Seen, encoded: Tensor) -> Tensor:
+    """What an encoded mean does to the model."""
+    return plan.split(plan.decode(encoded, seen.public), seen.public)[0].double()
 
 
 def _step_noise(plan: Plan, local: NoisyLocalSgd, seen: Seen) -> float:
@@ -247,7 +253,7 @@ def _likeness(z: Array, shift: int) -> float:
 
 def _along(z: Array, rounds: Sequence[Seen], plan: Plan) -> Finding:
     """The noise along the clean sum: a denominator that follows the cohort, or a sum that is weighed, shows there."""
-    clean = np.stack([np.asarray(plan.decode(seen.total, seen.public).double()) for seen in rounds])
+    clean = np.stack([np.asarray(_update(plan, seen, seen.total)) for seen in rounds])
     clean = np.where(np.isfinite(z), clean, 0.0)
     lengths = np.linalg.norm(clean, axis=1)
     some = lengths > 0

@@ -177,7 +177,7 @@ def _seen(
         return _projected(plan.release.in_sum(sent, alone, streams.at(0, "client noise", silo)).view(copies, -1))
     cohort = np.arange(plan.clients.population)
     many = Collected(sent, len(cohort))
-    return _projected(noised_mean(plan, many, cohort[lost:], streams, 0).view(copies, -1))
+    return _projected(noised_mean(plan, many, cohort[lost:], streams, 0, {})[0].view(copies, -1))
 
 
 def _messages(plan: Plan, silo: int, canary: float | None, copies: int, sabotage: Break | None) -> Tensor:

@@ -57,7 +57,8 @@ class Pipeline:
     def released(self, messages: Tensor, cohort: Cohort, copies: int, streams: Streams) -> Tensor:
         """The noised mean of messages [m, d'] of a cohort: `copies` independent draws [n, d']."""
         totals = messages.sum(0, dtype=torch.float64).repeat(copies)
-        return noised_mean(self.plan, Collected(totals, len(cohort)), cohort, streams, self.t).view(copies, -1)
+        noised, _ = noised_mean(self.plan, Collected(totals, len(cohort)), cohort, streams, self.t, {})
+        return noised.view(copies, -1)
 
     def message(self, message: Tensor, client: int, copies: int, streams: Streams) -> Tensor:
         """What leaves one client, [n, d']: the noised sum over a cohort of that client alone."""

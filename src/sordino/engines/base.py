@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -32,6 +32,7 @@ class Collected:
     total: Tensor  # [d'], float64
     received: int
     diagnostics: dict[str, float] = field(default_factory=dict)
+    secret: dict[str, Tensor] = field(default_factory=dict)  # what clients remember: for the checkpoint, never released
 
 
 class Worker(Protocol):
@@ -51,8 +52,15 @@ class Leads(Protocol):
     def dismiss(self) -> None: ...
 
 
+@runtime_checkable
+class Remembers(Protocol):
+    """A worker whose clients remember their own rounds; `recall` gives them back what a checkpoint has kept."""
+
+    def recall(self, secret: Mapping[str, Tensor]) -> None: ...
+
+
 class Engine(Protocol):
-    """Where clients run. `offers` is what it can do for a release: "secure_sum", "shuffler"."""
+    """Where clients run. `offers` is what it can do: "secure_sum", "shuffler", "client_state"."""
 
     @property
     def offers(self) -> frozenset[str]: ...

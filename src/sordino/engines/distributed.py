@@ -45,8 +45,8 @@ class Distributed:
     Guarantee: with one seed the result is that of `InProcess` up to the rounding of a sum (1e-5), for any number of
     ranks, because every coin is keyed by (round, purpose, client); and the certificate is the same, because what is
     drawn, charged and released is.
-    It offers what `InProcess` offers, for the same reason: all ranks are one operator's simulation, in which nobody
-    looks at a single message. A rank's partial sum is no more protected than the records it was computed from.
+    It stands in for a secure sum and a shuffler as `InProcess` does: all ranks are one operator's simulation, in which
+    nobody looks at a single message. A rank's partial sum is no more protected than the records it was computed from.
     """
 
     each: InProcess = field(default_factory=InProcess)
@@ -55,7 +55,7 @@ class Distributed:
 
     @property
     def offers(self) -> frozenset[str]:
-        return self.each.offers
+        return self.each.offers - {"client_state"}  # a client is on another rank in another round
 
     @property
     def leads(self) -> bool:

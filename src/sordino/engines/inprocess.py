@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,6 +17,7 @@ from sordino.engines import allocator
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.batches import Reader
 from sordino.engines.dense import DenseClients, can_chain
+from sordino.engines.kept import Kept
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
 from sordino.engines.slopes import has_prox
@@ -38,7 +39,7 @@ ROW_BYTES = 1 << 28  # what a chunk's working rows may take
 
 @dataclass(frozen=True)
 class InProcess:
-    """Simulates every client here. It stands in for a secure sum and a shuffler, so it offers both."""
+    """Simulates every client here. It stands in for a secure sum and a shuffler, and keeps what clients remember."""
 
     path: Path | None = None
     chunk: int | None = None
@@ -47,7 +48,7 @@ class InProcess:
 
     @property
     def offers(self) -> frozenset[str]:
-        return frozenset({"secure_sum", "shuffler"})
+        return frozenset({"secure_sum", "shuffler", "client_state"})
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the path once, from the model and the plan, never from a clock."""
@@ -102,6 +103,7 @@ class InProcessWorker:
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)
+        self.kept = Kept(plan.local.keeps(task.layout.size))
 
     @property
     def header(self) -> dict[str, str | int]:
@@ -116,14 +118,18 @@ class InProcessWorker:
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
         total, norms = self.fold(job)
-        return Collected(total, len(job.cohort), of_updates(norms, job.public.radius))
+        return Collected(total, len(job.cohort), of_updates(norms, job.public.radius), self.kept.state())
+
+    def recall(self, secret: Mapping[str, Tensor]) -> None:
+        """Clients remember what a checkpoint has kept for them."""
+        self.kept.load(secret)
 
     def fold(self, job: ClientJob) -> tuple[Tensor, list[Tensor]]:
         """The sum [d'] of the cohort's messages, and the norms of its updates; clients of like size share a chunk."""
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         order = job.cohort[np.argsort(sizes, kind="stable")]
         job = replace(job, public=job.public.on(self.device), start=job.start.to(self.device))
-        total = torch.zeros_like(self._encode(torch.zeros_like(job.start)[None], job)[0], dtype=torch.float64)
+        total = torch.zeros(self.plan.length(len(job.start)), dtype=torch.float64, device=self.device)
         norms: list[Tensor] = []
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)
@@ -144,14 +150,31 @@ class InProcessWorker:
             self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in zip(sizes, streams, clients, strict=True)
         ]
         coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
-        batches = self.reader.batches(clients, drawn)
+        batches, kept = self.reader.batches(clients, drawn), self._remembered(clients)
+        if public.shared:
+            public = replace(public, shared={name: self.objective.inward(v) for name, v in public.shared.items()})
         if self.path == "batched":
-            rows = self.plan.local.solve(self.objective, own, batches, len(clients), public, coins)
+            rows = self.plan.local.solve(self.objective, own, batches, len(clients), public, coins, kept)
         else:
             with torch.random.fork_rng(devices=[]):  # dropout and its kin
                 torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
-                rows = self.plan.local.solve(self.objective, own, batches, 1, public, coins)
-        return self.objective.outward(rows)
+                rows = self.plan.local.solve(self.objective, own, batches, 1, public, coins, kept)
+        if kept is not None:
+            self.kept.put(clients, self._outward(kept))
+        return self._outward(rows)
+
+    def _remembered(self, clients: Cohort) -> Tensor | None:
+        """What each of a chunk remembers, in the objective's own order; None where clients remember nothing."""
+        if not self.kept.width:
+            return None
+        return torch.stack([self.objective.inward(row) for row in self.kept.of(clients, self.device)])
+
+    def _outward(self, rows: Tensor) -> Tensor:
+        """Rows of one or several models each, back in the layout's order."""
+        size = self.task.layout.size
+        if rows.shape[1] == size:
+            return self.objective.outward(rows)
+        return torch.cat([self.objective.outward(part.contiguous()) for part in torch.split(rows, size, 1)], 1)
 
     def coins(self, owners: Sequence[tuple[Plan, Streams, int]], t: int) -> list[Coins]:
         """Every client's own coins, where the local solver draws noise."""

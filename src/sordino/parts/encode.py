@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -26,10 +27,12 @@ class Public:
     radius: float = math.inf
     size: int = 0  # d, the length of a message before any step
     mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
+    shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the local solver reads off earlier releases, [d]
 
     def on(self, device: torch.device) -> Public:
-        """The same, with its mask there."""
-        return self if self.mask is None else replace(self, mask=self.mask.to(device))
+        """The same, with its tensors there."""
+        mask = None if self.mask is None else self.mask.to(device)
+        return replace(self, mask=mask, shared={name: held.to(device) for name, held in self.shared.items()})
 
 
 Spread = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
@@ -46,6 +49,10 @@ class Step(Part):
     @abstractmethod
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         """On the client: rows [m, d] -> [m, d']."""
+
+    def length(self, before: int) -> int:
+        """How many numbers `encode` makes of so many."""
+        return before
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
         """Public numbers for the next round, read off the noised mean before it is decoded: post-processing."""
@@ -153,6 +160,9 @@ class Clip(Step, kind="clip"):
         inverse = 1.0 / radius
         inside = _scaled(sound, ((1.0 - SLACK) / norms).nan_to_num(posinf=inverse).clamp(max=inverse))
         return self.radius.join(inside, norms <= radius) if isinstance(self.radius, Adaptive) else inside
+
+    def length(self, before: int) -> int:
+        return before + isinstance(self.radius, Adaptive)
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         if not self.finite:

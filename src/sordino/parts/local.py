@@ -57,13 +57,32 @@ class LocalSolver(Part):
         m: int,
         public: Public,
         coins: Sequence[Coins] = (),
+        kept: Tensor | None = None,
     ) -> Tensor:
-        """The messages [m, d] of m clients that all start at `start` [d]; `coins` are for noise of their own."""
+        """The messages [m, length] of m clients that all start at `start` [d]; `coins` are for noise of their own.
+
+        `kept` [m, keeps] is what each of them remembers of its own rounds before; written anew in place.
+        """
 
     @property
     def reads(self) -> RecordSampler | None:
         """How records are drawn, where one record is the unit; None where the client is."""
         return None
+
+    def length(self, size: int) -> int:
+        """Numbers in a message of a model with `size` of them."""
+        return size
+
+    def keeps(self, size: int) -> int:
+        """Numbers that a client remembers from one of its rounds to the next: its own secret, never sent."""
+        return 0
+
+    def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """The decoded mean as the update [d], and what clients are told of it in the next round (`Public.shared`).
+
+        `rate` is the share of the population that a round expects. All of it is read off a release: post-processing.
+        """
+        return mean, {}
 
     def suits(self, population: int) -> None:
         """Refuse a population that this solver cannot work with."""
@@ -142,6 +161,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         m: int,
         public: Public,
         coins: Sequence[Coins] = (),
+        kept: Tensor | None = None,
     ) -> Tensor:
         lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)
         if type(self.gradient) is Plain and not self.momentum and not self.project:

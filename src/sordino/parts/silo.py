@@ -97,6 +97,7 @@ class BatchGradient(_Reads, LocalSolver, kind="batch_gradient"):
         m: int,
         public: Public,
         coins: Sequence[Coins] = (),
+        kept: Tensor | None = None,
     ) -> Tensor:
         (batch,) = batches
         ball = self.ball(public.t)
@@ -159,6 +160,7 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
         m: int,
         public: Public,
         coins: Sequence[Coins] = (),
+        kept: Tensor | None = None,
     ) -> Tensor:
         w, ball = objective.place(start, m), _ball(self.radius, 2, self.gradient, public.t)
         own, t = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in coins], public.t

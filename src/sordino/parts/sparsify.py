@@ -149,6 +149,9 @@ class PublicMask(Step, kind="public_mask"):
         """Indices of the coordinates kept, ascending."""
         return scores.topk(math.ceil(self.keep * len(scores))).indices.sort().values
 
+    def length(self, before: int) -> int:
+        return math.ceil(self.keep * before)
+
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         assert public.mask is not None
         return rows[:, public.mask]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -49,13 +49,19 @@ class Release(Part):
         """What the server adds."""
         return total
 
-    def noised(self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator]) -> Tensor:
-        """The sum with all its noise; a stream of coins is opened only for those who draw."""
+    def init(self, length: int) -> dict[str, Tensor]:
+        """What the noise of later rounds must know of earlier noise, before the first: secret, in the checkpoint."""
+        return {}
+
+    def noised(
+        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum with all its noise, and what is remembered of it; a stream is opened only for those who draw."""
         if type(self).in_sum is not Release.in_sum:
             total = self.in_sum(total, cohort, coins("client noise"))
         if type(self).on_server is not Release.on_server:
             total = self.on_server(total, coins("server noise"))
-        return total
+        return total, dict(memory)
 
     def accepts(self, received: int) -> bool:
         """Whether a round with this many reports counts; a void round releases nothing and moves nothing."""

@@ -11,6 +11,7 @@ from sordino.recipes.dp_sgd import dp_adam, dp_ls_adam, dp_ls_sgd, dp_sgd
 from sordino.recipes.fed_avg import dp_fed_avg
 from sordino.recipes.fed_ls import dp_fed_ls
 from sordino.recipes.fed_sam import blur, dp_fed_sam, dp_fed_sam_top_k, fed_smp
+from sordino.recipes.scaffold import scaffold
 from sordino.recipes.silo import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
 
 RECIPES: dict[str, Callable[..., Plan]] = {
@@ -21,6 +22,7 @@ RECIPES: dict[str, Callable[..., Plan]] = {
     "fed_smp": fed_smp,
     "blur": blur,
     "best": best,
+    "scaffold": scaffold,
     "noisy_minibatch_sgd": noisy_minibatch_sgd,
     "accelerated_minibatch_sgd": accelerated_minibatch_sgd,
     "noisy_local_sgd": noisy_local_sgd,
@@ -49,5 +51,6 @@ __all__ = [
     "fed_smp",
     "noisy_local_sgd",
     "noisy_minibatch_sgd",
+    "scaffold",
     "silo",
 ]

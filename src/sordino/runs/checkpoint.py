@@ -43,6 +43,7 @@ class Checkpoint:
     def _named(self) -> dict[str, Tensor]:
         named = {f"memory.{name}": tensor for name, tensor in self.state.memory.items()}
         named |= {f"learnt.{name}": tensor for name, tensor in self.state.learnt.items()}
+        named |= {f"secret.{name}": tensor for name, tensor in self.state.secret.items()}
         return {name: named[name].contiguous() for name in sorted(named)}
 
     @property
@@ -65,9 +66,9 @@ class Checkpoint:
         try:
             said = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
             named = safetensors.torch.load(data)
-            memory, learnt = _of(named, "memory."), _of(named, "learnt.")
+            parts = [_of(named, side) for side in ("memory.", "learnt.", "secret.")]
             marks = [Mark(*said[name]) for name in ("history", "engine")]
-            found = cls(State(said["t"], memory, learnt), said["head"], *marks)
+            found = cls(State(said["t"], *parts), said["head"], *marks)
             whole = type(found.state.t) is int and found.sha256 == said["sha256"]
         except Exception as error:  # whatever a damaged file makes its readers raise
             raise TornError(str(error)) from None

@@ -1,0 +1,88 @@
+"""SCAFFOLD under client-level privacy: control variates against the drift of unlike clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.parts.encode import Public
+from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
+from sordino.parts.local import Coins, LocalSgd, LocalSolver
+from sordino.parts.schedules import Schedule, at
+from sordino.privacy.bounds import Bound, Spent
+
+CONTROL = "control"
+
+
+@dataclass(frozen=True)
+class Scaffold(LocalSolver, kind="scaffold"):
+    """`steps` times  w <- w - lr_t (grad f(w; batch) - c_i + c);   c_i' = c_i - c + (w_t - w) / (steps lr_t).
+
+    Karimireddy et al. 2020, option II. c_i is the client's own memory; c, the server's, is read off releases:
+
+        message = (w_t - w,  steps lr_t (c_i - c_i'))      2 d numbers in the unit of a model, clipped and noised as one
+        c <- c - rate * (second half of the decoded mean) / (steps lr_t),     rate = expected / population
+
+    Bound: none; only Clip gives one, over both halves together. c_i depends on this client's data and on what was
+    released, so to whoever sees the releases a client is in as many of them as rounds: the bill is that of the Clip.
+    """
+
+    lr: float | Schedule
+    steps: int
+    batch: int | None = None
+    gradient: Gradient = field(default_factory=Plain)
+
+    def __post_init__(self) -> None:
+        self._plain()
+
+    def _plain(self) -> LocalSgd:
+        """Plain local SGD with these numbers: draws the same batches, refuses the same mistakes."""
+        return LocalSgd(lr=self.lr, steps=self.steps, batch=self.batch, gradient=self.gradient)
+
+    @property
+    def projects(self) -> bool:
+        return False
+
+    def bound(self) -> Bound | Spent:
+        return Bound(unit="client")
+
+    def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
+        return self._plain().indices(size, rng, t, client)
+
+    def length(self, size: int) -> int:
+        return 2 * size
+
+    def keeps(self, size: int) -> int:
+        return size
+
+    def solve(
+        self,
+        objective: Objective,
+        start: Tensor,
+        batches: Iterable[Batch],
+        m: int,
+        public: Public,
+        coins: Sequence[Coins] = (),
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        lr, anchor, w = at(self.lr, public.t), Anchor(start, public.radius), objective.place(start, m)
+        own = torch.zeros_like(w) if kept is None else kept
+        control, taken = public.shared.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
+        for batch in batches:
+            active = w.new_ones(m, 1) if batch.active is None else batch.active[:, None]
+            w.sub_((self.gradient.at(objective, w, batch, anchor) - own + control) * active, alpha=lr)
+            taken += active
+        moved = start - w
+        before = own.clone()
+        own.copy_(torch.where(taken > 0, before - control + moved / (taken.clamp(min=1) * lr), before))
+        return torch.cat([moved, (self.steps * lr) * (before - own)], 1)
+
+    def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
+        update, drift = mean.chunk(2)
+        control = public.shared.get(CONTROL, torch.zeros_like(update))
+        return update, {CONTROL: control - rate / (self.steps * at(self.lr, public.t)) * drift}
