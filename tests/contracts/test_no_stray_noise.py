@@ -41,6 +41,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
     "engines/inprocess.py": frozenset({"integers"}),  # a seed for dropout
+    "per_record/company.py": frozenset({"choice", "integers", "normal"}),  # which records are compared; public weights
+    "per_record/lookout.py": frozenset({"integers", "random"}),  # when they are
+    "per_record/still.py": frozenset({"bernoulli", "bernoulli_", "normal", "randint", "randperm"}),  # made constant
     "runs/book.py": frozenset({"secrets"}),  # the name of a run
     "runs/fingerprint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation

@@ -20,6 +20,7 @@ from sordino.per_record.company import FEW, Company
 from sordino.per_record.lookout import Lookout
 from sordino.per_record.tape import UnrecordableError
 from sordino.plan import Plan
+from sordino.rng import Seeded
 
 SILENT = 10.0  # a median gradient so many radii long: the clip would replace the loss without a word
 
@@ -65,7 +66,7 @@ def _check_apart(task: Task) -> None:
     rows = torch.from_numpy(np.asarray(task.clients.index[:count]))
     x, y = (side[rows].to(task.device) for side in (task.clients.records.x, task.clients.records.y))
     model = copy.deepcopy(task.model).train()
-    look = Lookout(model, lambda own: lambda pair: task.losses(own(pair[0]), pair[1]), np.random.default_rng(0))
+    look = Lookout(model, lambda own: lambda pair: task.losses(own(pair[0]), pair[1]), Seeded(0).at(0, "mixing"))
     with suppress(UnrecordableError):  # coins that are not torch's: the engine runs it record by record
         look.start(Company(look.of(model), (x, y), count))
 

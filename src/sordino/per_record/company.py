@@ -26,6 +26,7 @@ from sordino.errors import PlanError
 from sordino.per_record.pieces import sums_in
 from sordino.per_record.still import still
 from sordino.per_record.tape import Tape, UnrecordableError
+from sordino.rng import Seeded
 
 SOME = 8  # records that are run by themselves
 FEW = 16  # records that are company enough for a look at a copy of the model
@@ -140,7 +141,7 @@ def _aside(tape: Tape | None, size: int) -> Iterator[None]:
 
 def _slopes(leaves: list[Tensor], seed: int) -> list[Tensor]:
     """Public, and not by torch's generator: its coins stand still."""
-    rng = np.random.default_rng(seed)
+    rng = Seeded(seed).at(0, "slopes")
     return [torch.from_numpy(rng.normal(size=tuple(y.shape))).to(y.dtype) for y in leaves]
 
 

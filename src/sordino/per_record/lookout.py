@@ -20,6 +20,7 @@ from sordino.per_record.apart import kept_apart
 from sordino.per_record.company import COARSE, FEW, ROUNDING, SOME, TURNED, Company, precise, refused, shaken, subset
 from sordino.per_record.pieces import HALF
 from sordino.per_record.tape import UnrecordableError
+from sordino.rng import Secure
 
 WORK = 0.005  # of the records of a run are run once more
 WHOLE = 0.25  # of the looks have the whole batch for company, and compare gradients too
@@ -34,7 +35,7 @@ class Lookout:
 
     def __init__(self, model: nn.Module, of: Callable[[nn.Module], Forward], coins: np.random.Generator | None) -> None:
         self.model, self.of = model, of
-        self.coins = np.random.default_rng() if coins is None else coins
+        self.coins = Secure().at(0, "mixing") if coins is None else coins
         self.looks = 0
         self.random = False  # whether a pass has asked torch for coins
 
