@@ -66,6 +66,7 @@ LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps,
 )
 STARTERS = {
     "client_side_fed_avg": LOCAL,
+    "scaffold": Starter(MANY.task, {**MANY.values, "lr": "1.0", "steps": "10", "radius": "0.5"}),
     "dp_sgd": HOLDER,
     "dp_ls_sgd": HOLDER,
     "dp_adam": ADAM,
@@ -83,7 +84,7 @@ def example(name: str) -> str:
     """A whole file that runs: required arguments with sample values, the others with their defaults."""
     chosen, lines = starter(name), [f'name = "{name}"']
     for p in inspect.signature(RECIPES[name]).parameters.values():
-        if p.default is p.empty or p.name in ("epochs", "batch", "mechanism"):
+        if p.default is p.empty or p.name in ("epochs", "steps", "batch", "mechanism"):
             lines.append(f"{p.name} = {chosen.values[p.name]}")
         elif p.default is not None:
             lines.append(f"{p.name} = {json.dumps(p.default)}")

@@ -115,9 +115,21 @@ def test_both_halves_of_the_message_share_one_ball() -> None:
     public = private.public(0, len(start))
     rows = worker.solve(np.arange(6), public, start)
     assert rows.shape[1] == private.length(len(start)) == 2 * len(start)
-    assert bool((rows[0, : len(start)].norm() > 0.01) & (rows[0, len(start) :].norm() > 0.01))
+    assert bool((rows[0, : len(start)].norm() > 0.005) & (rows[0, len(start) :].norm() > 0.005))
     norms = Clip(0.01).encode(rows, public).double().norm(dim=1)
     assert 0.999 < float(norms.max()) <= 1.0
+
+
+def test_controls_move_by_what_is_sent_so_clipping_does_not_stop_the_run() -> None:
+    """The server's control is the mean of the clients' own, clipped or not; the sabotage clips after they moved."""
+    data, tight = task(), replace(FREE, encode=(Clip(0.05),), rounds=6)
+    last = rounds(tight, data)[-1].state
+    assert torch.allclose(last.learnt["shared.control"], last.secret[ROWS].mean(0), atol=1e-5)
+    late = replace(LOCAL, lr=LR)
+    worker = InProcess().prepare(replace(tight, local=late, encode=(Clip(math.inf),)), data, Seeded(0))
+    public, start = replace(tight.public(0, 67), radius=math.inf), data.layout.flatten(data.model)
+    worker.solve(np.arange(6), public, start)
+    assert float(worker.kept.of(np.arange(6), torch.device("cpu")).norm(dim=1).max()) * STEPS * LR > 0.05
 
 
 def test_what_clients_remember_is_secret_and_what_the_server_learnt_is_public() -> None:

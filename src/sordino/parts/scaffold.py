@@ -13,6 +13,7 @@ from torch import Tensor
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
 from sordino.parts.local import Coins, LocalSgd, LocalSolver
+from sordino.parts.norms import row_norms
 from sordino.parts.schedules import Schedule, at
 from sordino.privacy.bounds import Bound, Spent
 
@@ -28,6 +29,8 @@ class Scaffold(LocalSolver, kind="scaffold"):
         message = (w_t - w,  steps lr_t (c_i - c_i'))      2 d numbers in the unit of a model, clipped and noised as one
         c <- c - rate * (second half of the decoded mean) / (steps lr_t),     rate = expected / population
 
+    The message is pulled into the plan's clip radius here, so that c_i moves by what is sent and c keeps up with them:
+    else clipped controls fall behind the clients' own, and the difference stops every step.
     Bound: none; only Clip gives one, over both halves together. c_i depends on this client's data and on what was
     released, so to whoever sees the releases a client is in as many of them as rounds: the bill is that of the Clip.
     """
@@ -78,9 +81,11 @@ class Scaffold(LocalSolver, kind="scaffold"):
             w.sub_((self.gradient.at(objective, w, batch, anchor) - own + control) * active, alpha=lr)
             taken += active
         moved = start - w
-        before = own.clone()
-        own.copy_(torch.where(taken > 0, before - control + moved / (taken.clamp(min=1) * lr), before))
-        return torch.cat([moved, (self.steps * lr) * (before - own)], 1)
+        drift = torch.where(taken > 0, self.steps * lr * control - moved, torch.zeros_like(moved))
+        message = torch.cat([moved, drift], 1)
+        message *= (public.radius / row_norms(message)).clamp(max=1.0).to(message.dtype)[:, None]
+        own.sub_(message[:, len(start) :], alpha=1 / (self.steps * lr))
+        return message
 
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         update, drift = mean.chunk(2)
