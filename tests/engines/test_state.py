@@ -120,7 +120,7 @@ def test_a_label_that_no_class_stands_for_is_refused_on_every_path(name: str, la
 def test_a_model_that_does_not_fit_its_records_is_refused_in_a_sentence() -> None:
     with pytest.raises(DataError, match=r"a model that fails on records of shape \[4\]"):
         Task.of(nn.Linear(5, 3), clients())
-    with pytest.raises(DataError, match="a loss that fails on outputs"):
+    with pytest.raises(DataError, match="loss 'cross_entropy' that fails on outputs"):
         Task.of(nn.Linear(4, 3), [(noise(3, 4), noise(3))])
 
 

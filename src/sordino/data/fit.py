@@ -37,16 +37,18 @@ def outputs_of(model: nn.Module, x: Tensor) -> Any:
             return trial(x)
         except _FAILS as error:
             found = f"a model that fails on records of shape {list(x.shape[1:])} ({_first_line(error)})"
-            raise DataError(found, "a model of inputs [b, ...]", "fit the first layer to the records") from None
+            raise DataError(
+                found, "a model and a loss that fit the data", "fit the first layer to the records"
+            ) from None
 
 
-def check_losses(losses: Callable[[Any, Tensor], Any], outputs: Any, y: Tensor) -> None:
+def check_losses(losses: Callable[[Any, Tensor], Any], outputs: Any, y: Tensor, name: str = "a loss") -> None:
     """Refuse a loss that does not give one value for each record: a mean of them has no client's or record's own."""
     try:
         values = losses(outputs, y)
     except _FAILS as error:
         shapes = f"outputs {list(getattr(outputs, 'shape', []))} and targets {list(y.shape)}"
-        raise DataError(f"a loss that fails on {shapes} ({_first_line(error)})", "one value per record") from None
+        raise DataError(f"{name} that fails on {shapes} ({_first_line(error)})", "one value per record") from None
     if not isinstance(values, Tensor) or values.shape != (len(y),):
         found = f"a loss of shape {list(getattr(values, 'shape', []))} for {len(y)} records"
         raise DataError(found, "one value per record", 'reduction="none" in the loss, as nn.CrossEntropyLoss takes it')

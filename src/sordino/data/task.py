@@ -162,7 +162,7 @@ class Task:
             ):
                 if classes and part is not None and not part.lazy:
                     check_labels(part.y, classes, name)
-        check_losses(self.losses, outputs, y)
+        check_losses(self.losses, outputs, y, f"loss {self.loss!r}" if isinstance(self.loss, str) else "a loss")
 
     @property
     def layout(self) -> Layout:
