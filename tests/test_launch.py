@@ -21,7 +21,7 @@ from sordino.errors import ConfigError, RankError
 from sordino.launch import launch, meeting_place, orderly
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
-PATIENCE = 90.0  # seconds: far more than anything here takes, far less than a hang
+PATIENCE = 600.0  # seconds: a hang; nothing here takes that long on the busiest machine
 LONG = (("rounds = 4", "rounds = 120\nepochs = 250"), ("seed = 3", "seed = 3\neval_every = 10"))
 SHARES = (
     ('release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }', ""),
@@ -76,7 +76,7 @@ def _rank(process: int) -> int:
     return int(next(word for word in words if word.startswith(b"RANK=")).removeprefix(b"RANK="))
 
 
-def gone(processes: list[int], patience: float = 20) -> bool:
+def gone(processes: list[int], patience: float = PATIENCE) -> bool:
     """Whether all of them end in time; a zombie that nobody has waited for yet has ended."""
     until = time.monotonic() + patience
     while time.monotonic() < until:

@@ -21,7 +21,7 @@ from sordino.data.task import Records, Task
 from sordino.engines.base import Collected
 from sordino.engines.batches import gather
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.linear import LinearClients, Rows
+from sordino.engines.linear import FEW, LinearClients, Rows
 from sordino.errors import PlanError
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Batch
@@ -66,7 +66,7 @@ class _Stacked(LinearClients):
     def messages(self, local: BatchGradient, t: int, start: Tensor, rows: Rows, owners: Rows, task: Task) -> Tensor:
         """What silos `owners` [m] at starts of their own [m, d] send of the records in `rows` [m, b]."""
         ball, sizes = local.ball(t), self.known(local.norm)
-        if self.kernel and ball.envelope is None:
+        if self.kernel and ball.envelope is None and rows.shape[1] <= FEW:
             order = np.argsort(owners, kind="stable")
             return self.pulled(start, rows, task.clients.records, sizes, ball, order).div_(ball.radius)
         where, records = torch.from_numpy(rows), task.clients.records
@@ -238,7 +238,8 @@ def _starts(runs: list[_Run], cohorts: list[Cohort]) -> Tensor:
 
 def _whole(local: BatchGradient, t: int, start: Tensor, owners: Cohort, task: Task, worker: InProcessWorker) -> Tensor:
     """Messages where every silo reads all its records: the same records for all runs, so nothing is gathered."""
-    rows, records, objective = torch.empty_like(start), task.clients.records, worker.objective
+    rows, records = torch.empty_like(start, dtype=torch.float64), task.clients.records
+    objective = worker.objective
     assert isinstance(objective, LinearClients)
     ball = local.ball(t)
     for silo in np.unique(owners):

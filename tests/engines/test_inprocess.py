@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import tracemalloc
 from typing import Any, Literal
 
@@ -158,7 +157,7 @@ def test_a_million_clients_cost_no_more_than_their_cohort(path: Literal["batched
     large = plan(rounds=2, clients=Poisson(population, cohort / population))
     with Largest():  # torch imports half of itself when operations are watched for the first time
         final(plan(rounds=1), task(), InProcess(path=path))
-    started, largest = time.process_time(), Largest()
+    largest = Largest()
     tracemalloc.start()
     with largest:
         params = final(large, million, InProcess(path=path))
@@ -167,7 +166,6 @@ def test_a_million_clients_cost_no_more_than_their_cohort(path: Literal["batched
     assert not torch.equal(params, million.layout.flatten(million.model))
     assert largest.entries <= 64 * million.layout.size  # one chunk of messages
     assert peak < 20e6  # bytes: a few offsets per client at most, while one message each would take 268e6
-    assert time.process_time() - started < 15
 
 
 class Averages(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.engines.allocator import tune
 from sordino.models import DpMnistCnn
 from sordino.optim import make_private
 
@@ -221,21 +219,3 @@ def test_copies_and_evaluation_of_the_model_are_ordinary() -> None:
     before = parts[0](x)
     assert torch.equal(parts[1].detach()(x), before)
     assert all("forward" not in vars(module) for module in parts[0].modules())
-
-
-def test_a_private_loop_keeps_six_tenths_of_the_speed_of_a_plain_one() -> None:
-    tune()  # the same allocator for both
-    dataset = data(2048, (1, 28, 28), 10)
-
-    def seconds(secret: bool) -> float:
-        model = DpMnistCnn().build((1, 28, 28), 10)
-        loader: Any = DataLoader(dataset, batch_size=256, shuffle=True)
-        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-        if secret:
-            model, optimizer, loader = private(model, loader=loader)
-        began = time.perf_counter()
-        train((model, optimizer, loader))
-        return time.perf_counter() - began
-
-    pairs = [(seconds(False), seconds(True)) for _ in range(3)]
-    assert min(plain for plain, _ in pairs) / min(ours for _, ours in pairs) > 0.6

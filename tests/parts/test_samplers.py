@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import tracemalloc
 
 import numpy as np
@@ -118,14 +117,12 @@ def test_most_never_exceeds_the_rounds() -> None:
 @pytest.mark.parametrize("sampler", [Poisson(1_000_000, 2e-4), FixedSize(1_000_000, 200), RoundRobin(1_000_000, 200)])
 def test_a_cohort_of_a_million_clients_costs_little(sampler: Sampler) -> None:
     rng = Seeded(0).at(0, "cohort")
-    started = time.process_time()
     tracemalloc.start()
     cohort = sampler.draw(0, rng)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 100 < len(cohort) < 300
     assert peak < 200_000  # bytes; a list of the population would take 8,000,000
-    assert time.process_time() - started < 0.5
 
 
 def test_the_denominator_is_a_constant_of_the_plan() -> None:

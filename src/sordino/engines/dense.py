@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sordino.data.task import Task
 from sordino.engines.base import Copies
-from sordino.engines.linear import chain, finite, known_targets, mean_shares, pull, with_bias
+from sordino.engines.linear import FEW, chain, finite, known_targets, mean_shares, pull, summed, with_bias
 from sordino.engines.slopes import factors, slope_of
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.norms import lengths
@@ -96,7 +96,16 @@ class DenseClients(Copies):
         parts = torch.stack([lengths(r, ball.norm) * size for r, size in zip(residuals, sizes, strict=True)])
         scale = factors(lengths(parts.movedim(0, -1), ball.norm), ball.radius, batch.mask)
         inputs = [finite(a, size) for a, size in zip(inputs, sizes, strict=True)]
-        return self._written(w, inputs, [pull(r, scale) for r in residuals])
+        residuals = [pull(r, scale) for r in residuals]
+        if batch.x.shape[1] <= FEW:
+            return self._written(w, inputs, residuals)
+        sums = torch.zeros_like(w, dtype=torch.float64)
+        for stage, a, r in zip(self.stages, inputs, residuals, strict=True):
+            weight, bias = stage.of(sums)
+            weight.copy_(summed(r, a))
+            if bias is not None:
+                torch.sum(r, 1, keepdim=True, dtype=torch.float64, out=bias)
+        return sums
 
     def _forward(self, layers: list[Layer], batch: Batch) -> list[Tensor]:
         """What every layer reads, a_0 to a_(L-1); leaves r_L in `residual`."""

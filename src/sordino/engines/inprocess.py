@@ -34,6 +34,7 @@ from sordino.rng import Streams
 Path = Literal["batched", "sequential"]
 BATCH_BELOW = {"cpu": 2e7}  # FLOP per local step: below, one bmm over many clients beats one client at a time
 ELSEWHERE = 2e9  # the same on other devices: a guess, never measured; `path` overrules it
+NOMINAL = 32  # records of a step, for the rule above, where the plan does not say
 ROW_BYTES = 1 << 28  # what a chunk's working rows may take
 
 
@@ -62,8 +63,8 @@ class InProcess:
 
 
 def _path(plan: Plan, task: Task) -> Path:
-    largest = int(np.diff(task.clients.offsets).max())
-    batch = min(getattr(plan.local, "batch", None) or largest, largest)
+    """By the plan and the model alone: the path is written down, and how many records a client holds is private."""
+    batch = getattr(plan.local, "batch", None) or NOMINAL
     small = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
     return "batched" if _written(plan, task) or (small and can_batch(task)) else "sequential"
 

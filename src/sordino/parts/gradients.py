@@ -178,7 +178,7 @@ class Moreau(Gradient, kind="moreau"):
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)
-        return objective.clipped(w, batch, Ball(envelope=self)) / count.clamp(min=1)
+        return (objective.clipped(w, batch, Ball(envelope=self)) / count.clamp(min=1)).to(w.dtype)
 
 
 def _lengths(rows: Tensor) -> Tensor:
