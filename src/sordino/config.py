@@ -202,17 +202,22 @@ class Config:
         return tuple(Budget(own.epsilon, delta(silo, own)) for silo, own in enumerate(self.privacy.silos))
 
     @property
+    def budgeted(self) -> bool:
+        """Whether a budget may end the run."""
+        return self.privacy.client_epsilon is not None or bool(self.privacy.silos)
+
+    @property
     def budget(self) -> Filter | None:
         """The filter of `client_epsilon` and of the silos' own budgets, with nothing spent yet."""
-        limit, own = self.privacy.client_epsilon, dict(enumerate(self.budgets))
-        if limit is None and not own:
+        if not self.budgeted:
             return None
+        limit, own = self.privacy.client_epsilon, dict(enumerate(self.budgets))
         return client_filter(self.plan, Budget(limit, self.delta) if limit is not None else own[0], own)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a certificate takes from this file beside the plan, delta and noise."""
-        return {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budget is not None}
+        return {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budgeted}
 
     def check_budget(self) -> None:
         """Refuse a plan that must overspend a budget of its own file."""
@@ -279,7 +284,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     if "recipe" in data:
         if "plan" in data:
             raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")
-        data["plan"] = codec.dump(from_recipe(_with_budgets(data.pop("recipe"), data.get("privacy"))))
+        data["plan"] = from_recipe(_with_budgets(data.pop("recipe"), data.get("privacy")))
     elif "plan" not in data:
         raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
     config: Config = codec.read(Config, data)

@@ -30,8 +30,15 @@ SHARED = "shared."  # in `State.learnt`: what the local solver of the next round
 NOISE = "noise."  # in `State.secret`: what the release remembers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class _Kept:
+    """A place for what a plan has computed of itself: no field, so neither compared nor written."""
+
+    __slots__ = ("_forecast",)
+    _forecast: Bill
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan(_Kept):
     """rounds times: draw clients, solve locally, encode, release the noised sum, decode, post-process, step.
 
     A plan that could not be certified cannot be built: `PlanError` names the broken rule.
@@ -57,7 +64,7 @@ class Plan:
         self._check_stages()
         self._check_denoisers()
         self._check_lengths()
-        for line in self.bill().lines:
+        for line in self.forecast.lines:
             for event, _ in line.entries:
                 if not billable(event, line.relation):
                     raise PlanError(
@@ -233,11 +240,19 @@ class Plan:
         return learnt
 
     def bill(self, participation: Participation | None = None) -> Bill:
-        """What the plan costs (a forecast), or what a run with this participation cost."""
-        counted = participation or Participation.planned(self.clients, self.rounds)
+        """What a run with this participation cost; without one, the forecast."""
+        if participation is None:
+            return self.forecast
         if self.unit == "record":
-            return record_bill(self.clients, self.local, self.release, counted)
-        return client_bill(self.clients, self.release, counted)
+            return record_bill(self.clients, self.local, self.release, participation)
+        return client_bill(self.clients, self.release, participation)
+
+    @property
+    def forecast(self) -> Bill:
+        """What the plan costs if it runs as planned: computed once, when the plan is built."""
+        if not hasattr(self, "_forecast"):
+            object.__setattr__(self, "_forecast", self.bill(Participation.planned(self.clients, self.rounds)))
+        return self._forecast
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         """Undo the encode steps on the noised mean, in reverse order."""

@@ -53,7 +53,7 @@ def train(
     deltas = tuple(deltas) or (silo_deltas(plan) if delta is None else ())
     delta = default_delta(plan.units) if delta is None else delta
     check_deltas(plan, delta, deltas, allow_large_delta)
-    priced(plan, Facts(delta, noise, plan.rounds, deltas=deltas))
+    priced(plan, delta, deltas)
     tally, history, state = Tally(), [], State.initial(plan, task.layout.flatten(task.model))
     for done in run(
         plan, task, engine=engine, streams=streams(noise, seed), charges=tally, state=state, eval_every=eval_every

@@ -252,9 +252,10 @@ def trusted(part: codec.Foreign) -> str:
     return f"everything rests on what {whose} states for its part `{part.kind}` ({part.family})"
 
 
-def priced(plan: Plan, facts: Facts) -> None:
+def priced(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:
     """Refuse a plan that accounting cannot price, before anything of it runs; the work is kept for the certificate."""
-    certificate(plan, facts)
+    for who in ADVERSARIES:
+        headline(plan.forecast.of(who), delta, deltas)
 
 
 def declared(public: tuple[Declared, ...]) -> str:

@@ -27,7 +27,7 @@ from sordino.runs import chain, files
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, versions
-from sordino.runs.folder import Header, RunFolder, text_of
+from sordino.runs.folder import Header, RunFolder, text_of, written
 from sordino.runs.logs import Log
 
 
@@ -102,7 +102,7 @@ def create(path: Path, config: Config, data: Fingerprint, public: tuple[Declared
             "a folder to write to",
             "nothing was charged; choose another --out",
         ) from None
-    return RunFolder(path)
+    return RunFolder(path, config)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _clear(left: Path) -> None:
 def _fill(made: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...]) -> None:
     """Everything a run needs to be continued, with not a round done."""
     kept = data.to_bytes()
-    plan = codec.to_toml(config).encode()
+    plan = written(config)
     header = Header(secrets.token_hex(16), codec.digest(config), chain.digest(plan), chain.digest(kept), public)
     files.write(made / "checkpoint" / "data.json", kept, files.PRIVATE)
     files.write(made / "checkpoint" / "charged", b"", files.PRIVATE)

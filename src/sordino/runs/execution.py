@@ -20,7 +20,7 @@ from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError
 from sordino.plan import State
-from sordino.privacy.certificate import Facts, priced
+from sordino.privacy.certificate import priced
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
 from sordino.runs import ending, signature
@@ -62,10 +62,14 @@ def execute(
     if isinstance(engine, Distributed) and not engine.leads:
         engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
     config.check_budget()
-    priced(config.plan, Facts(config.delta, config.privacy.noise, config.plan.rounds, deltas=config.deltas))
+    priced(config.plan, config.delta, config.deltas)
     key = None if sign is None else signature.private_key(sign)
     there = resume and path.exists()
-    folder = RunFolder.open(path) if there else create(path, config, Fingerprint.of(task), config.task.declared(task))
+    folder = (
+        RunFolder.open(path, config)
+        if there
+        else create(path, config, Fingerprint.of(task), config.task.declared(task))
+    )
     with folder.locked(), _enough_memory():
         start = resumed(folder, config, task)
         finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))

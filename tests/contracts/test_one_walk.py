@@ -1,0 +1,86 @@
+"""From a file to its certificate: one Plan is built, and billed once before the run and once after."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.commands import federation, sordino, spelt_out
+from tests.silos import planned
+
+from sordino import plan as plans
+from sordino.errors import CertificateError
+from sordino.plan import Plan
+from sordino.runs.folder import RunFolder, written
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many Plans were built, and how many bills really computed, in this process."""
+    found: Counter[str] = Counter()
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            found[name] += 1
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(Plan, "__post_init__", counted("plans", Plan.__post_init__))
+    for name in ("client_bill", "record_bill"):
+        monkeypatch.setattr(plans, name, counted("bills", getattr(plans, name)))
+    return found
+
+
+DP_SGD = 'name = "dp_sgd"\nrecords = 240\nbatch = 24'
+RECORDS = (
+    ("clients = 60 }", "clients = 1 }"),
+    ('clients = { kind = "poisson", population = 60, rate = 0.5 }\n', ""),
+    ('name = "dp_fed_avg"', DP_SGD),
+)
+
+
+@pytest.mark.parametrize("written_as", ["recipe", "plan", "records"])
+def test_a_run_builds_one_plan_and_bills_it_once_before_and_once_after(
+    tmp_path: Path, counts: Counter[str], written_as: str
+) -> None:
+    file = spelt_out(tmp_path) if written_as == "plan" else federation(tmp_path, *RECORDS * (written_as == "records"))
+    assert sordino("run", file, "--out", tmp_path / "run").code == 0
+    assert counts == {"plans": 1, "bills": 2}
+
+
+def test_a_budget_asks_the_same_plan(tmp_path: Path, counts: Counter[str]) -> None:
+    shares = ('mechanism = { kind = "gaussian", multiplier = 2.0 }', "multiplier = 2.0, at_least = 1")
+    limit = ("[run]", "[privacy]\nclient_epsilon = 9.0\n\n[run]")
+    file = spelt_out(tmp_path, ("central_noise", "noise_shares"), shares, limit)
+    assert sordino("run", file, "--out", tmp_path / "run").code == 0
+    assert counts["plans"] == 1
+
+
+def test_what_was_written_is_what_runs_or_it_is_read_again(tmp_path: Path) -> None:
+    """A folder that knows its configuration believes its own memory only where the file says the same."""
+    from sordino.config import load_config
+
+    first, other = load_config(federation(tmp_path)), load_config(federation(tmp_path, ("seed = 3", "seed = 4")))
+    assert sordino("run", tmp_path / "fed.toml", "--out", tmp_path / "run").code == 0
+    found = RunFolder.open(tmp_path / "run", first).config()
+    assert found == other
+    assert found is not other
+    assert RunFolder.open(tmp_path / "run", other).config() is other
+    (tmp_path / "run" / "plan.toml").write_bytes(written(first))
+    for known in (None, first, other):
+        with pytest.raises(CertificateError, match=r"plan\.toml"):
+            RunFolder.open(tmp_path / "run", known).config()
+
+
+def test_a_plan_has_no_room_for_what_is_set_by_hand() -> None:
+    plan = planned()
+    for twin in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert twin == plan
+        assert twin.forecast == plan.forecast == plan.bill()
+    with pytest.raises(AttributeError):
+        object.__setattr__(plan, "bill", lambda: None)
