@@ -12,14 +12,14 @@ from tests.tiny import noise, seeded
 from torch import Tensor, nn
 
 from sordino.data.task import Clients, Records, Task
+from sordino.parts.bounds import Norm
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import FixedRecords
+from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan
-from sordino.privacy.bounds import Norm
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import LocalNoise
 
 SIZES = (6, 4, 9)
 LOSSES = [

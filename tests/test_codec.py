@@ -18,18 +18,18 @@ from tests.tiny import plan
 
 import sordino
 from sordino import codec
+from sordino.cli.schema import json_schema
 from sordino.codec import Part
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient
+from sordino.parts.release import CentralNoise, Forward, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Sgd
-from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, Forward, NoNoise
-from sordino.schema import json_schema
 
 for _module in pkgutil.walk_packages(sordino.__path__, "sordino."):
     if not _module.name.startswith("sordino.cli"):
@@ -55,6 +55,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "scaled": {"schedule": {"kind": "decay", "start": 0.5, "factor": 0.9}, "factor": 2.0},
     },
     "LocalSolver": {
+        "scaffold": {"lr": 0.25, "steps": 3, "batch": 2},
         "local_sgd": {"lr": 0.25, "steps": 3, "batch": 2, "momentum": 0.5, "weight_decay": 0.25, "project": True},
         "batch_gradient": {"records": RECORDS, "radius": 0.5, "norm": 1, "gradient": {"kind": "moreau", "beta": 2.0}},
         "noisy_local_sgd": {
@@ -71,11 +72,13 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "poisson_records": {"batch": 2.5, "sizes": [9]},
         "fixed_records": {"batch": 2, "sizes": [9]},
         "one_pass": {"batch": 2, "sizes": [9]},
+        "shuffled_records": {"batch": 2, "sizes": [9]},
     },
     "Gradient": {
         "plain": {},
         "sam": {"rho": 0.05},
         "blur": {"strength": 0.5},
+        "proximal": {"strength": 0.5},
         "bounded": {"radius": 0.5, "norm": 1},
         "moreau": {"beta": 2.0, "steps": 30},
     },
@@ -99,6 +102,8 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
             "ball": 2.0,
             "average": {"growth": 1.5, "after": 1},
         },
+        "yogi": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
+        "adagrad": {"lr": 0.5, "beta1": 0.25, "floor": 0.125},
         "adam": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
         "accelerated": {"v": 2.0, "mu": 0.5, "weight_decay": 0.25, "ball": 2.0},
         "stages": {

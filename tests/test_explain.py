@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.commands import sordino, spelt_out
 
-from sordino.explain import ceilings, explain, page
 from sordino.privacy.attack import ceiling
 from sordino.privacy.certificate import participation
+from sordino.report.explain import ceilings, explain, page
 from sordino.runs.folder import RunFolder
 
 LOCAL = 'release = { kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 9.0 } }'

@@ -15,21 +15,21 @@ from torch import nn
 
 from sordino.data.task import Task
 from sordino.errors import DataError, PlanError
-from sordino.grid import run_grid
 from sordino.parts.accelerated import Accelerated
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.gradients import Bounded, Moreau, Sam
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, subsets
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Average, Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.parts.sparsify import PublicMask, RandomMask
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
+from sordino.runs.grid import run_grid
 
 CLIENT = {"clients": Everyone(3), "rounds": 3}
 
@@ -132,7 +132,7 @@ def test_rounds_that_are_void_move_nothing() -> None:
 def test_a_grid_that_does_not_fit_in_memory_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [planned(server=Sgd(lr=lr)) for lr in (0.1, 0.2, 0.3)]
     whole = run_grid(plans, silos(), [0, 1, 2])
-    monkeypatch.setattr("sordino.grid.GATHERED", 1)
+    monkeypatch.setattr("sordino.runs.grid.GATHERED", 1)
     assert torch.allclose(run_grid(plans, silos(), [0, 1, 2]), whole, atol=1e-6)
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tests.commands import contents, federation, lines, sordino, spelt_out
 
 from sordino.errors import ConfigError, RankError
-from sordino.launch import launch, meeting_place, orderly
+from sordino.runs.launch import launch, meeting_place, orderly
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 PATIENCE = 600.0  # seconds: a hang; nothing here takes that long on the busiest machine
@@ -210,7 +210,7 @@ def test_a_mistake_that_all_ranks_find_is_said_once(capsys: pytest.CaptureFixtur
 
 
 def test_a_mistake_that_only_another_rank_finds_is_said_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.launch.GRACE", 0.5)
+    monkeypatch.setattr("sordino.runs.launch.GRACE", 0.5)
     with pytest.raises(ConfigError, match="on rank 1 of 2: a mistake"):
         launch(ranks_that(SLEEP, SAYS.format(code=2)), 2)
 
@@ -229,7 +229,7 @@ def test_the_rank_that_was_first_is_named_not_those_that_lost_it(body: str, word
 
 
 def test_a_rank_that_others_waited_for_in_vain_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.launch.GRACE", 0.5)
+    monkeypatch.setattr("sordino.runs.launch.GRACE", 0.5)
     with pytest.raises(RankError, match="no answer from rank 1 of 2 within --timeout"):
         launch(ranks_that("sys.exit(4)", SLEEP), 2)
 
@@ -239,14 +239,14 @@ def test_a_rank_that_fails_after_the_run_is_done_does_not_undo_it() -> None:
 
 
 def test_a_rank_that_does_not_leave_does_not_hold_up_a_run_that_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sordino.launch.GRACE", 0.5)
+    monkeypatch.setattr("sordino.runs.launch.GRACE", 0.5)
     assert launch(ranks_that("pass", "import signal; signal.signal(15, signal.SIG_IGN); " + SLEEP), 2) == 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_end_with_their_watcher(how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = f"from sordino.launch import follow; follow(); print(os.getpid(), flush=True); {SLEEP}"
-    code = f"from sordino.launch import launch; launch({ranks_that(body)!r}, 1)"
+    body = f"from sordino.runs.launch import follow; follow(); print(os.getpid(), flush=True); {SLEEP}"
+    code = f"from sordino.runs.launch import launch; launch({ranks_that(body)!r}, 1)"
     watcher = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
     )

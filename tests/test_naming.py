@@ -12,8 +12,8 @@ from tests.commands import sordino
 
 from sordino.config import Config, load_config, parse
 from sordino.errors import ConfigError
-from sordino.parts.silo import BatchGradient
-from sordino.privacy.release import LocalNoise
+from sordino.parts.record_solvers import BatchGradient
+from sordino.parts.release import LocalNoise
 
 SITES = {"NY": 30, "LA": 20, "Bern": 50}  # the alphabet says Bern, LA, NY; the file does not
 FILE = """

@@ -18,17 +18,17 @@ from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.gradients import Blur, Bounded, Plain, Sam
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Decay, Scaled
 from sordino.parts.server import Average
-from sordino.parts.silo import BatchGradient
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta, line_entry
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.recipes import (
     RECIPES,
     best,

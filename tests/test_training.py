@@ -20,14 +20,14 @@ from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import ConfigError, DataError, EngineError
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.server import Adam, Sgd
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.certificate import default_delta
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.rng import Seeded
 from sordino.run import Tally, run
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.commands import sordino
 
+from sordino.cli.tuned import own_budgets
 from sordino.config import Config, TaskSpec, load_config
 from sordino.data.partition import Iid
 from sordino.data.task import Clients, Records, Task
@@ -22,7 +23,6 @@ from sordino.plan import Plan
 from sordino.privacy.certificate import headline
 from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
 from sordino.tuning import tune
-from sordino.tuning.command import own_budgets
 from sordino.tuning.knobs import Knobs, knobs, turned
 from sordino.tuning.search import by_rule
 from sordino.tuning.stand_in import stand_in

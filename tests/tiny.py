@@ -14,11 +14,11 @@ from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.release import CentralNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise
 from sordino.rng import Seeded
 from sordino.run import Round, run
 

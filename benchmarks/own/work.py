@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.calculator import Question, answer
+from sordino.cli.calculator import Question, answer
 from sordino.data.task import Clients, Records, Task
-from sordino.grid import run_grid
+from sordino.runs.grid import run_grid
 from sordino.models import CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, Spec, build_seeded
 from sordino.optim import make_private
 from sordino.parts.postprocess import smooth_cycle

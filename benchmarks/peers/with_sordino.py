@@ -11,7 +11,7 @@ from sordino.optim import make_private
 from sordino.version import __version__
 
 if kernels.available():  # numba is imported like the rest: no method's imports count as its memory
-    import sordino.kernels.images  # noqa: F401
+    import sordino.kernels.windows  # noqa: F401
 
 VERSIONS = {"sordino": __version__, "torch": torch.__version__}
 

@@ -14,7 +14,7 @@ import torch
 from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from numpy.typing import NDArray
 
-from sordino import grid as grids
+from sordino.runs import grid as grids
 from sordino import kernels
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.batches import Batches

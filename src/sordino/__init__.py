@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from sordino.parts.gradients import Proximal as Proximal
     from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local import LocalSgd as LocalSgd
+    from sordino.parts.mechanisms import Gaussian as Gaussian
+    from sordino.parts.mechanisms import Laplace as Laplace
     from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
+    from sordino.parts.release import CentralNoise as CentralNoise
+    from sordino.parts.release import LocalNoise as LocalNoise
+    from sordino.parts.release import NoiseShares as NoiseShares
+    from sordino.parts.release import NoNoise as NoNoise
+    from sordino.parts.release import ShuffledNoise as ShuffledNoise
     from sordino.parts.samplers import Everyone as Everyone
     from sordino.parts.samplers import FixedSize as FixedSize
     from sordino.parts.samplers import Poisson as Poisson
@@ -42,13 +49,6 @@ if TYPE_CHECKING:
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
     from sordino.plan import Plan as Plan
     from sordino.privacy.calibrated import calibrated as calibrated
-    from sordino.privacy.mechanisms import Gaussian as Gaussian
-    from sordino.privacy.mechanisms import Laplace as Laplace
-    from sordino.privacy.release import CentralNoise as CentralNoise
-    from sordino.privacy.release import LocalNoise as LocalNoise
-    from sordino.privacy.release import NoiseShares as NoiseShares
-    from sordino.privacy.release import NoNoise as NoNoise
-    from sordino.privacy.release import ShuffledNoise as ShuffledNoise
     from sordino.rng import Seeded as Seeded
     from sordino.training import Result as Result
     from sordino.training import train as train
@@ -65,9 +65,9 @@ _HOME = {
     "Adaptive": "parts.encode",
     "Piecewise": "parts.schedules",
     "Linear": "parts.schedules",
-    "ShuffledNoise": "privacy.release",
-    "LocalNoise": "privacy.release",
-    "NoiseShares": "privacy.release",
+    "ShuffledNoise": "parts.release",
+    "LocalNoise": "parts.release",
+    "NoiseShares": "parts.release",
     "optim": "optim",
     "recipes": "recipes",
     "Records": "data.task",
@@ -88,10 +88,10 @@ _HOME = {
     "Adagrad": "parts.server",
     "Proximal": "parts.gradients",
     "Plan": "plan",
-    "Gaussian": "privacy.mechanisms",
-    "Laplace": "privacy.mechanisms",
-    "CentralNoise": "privacy.release",
-    "NoNoise": "privacy.release",
+    "Gaussian": "parts.mechanisms",
+    "Laplace": "parts.mechanisms",
+    "CentralNoise": "parts.release",
+    "NoNoise": "parts.release",
     "Result": "training",
     "calibrated": "privacy.calibrated",
     "train": "training",

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from sordino import codec
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
+from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
-from sordino.naming import check_names, resolved
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
 from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas

@@ -12,18 +12,18 @@ from torch import Tensor
 from sordino import codec
 from sordino.codec import digest, genuine
 from sordino.errors import PlanError, shown
+from sordino.parts.bounds import Bound, Spent, Unit
 from sordino.parts.encode import Adaptive, Clip, Public, Step
+from sordino.parts.events import billable
 from sordino.parts.local import LocalSolver
 from sordino.parts.numbers import finite, positive
 from sordino.parts.postprocess import Noised, Postprocess
+from sordino.parts.release import Release, ShuffledNoise
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Memory, ServerOptimizer
 from sordino.parts.sparsify import PublicMask
 from sordino.privacy.bill import Bill, Participation, client_bill, record_bill
-from sordino.privacy.bounds import Bound, Spent, Unit
-from sordino.privacy.events import billable
-from sordino.privacy.release import Release, ShuffledNoise
 
 LONGEST = 10**9  # rounds
 SHARED = "shared."  # in `State.learnt`: what the local solver of the next round is told

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from sordino.data.task import Task
-from sordino.diagnostics import of_release
 from sordino.engines.base import ClientJob, Collected, Engine, Leads, Remembers, Worker
+from sordino.engines.checks import check_records
+from sordino.engines.diagnostics import of_release
 from sordino.engines.inprocess import InProcess
-from sordino.engines.silos import check_records
 from sordino.errors import DataError, DivergedError, EngineError
 from sordino.layout import Layout
 from sordino.parts.encode import Public, Spread
 from sordino.parts.postprocess import Noised
+from sordino.parts.release import on_grid
 from sordino.parts.samplers import Cohort
 from sordino.plan import NOISE, SHARED, Plan, State
 from sordino.privacy.budget import Filter
-from sordino.privacy.release import on_grid
 from sordino.rng import Seeded, Streams
 
 

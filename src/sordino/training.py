@@ -15,10 +15,10 @@ from torch import nn
 from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
+from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import Declared, Facts, certificate, check_deltas, default_delta, priced, silo_deltas
-from sordino.privacy.release import LocalNoise
 from sordino.rng import Mode, streams
 from sordino.run import Round, Tally, check, run
 

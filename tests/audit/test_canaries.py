@@ -19,16 +19,16 @@ from sordino.audit.canaries import audit_canaries, judged
 from sordino.audit.one_run import Guesses, chance, gaussian, guesses, least_epsilon, least_mu, rejects
 from sordino.data.task import Task
 from sordino.parts.encode import Clip
+from sordino.parts.events import GaussianNoise
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, PoissonRecords
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, Sampler
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan
 from sordino.privacy.bill import Line
-from sordino.privacy.events import GaussianNoise
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
 
 DELTA = 1e-5
 

@@ -13,18 +13,18 @@ from torch import Tensor
 from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
 from sordino.audit.tradeoff import Limit, at_least, at_most, separation
 from sordino.audit.worst_case import TENSORS, WIDTH, worst_messages
+from sordino.parts.bounds import Norm
 from sordino.parts.encode import Adaptive, Clip, Step
+from sordino.parts.events import GaussianNoise, LaplaceNoise
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Sgd
 from sordino.parts.sparsify import PublicDataMask, PublicMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.privacy.bill import Line
-from sordino.privacy.bounds import Norm
-from sordino.privacy.events import GaussianNoise, LaplaceNoise
-from sordino.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.rng import Seeded, Streams
 
 DELTA = 1e-5

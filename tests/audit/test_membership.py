@@ -21,8 +21,8 @@ from sordino.data.task import Task
 from sordino.errors import DataError
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone
-from sordino.privacy.release import NoNoise
 from sordino.runs.folder import RunFolder, text_of
 
 Floats = NDArray[np.float64]

@@ -21,15 +21,15 @@ from sordino.errors import LONGEST, DivergedError, UserError
 from sordino.models import Mlp, SmallCnn, build_seeded
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, OnePass
+from sordino.parts.release import CentralNoise, LocalNoise, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, _binomial_most
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise, Scaled
 from sordino.parts.server import Adam, Sgd
-from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, client_filter
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, LocalNoise, NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
 

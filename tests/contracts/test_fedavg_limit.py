@@ -22,11 +22,11 @@ from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.release import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, RoundRobin, Sampler
 from sordino.parts.server import Sgd
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoNoise
 from sordino.recipes import RECIPES
 from sordino.rng import Seeded
 

@@ -14,15 +14,15 @@ from tests.tiny import plan
 from sordino import codec
 from sordino.errors import PlanError
 from sordino.parts.encode import Clip
+from sordino.parts.events import GaussianNoise
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares
 from sordino.parts.schedules import Constant, Scaled
 from sordino.parts.server import Average, Sgd
 from sordino.plan import Plan
 from sordino.privacy.bill import Bill, Participation
 from sordino.privacy.certificate import Facts, certificate
-from sordino.privacy.events import GaussianNoise
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares
 
 
 class Silent(Gaussian):
@@ -126,8 +126,8 @@ def test_a_part_of_another_package_is_named_on_the_certificate_and_changes_the_h
 
 
 def test_a_part_cannot_pass_for_ours_by_its_module_s_name() -> None:
-    namespace = {"__module__": "sordino.privacy.mechanisms", "__doc__": "forged"}
+    namespace = {"__module__": "sordino.parts.mechanisms", "__doc__": "forged"}
     forged: Any = dataclass(frozen=True)(type("Gaussian", (LocalSgd,), namespace, kind="forged in a test"))
     del LocalSgd.members["forged in a test"]  # other tests read what is registered
-    assert forged.__module__ == "sordino.privacy.mechanisms"
+    assert forged.__module__ == "sordino.parts.mechanisms"
     assert [part.kind for part in codec.foreign(forged(lr=0.1, epochs=1))] == ["forged in a test"]

@@ -1,4 +1,4 @@
-"""Promise: noise is drawn in privacy/mechanisms.py and nowhere else; coins only where they are listed here."""
+"""Promise: noise is drawn in parts/mechanisms.py and nowhere else; coins only where they are listed here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULES = frozenset({"random", "secrets"})  # of the standard library
 # The only other files that may draw, and what: coins, never noise.
 ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"}),  # makes the generators
-    "privacy/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
+    "parts/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
     "parts/samplers.py": frozenset({"binomial", "choice"}),  # who takes part
     "parts/records.py": frozenset({"binomial", "choice", "integers", "permutation", "random"}),  # a silo's batch
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records

@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from sordino.data.task import Task
 from sordino.errors import PlanError
+from sordino.parts.bounds import Bound
 from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip, Public, Spread, Step
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.parts.sparsify import PublicMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.bounds import Bound
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.rng import Seeded
 from sordino.run import run
 

@@ -14,13 +14,13 @@ from sordino.audit.records import FEATURES, attack_record, world
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.linear import LinearClients
 from sordino.parts.gradients import Ball, Batch
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, PoissonRecords
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan, State
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
 from sordino.recipes import RECIPES
 from sordino.rng import Seeded
 from sordino.run import Tally, one_round

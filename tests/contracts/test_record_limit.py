@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.release import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoNoise
 from sordino.recipes import RECIPES
 from sordino.rng import Seeded
 

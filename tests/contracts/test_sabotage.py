@@ -27,13 +27,13 @@ from sordino.parts import encode
 from sordino.parts.encode import Clip
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, PoissonRecords
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
 from sordino.rng import Seeded, Streams
 from sordino.run import run
 

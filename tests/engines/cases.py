@@ -18,13 +18,13 @@ from sordino.engines.base import ClientJob, Engine
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import Coins, LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import FixedRecords
+from sordino.parts.release import Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Poisson, RoundRobin
-from sordino.parts.silo import NoisyLocalSgd
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.rng import Secure, Seeded, Streams
 from sordino.run import run
 

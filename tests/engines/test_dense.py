@@ -20,8 +20,8 @@ from sordino.engines.inprocess import InProcess
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.local import LocalSgd
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords
-from sordino.parts.silo import BatchGradient
 from sordino.rng import Seeded
 
 MASK = torch.tensor([[True] * 5, [True, False, True, False, False], [False] * 5])  # whole, ragged, nobody

@@ -13,9 +13,9 @@ from sordino.engines.dense import DenseClients
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear import LinearClients
 from sordino.engines.objectives import ManyClients
+from sordino.parts.bounds import Norm
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local import LocalSgd
-from sordino.privacy.bounds import Norm
 from sordino.rng import Seeded
 
 WIDE, MANY = 6_000_000, 200_000

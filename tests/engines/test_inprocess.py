@@ -20,8 +20,8 @@ from sordino.engines.objectives import OneClient
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin
-from sordino.privacy.release import NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
 

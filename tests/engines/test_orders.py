@@ -16,8 +16,8 @@ import torch
 
 from sordino.engines.orders import END, Limits, Order
 from sordino.errors import RankError
-from sordino.launch import launch
 from sordino.parts.encode import Public
+from sordino.runs.launch import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(population=6, size=10)

@@ -9,8 +9,8 @@ import pytest
 
 from sordino.engines.shares import costs, shares
 from sordino.parts.local import LocalSgd
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 
 HELD = np.asarray([0, 3, 10, 50])
 

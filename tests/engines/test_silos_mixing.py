@@ -13,13 +13,13 @@ from sordino.data.task import Loss, Task
 from sordino.engines import silos
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import FixedRecords, PoissonRecords
+from sordino.parts.release import Forward, LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import Forward, LocalNoise
 from sordino.rng import Seeded
 from sordino.run import run
 

@@ -16,8 +16,8 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone
-from sordino.privacy.release import NoNoise
 
 
 class Relay(nn.Module):

@@ -20,7 +20,6 @@ from sordino.engines.batches import Reader
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear import LinearClients
 from sordino.errors import DataError
-from sordino.grid import run_grid
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local import LocalSgd
 from sordino.parts.records import FixedRecords
@@ -28,6 +27,7 @@ from sordino.parts.samplers import Everyone
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.rng import Seeded
 from sordino.run import run
+from sordino.runs.grid import run_grid
 
 LOSSES = ("cross_entropy", "mse", "logistic", "absolute", "hinge", "quantile(0.3)")
 SIZES = (7, 1, 0, 12)

@@ -16,12 +16,12 @@ from tests.optim.loops import data, mlp, private, train, weights
 
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
 from sordino.optim.settings import Settings
+from sordino.parts.events import GaussianNoise, PoissonSampled
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.records import PoissonRecords
 from sordino.privacy import accounting
 from sordino.privacy.certificate import line_entry, upward
-from sordino.privacy.events import GaussianNoise, PoissonSampled
-from sordino.privacy.mechanisms import Gaussian
 
 
 def accounted(rate: float, z: float, steps: int, delta: float) -> float:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sordino.errors import PlanError
+from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.per_record import ClippedGradient, Recorder
 from sordino.privacy import accounting
-from sordino.privacy.events import GaussianNoise, PoissonSampled
 
 BATCH = 4
 

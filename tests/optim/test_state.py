@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from sordino.errors import PlanError
 from sordino.optim import make_private
-from sordino.steady import SMALL, Steady, digest
+from sordino.per_record.steady import SMALL, Steady, digest
 
 
 class Keeps(nn.Module):

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
+from sordino.parts.bounds import Bound
 from sordino.parts.encode import Adaptive, Clip, Public, Step
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.release import CentralNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Constant, Linear
 from sordino.parts.server import Sgd
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
-from sordino.privacy.bounds import Bound
 from sordino.privacy.certificate import Facts, certificate
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoiseShares, NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.runs.checkpoint import STATE, Checkpoint

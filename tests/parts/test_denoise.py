@@ -19,14 +19,14 @@ from sordino.layout import Layout
 from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Decay
 from sordino.parts.sparsify import PublicMask
 from sordino.plan import Plan
 from sordino.privacy.certificate import Facts, certificate
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.rng import Seeded
 from sordino.run import run
 

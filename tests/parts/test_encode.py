@@ -14,10 +14,10 @@ from tests.tiny import noise, plan
 from torch import Tensor
 
 from sordino.errors import PlanError
+from sordino.parts.bounds import Bound, Norm
 from sordino.parts.encode import Clip, Public
 from sordino.parts.norms import SLACK
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise
-from sordino.privacy.bounds import Bound, Norm
 
 NORMS: tuple[Norm, ...] = (1, 2)
 LARGE = 11_000_000

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from sordino.engines.objectives import OneClient
 from sordino.errors import PlanError
+from sordino.parts.bounds import Bound
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Batch
 from sordino.parts.local import LocalSgd, project_
 from sordino.parts.schedules import Decay
-from sordino.privacy.bounds import Bound
 from sordino.rng import Seeded
 
 SIZE = 7

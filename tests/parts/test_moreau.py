@@ -22,8 +22,8 @@ from sordino.engines.objectives import ManyClients
 from sordino.errors import PlanError
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau
 from sordino.parts.local import LocalSgd
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import FixedRecords
-from sordino.parts.silo import BatchGradient
 from sordino.rng import Seeded
 
 CLOSED = ["absolute", "hinge", "quantile(0.8)"]

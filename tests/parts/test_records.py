@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.errors import PlanError
+from sordino.parts.events import FixedSampled, GaussianNoise, PoissonSampled
 from sordino.parts.records import (
     AllRecords,
     FixedRecords,
@@ -17,7 +18,6 @@ from sordino.parts.records import (
     ShuffledRecords,
     batches,
 )
-from sordino.privacy.events import FixedSampled, GaussianNoise, PoissonSampled
 from sordino.rng import Seeded
 
 Z = GaussianNoise(1.5)

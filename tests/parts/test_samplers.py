@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from sordino.errors import PlanError
+from sordino.parts.events import CappedPoisson, FixedSampled, GaussianNoise, PoissonSampled
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.privacy.events import CappedPoisson, FixedSampled, GaussianNoise, PoissonSampled
 from sordino.rng import Seeded
 
 SAMPLERS: tuple[Sampler, ...] = (

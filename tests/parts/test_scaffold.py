@@ -20,18 +20,18 @@ from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.kept import IDS, ROWS
 from sordino.errors import EngineError, PlanError
-from sordino.grid import run_grid
 from sordino.parts.encode import Clip
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.release import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin, Sampler
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoNoise
 from sordino.rng import Seeded, Streams
 from sordino.run import check, run
 from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.grid import run_grid
 from sordino.runs.logs import Mark
 
 LR, STEPS, ROUNDS = 0.2, 3, 5

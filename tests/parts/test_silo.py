@@ -20,14 +20,14 @@ from sordino.engines.linear import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.engines.slopes import has_prox
 from sordino.errors import DataError, PlanError
+from sordino.parts.bounds import Norm
 from sordino.parts.encode import Adaptive, Clip, Public
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau, Plain, Sam
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.release import CentralNoise, Forward, NoNoise
 from sordino.parts.schedules import Constant, Decay, Linear, Scaled, scaled
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
-from sordino.privacy.bounds import Norm
-from sordino.privacy.release import CentralNoise, Forward, NoNoise
 from sordino.rng import Seeded
 from sordino.run import check
 
@@ -240,7 +240,7 @@ def test_its_noise_has_the_stated_size_in_every_step_and_silo(steps: int, multip
 def test_noise_in_small_blocks_is_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(local=NoisyLocalSgd(FixedRecords(2, SIZES), 1.0, 1.0, 0.1, 5), release=Forward())
     whole = final(plan, silos())
-    monkeypatch.setattr("sordino.parts.silo.NOISE_BLOCK", 1)
+    monkeypatch.setattr("sordino.parts.record_solvers.NOISE_BLOCK", 1)
     assert torch.allclose(final(plan, silos()), whole)
 
 
@@ -283,7 +283,7 @@ def test_noise_of_their_own_needs_one_multiplier_per_silo_and_no_zero() -> None:
 
 
 def test_what_is_private_already_is_forwarded_and_nothing_else_is() -> None:
-    from sordino.privacy.mechanisms import Gaussian
+    from sordino.parts.mechanisms import Gaussian
 
     local = NoisyLocalSgd(FixedRecords(2, SIZES), 1.0, 1.0, 0.1, 2)
     refused("spent", lambda: planned(local=local, release=CentralNoise(Gaussian(1.0))))

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, PlanError
+from sordino.parts.bounds import Bound, Unit
 from sordino.parts.encode import Clip, Public, Step
 from sordino.parts.local import LocalSgd
+from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate, keep_largest
 from sordino.plan import Plan
-from sordino.privacy.bounds import Bound, Unit
-from sordino.privacy.release import NoNoise
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.runs.checkpoint import STATE, Checkpoint

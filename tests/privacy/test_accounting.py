@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from tests.tiny import plan
 
 from sordino.errors import PlanError
-from sordino.parts.records import PoissonRecords
-from sordino.parts.samplers import Poisson
-from sordino.parts.silo import BatchGradient
-from sordino.privacy import accounting
-from sordino.privacy.accounting import delta_at, deltas_at, epsilon, group_epsilon
-from sordino.privacy.bill import Participation, client_bill
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Event,
     FixedSampled,
     GaussianNoise,
@@ -26,8 +20,14 @@ from sordino.privacy.events import (
     Relation,
     Unprotected,
 )
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import LocalNoise, NoiseShares
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient
+from sordino.parts.records import PoissonRecords
+from sordino.parts.release import LocalNoise, NoiseShares
+from sordino.parts.samplers import Poisson
+from sordino.privacy import accounting
+from sordino.privacy.accounting import delta_at, deltas_at, epsilon, group_epsilon
+from sordino.privacy.bill import Participation, client_bill
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 CNN, LSTM = 2000**-1.1, 975**-1.1

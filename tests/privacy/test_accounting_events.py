@@ -9,9 +9,7 @@ import pytest
 from tests.privacy import oracles
 
 from sordino.errors import PlanError
-from sordino.privacy import accounting
-from sordino.privacy.accounting import delta_at, deltas_at, epsilon
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Approximate,
     CappedPoisson,
     Event,
@@ -25,6 +23,8 @@ from sordino.privacy.events import (
     Unprotected,
     billable,
 )
+from sordino.privacy import accounting
+from sordino.privacy.accounting import delta_at, deltas_at, epsilon
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 

@@ -20,9 +20,9 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import stats
 
 import sordino
+from sordino.parts.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
 from sordino.privacy import accounting
 from sordino.privacy.accounting import epsilon, rdp_epsilon
-from sordino.privacy.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
 
 SOURCE = Path(sordino.__file__).parent
 REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
@@ -157,7 +157,7 @@ def test_the_library_refuses_what_we_do_not_offer(event: Any, relation: Neighbor
 ASK = """
 import sys
 from sordino.privacy import accounting
-from sordino.privacy.events import GaussianNoise, PoissonSampled
+from sordino.parts.events import GaussianNoise, PoissonSampled
 def ask():
     print(accounting.epsilon([(PoissonSampled(0.1, GaussianNoise(0.5)), 1)], "add_remove", 1e-5).rdp)
 ask()

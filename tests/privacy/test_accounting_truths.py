@@ -12,9 +12,7 @@ import pytest
 from scipy import integrate, stats
 from tests.privacy import oracles
 
-from sordino.privacy import accounting, without_replacement
-from sordino.privacy.accounting import delta_at, epsilon
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Approximate,
     Event,
     FixedSampled,
@@ -23,6 +21,8 @@ from sordino.privacy.events import (
     PoissonSampled,
     Relation,
 )
+from sordino.privacy import accounting, without_replacement
+from sordino.privacy.accounting import delta_at, epsilon
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 

@@ -10,10 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from sordino.privacy import accounting, attack
-from sordino.privacy.attack import Ceiling, ceiling, power, true_positives
-from sordino.privacy.bill import Line
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Approximate,
     CappedPoisson,
     Event,
@@ -25,6 +22,9 @@ from sordino.privacy.events import (
     Shuffled,
     Unprotected,
 )
+from sordino.privacy import accounting, attack
+from sordino.privacy.attack import Ceiling, ceiling, power, true_positives
+from sordino.privacy.bill import Line
 
 SAMPLES = 200_000
 

@@ -10,14 +10,7 @@ import pytest
 from tests.tiny import plan
 
 from sordino.parts.encode import Clip
-from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.server import Adam
-from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import Adversary, Line, Participation
-from sordino.privacy.certificate import headline, line_entry
-from sordino.privacy.events import (
+from sordino.parts.events import (
     CappedPoisson,
     Event,
     FixedSampled,
@@ -28,8 +21,15 @@ from sordino.privacy.events import (
     Shuffled,
     Unprotected,
 )
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.server import Adam
+from sordino.plan import Plan
+from sordino.privacy import accounting
+from sordino.privacy.bill import Adversary, Line, Participation
+from sordino.privacy.certificate import headline, line_entry
 
 ROUNDS = 10
 EVERYONE, POISSON, CAPPED = Everyone(100), Poisson(100, 0.1), Poisson(100, 0.1, cap=20)

@@ -21,11 +21,11 @@ from sordino.config import load_config
 from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, PlanError
 from sordino.parts.encode import Clip
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.plan import State
 from sordino.privacy.budget import Budget, Filter, client_filter
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.rng import Seeded
 from sordino.run import Tally, run
 from sordino.runs.book import Book

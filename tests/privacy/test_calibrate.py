@@ -16,14 +16,14 @@ from tests.tiny import plan
 from sordino import calibrated
 from sordino.errors import PlanError, UnreachableError
 from sordino.parts.encode import Clip
+from sordino.parts.events import Approximate, Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.plan import Plan
 from sordino.privacy import accounting, calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.certificate import default_delta
-from sordino.privacy.events import Approximate, Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 
 SECONDS = 5.0  # of one core
 L1 = (Clip(1.0, norm=1),)

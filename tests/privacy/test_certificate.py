@@ -17,14 +17,14 @@ from tests.tiny import plan
 
 from sordino.errors import CertificateError, ConfigError
 from sordino.parts.encode import Clip
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.release import LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.certificate import Facts, certificate, check_delta, compare, default_delta, upward
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import LocalNoise, NoiseShares, NoNoise
 from sordino.rng import Mode
 
 POISSON = plan(rounds=4, clients=Poisson(50, 0.2))

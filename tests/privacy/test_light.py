@@ -44,7 +44,7 @@ def test_epsilon_is_the_same_with_and_without_it() -> None:
 import json, sys
 {first}
 from sordino.privacy import accounting
-from sordino.privacy.events import GaussianNoise, PoissonSampled
+from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.privacy.gridless import Entries
 cases = [(((PoissonSampled(0.05, GaussianNoise(z)), n),), relation) for z in (0.7, 2.0) for n in (1, 100)
          for relation in ("add_remove", "zero_out")]

@@ -18,15 +18,15 @@ from torch import Tensor
 from sordino.data.task import Task
 from sordino.engines.base import Collected
 from sordino.errors import PlanError
+from sordino.parts.bounds import Norm
 from sordino.parts.encode import Clip, Spread
+from sordino.parts.events import GaussianNoise, LaplaceNoise
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.postprocess import LaplacianSmoothing, Noised
+from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, Poisson, Sampler
-from sordino.privacy.bounds import Norm
 from sordino.privacy.certificate import Facts, certificate
-from sordino.privacy.events import GaussianNoise, LaplaceNoise
-from sordino.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.privacy.release import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.rng import Mode, Seeded, streams
 from sordino.run import noised_mean
 

@@ -11,17 +11,7 @@ from tests.silos import SIZES, planned, silos
 from tests.tiny import plan as client_plan
 
 from sordino.errors import BudgetError, ConfigError, PlanError
-from sordino.explain import ceilings
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords
-from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
-from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import ADVERSARIES, Bill, Participation
-from sordino.privacy.budget import Budget, client_filter
-from sordino.privacy.calibrated import calibrated, calibrated_silos
-from sordino.privacy.certificate import Facts, certificate, headline, participation
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Event,
     FixedSampled,
     GaussianNoise,
@@ -31,10 +21,20 @@ from sordino.privacy.events import (
     Shuffled,
     Unprotected,
 )
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.plan import Plan
+from sordino.privacy import accounting
+from sordino.privacy.bill import ADVERSARIES, Bill, Participation
+from sordino.privacy.budget import Budget, client_filter
+from sordino.privacy.calibrated import calibrated, calibrated_silos
+from sordino.privacy.certificate import Facts, certificate, headline, participation
 from sordino.recipes import noisy_local_sgd, noisy_minibatch_sgd, silo
 from sordino.recipes.silo import budgets
+from sordino.report.explain import ceilings
 from sordino.training import counted, train
 
 ROUNDS, N = 6, 30

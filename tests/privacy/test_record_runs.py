@@ -14,18 +14,18 @@ from tests.silos import planned
 
 from sordino.config import load_config
 from sordino.errors import BudgetError, ConfigError
-from sordino.parts.records import AllRecords
-from sordino.parts.samplers import Everyone
-from sordino.parts.silo import NoisyLocalSgd
-from sordino.privacy import accounting
-from sordino.privacy.budget import Budget, client_filter
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Event,
     FixedSampled,
     GaussianNoise,
     Relation,
 )
-from sordino.privacy.release import Forward
+from sordino.parts.record_solvers import NoisyLocalSgd
+from sordino.parts.records import AllRecords
+from sordino.parts.release import Forward
+from sordino.parts.samplers import Everyone
+from sordino.privacy import accounting
+from sordino.privacy.budget import Budget, client_filter
 from sordino.recipes import silo
 from sordino.recipes.silo import budgets
 from sordino.runs.book import Book

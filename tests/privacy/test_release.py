@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino.parts.samplers import Cohort
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import (
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.release import (
     CentralNoise,
     Forward,
     LocalNoise,
@@ -20,6 +19,7 @@ from sordino.privacy.release import (
     Release,
     ShuffledNoise,
 )
+from sordino.parts.samplers import Cohort
 from sordino.rng import Seeded
 
 TOTAL, COHORT = torch.linspace(-1, 1, 50, dtype=torch.float64), np.arange(4)

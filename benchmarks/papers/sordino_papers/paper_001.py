@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from sordino.data.datasets import load
 from sordino.data.records import Array
 from sordino.data.task import Clients, Records, Task
-from sordino.grid import run_grid
 from sordino.parts.local import LocalSgd
+from sordino.parts.record_solvers import NoisyLocalSgd
+from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.server import Sgd
-from sordino.parts.silo import NoisyLocalSgd
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated, noisier
 from sordino.privacy.certificate import headline
-from sordino.privacy.release import NoNoise
 from sordino.recipes.silo import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
 from sordino.report.figures import curves
+from sordino.runs.grid import run_grid
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 
 SILOS, PER_SILO, TEST, ROUNDS, FEATURES = 25, 1238, 310, 35, 50

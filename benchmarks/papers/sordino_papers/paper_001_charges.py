@@ -11,13 +11,13 @@ from torch import Tensor
 
 from sordino.data.datasets import load
 from sordino.data.task import Records, Task
-from sordino.grid import run_grid
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
 from sordino.privacy.calibrated import calibrated_silos, own_noise
 from sordino.recipes.silo import noisy_local_sgd, noisy_minibatch_sgd
 from sordino.report.figures import curves
+from sordino.runs.grid import run_grid
 from sordino_papers.paper_001 import bare, silo_task
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from sordino.data.task import Task
-from sordino.grid import run_grid
 from sordino.parts.accelerated import Stage, Stages
+from sordino.parts.events import GaussianNoise
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import OnePass
+from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Everyone
-from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.events import GaussianNoise
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import LocalNoise
 from sordino.report.figures import curves
+from sordino.runs.grid import run_grid
 from sordino.theory import Federation, multi_stage
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side
 

@@ -16,13 +16,13 @@ from sordino.data.datasets import load
 from sordino.data.partition import Natural, SortedTarget
 from sordino.data.records import Dataset
 from sordino.data.task import Clients, Records, Task
-from sordino.grid import run_grid
+from sordino.parts.release import NoNoise
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.release import NoNoise
 from sordino.recipes.client_side import client_side_fed_avg
 from sordino.report.figures import curves
 from sordino.rng import Seeded
+from sordino.runs.grid import run_grid
 from sordino_papers.paper_001 import principal
 from sordino_papers.studies import Row, Study, claim, gathered, picked, side_by_side, value
 

@@ -24,15 +24,15 @@ from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import DataError
+from sordino.parts.events import Unprotected
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords
+from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.parts.schedules import at
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
-from sordino.privacy.events import Unprotected
-from sordino.privacy.release import NoNoise
 from sordino.rng import Seeded
 from sordino.run import noised_mean, run
 

@@ -19,11 +19,11 @@ from scipy import special
 from torch import Tensor
 
 from sordino.audit.rehearsal import Rehearsal, Seen
+from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
+from sordino.parts.record_solvers import NoisyLocalSgd
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.schedules import at
-from sordino.parts.silo import NoisyLocalSgd
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
 
 Array = NDArray[np.float64]
 FALSE_ALARM = 1e-6  # of one audit, all its questions together

@@ -24,12 +24,12 @@ from torch import Tensor
 from sordino.audit.records import Proved, audit_records
 from sordino.audit.tradeoff import Array, Limit, Rates, choose, choose_steadily, separation
 from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
+from sordino.parts.events import GaussianNoise, Relation, Shuffled, Unprotected
+from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Cohort, Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Adversary, Line, Participation
-from sordino.privacy.events import GaussianNoise, Relation, Shuffled, Unprotected
-from sordino.privacy.release import LocalNoise
 from sordino.rng import Seeded, Streams
 
 __all__ = ["CONFIDENCE", "MechanismAudit", "Pipeline", "audit_mechanism"]

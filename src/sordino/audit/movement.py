@@ -17,11 +17,11 @@ from sordino.audit.rehearsal import FAR, smaller
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Worker
 from sordino.engines.inprocess import InProcess, Path
+from sordino.parts.bounds import Spent
+from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.samplers import Cohort
 from sordino.parts.schedules import at
-from sordino.parts.silo import NoisyLocalSgd
 from sordino.plan import Plan
-from sordino.privacy.bounds import Spent
 from sordino.rng import Seeded
 
 WIDTH, TENSORS = 6, 4

@@ -21,15 +21,15 @@ from sordino.audit.tradeoff import Limit, Rates, separation, thresholds
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.parts.bounds import Spent
+from sordino.parts.events import Shuffled, Unprotected
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.release import Forward, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan
 from sordino.privacy.accounting import bound
 from sordino.privacy.bill import Adversary, Line, Participation
-from sordino.privacy.bounds import Spent
-from sordino.privacy.events import Shuffled, Unprotected
-from sordino.privacy.release import Forward, NoNoise
 from sordino.rng import Seeded
 from sordino.run import noised_mean
 

@@ -21,13 +21,13 @@ from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.errors import UserError
 from sordino.parts.encode import Public
+from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.release import Release
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import at
 from sordino.parts.server import Sgd
-from sordino.parts.silo import NoisyLocalSgd
 from sordino.plan import Plan
-from sordino.privacy.release import Release
 from sordino.rng import Seeded, Streams
 from sordino.run import run
 

@@ -17,7 +17,7 @@ from sordino.audit.membership import audit_membership
 from sordino.config import Config, load_config
 from sordino.data.task import Task
 from sordino.errors import ConfigError
-from sordino.explain import ceilings
+from sordino.report.explain import ceilings
 from sordino.runs.folder import RunFolder
 
 

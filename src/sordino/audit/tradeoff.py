@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from sordino.parts.events import Shuffled
 from sordino.privacy import accounting
 from sordino.privacy.attack import true_positives
 from sordino.privacy.bill import Line
-from sordino.privacy.events import Shuffled
 
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]  # features [n, 2] -> one score per trial, larger where the client is there

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from sordino.engines.base import Collected
+from sordino.parts.bounds import Bound
 from sordino.parts.encode import Public
+from sordino.parts.events import Relation
 from sordino.parts.samplers import Cohort, FixedSize, Poisson
 from sordino.plan import Plan
-from sordino.privacy.bounds import Bound
-from sordino.privacy.events import Relation
 from sordino.rng import Streams
 from sordino.run import noised_mean
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from sordino.data.task import Records, Task, evaluate
-from sordino.diagnostics import of_updates
 from sordino.engines.base import ClientJob, Collected
+from sordino.engines.diagnostics import of_updates
 from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.orders import END, Limits, Order

@@ -12,23 +12,23 @@ from torch import Tensor
 
 from sordino import kernels
 from sordino.data.task import Clients, Task
-from sordino.diagnostics import of_updates
-from sordino.engines import allocator
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.batches import Reader
 from sordino.engines.dense import DenseClients, can_chain
+from sordino.engines.diagnostics import of_updates
 from sordino.engines.kept import Kept
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
 from sordino.engines.slopes import has_prox
 from sordino.errors import ConfigError, PlanError
+from sordino.kernels import allocator
+from sordino.parts.bounds import Spent
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Moreau, Objective
 from sordino.parts.local import Coins
 from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
-from sordino.privacy.bounds import Spent
 from sordino.rng import Streams
 
 Path = Literal["batched", "sequential"]

@@ -16,9 +16,9 @@ from sordino.engines.base import Copies
 from sordino.engines.batches import Batches
 from sordino.engines.slopes import FEW_DIGITS, factors, known_slope, proximal, slope_of
 from sordino.errors import DataError
+from sordino.parts.bounds import Norm
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.norms import SLACK, lengths
-from sordino.privacy.bounds import Norm
 
 SMALL = 1024  # weights of a model
 FEW, MANY = 128, 4096  # records of a batch: float32 sums of few err by less than the clip's slack

@@ -22,7 +22,7 @@ from sordino.layout import Layout
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.norms import row_norms
 from sordino.per_record import ClippedGradient
-from sordino.steady import Steady
+from sordino.per_record.steady import Steady
 
 RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where every record has a row of its own
 

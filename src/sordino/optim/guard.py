@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sordino.steady import Steady
+from sordino.per_record.steady import Steady
 
 _DOING = "without a step of the private optimizer"
 _FIX = (

@@ -19,7 +19,7 @@ from sordino.optim.losses import RecordLoss
 from sordino.optim.recording import Recording
 from sordino.optim.reduction import Check
 from sordino.parts.postprocess import Noised
-from sordino.privacy.release import on_grid
+from sordino.parts.release import on_grid
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from sordino import codec
 from sordino.errors import ConfigError
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.records import PoissonRecords
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.certificate import check_delta, default_delta
-from sordino.privacy.mechanisms import Gaussian
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
+from sordino.parts.bounds import Bound, Norm
 from sordino.parts.norms import SLACK, row_norms
 from sordino.parts.numbers import positive
 from sordino.parts.schedules import Schedule, at
-from sordino.privacy.bounds import Bound, Norm
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
+from sordino.parts.bounds import Norm
 from sordino.parts.numbers import MOST, natural, positive
-from sordino.privacy.bounds import Norm
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
+from sordino.parts.bounds import Bound, Spent
 from sordino.parts.encode import Public
+from sordino.parts.events import Event
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
 from sordino.parts.numbers import MOST, finite, natural
 from sordino.parts.records import RecordSampler
 from sordino.parts.schedules import Schedule, at
-from sordino.privacy.bounds import Bound, Spent
-from sordino.privacy.events import Event
 
 
 @dataclass(frozen=True)

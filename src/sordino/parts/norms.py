@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sordino.privacy.bounds import Norm
+from sordino.parts.bounds import Norm
 
 BLOCK = 4096
 SLACK = 1e-5  # the clip aims this much inside the ball: more than all rounding together

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
+from sordino.parts.events import Event, FixedSampled, PoissonSampled, Relation
 from sordino.parts.numbers import CLIENTS, positive
-from sordino.privacy.events import Event, FixedSampled, PoissonSampled, Relation
 from sordino.rng import Seeded
 
 Rows = NDArray[np.int64]

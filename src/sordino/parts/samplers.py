@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
+from sordino.parts.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
 from sordino.parts.numbers import CLIENTS, share
-from sordino.privacy.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
 
 Cohort = NDArray[np.int64]
 _TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at most this probability

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.parts.bounds import Bound, Spent
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
 from sordino.parts.local import Coins, LocalSgd, LocalSolver
 from sordino.parts.norms import row_norms
 from sordino.parts.schedules import Schedule, at
-from sordino.privacy.bounds import Bound, Spent
 
 CONTROL = "control"
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError
+from sordino.parts.bounds import Bound
 from sordino.parts.encode import Public, Spread, Step
 from sordino.parts.numbers import share
-from sordino.privacy.bounds import Bound
 from sordino.rng import Seeded
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import ConfigError
+from sordino.parts.bounds import Norm
 from sordino.parts.norms import SLACK, row_norms
 from sordino.per_record.pieces import ROOM, Piece, sums_in, wide
-from sordino.privacy.bounds import Norm
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.per_record import images
+from sordino.per_record import windows
 from sordino.per_record.layers import fixed
 from sordino.per_record.pieces import Outer, Rows, Slopes, wide
 from sordino.per_record.tape import Pieces, Tape
@@ -29,7 +29,7 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     tape.check(input, axis, len(module.kernel_size) + 2)
     last = len(module.kernel_size) == 2 and (tape.channels_last or _prefers_last(input, module.weight))
     input = input.contiguous(memory_format=torch.channels_last) if last else input
-    if images.small(module) and images.fits(module, padded := _padded(module, input)):
+    if windows.small(module) and windows.fits(module, padded := _padded(module, input)):
         image = _direct(tape, module, padded)
         return image if last else image.contiguous()
     native = module.padding_mode == "zeros" and input.requires_grad  # padded by the convolution itself
@@ -53,15 +53,15 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
 
 def _direct(tape: Tape, module: Any, x: Tensor) -> Tensor:
     """By compiled loops, from a padded input; no patches."""
-    spot, kept = images.where(module, x), x.detach()
+    spot, kept = windows.where(module, x), x.detach()
 
     def use(slope: Tensor) -> Pieces:
         cut = partial(patches, module, kept)
-        yield module.weight, images.Convolved(cut, Slopes(slope), _Turn(module), image=kept, spot=spot)
+        yield module.weight, windows.Convolved(cut, Slopes(slope), _Turn(module), image=kept, spot=spot)
         if module.bias is not None:
             yield module.bias, Rows(slope.sum(1))
 
-    product = images.Convolution.apply(x, module.weight.detach(), fixed(module.bias), spot)  # type: ignore[no-untyped-call]
+    product = windows.Convolution.apply(x, module.weight.detach(), fixed(module.bias), spot)  # type: ignore[no-untyped-call]
     return tape.watch(product, use, x).view(len(x), *spot.sides, module.out_channels).movedim(-1, 1)
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import DataError
+from sordino.parts.bounds import Norm
 from sordino.per_record.clip import Clipped
 from sordino.per_record.company import Company, refused
 from sordino.per_record.lookout import Lookout
 from sordino.per_record.record import Recorder
 from sordino.per_record.tape import UnrecordableError
-from sordino.privacy.bounds import Norm
 
 Losses = Callable[[Any, Tensor], Tensor]  # (outputs, targets) -> one loss per record [b]
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.hooks import RemovableHandle
 
-from sordino.engines.allocator import tune
 from sordino.errors import PlanError
+from sordino.kernels.allocator import tune
+from sordino.parts.bounds import Norm
 from sordino.per_record.clip import Clipped, clipped_sum
 from sordino.per_record.mixing import refuse_mixing
 from sordino.per_record.sites import Site, sites
 from sordino.per_record.tape import Tape, UnrecordableError
-from sordino.privacy.bounds import Norm
 
 
 class Recorder:

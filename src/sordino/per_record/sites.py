@@ -15,9 +15,9 @@ from torch import nn
 from sordino.per_record.anything import Anything
 from sordino.per_record.attention import attention
 from sordino.per_record.convolution import convolution
-from sordino.per_record.images import max_pool, pools
 from sordino.per_record.layers import embedding, group_norm, layer_norm, linear_layer
 from sordino.per_record.recurrent import recurrence
+from sordino.per_record.windows import max_pool, pools
 
 Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
 

@@ -22,8 +22,7 @@ import numpy as np
 from absl import logging as absl_logging
 
 from sordino.errors import PlanError
-from sordino.privacy import gridless, shuffle, without_replacement
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Approximate,
     CappedPoisson,
     Event,
@@ -36,6 +35,7 @@ from sordino.privacy.events import (
     Tuned,
     Unprotected,
 )
+from sordino.privacy import gridless, shuffle, without_replacement
 from sordino.privacy.gridless import Entries, gaussian_epsilon, shrunk
 from sordino.privacy.light import light_scipy
 

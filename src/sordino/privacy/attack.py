@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.parts.events import Unprotected
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
-from sordino.privacy.events import Unprotected
 
 Floats = NDArray[np.float64]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from sordino.codec import Part, foreign
+from sordino.parts.bounds import Spent, Unit
+from sordino.parts.events import Event, Relation, Unprotected
+from sordino.parts.release import LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
-from sordino.privacy.bounds import Spent, Unit
-from sordino.privacy.events import Event, Relation, Unprotected
-from sordino.privacy.release import LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 
 if TYPE_CHECKING:
     from sordino.parts.local import LocalSolver

@@ -11,18 +11,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
+from sordino.parts.bounds import Spent
+from sordino.parts.events import Event, Relation
 from sordino.parts.records import RecordSampler
 from sordino.parts.samplers import Cohort
-from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line
-from sordino.privacy.bounds import Spent
-from sordino.privacy.events import Event, Relation
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
 
 
 @dataclass(frozen=True)

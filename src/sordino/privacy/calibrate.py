@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 
 from sordino.errors import UnreachableError
+from sordino.parts.events import CappedPoisson, Event, FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
-from sordino.privacy.events import CappedPoisson, Event, FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
 
 TOLERANCE = 0.005
 _LEAST, _MOST = 1e-2, 1e5  # multipliers searched

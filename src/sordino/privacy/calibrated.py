@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino.errors import PlanError
+from sordino.parts.bounds import Spent
 from sordino.privacy import accounting, calibrate
 from sordino.privacy.bill import Line
-from sordino.privacy.bounds import Spent
 from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import default_delta
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.errors import CertificateError, ConfigError
+from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
-from sordino.privacy.events import GaussianNoise
 from sordino.rng import Mode
 from sordino.version import __version__
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr
 
-from sordino.privacy.events import (
+from sordino.parts.events import (
     Approximate,
     CappedPoisson,
     Event,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from sordino.errors import PlanError, shown
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import TINY, natural
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.release import CentralNoise
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, Sgd
@@ -14,8 +16,6 @@ from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line, Participation, client_bill
 from sordino.privacy.certificate import default_delta
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise
 
 
 def best(

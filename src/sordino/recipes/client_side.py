@@ -7,12 +7,12 @@ from typing import Literal
 from sordino.parts.encode import Clip
 from sordino.parts.gradients import Bounded
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.release import LocalNoise, NoNoise
 from sordino.parts.samplers import RoundRobin
 from sordino.parts.schedules import Schedule, scaled
 from sordino.parts.server import Sgd
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian, Laplace
-from sordino.privacy.release import LocalNoise, NoNoise
 
 
 def client_side_fed_avg(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import PoissonRecords
+from sordino.parts.release import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd
-from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoNoise
 
 
 def dp_sgd(

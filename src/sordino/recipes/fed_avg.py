@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.release import CentralNoise, NoNoise
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Sgd
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, NoNoise
 
 
 def dp_fed_avg(

@@ -8,14 +8,14 @@ from sordino.parts.denoise import SparsifyMean
 from sordino.parts.encode import Clip, Step
 from sordino.parts.gradients import Blur, Gradient, Plain, Sam
 from sordino.parts.local import LocalSgd
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import Postprocess
+from sordino.parts.release import CentralNoise, MaskedNoise, NoiseShares, NoNoise, Release
 from sordino.parts.samplers import FixedSize, Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Sgd
 from sordino.parts.sparsify import MaskSource, PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, MaskedNoise, NoiseShares, NoNoise, Release
 
 Trust = Literal["server", "secure_sum"]
 

@@ -8,16 +8,16 @@ from typing import Literal
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.accelerated import Accelerated
 from sordino.parts.gradients import Gradient, Moreau, Plain
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, Sampler
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, ServerOptimizer, Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import default_delta
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 
 Sampling = Literal["poisson", "fixed", "one_pass", "all"]
 Trust = Literal["nobody", "shuffler", "secure_sum", "server"]

@@ -9,10 +9,10 @@ from sordino.errors import PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.gradients import Bounded
 from sordino.parts.local import LocalSgd
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import FixedRecords, OnePass, PoissonRecords
 from sordino.parts.schedules import Linear, Schedule, scaled
 from sordino.parts.server import Adam, Sgd
-from sordino.parts.silo import BatchGradient, NoisyLocalSgd
 from sordino.plan import Plan
 
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError, UnreachableError
+from sordino.parts.mechanisms import Laplace
+from sordino.parts.release import LocalNoise
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
 from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.certificate import Declared
-from sordino.privacy.mechanisms import Laplace
-from sordino.privacy.release import LocalNoise
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.theory import local_steps

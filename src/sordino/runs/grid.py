@@ -23,16 +23,16 @@ from sordino.engines.batches import gather
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.linear import FEW, LinearClients, Rows
 from sordino.errors import PlanError
+from sordino.parts.bounds import Norm
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Batch
 from sordino.parts.local import LocalSgd
 from sordino.parts.norms import row_norms
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, FixedRecords, subsets
 from sordino.parts.samplers import Cohort
 from sordino.parts.server import Sgd
-from sordino.parts.silo import BatchGradient
 from sordino.plan import Plan, State
-from sordino.privacy.bounds import Norm
 from sordino.rng import Seeded
 from sordino.run import advanced, check
 

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import PlanError, shown
+from sordino.parts.bounds import Bound, Norm, Spent
 from sordino.parts.encode import Adaptive, Public
+from sordino.parts.events import Event
 from sordino.parts.gradients import Ball, Batch, Gradient, Moreau, Objective, Plain
 from sordino.parts.local import Coins, LocalSolver
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import MOST, finite
 from sordino.parts.records import RecordSampler, batches
+from sordino.parts.release import on_grid_rows
 from sordino.parts.schedules import Schedule, at
-from sordino.privacy.bounds import Bound, Norm, Spent
-from sordino.privacy.events import Event
-from sordino.privacy.mechanisms import Gaussian
-from sordino.privacy.release import on_grid_rows
 
 NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 

@@ -1,4 +1,4 @@
-"""Small convolutions and max pools of float32 images by compiled loops (`sordino.kernels.images`), channels last.
+"""Small convolutions and max pools of float32 images by compiled loops (`sordino.kernels.windows`), channels last.
 
 Only faster: the same outputs and gradients as torch's up to rounding, without patches. Where the loops are not
 available, or a layer does not fit them, torch's own run.
@@ -30,9 +30,9 @@ LEAST, POSITIONS = 16, 4  # the fewest channels and entries of a kernel, and pos
 
 @cache
 def _loops() -> Any:
-    from sordino.kernels import images
+    from sordino.kernels import windows
 
-    return images
+    return windows
 
 
 def _in_parts(run: Callable[[slice], None], count: int) -> None:

@@ -16,9 +16,9 @@ import numpy as np
 
 from sordino.codec import Part
 from sordino.errors import PlanError
-from sordino.privacy.bounds import Bound, Spent
-from sordino.privacy.events import Event, GaussianNoise, Shuffled, Unprotected
-from sordino.privacy.mechanisms import Gaussian, Mechanism
+from sordino.parts.bounds import Bound, Spent
+from sordino.parts.events import Event, GaussianNoise, Shuffled, Unprotected
+from sordino.parts.mechanisms import Gaussian, Mechanism
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""JSON Schema of a declared type, so that an editor can check and complete a TOML file."""
+"""`sordino schema`: the JSON Schema of a configuration, so that an editor can check and complete the file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from sordino.cli.app import JsonFlag, app, say
 from sordino.codec import Part
 
 Schema = dict[str, Any]
@@ -15,6 +16,14 @@ _SCALARS: dict[Any, Schema] = {
     float: {"type": "number"},
     str: {"type": "string"},
 }
+
+
+@app.command()
+def schema(as_json: JsonFlag = True) -> None:
+    """The JSON Schema of a configuration file, for editors."""
+    from sordino.config import Config
+
+    say(True, json_schema(Config), "")
 
 
 def json_schema(declared: Any) -> Schema:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
-from sordino.calibration import check_new
+from sordino.cli.calibrate import check_new
 from sordino.config import Config, load_config
 from sordino.errors import ConfigError
 from sordino.privacy.budget import Budget

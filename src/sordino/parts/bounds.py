@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sordino.privacy.events import Event
+from sordino.parts.events import Event
 
 Unit = Literal["client", "record"]
 Norm = Literal[1, 2]

@@ -7,13 +7,13 @@ from typing import Any
 
 from sordino import codec
 from sordino.errors import ConfigError
+from sordino.parts.events import Approximate, Event, Shuffled
+from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
+from sordino.parts.release import CentralNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line, Participation, client_bill
 from sordino.privacy.certificate import check_delta, default_delta, line_entry
-from sordino.privacy.events import Approximate, Event, Shuffled
-from sordino.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.privacy.release import CentralNoise
 
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
 MECHANISMS = {"gaussian": Gaussian, "laplace": Laplace}

@@ -13,8 +13,8 @@ from sordino.data.task import Task
 from sordino.errors import DataError, PlanError
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Ball, Batch
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import RecordSampler
-from sordino.parts.silo import BatchGradient
 from sordino.per_record.apart import kept_apart
 from sordino.per_record.company import FEW, Company
 from sordino.per_record.lookout import Lookout

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from sordino.codec import Part
 from sordino.errors import PlanError
-from sordino.privacy.bounds import Norm
-from sordino.privacy.events import Event, GaussianNoise, LaplaceNoise
+from sordino.parts.bounds import Norm
+from sordino.parts.events import Event, GaussianNoise, LaplaceNoise
 
 
 class Mechanism(Part):

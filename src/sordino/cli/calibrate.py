@@ -5,20 +5,40 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from sordino import codec
-from sordino.config import load_config
+from sordino.cli.app import ConfigFile, JsonFlag, app, say
 from sordino.errors import ConfigError
-from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
-from sordino.privacy.certificate import check_delta, headline
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
 
 FREE = ("multiplier", "rounds", "cohort")
 
 
+@app.command()
+def calibrate(
+    file: ConfigFile,
+    epsilon: Annotated[float, typer.Option(help="The target.")],
+    delta: Annotated[float | None, typer.Option(help="Default: the file's.")] = None,
+    free: Annotated[str, typer.Option(help="multiplier | rounds | cohort")] = "multiplier",
+    out: Annotated[Path | None, typer.Option(help="Write the calibrated file here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find the multiplier, rounds or cohort that cost a target epsilon."""
+    found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out)
+    say(as_json, found, calibrated_text(found))
+
+
 def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: str, out: Path | None) -> dict[str, Any]:
     """The number found, what it costs, and the file it was written to."""
+    from sordino.config import load_config
+    from sordino.privacy.calibrated import calibrated
+    from sordino.privacy.certificate import check_delta, headline
+
     if free not in FREE:
         raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
@@ -49,3 +69,11 @@ def _value(plan: Plan, free: str) -> float:
         return plan.clients.expected
     release = codec.dump(plan.local if plan.release.kind == "forward" else plan.release)
     return float(release.get("multiplier") or release["mechanism"]["multiplier"])
+
+
+def calibrated_text(found: dict[str, Any]) -> str:
+    """The answer of a calibration."""
+    where = f"; written to {found['out']}" if found["out"] else ""
+    return (
+        f"{found['free']} = {found['value']:.6g}: epsilon {found['epsilon']:.4g} at delta {found['delta']:.3g}{where}"
+    )

@@ -1,0 +1,60 @@
+"""The command line: arguments and printing only; one file per command, its text with it.
+
+Exit codes: 0 fine, 1 a certificate or audit fails or a budget is spent, 2 bad input, 3 a worker of a run died.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from sordino.cli import audit, calibrate, certify, epsilon, explain, papers, plan, recipes, run, schema, tune
+from sordino.cli.app import app, listened
+from sordino.errors import BudgetError, CertificateError, DivergedError, RankError, UserError
+from sordino.runs import launch
+from sordino.version import __version__
+
+__all__ = [
+    "app", "audit", "calibrate", "certify", "epsilon", "explain", "main", "papers", "plan", "recipes", "run", "schema",
+    "tune",
+]  # fmt: skip
+STOPPED = "stopped; what was charged stays charged; continue with --resume"
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence on standard error and exit code 2."""
+    try:
+        with launch.orderly():
+            code = app(standalone_mode=False)
+    except launch.Stopped as stopped:
+        _stop(STOPPED, int(stopped.code or 0))
+    except UserError as error:
+        _stop(str(error), 2)
+    except (CertificateError, BudgetError, DivergedError) as error:
+        _stop(str(error), 1)
+    except RankError as error:
+        _stop("" if error.said else str(error), launch.code_of(error))
+    except UsageError as error:
+        _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
+    else:
+        if code == 130:  # what typer makes of an interrupt
+            _stop(STOPPED, 130)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(sentence: str, code: int) -> None:
+    with listened(sys.stderr):
+        if sentence:
+            print(f"sordino: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Differentially private federated learning, with a certificate that is true of what ran."""
+    if version:
+        print(f"sordino {__version__}")
+        raise typer.Exit

@@ -1,0 +1,17 @@
+"""`sordino explain`: the certificate in plain sentences."""
+
+from __future__ import annotations
+
+from sordino.cli.app import JsonFlag, RunPath, app, say
+
+
+@app.command()
+def explain(folder: RunPath, as_json: JsonFlag = False) -> None:
+    """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
+    from sordino.report import explain as explaining
+    from sordino.runs.folder import RunFolder
+
+    opened = RunFolder.open(folder)
+    certificate = opened.certify()
+    found = explaining.explain(certificate, explaining.ceilings(opened.config().plan, opened.facts()))
+    say(as_json, found, explaining.page(found))

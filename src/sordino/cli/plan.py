@@ -1,0 +1,98 @@
+"""`sordino plan`: parts, bound chain and forecast epsilon per adversary; touches no data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sordino import codec
+from sordino.cli.app import ConfigFile, JsonFlag, app, say
+
+if TYPE_CHECKING:
+    from sordino.config import Config
+    from sordino.parts.bounds import Bound, Spent
+
+
+@app.command()
+def plan(file: ConfigFile, as_json: JsonFlag = False) -> None:
+    """Parts, bound chain and forecast epsilon per adversary; touches no data."""
+    from sordino.config import load_config
+
+    found = forecast(load_config(file))
+    say(as_json, found, forecast_text(found))
+
+
+def forecast(config: Config) -> dict[str, Any]:
+    """What a run of this file would be certified with, and how its messages come to be bounded."""
+    from sordino.privacy.certificate import Facts, certificate
+
+    plan = config.plan
+    config.check_budget()
+    promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts))
+    names = [plan.local.kind, *(step.kind for step in plan.encode)]
+    chain = [{"after": name, "bound": _bound(bound)} for name, bound in zip(names, plan.bounds, strict=True)]
+    keys = (
+        "epsilon",
+        "delta",
+        "unit",
+        "relation",
+        "adversaries",
+        "sampler",
+        "trust",
+        "silos",
+        "clip",
+        "denominator",
+        "plan_sha256",
+    )
+    return {
+        **{key: promised[key] for key in keys},
+        "rounds": plan.rounds,
+        "bounds": chain,
+        "plan": codec.dump(plan),
+    }
+
+
+def _bound(bound: Bound | Spent) -> str:
+    from sordino.parts.bounds import Spent
+
+    if isinstance(bound, Spent):
+        return f"private already, per {bound.unit}"
+    return f"L{bound.norm} norm of one {bound.unit}'s message at most 1" if bound.finite else "none"
+
+
+def forecast_text(found: dict[str, Any]) -> str:
+    """The forecast as a page."""
+    plan = found["plan"]
+    parts = [("clients", plan["clients"]), ("local", plan["local"])]
+    parts += [("encode", step) for step in plan.get("encode", [])] + [("release", plan["release"])]
+    parts += [("postprocess", step) for step in plan.get("postprocess", [])] + [("server", plan["server"])]
+    lines = [
+        f"{found['rounds']} rounds",
+        *(f"  {name:<12} {_part(part)}" for name, part in parts),
+        "bound of a message",
+    ]
+    lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
+    return "\n".join([*lines, "forecast", *_adversary_lines(found), *_silo_lines(found)])
+
+
+def _part(part: dict[str, Any]) -> str:
+    values = [f"{key}={_part(v) if isinstance(v, dict) else v}" for key, v in part.items() if key != "kind"]
+    return f"{part.get('kind', '')}({', '.join(values)})"  # a mean of iterates has no kind
+
+
+def _silo_lines(found: dict[str, Any]) -> list[str]:
+    """Each silo's own guarantee against one who reads its messages, where silos have names."""
+    own = found["adversaries"][-1].get("silos", []) if found["silos"] else []
+    pairs = sorted(((silo, entry) for entry in own for silo in entry["silos"]), key=lambda pair: pair[0])
+    return [f"  {_epsilon(entry)}  of {found['silos'][silo]}" for silo, entry in pairs]
+
+
+def _adversary_lines(found: dict[str, Any]) -> list[str]:
+    return [
+        f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}" for line in found["adversaries"]
+    ]
+
+
+def _epsilon(line: dict[str, Any]) -> str:
+    if line["epsilon"] is None:
+        return f"{'no guarantee':<32}"
+    return f"epsilon {line['epsilon']:<9.4g} delta {line['delta']:<8.3g}"

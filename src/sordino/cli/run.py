@@ -1,0 +1,117 @@
+"""`sordino run`: train into a folder, or continue what is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino.cli.app import ConfigFile, JsonFlag, app, heard, say
+from sordino.cli.certify import guarantee
+from sordino.runs import launch
+
+if TYPE_CHECKING:
+    from sordino.runs.execution import Executed
+
+NO_TEST = "not evaluated, as no row is declared public (task.options: test or public_test_fraction)"
+
+
+@app.command()
+def run(
+    file: ConfigFile,
+    out: Annotated[Path, typer.Option(help="A new folder for the run.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    engine: Annotated[
+        str | None, typer.Option(help="inprocess | distributed (--workers and torchrun mean it).")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the clients of a round.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
+    device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
+    timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
+    sign: Annotated[Path | None, typer.Option(help="Sign the certificate with this Ed25519 key (PEM).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train; writes plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
+    started = launch.chosen(engine, workers)
+    if started.workers:
+        words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
+        words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
+        words += [] if sign is None else ["--sign", str(sign)]
+        raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
+    launch.follow()
+    from sordino.config import load_config
+    from sordino.runs.execution import execute, named_engine
+
+    config = load_config(file)
+    chosen = named_engine(started.engine, threads, timeout, device)
+    with progress(config.plan.rounds, quiet=as_json or not getattr(chosen, "leads", True)) as on_round:
+        done = execute(config, out, resume=resume, engine=chosen, on_round=heard(on_round), sign=sign)
+    say(as_json, result(done), result_text(done))
+
+
+def result(done: Executed) -> dict[str, Any]:
+    """A finished run as plain data."""
+    notes = {"notes": list(done.notes)} if done.notes else {}
+    return {"out": str(done.path), "last": done.history[-1], "certificate": done.certificate, **notes}
+
+
+def result_text(done: Executed) -> str:
+    """A finished run in a few lines."""
+    last = done.history[-1]
+    figures = ", ".join(f"{name} {last[name]:.4f}" for name in ("accuracy", "rmse", "loss") if name in last)
+    tested = f"{figures} on the whole test set" if figures else NO_TEST
+    lines = [f"round {last['round']}: {tested}", guarantee(done.certificate)]
+    lines.append(f"noise: {done.certificate['noise']['mode']} ({done.certificate['noise']['note']})")
+    lines += [f"note: {note}" for note in done.notes]
+    return "\n".join([*lines, f"files: {done.path}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"])
+
+
+@contextmanager
+def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar on a terminal, plain lines in a pipe, nothing beside JSON."""
+    if quiet:
+        yield lambda line: None
+    elif not sys.stdout.isatty():
+        yield lambda line: print(_plain(line, rounds), flush=True)
+    else:
+        with _bar(rounds) as on_round:
+            yield on_round
+
+
+def _plain(line: dict[str, Any], rounds: int) -> str:
+    from sordino.training import DIAGNOSTIC
+
+    figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
+    return f"round {line['round']}/{rounds} {figures} {line[DIAGNOSTIC]['seconds']:.2f}s{_alarm(line)}"
+
+
+def _alarm(line: dict[str, Any]) -> str:
+    from sordino.training import DIAGNOSTIC
+
+    bad = int(line.get(DIAGNOSTIC, {}).get("nonfinite_updates", 0))
+    return f"  {bad} update(s) with NaN or infinity counted as zero" if bad else ""
+
+
+@contextmanager
+def _bar(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("rounds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns) as bar:
+        job = bar.add_task("", total=rounds)
+
+        def on_round(line: dict[str, Any]) -> None:
+            figures = " ".join(f"{name} {line[name]:.3f}" for name in ("accuracy", "rmse", "loss") if name in line)
+            bar.update(job, completed=line["round"], description=figures + _alarm(line))
+
+        yield on_round

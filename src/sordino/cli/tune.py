@@ -1,0 +1,30 @@
+"""`sordino tune`: the search of `sordino.tuning` as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sordino.cli.app import ConfigFile, JsonFlag, app, say
+
+
+@app.command()
+def tune(
+    file: ConfigFile,
+    epsilon: Annotated[list[float] | None, typer.Option(help="A budget; several give a curve each.")] = None,
+    data: Annotated[str, typer.Option(help="public | synthetic: what the search may look at.")] = "public",
+    trials: Annotated[int, typer.Option(help="Simulations per candidate.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the tuned file (of the first epsilon) here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Local steps, rounds, batch and step size for a budget, found without touching private data."""
+    import torch
+
+    from sordino.tuning import command
+
+    torch.set_num_threads(1)
+    found = command.tune_config(file, epsilons=epsilon or [], source=data, trials=trials, out=out, plot=plot)
+    say(as_json, found, command.text(found))

@@ -1,0 +1,88 @@
+"""Promise: a stranger finds the room of a line by its name, and nothing calls backwards.
+
+The one place where the order of the rooms is stated: a room imports only from rooms before it. Imports for type
+checkers alone do not run, and do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import sordino
+
+ORDER = (
+    *("version", "errors", "rng", "codec", "layout", "kernels"),  # words, bytes, coins, machine code
+    *("parts", "privacy", "plan", "recipes"),  # what an algorithm is made of, what it costs, the algorithm, the papers'
+    *("data", "models", "per_record", "engines"),  # whose records, which net, who computes
+    *("run", "training", "config"),  # the loop, the loop in one call, the file
+    *("theory", "report", "optim", "runs", "tuning", "audit", "cli"),  # what is built on it
+)
+ROOT = Path(sordino.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def room(module: str) -> str:
+    """The package, or the file of the ground floor, that a module is in."""
+    return [*module.split("."), "__init__"][1]
+
+
+def for_type_checkers(tree: ast.Module) -> set[ast.AST]:
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    return {inner for block in blocks for line in block.body for inner in ast.walk(line)}
+
+
+def imported(file: Path) -> Iterator[tuple[str, int]]:
+    """Rooms that a file imports from, and where it says so."""
+    tree = ast.parse(file.read_text("utf-8"))
+    idle = for_type_checkers(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node not in idle and (node.module or "").split(".")[0] == "sordino":
+            whole = [f"sordino.{name.name}" for name in node.names] if node.module == "sordino" else [str(node.module)]
+            yield from ((room(module), node.lineno) for module in whole)
+
+
+def test_every_room_is_in_the_order() -> None:
+    rooms = {room(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))) for file in FILES}
+    assert rooms - {"__init__", "__main__"} == set(ORDER)
+
+
+def test_nothing_calls_backwards() -> None:
+    backwards = [
+        f"{file.relative_to(ROOT)}:{line} imports from {other}"
+        for file in FILES
+        if file.parent != ROOT or file.stem not in ("__init__", "__main__")
+        for other, line in imported(file)
+        if ORDER.index(other) > ORDER.index(room(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))))
+    ]
+    assert backwards == []
+
+
+def test_the_ground_floor_shows_the_domain() -> None:
+    assert len(list(ROOT.glob("*.py"))) <= 12
+
+
+def test_no_two_files_of_the_house_are_hard_to_tell_apart() -> None:
+    """Five files were called silo*, three images."""
+    stems = [file.stem for file in FILES if file.stem != "__init__"]
+    assert sum(stem.startswith("silo") for stem in stems) <= 1
+    assert sum(stem == "images" for stem in stems) <= 1
+
+
+def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Of the body, without the docstring."""
+    said = ast.get_docstring(node, clean=False)
+    return (node.end_lineno or 0) - node.body[0].lineno + 1 - (said.count("\n") + 1 if said else 0)
+
+
+def test_functions_are_short() -> None:
+    lengths = {
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}": lines_of(node)
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert median(lengths.values()) <= 8
+    assert {name: length for name, length in lengths.items() if length > 45} == {}
