@@ -6,7 +6,6 @@ import ast
 import math
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import stats
 
 import sordino
-from sordino.parts.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
 from sordino.privacy import accounting
 from sordino.privacy.accounting import epsilon, rdp_epsilon
+from sordino.parts.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
+from sordino.privacy.gridless import gaussian_epsilon
 
 SOURCE = Path(sordino.__file__).parent
 REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
@@ -78,27 +78,36 @@ def test_the_librarys_rdp_of_fixed_cohorts_is_below_a_certified_lower_bound() ->
     assert ours > 4.60
 
 
-# ---- the grid -------------------------------------------------------------------------------------------------------
+# ---- its loss distributions -----------------------------------------------------------------------------------------
 
 SMALL = PoissonSampled(128 / 60_000, GaussianNoise(20.0))
 
 
-@cache
-def on_grid(grid: float) -> float:
-    return float(accounting._composed(((SMALL, 23_450),), "add_remove", grid).get_epsilon_for_delta(1e-5))
+def library_pld(rate: float, multiplier: float, count: int, grid: float, delta: float) -> float:
+    once = plds.from_gaussian_mechanism(multiplier, value_discretization_interval=grid, sampling_prob=rate)
+    return float(once.self_compose(count).get_epsilon_for_delta(delta))
 
 
 def test_a_coarse_grid_triples_a_small_epsilon_and_ours_does_not() -> None:
     found = epsilon([(SMALL, 23_450)], "add_remove", 1e-5)
     assert found.value == pytest.approx(0.047, abs=0.001)
-    assert on_grid(1e-3) > 3 * found.value
+    assert library_pld(128 / 60_000, 20.0, 23_450, 1e-3, 1e-5) > 3 * found.value
     assert found.grid is not None
-    assert on_grid(found.grid / 2) == pytest.approx(found.value, rel=0.01)
+    assert accounting.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, found.grid / 2) == pytest.approx(
+        found.value, rel=0.001
+    )
 
 
-def test_a_grid_that_is_not_refined_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "MOVE", 10.0)
-    assert epsilon([(SMALL, 23_450)], "add_remove", 1e-5).value > 0.047 * 1.05
+def test_a_grid_that_is_not_refined_would_be_noticed() -> None:
+    assert accounting.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, 1e-3) > 3 * 0.047
+
+
+def test_the_rounding_of_the_librarys_transform_falls_below_the_truth_and_ours_does_not() -> None:
+    truth = gaussian_epsilon(1.0, 1e-14)  # 10,000 rounds of everybody at multiplier 100
+    assert library_pld(1.0, 100.0, 10_000, 2.5e-4, 1e-14) < 0.98 * truth
+    found = accounting.bound([(PoissonSampled(1.0, GaussianNoise(100.0)), 10_000)], "add_remove", 1e-14)
+    assert found.method == "pld"
+    assert truth <= found.value <= 1.001 * truth
 
 
 @pytest.mark.parametrize("multiplier", [0.6, 3.0])
@@ -107,6 +116,17 @@ def test_every_grid_is_above_the_next_finer_one(multiplier: float) -> None:
     found = [accounting.epsilon_on(entries, "add_remove", 1e-5, grid) for grid in (1e-2, 4e-3, 1e-3, 2.5e-4)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
+
+
+@pytest.mark.parametrize("count", [2, 60, 1000])
+@pytest.mark.parametrize(("rate", "multiplier"), [(0.02, 0.7), (0.3, 2.0), (0.9, 20.0)])
+def test_on_the_same_grid_ours_is_the_librarys_to_a_millionth_from_above(
+    rate: float, multiplier: float, count: int
+) -> None:
+    grid, delta = 2e-3, 1e-5
+    theirs = library_pld(rate, multiplier, count, grid, delta)
+    ours = accounting.epsilon_on([(PoissonSampled(rate, GaussianNoise(multiplier)), count)], "add_remove", delta, grid)
+    assert theirs * (1 - 1e-9) <= ours <= theirs * (1 + 1e-6)
 
 
 # ---- mixtures -------------------------------------------------------------------------------------------------------
@@ -126,13 +146,6 @@ def test_privacy_buckets_of_a_mixture_fall_below_the_truth_and_connected_dots_do
 
     assert delta(dots=False) < 0.98 * truth
     assert delta(dots=True) >= truth * (1 - 1e-6)
-
-
-def test_the_source_never_turns_connected_dots_off() -> None:
-    calls = ast.walk(ast.parse((SOURCE / "privacy" / "accounting.py").read_text(encoding="utf-8")))
-    keywords = {keyword.arg for node in calls if isinstance(node, ast.Call) for keyword in node.keywords}
-    assert "value_discretization_interval" in keywords
-    assert "use_connect_dots" not in keywords
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------

@@ -1,21 +1,58 @@
-"""What was released, as data: events are counted, hashed and written down; `accounting` turns them into epsilon.
+"""What was released, as data: events are counted, hashed and written down, and each states what it can tell apart.
 
 Sizes are in units of the message's bound (the unit ball), for a movement of 1. That a client may be replaced, not
-only removed, doubles the movement; that is the *relation's* business, applied once, in `accounting`.
+only removed, doubles the movement: `moved`.
+
+An event prices itself by three statements, which `accounting` turns into epsilon:
+
+    pairs  laws that dominate one release in both orders of neighbours (privacy/pairs.py); composed exactly
+    mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
+    pure   the most its privacy loss can be, if there is a most
+
+What states none of them, and has no Renyi bound, is not billable, and no plan can be built with it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sordino.codec import Part
+from sordino.privacy import pairs, shuffle
+from sordino.privacy.gridless import gaussian_epsilon
+from sordino.privacy.pairs import Orders
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
+_MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones
+
+
+def moved(relation: Relation) -> float:
+    """How far a message in the unit ball moves: to nothing, or to any other message."""
+    return 2.0 if relation == "replace_one" else 1.0
 
 
 class Event(Part):
     """One release, as the adversary of a bill's line sees it."""
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Dominating pairs, each true by itself; none: there is no proof by privacy losses.
+
+        `share` is the delta that one release may spend on being only near what its pair dominates (`Pair.apart`).
+        """
+        return ()
+
+    def mu(self, relation: Relation) -> float:
+        """A Gaussian release that dominates this one; inf if none is known."""
+        return math.inf
+
+    def pure(self, relation: Relation) -> float:
+        """The largest privacy loss; inf if there is none."""
+        return math.inf
+
+
+Entries = Sequence[tuple[Event, int]]
 
 
 @dataclass(frozen=True)
@@ -24,12 +61,28 @@ class GaussianNoise(Event, kind="gaussian"):
 
     multiplier: float
 
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """N(mu, 1) against N(0, 1)."""
+        return (Orders.symmetric(pairs.Gauss(self.mu(relation))),)
+
+    def mu(self, relation: Relation) -> float:
+        """Movement over noise, exactly."""
+        return moved(relation) / self.multiplier if self.multiplier else math.inf
+
 
 @dataclass(frozen=True)
 class LaplaceNoise(Event, kind="laplace"):
     """x + Laplace(multiplier) per coordinate, ||x||_1 moves by 1; the scalar case is tight for any split."""
 
     multiplier: float
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """The scalar case, moved by all of the norm."""
+        return (Orders.symmetric(pairs.Exponential(self.pure(relation))),)
+
+    def pure(self, relation: Relation) -> float:
+        """Movement over scale."""
+        return moved(relation) / self.multiplier if self.multiplier else math.inf
 
 
 @dataclass(frozen=True)
@@ -38,6 +91,28 @@ class PoissonSampled(Event, kind="poisson_sampled"):
 
     rate: float
     event: Event
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """(1-q) Q + q P against Q in both orders; against (1-q) Q + q P', P and P' opposite, if replaced."""
+        match self.event:
+            case GaussianNoise(z) if relation == "replace_one":
+                return (Orders.symmetric(pairs.Swapped(self.rate, 1 / z)),)
+            case GaussianNoise(z):
+                return (pairs.sampled(self.rate, pairs.Gauss(1 / z)),)
+            case LaplaceNoise(b) if relation != "replace_one":
+                return (pairs.sampled(self.rate, pairs.Exponential(1 / b)),)
+        return ()
+
+    def mu(self, relation: Relation) -> float:
+        """That of being there for sure (joint convexity)."""
+        return self.event.mu(relation) if isinstance(self.event, GaussianNoise) else math.inf
+
+    def pure(self, relation: Relation) -> float:
+        """log(1 + q (exp(loss) - 1)), where the unit is removed."""
+        if not isinstance(self.event, LaplaceNoise) or relation == "replace_one":
+            return math.inf
+        loss = self.event.pure(relation)
+        return math.log1p(self.rate * math.expm1(loss)) if loss < 700 else loss
 
 
 @dataclass(frozen=True)
@@ -49,6 +124,18 @@ class CappedPoisson(Event, kind="capped_poisson"):
     cap: int
     event: Event
 
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """With room for us our coin adds us; without, we take a random other's place (pairs.capped)."""
+        if not isinstance(self.event, GaussianNoise):
+            return ()
+        mu = self.event.mu("add_remove")
+        replaced, removed = relation == "replace_one", relation == "add_remove"
+        return (pairs.capped(self.rate, self.population, self.cap, mu, replaced=replaced, removed=removed),)
+
+    def mu(self, relation: Relation) -> float:
+        """Whoever comes in for whom: a movement of 2."""
+        return self.event.mu("replace_one") if isinstance(self.event, GaussianNoise) else math.inf
+
 
 @dataclass(frozen=True)
 class FixedSampled(Event, kind="fixed_sampled"):
@@ -58,6 +145,16 @@ class FixedSampled(Event, kind="fixed_sampled"):
     cohort: int
     event: Event
 
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """The amplified curve and its mirror image (without_replacement.py)."""
+        if relation != "replace_one" or not isinstance(self.event, GaussianNoise):
+            return ()
+        return (Orders.symmetric(pairs.Mirrored(self.cohort / self.population, pairs.Gauss(self.event.mu(relation)))),)
+
+    def mu(self, relation: Relation) -> float:
+        """That of being there for sure, replaced."""
+        return self.event.mu(relation) if self.pairs(relation) else math.inf
+
 
 @dataclass(frozen=True)
 class Shuffled(Event, kind="shuffled"):
@@ -65,6 +162,35 @@ class Shuffled(Event, kind="shuffled"):
 
     reports: int
     event: Event
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Each message in the clear (shuffling is a post-processing), or the clones of several (epsilon0, delta0)."""
+        if relation != "replace_one" or not isinstance(self.event, GaussianNoise | LaplaceNoise | Approximate):
+            return ()
+        found = [
+            shuffle.clones(reports=self.reports, epsilon0=own, delta0=lost)
+            for own, lost in self._local(relation, share)
+            if own <= _MOST_LOCAL
+        ]
+        return (*self.event.pairs(relation), *(Orders.symmetric(pair) for pair in found))
+
+    def _local(self, relation: Relation, share: float) -> list[tuple[float, float]]:
+        """One message's own (epsilon0, delta0): a Gaussian has one for every delta0."""
+        match self.event:
+            case Approximate(own, lost):
+                return [(own, lost)]
+            case GaussianNoise() if share > 0:
+                mu, lost = self.event.mu(relation), share / (2 * self.reports)
+                return [(gaussian_epsilon(mu, lost * part), lost * part) for part in (0.03, 1e-3)]
+        return [(self.event.pure(relation), 0.0)]
+
+    def mu(self, relation: Relation) -> float:
+        """That of a message in the clear."""
+        return self.event.mu(relation) if relation == "replace_one" else math.inf
+
+    def pure(self, relation: Relation) -> float:
+        """That of a message in the clear."""
+        return self.event.pure(relation) if relation == "replace_one" else math.inf
 
 
 @dataclass(frozen=True)
@@ -74,6 +200,14 @@ class Approximate(Event, kind="approximate"):
     epsilon: float
     delta: float = 0.0
 
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Randomised response, or all is seen."""
+        return (Orders.symmetric(pairs.Response(self.epsilon, self.delta)),)
+
+    def pure(self, relation: Relation) -> float:
+        """epsilon, unless something may be lost."""
+        return self.epsilon if self.delta == 0 else math.inf
+
 
 @dataclass(frozen=True)
 class Tuned(Event, kind="tuned"):
@@ -81,6 +215,7 @@ class Tuned(Event, kind="tuned"):
 
     The number of tries is truncated negative binomial with this `shape` and `mean` (Papernot & Steinke 2022); shape 1
     is geometric, 0 logarithmic, inf Poisson. A fixed grid whose table is looked at is NOT this: it is composition.
+    It has a Renyi bound only, and only of what has one itself.
     """
 
     event: Event
@@ -93,25 +228,14 @@ class Tuned(Event, kind="tuned"):
 class Unprotected(Event, kind="unprotected"):
     """A release with no guarantee: epsilon is infinite."""
 
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """All is seen."""
+        return (Orders.symmetric(pairs.Response(0.0, 1.0)),)
+
 
 def billable(event: Event, relation: Relation) -> bool:
     """Whether `accounting` has a proved bound for this event when neighbours differ by `relation`."""
-    match event:
-        case PoissonSampled(_, GaussianNoise()):
-            return True
-        case PoissonSampled(_, LaplaceNoise()):
-            return relation != "replace_one"
-        case CappedPoisson(_, _, _, inner):
-            return isinstance(inner, GaussianNoise)
-        case FixedSampled(_, _, inner):
-            return isinstance(inner, GaussianNoise) and relation == "replace_one"
-        case Shuffled(_, inner):
-            return isinstance(inner, GaussianNoise | LaplaceNoise | Approximate) and relation == "replace_one"
-        case PoissonSampled():
-            return False
-        case Tuned(inner, _, _, _):
-            return _has_renyi_bound(inner, relation)
-    return True
+    return _has_renyi_bound(event.event, relation) if isinstance(event, Tuned) else bool(event.pairs(relation))
 
 
 def _has_renyi_bound(event: Event, relation: Relation) -> bool:

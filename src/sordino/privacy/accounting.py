@@ -1,12 +1,13 @@
-"""Events in, epsilon out. The only file that imports dp_accounting (Google, pinned).
+"""Events in, epsilon out. The only file that imports dp_accounting (Google, pinned), and only for a second opinion.
 
-First opinion: privacy loss distributions (PLD), pessimistic, on a grid refined until epsilon moves by less than 1%;
-sums of Gaussians need no grid (closed form). Second opinion: Renyi (RDP), where the library has the event.
+First opinion: dominating pairs, composed as privacy loss distributions (pld.py), rounded up throughout, on a grid
+refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated (epsilon, delta) pairs need
+no grid. Second opinion: Renyi (RDP), where the library has the event.
 
-Defects of the library that are wrapped here, each pinned by a test in tests/privacy/test_accounting.py:
-its RDP under replace-one forgets that the movement is 2 (we pass half the multiplier); a coarse grid can triple a
-small epsilon (we refine); `use_connect_dots=False` underestimates for mixtures (never passed); its "failed to
-converge" lines are harmless (an order is dropped) and silenced.
+Defects of the library that are wrapped here, each pinned by a test in tests/privacy/test_accounting_library.py: its RDP
+under replace-one forgets that the movement is 2 (we pass half the multiplier); its "failed to converge" lines are
+harmless (an order is dropped) and silenced. Its PLD is not used: a coarse grid can triple a small epsilon, and its
+FFT's rounding, which is in no bound, decides epsilon at a small delta.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from absl import logging as absl_logging
 
 from sordino.errors import PlanError
+from sordino.privacy import gridless, pld
 from sordino.parts.events import (
     Approximate,
-    CappedPoisson,
+    Entries,
     Event,
     FixedSampled,
     GaussianNoise,
@@ -34,26 +36,27 @@ from sordino.parts.events import (
     Shuffled,
     Tuned,
     Unprotected,
+    moved,
 )
-from sordino.privacy import gridless, shuffle, without_replacement
-from sordino.privacy.gridless import Entries, gaussian_epsilon, shrunk
+from sordino.privacy.gridless import gaussian_epsilon
 from sordino.privacy.light import light_scipy
+from sordino.privacy.pairs import Array, Pair
 
 with light_scipy():
     from dp_accounting import dp_event as de
     from dp_accounting import rdp
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld import privacy_loss_distribution as plds
     from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
 
 absl_logging.set_verbosity(absl_logging.ERROR)
 
 Method = Literal["pld", "gdp", "rdp", "none"]
 VERSION = f"dp-accounting {version('dp-accounting')}"
-COARSE, FINE = 1e-3, 1e-6  # first and last grid
-_HUGE = 300.0  # a Laplace loss beyond which the library overflows, and its pure epsilon is the answer
-_CURVE = 1e-6  # a whole curve is refined, and shuffled rounds are amplified, at this delta
+COARSE = 1e-3  # a grid to look around on
 MOVE = 0.01  # refine until epsilon moves by less than this fraction
+_ABSURD = 1e5  # next to no noise: beyond this mu, or loss, no grid is asked
+_CURVE, _FARTHEST = 1e-6, 1e-12  # a whole curve: shuffled rounds spend a share of the one, the grid ends at the other
+Answer = TypeVar("Answer")
+_SPARE = 1e-7  # share of delta that may be lost beyond the grid
 _NEIGHBOURS = {
     "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace_one": NeighboringRelation.REPLACE_ONE,
@@ -82,58 +85,55 @@ def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
     return replace(first, rdp=second)
 
 
-def bound(entries: Entries, relation: Relation, delta: float, grid: float | None = None) -> Epsilon:
-    """The first opinion alone, on one given grid or, None, on a refined one: what a search asks for."""
+def bound(
+    entries: Entries, relation: Relation, delta: float, grid: float | None = None, rough: bool = False
+) -> Epsilon:
+    """The first opinion alone, on one given grid or, None, on one that is refined unless `rough`: for a search."""
+    entries = tuple((event, count) for event, count in entries if count)
     if _unprotected(entries):
         return Epsilon(math.inf, "none")
     if any(isinstance(event, Tuned) for event, _ in entries):
         return _tuned(entries, relation, delta)
-    if any(isinstance(event, Shuffled) for event, _ in entries):
-        amplified = _unshuffled(entries, relation, delta) if delta > 0 else local(entries)
-        both = (bound(each, relation, delta, grid) for each in (amplified, local(entries)))
-        return min(both, key=lambda found: found.value)
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return Epsilon(gaussian_epsilon(mu, delta), "gdp")
-    (event, count), alone = entries[0], len(entries) == 1
-    if alone and isinstance(event, Approximate):
-        return Epsilon(gridless.repeated_pair(event, count, delta), "pld")
-    without = min(gridless.pure_epsilon(entries, relation), gridless.basic_epsilon(entries, delta))
-    if delta <= 0 or (math.isfinite(without) and max(gridless.losses(entries, relation), default=0.0) > _HUGE):
+    without = _without_grid(entries, relation, delta)
+    if delta <= 0 or _absurd(entries, relation) or _repeated(entries) is not None:
+        _alternatives(entries, relation, delta)  # refuses what has no proof
         return Epsilon(without, "pld")
-    value, last = _on_grid(entries, relation, grid, lambda pld: float(pld.get_epsilon_for_delta(delta)))
+    found = [_on_grid(each, delta, grid, rough) for each in _alternatives(entries, relation, delta)]
+    value, last = min(found, key=lambda one: one[0])
     return Epsilon(min(value, without), "pld", last)
 
 
 def epsilon_on(entries: Entries, relation: Relation, delta: float, grid: float) -> float:
-    """Epsilon on one given grid, without a second opinion: the inner loop of a calibration."""
+    """Epsilon on one given grid, without a second opinion."""
     return bound(entries, relation, delta, grid).value
 
 
 def delta_at(entries: Entries, relation: Relation, at: float) -> float:
     """The smallest delta we can prove at epsilon `at`."""
-    shuffled = any(isinstance(event, Shuffled) for event, _ in entries)
-    if shuffled or _unprotected(entries) or gaussian_mu(entries, relation) is not None:
-        return deltas_at(entries, relation, [at])[0]
-    return _on_grid(entries, relation, None, lambda pld: float(pld.get_delta_for_epsilon(at)))[0]
+    return deltas_at(entries, relation, [at])[0]
 
 
 def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -> list[float]:
     """delta at many epsilons, negative ones too: the curve that bounds every attack."""
+    entries = tuple((event, count) for event, count in entries if count)
     if _unprotected(entries):
         return [1.0 for _ in epsilons]
-    if any(isinstance(event, Shuffled) for event, _ in entries):
-        amplified = deltas_at(_unshuffled(entries, relation, _CURVE), relation, epsilons)
-        return [min(pair) for pair in zip(amplified, deltas_at(local(entries), relation, epsilons), strict=True)]
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return [gridless.gaussian_delta(mu, at) for at in epsilons]
-    (event, count), alone = entries[0], len(entries) == 1
-    if alone and isinstance(event, Approximate):
-        return [gridless.repeated_pair_delta(event, count, at) for at in epsilons]
-    _, grid = _on_grid(entries, relation, None, lambda pld: float(pld.get_epsilon_for_delta(_CURVE)))
-    curve = _composed(tuple(entries), relation, grid).get_delta_for_epsilon(np.asarray(epsilons))
-    return [float(value) for value in curve]
+    pair = _repeated(entries)
+    if pair is not None:
+        return [gridless.repeated_pair_delta(*pair, at) for at in epsilons]
+    sizes = np.abs(np.asarray(epsilons, dtype=np.float64))
+    curves = [_curve(each, sizes) for each in _alternatives(entries, relation, _CURVE)]
+    order, curve = np.argsort(sizes), np.minimum.reduce(curves)
+    curve[order] = np.minimum.accumulate(curve[order])  # delta falls, even where what bounds it does not
+    # at a negative epsilon, by the other order of neighbours: delta(e) = 1 - exp(e) + exp(e) delta(-e)
+    mirrored = -np.expm1(-sizes) + np.exp(-sizes) * curve
+    return [float(d) for d in np.where(np.asarray(epsilons) < 0, mirrored, curve)]
 
 
 def group_epsilon(entries: Entries, relation: Relation, delta: float, size: int) -> float:
@@ -149,10 +149,13 @@ def group_epsilon(entries: Entries, relation: Relation, delta: float, size: int)
 
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
     """mu of a sum of Gaussian releases, movement / multiplier each, or None if anything else is among them."""
-    noises = [(event, count) for event, count in entries if isinstance(event, GaussianNoise)]
-    if len(noises) < len(entries):
+    if any(not isinstance(event, GaussianNoise) for event, _ in entries):
         return None
-    return math.sqrt(sum((count / shrunk(noise.multiplier, relation) ** 2 for noise, count in noises), 0.0))
+    return _total_mu(entries, relation)
+
+
+def _total_mu(entries: Entries, relation: Relation) -> float:
+    return math.hypot(*(math.sqrt(count) * event.mu(relation) for event, count in entries if count))
 
 
 def _unprotected(entries: Entries) -> bool:
@@ -174,142 +177,128 @@ def local(entries: Entries) -> list[tuple[Event, int]]:
     return [(event.event if isinstance(event, Shuffled) else event, count) for event, count in entries]
 
 
-def _unshuffled(entries: Entries, relation: Relation, delta: float) -> list[tuple[Event, int]]:
-    """Shuffled rounds as the (epsilon, delta) that amplification proves for each, at an even share of delta.
-
-    Few rounds, which composing costs no less than adding up, spend all of delta on this; many spend half.
-    """
-    rounds = sum(count for event, count in entries if isinstance(event, Shuffled))
-    few = len(entries) == 1 and rounds <= 2 * math.log(2 / max(delta, 1e-300))
-    share = delta / max(rounds, 1) / (1 if few else 2)
-    return [(_amplified(e, relation, share) if isinstance(e, Shuffled) else e, count) for e, count in entries]
+# ---- without a grid -------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
-def _amplified(event: Shuffled, relation: Relation, delta: float) -> Event:
-    """The best of several splits of one message's noise into (epsilon0, delta0); replace-one only, as its theorem."""
-    if relation != "replace_one":
-        raise PlanError("accounting", f"no accountant for {event} when neighbours {relation}", "replace_one")
-    best, amplified = math.inf, False
-    for e, d in _local_pairs(event.event, relation, delta, event.reports):
-        found = shuffle.shuffled_epsilon(reports=event.reports, epsilon0=e, delta=delta, delta0=d)
-        if amplified and found > best:
-            break  # a smaller delta0 only makes it worse from here on
-        best, amplified = min(best, found), amplified or found < 0.99 * e
-    return Approximate(best, delta)
+def _without_grid(entries: Entries, relation: Relation, delta: float) -> float:
+    """The least of: all losses added up, all (epsilon, delta) pairs composed, the Gaussians that dominate each."""
+    pure = math.fsum(count * event.pure(relation) for event, count in entries)
+    pair = _repeated(entries)
+    repeated = math.inf if pair is None else gridless.repeated_pair(*pair, delta)
+    return min(pure, repeated, _basic(entries, delta), gaussian_epsilon(_total_mu(entries, relation), delta))
 
 
-def _local_pairs(event: Event, relation: Relation, delta: float, reports: int) -> list[tuple[float, float]]:
-    """One message's own (epsilon0, delta0): a Gaussian has one for every delta0, tried from the largest on."""
-    match event:
-        case Approximate(eps, own):
-            return [(eps, own)]
-        case LaplaceNoise(b):
-            return [(1 / shrunk(b, relation), 0.0)]
-        case GaussianNoise(z):
-            mu = 1 / shrunk(z, relation)
-            return [(gaussian_epsilon(mu, own), own) for own in delta / reports * np.geomspace(0.1, 1e-6, 8)]
-    raise PlanError("accounting", f"no amplification by shuffling for {event}", "gaussian or laplace noise")
+def _repeated(entries: Entries) -> tuple[tuple[float, float], int] | None:
+    """One (epsilon, delta) pair so many times, if that is all there is."""
+    (event, count), alone = entries[0], len(entries) == 1
+    few = alone and count <= gridless.MOST_PAIRS
+    return ((event.epsilon, event.delta), count) if few and isinstance(event, Approximate) else None
+
+
+def _basic(entries: Entries, delta: float) -> float:
+    """Basic composition of (epsilon, delta) pairs: sums of both, if the deltas fit; else inf."""
+    pairs = [(event, count) for event, count in entries if isinstance(event, Approximate)]
+    if len(pairs) < len(entries) or math.fsum(count * event.delta for event, count in pairs) > delta:
+        return math.inf
+    return math.fsum(count * event.epsilon for event, count in pairs)
+
+
+def _absurd(entries: Entries, relation: Relation) -> bool:
+    """Whether some release has next to no noise, so that a grid would say no more than the sum of all."""
+    sizes = (min(event.mu(relation), event.pure(relation)) for event, _ in entries)
+    return any(_ABSURD < size < math.inf for size in sizes)
+
+
+# ---- on a grid ------------------------------------------------------------------------------------------------------
+
+Composed = tuple[tuple[tuple[Pair, int], ...], ...]  # for each order of neighbours, pairs and how often
+
+
+def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Composed]:
+    """What dominates all entries together, in each order; several ways where an event has several."""
+    share = max(delta, 0.0) / max(1, sum(count for event, count in entries if isinstance(event, Shuffled)))
+    found = [(event.pairs(relation, share), count) for event, count in entries]
+    for (event, _), (ways, _) in zip(entries, found, strict=True):
+        if not ways:
+            raise PlanError(
+                "accounting", f"no accountant for {event} when neighbours {relation}", "an event with a proved bound"
+            )
+    return [
+        _ordered([(ways[min(k, len(ways) - 1)], n) for ways, n in found]) for k in range(max(len(w) for w, _ in found))
+    ]
+
+
+def _ordered(found: Sequence[tuple[Any, int]]) -> Composed:
+    removed = tuple((orders.removed, count) for orders, count in found)
+    added = tuple((orders.added, count) for orders, count in found)
+    return (removed,) if removed == added else (removed, added)
 
 
 def _on_grid(
-    entries: Entries, relation: Relation, grid: float | None, ask: Callable[[Any], float]
-) -> tuple[float, float]:
-    """The answer on this grid; or, None, quartered until it falls by less than 1%: the least of them is kept."""
-    step = (grid or COARSE) * _widening(entries, relation)
-    value = ask(_composed(tuple(entries), relation, step))
-    while grid is None and step > FINE and value > 0 and math.isfinite(value):
-        finer = ask(_composed(tuple(entries), relation, step / 4))
-        step, gained, value = step / 4, value - finer, min(value, finer)
-        if gained < MOVE * value:
+    composed: Composed, delta: float, grid: float | None = None, rough: bool = False
+) -> tuple[float, float | None]:
+    """Epsilon on this grid; or, None, on one that is quartered until it falls by less than 1%: the least is kept."""
+    if all(len(order) == 1 and order[0][1] == 1 for order in composed):
+        return max(pld.once(order[0][0], delta) for order in composed), None
+    tail = _tail(composed, delta)
+    steps = [grid or pld.fitting_step(order, tail) for order in composed]
+    value = max(_asked(composed, steps, tail, lambda one: one.epsilon(delta)))
+    while grid is None and not rough and 0 < value < math.inf:
+        asked = [step / 4 for step in steps]
+        steps = list(asked)
+        finer = max(_asked(composed, steps, tail, lambda one: one.epsilon(delta)))
+        gained, value = value - finer, min(value, finer)
+        if gained < MOVE * value or steps != asked:
             break
-    return value, step
+    return value, max(steps)
 
 
-def _widening(entries: Entries, relation: Relation) -> float:
-    """1, or more where there is next to no noise: losses in the hundreds need no thousandths."""
-    return max([1.0, *(loss / 25 for loss in gridless.losses(entries, relation))])
+def _tail(composed: Composed, delta: float) -> float:
+    """The chance that one release may lose beyond the grid."""
+    return max(delta * _SPARE / sum(count for _, count in composed[0]), 1e-300)
 
 
-@lru_cache(maxsize=32)
-def _composed(entries: tuple[tuple[Event, int], ...], relation: Relation, grid: float) -> Any:
-    pld = plds.identity(value_discretization_interval=grid)
-    for event, count in entries:
-        if count:
-            pld = pld.compose(_pld(event, count, relation, grid))
-    return pld
-
-
-def _pld(event: Event, count: int, relation: Relation, grid: float) -> Any:
-    """PLD of `count` times one event."""
-    if isinstance(event, GaussianNoise):
-        return _once(GaussianNoise(event.multiplier / math.sqrt(count)), relation, grid)
-    return _once(event, relation, grid).self_compose(count)
+def _asked(
+    composed: Composed, steps: list[float], tail: float, ask: Callable[[pld.Composition], Answer]
+) -> list[Answer]:
+    """The answer of each order on its own step; `steps` become coarser if they would be too many points."""
+    while True:
+        try:
+            return [ask(_composition(order, step, tail)) for order, step in zip(composed, steps, strict=True)]
+        except pld.TooWideError as wide:
+            steps[:] = [step * 1.1 * wide.factor for step in steps]
 
 
 @lru_cache(maxsize=16)
-def _once(event: Event, relation: Relation, grid: float) -> Any:
-    match event:
-        case GaussianNoise(z):
-            return plds.from_gaussian_mechanism(shrunk(z, relation), value_discretization_interval=grid)
-        case LaplaceNoise(b):
-            return plds.from_laplace_mechanism(shrunk(b, relation), value_discretization_interval=grid)
-        case PoissonSampled(rate, GaussianNoise(z)):
-            return plds.from_gaussian_mechanism(
-                z, value_discretization_interval=grid, sampling_prob=rate, neighboring_relation=_NEIGHBOURS[relation]
-            )
-        case PoissonSampled(rate, LaplaceNoise(b)) if relation != "replace_one":
-            return plds.from_laplace_mechanism(b, value_discretization_interval=grid, sampling_prob=rate)
-        case CappedPoisson(rate, population, cap, GaussianNoise(z)):
-            return _capped(rate, population, cap, z, relation, grid)
-        case FixedSampled(population, cohort, GaussianNoise(z)) if relation == "replace_one":
-            return _fixed(cohort / population, z, grid)
-        case Approximate(eps, delta):
-            return plds.from_privacy_parameters(_parameters(eps, delta), value_discretization_interval=grid)
-    raise PlanError(
-        "accounting", f"no accountant for {event} when neighbours {relation}", "an event with a proved bound"
-    )
+def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) -> pld.Composition:
+    return pld.Composition([(pld.losses_on(pair, step, tail), count) for pair, count in order])
 
 
-def _parameters(eps: float, delta: float) -> Any:
-    from dp_accounting.pld import common
-
-    return common.DifferentialPrivacyParameters(eps, delta)
-
-
-def _capped(rate: float, population: int, cap: int, z: float, relation: Relation, grid: float) -> Any:
-    return plds.from_truncated_subsampled_gaussian_mechanism(
-        dataset_size=population,
-        sampling_probability=rate,
-        truncated_batch_size=cap,
-        noise_multiplier=z,
-        value_discretization_interval=grid,
-        neighboring_relation=_NEIGHBOURS[relation],
-    )
+def _curve(composed: Composed, epsilons: Array) -> Array:
+    """delta at each epsilon >= 0, of the worse order."""
+    if all(len(order) == 1 and order[0][1] == 1 for order in composed):
+        once: Array = np.maximum.reduce([pld.once_deltas(order[0][0], epsilons) for order in composed])
+        return once
+    tail = _tail(composed, _FARTHEST)
+    steps = [pld.fitting_step(order, tail) / 4 for order in composed]
+    worst: Array = np.maximum.reduce(_asked(composed, steps, tail, lambda one: one.deltas(epsilons)))
+    return worst
 
 
-def _fixed(rate: float, z: float, grid: float) -> Any:
-    """Fixed-size sampling: connect the dots of the amplified hockey-stick curve (without_replacement.py)."""
-    inner = 2 / z**2 + 20 / z  # mu^2 / 2 + 10 mu, mu = 2 / z
-    outer = math.log1p(rate * math.expm1(inner)) if inner < 30 else max(inner + math.log(rate), 0.0) + 1
-    edge = math.ceil(outer / grid) + 1
-    deltas = without_replacement.hockey_stick(
-        np.arange(-edge, edge + 1, dtype=np.float64) * np.float64(grid), rate=rate, multiplier=z
-    )
-    return plds.PrivacyLossDistribution(
-        pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -edge, edge, deltas)
-    )
+# ---- second opinion -------------------------------------------------------------------------------------------------
 
 
 def rdp_epsilon(entries: Entries, relation: Relation, delta: float) -> float | None:
     """The Renyi bound, or None where the library has none. Replace-one movement is put in by hand."""
     accountant = rdp.RdpAccountant(neighboring_relation=_NEIGHBOURS[_rdp_relation(entries, relation)])
     try:
-        for event, count in entries:
-            accountant.compose(_rdp_event(event, relation), count)
-        return float(accountant.get_epsilon(delta))
-    except (UnsupportedEventError, PlanError, ValueError):
+        with np.errstate(all="ignore"):
+            for event, count in entries:
+                accountant.compose(_rdp_event(event, relation), count)
+            found = float(accountant.get_epsilon(delta))
+    except (UnsupportedEventError, PlanError, ValueError, ArithmeticError):
         return None
+    return None if math.isnan(found) else found
 
 
 def _rdp_relation(entries: Entries, relation: Relation) -> Relation:
@@ -321,9 +310,9 @@ def _rdp_relation(entries: Entries, relation: Relation) -> Relation:
 def _rdp_event(event: Event, relation: Relation) -> Any:
     match event:
         case GaussianNoise(z):
-            return de.GaussianDpEvent(shrunk(z, relation))
+            return de.GaussianDpEvent(z / moved(relation))
         case LaplaceNoise(b):
-            return de.LaplaceDpEvent(shrunk(b, relation))
+            return de.LaplaceDpEvent(b / moved(relation))
         case PoissonSampled(rate, GaussianNoise(z)) if relation != "replace_one":
             return de.PoissonSampledDpEvent(rate, de.GaussianDpEvent(z))
         case FixedSampled(population, cohort, GaussianNoise(z)) if relation == "replace_one":

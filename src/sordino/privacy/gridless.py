@@ -1,32 +1,15 @@
-"""Bounds that need neither a grid nor the library: one Gaussian, pure epsilons, repeated (epsilon, delta) pairs."""
+"""Bounds that need no grid: one Gaussian, and repeated (epsilon, delta) pairs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr
+from scipy.special import gammaln, log_ndtr
 
-from sordino.parts.events import (
-    Approximate,
-    CappedPoisson,
-    Event,
-    FixedSampled,
-    GaussianNoise,
-    LaplaceNoise,
-    PoissonSampled,
-    Relation,
-)
-
-Entries = Sequence[tuple[Event, int]]
-
-
-def shrunk(multiplier: float, relation: Relation) -> float:
-    """The multiplier per unit of movement: replacing moves a message by up to 2."""
-    return multiplier / 2 if relation == "replace_one" else multiplier
+MOST_PAIRS = 100_000  # repeated pairs are listed one by one up to here
 
 
 def gaussian_delta(mu: float, at: float) -> float:
@@ -61,31 +44,9 @@ def _log_gaussian_delta(mu: float, at: float) -> float:
     return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
 
 
-def pure_epsilon(entries: Entries, relation: Relation) -> float:
-    """Basic composition of Laplace releases: true at any delta, 0 too; inf if anything else is there."""
-    return sum((count * _pure(event, relation) for event, count in entries if count), 0.0)
-
-
-def _pure(event: Event, relation: Relation) -> float:
-    match event:
-        case LaplaceNoise(b):
-            return 1 / shrunk(b, relation)
-        case PoissonSampled(rate, LaplaceNoise(b)) if relation != "replace_one":
-            return float(np.logaddexp(math.log(rate) + 1 / b, math.log1p(-rate))) if rate < 1 else 1 / b
-    return math.inf
-
-
-def basic_epsilon(entries: Entries, delta: float) -> float:
-    """Basic composition of (epsilon, delta) pairs: sums of both, if the deltas fit; else inf."""
-    pairs = [(event, count) for event, count in entries if isinstance(event, Approximate)]
-    if len(pairs) < len(entries) or sum(count * event.delta for event, count in pairs) > delta:
-        return math.inf
-    return sum((count * event.epsilon for event, count in pairs), 0.0)
-
-
-def repeated_pair(pair: Approximate, count: int, delta: float) -> float:
+def repeated_pair(pair: tuple[float, float], count: int, delta: float) -> float:
     """Epsilon of `count` times one (epsilon, delta) pair, exactly and without a grid; rounded up by 1e-9."""
-    basic = basic_epsilon([(pair, count)], delta)
+    basic = count * pair[0] if count * pair[1] <= delta else math.inf
     lost, above, below = _pair_tails(pair, count)
     if lost >= delta:
         return basic
@@ -94,40 +55,22 @@ def repeated_pair(pair: Approximate, count: int, delta: float) -> float:
     return min(basic, max(0.0, exact + 1e-9))
 
 
-def repeated_pair_delta(pair: Approximate, count: int, at: float) -> float:
+def repeated_pair_delta(pair: tuple[float, float], count: int, at: float) -> float:
     """Its delta at epsilon `at`, negative too."""
     lost, above, below = _pair_tails(pair, count)
     return lost + (1 - lost) * max(0.0, float(np.max(above - np.exp(np.minimum(at + below, 700.0)))) + 1e-12)
 
 
 @lru_cache(maxsize=32)
-def _pair_tails(pair: Approximate, count: int) -> tuple[float, Any, Any]:
+def _pair_tails(pair: tuple[float, float], count: int) -> tuple[float, Any, Any]:
     """What is lost, Pr[B >= i] and log Pr[count - B >= i] of k pairs (Kairouz, Oh, Viswanath 2015, Theorem 3.3):
 
     delta(e) = 1 - (1-d)^k (1 - max_i (Pr[B >= i] - exp(e) Pr[k - B >= i])),   B ~ Bin(k, 1 / (1 + exp(-epsilon)))
     """
-    from scipy.stats import binom  # half a second to import
-
-    lost = -math.expm1(count * math.log1p(-pair.delta)) if pair.delta < 1 else 1.0
-    tries, high = np.arange(count + 1), 1 / (1 + math.exp(-pair.epsilon))
-    above = np.exp(np.logaddexp.accumulate(binom.logpmf(tries, count, high)[::-1]))
-    return lost, above, np.logaddexp.accumulate(binom.logpmf(tries, count, 1 - high)[::-1])
-
-
-def losses(entries: Entries, relation: Relation) -> list[float]:
-    """About the largest loss of one release of each entry with noise."""
-    return [loss for event, _ in entries if (loss := _loss(event, relation)) is not None]
-
-
-def _loss(event: Event, relation: Relation) -> float | None:
-    match event:
-        case CappedPoisson(_, _, _, GaussianNoise(z)):  # who comes in for whom is capped: up to twice the movement
-            return _loss(GaussianNoise(z / 2), relation)
-        case PoissonSampled(_, inner) | FixedSampled(_, _, inner):
-            return _loss(inner, relation)
-        case GaussianNoise(z):
-            mu = 1 / shrunk(z, relation)
-            return mu * (mu / 2 + 6)
-        case LaplaceNoise(b):
-            return 1 / shrunk(b, relation)
-    return None
+    epsilon, delta = pair
+    lost = -math.expm1(count * math.log1p(-delta)) if delta < 1 else 1.0
+    tries, signed = np.arange(count + 1), (min(epsilon, 700.0), -min(epsilon, 700.0))
+    ways = gammaln(count + 1) - (gammaln(tries + 1) + gammaln(count - tries + 1))
+    chances = [ways - tries * math.log1p(math.exp(-e)) - (count - tries) * math.log1p(math.exp(e)) for e in signed]
+    above, below = (np.logaddexp.accumulate(each[::-1]) for each in chances)
+    return lost, np.exp(above), below

@@ -3,7 +3,8 @@
 n clients each send one report of a local randomiser, and a trusted shuffler forgets who sent which. Each randomiser is
 (eps0, delta0)-DP for its client: any two inputs, replace-one. All clients run the same randomiser, on whatever inputs
 (in general it may depend on the place in the shuffled order and on the reports before it, never on who the client is).
-The bound is for one round, neighbours differ in the input of one client (replace-one), and n is public.
+The pair is that of one round, neighbours differ in the input of one client (replace-one), and n is public. Rounds,
+chosen adaptively or not, compose by composing their pairs (`Clones` is one, for `pld`).
 
     C ~ Bin(n - 1, exp(-eps0)),  A ~ Bin(C, 1/2),  D ~ Bern(exp(eps0) / (exp(eps0) + 1))
     P = (A + D, C - A + 1 - D)   against   Q = (A + 1 - D, C - A + D)
@@ -11,8 +12,13 @@ The bound is for one round, neighbours differ in the input of one client (replac
 Symbols -> arguments: n -> `reports`, eps0 -> `epsilon0`, delta0 -> `delta0`; C counts the clones, the reports that a
 fair coin gives to either input of the changed client.
 
+Given C = c the loss depends on r = k / (c + 1) alone, k the first count, and k has a simple law:
+
+    k ~ 2 (a r + (1-a)(1-r)) Bin(c + 1, 1/2)  under P,      L = log (a r + (1-a)(1-r)) / ((1-a) r + a (1-r)),
+    k ~ 2 ((1-a) r + a (1-r)) Bin(c + 1, 1/2) under Q,      a = exp(eps0) / (exp(eps0) + 1)
+
 Guarantee: for delta0 = 0 the shuffled reports of two neighbours are a post-processing of (P, Q), so their hockey stick
-is at most that of (P, Q), whatever n and eps0. For delta0 > 0 see `_replacement_cost`. No asymptotic closed form is
+is at most that of (P, Q), whatever n and eps0. For delta0 > 0 see `replacement`. No asymptotic closed form is
 used, so none of their side conditions is needed.
 
 Theorem: Feldman, McMillan, Talwar 2021, "Hiding among the clones" (arXiv 2012.12803), Sec 3: the reduction to clones,
@@ -24,18 +30,96 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import SideConditionError
+from sordino.privacy.pairs import Array, Pair, Tails
 
-_SLACK = 1e-10  # relative error allowed for scipy's binomials: each term is moved against us by it
-_TAIL = 60.0  # values of C rarer than exp(-60) are not summed: their mass is added to delta
+_SLACK = 1e-11  # relative error allowed for the chances: each is moved against us by it
+_TAIL = 80.0  # outcomes rarer than exp(-80) are not listed: their loss counts as infinite
+_BLOCK = 2e-3  # values of C that differ by less than this share count as the least of them
 _STEPS = 32  # grid points, then halvings, of the search for epsilon
-_LARGEST = 700.0  # exp of it is finite
+
+
+@dataclass(frozen=True)
+class Clones(Pair):
+    """One shuffled round of n reports, each eps0-DP, as the pair (P, Q) above; its own mirror image."""
+
+    reports: int
+    epsilon0: float
+    apart: float = 0.0
+    slack = _SLACK
+
+    def tails(self, losses: Array) -> Tails:
+        """Sums over the outcomes whose loss is larger; what is not listed counts for P."""
+        found, some, other = _outcomes(self.reports, self.epsilon0)
+        k = np.searchsorted(found, losses, side="right")
+        with np.errstate(divide="ignore"):
+            return np.log(some[k]), np.log(other[k])
+
+
+def clones(*, reports: int, epsilon0: float, delta0: float = 0.0) -> Clones:
+    """The pair of one round of (eps0, delta0)-DP randomisers."""
+    _require(reports=reports, epsilon0=epsilon0, delta0=delta0)
+    return Clones(reports, epsilon0, replacement(reports=reports, epsilon0=epsilon0, delta0=delta0))
+
+
+@lru_cache(maxsize=8)
+def _outcomes(reports: int, epsilon0: float) -> tuple[Array, Array, Array]:
+    """Losses in order; and of all from each on, and after the last, their chance under P and under Q."""
+    counts, chances, missed = _clone_counts(reports - 1, math.exp(-epsilon0))
+    firsts, halves, cut = _halves(counts + 1)
+    share, other = firsts / (counts + 1)[:, None], math.exp(-epsilon0)
+    with_it, without = (
+        share + other * (1 - share),
+        other * share + (1 - share),
+    )  # a r + (1-a)(1-r), times 1 + exp(-eps0)
+    with np.errstate(divide="ignore"):
+        losses = np.log1p(-math.expm1(-epsilon0) * (2 * share - 1) / without).ravel()
+    order = np.argsort(losses)
+    weights = chances[:, None] * halves * (2 / (1 + other))
+    above = [np.append(np.cumsum((weights * each).ravel()[order][::-1])[::-1], 0.0) for each in (with_it, without)]
+    some = np.minimum(above[0] * (1 + _SLACK) + missed + cut, 1.0)
+    return losses[order], np.append(1.0, some[1:]), above[1]
+
+
+def _clone_counts(trials: int, probability: float) -> tuple[Array, Array, float]:
+    """The law of C in blocks, each by its least value (one clone more is a post-processing); and what is not listed."""
+    mean, variance = trials * probability, trials * probability * (1 - probability)
+    reach = _TAIL / 3 + math.sqrt((_TAIL / 3) ** 2 + 2 * _TAIL * variance)  # Bernstein
+    low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
+    if not 0 < probability < 1:
+        return np.asarray([float(trials if probability else 0)]), np.ones(1), 0.0
+    values = np.arange(low, high + 1, dtype=np.float64)
+    odds = math.log(probability) - math.log(-math.expm1(math.log(probability)))
+    masses = _from_ratios(np.log((trials - values + 1) / np.maximum(values, 1)) + odds)
+    starts = np.arange(0, len(values), max(1, math.floor(_BLOCK * low)))
+    whole = low == 0 and high == trials
+    return values[starts], np.add.reduceat(masses, starts), 0.0 if whole else 2 * math.exp(-_TAIL)
+
+
+def _halves(trials: Array) -> tuple[Array, Array, float]:
+    """Bin(m, 1/2) for every m, a row each: values, chances, and the chance of what is not listed (Hoeffding)."""
+    most = float(np.max(trials))
+    reach = min(math.ceil(math.sqrt(_TAIL * most / 2)) + 1, math.ceil(most / 2) + 1)
+    values = np.floor(trials / 2)[:, None] + np.arange(-reach, reach + 1)
+    inside = (values >= 0) & (values <= trials[:, None])
+    ratios = (trials[:, None] - values + 1) / np.where(values >= 1, values, np.inf)
+    logs = np.log(np.where(inside & (values >= 1), ratios, 1.0))
+    masses = _from_ratios(logs, inside)
+    return np.where(inside, values, 0.0), masses, 2 * math.exp(-_TAIL) if reach <= most / 2 else 0.0
+
+
+def _from_ratios(logs: Array, inside: NDArray[np.bool_] | None = None) -> Array:
+    """A law, along the last axis, by the logarithm of each chance over the one before: each is small, so exact."""
+    heights = np.cumsum(logs, axis=-1)
+    heights = heights if inside is None else np.where(inside, heights, -np.inf)
+    masses = np.exp(heights - np.max(heights, axis=-1, keepdims=True))
+    return np.asarray(masses / np.sum(masses, axis=-1, keepdims=True))
 
 
 def shuffled_epsilon(*, reports: int, epsilon0: float, delta: float, delta0: float = 0.0) -> float:
@@ -77,73 +161,20 @@ def _least(holds: Callable[[float], bool], largest: float) -> float:
 def shuffled_delta(epsilon: float, *, reports: int, epsilon0: float, delta0: float = 0.0) -> float:
     """An upper bound on the delta of one shuffled round at `epsilon` >= 0.
 
-        delta(e) <= min( sum_c Pr[C = c] delta_c(e) + Pr[C outside the sum] + cost of delta0,
+        delta(e) <= min( P(L > e) - exp(e) Q(L > e) + (exp(e) + 1) * replacement,
                          delta0 + (1 - delta0) (exp(eps0) - exp(e))_+ / (exp(eps0) + 1) )
 
     The second is the local curve (Kairouz, Oh, Viswanath 2015), which shuffling, a post-processing, cannot worsen.
     """
-    _require(reports=reports, epsilon0=epsilon0, delta0=delta0)
+    pair = clones(reports=reports, epsilon0=epsilon0, delta0=delta0)
     if not epsilon >= 0:
         raise SideConditionError(f"epsilon = {epsilon}", "epsilon >= 0")
     if epsilon >= epsilon0:
         return delta0
     local = delta0 + (1 - delta0) * _first_gap(epsilon, epsilon0) * (1 + _SLACK)
-    epsilon = min(epsilon, _LARGEST)  # delta decreases in epsilon, so a smaller one bounds it
-    clones = _clone_delta(epsilon, reports=reports, epsilon0=epsilon0)
-    return min(1.0, local, clones + _replacement_cost(epsilon, reports=reports, epsilon0=epsilon0, delta0=delta0))
-
-
-def _clone_delta(epsilon: float, *, reports: int, epsilon0: float) -> float:
-    """The hockey stick of (P, Q) at epsilon < epsilon0, rounded up.
-
-    delta_c decreases in c (one more clone is a post-processing), so a block of values of C counts with its first
-    delta_c, what lies below the blocks with 1, and what lies above with the last delta_c.
-    """
-    count = _clones(reports - 1, math.exp(-epsilon0))
-    deltas = _delta_given_clones(count.firsts, epsilon=epsilon, epsilon0=epsilon0)
-    total = float(np.sum(count.masses * deltas)) + count.below + count.above * float(deltas[-1])
-    return total * (1 + _SLACK)
-
-
-class _Clones(NamedTuple):
-    """The law of C in blocks of consecutive values."""
-
-    firsts: NDArray[np.float64]  # the least value of each block
-    masses: NDArray[np.float64]
-    below: float  # Pr[C < first block]
-    above: float  # Pr[C > last block]
-
-
-@lru_cache(maxsize=64)
-def _clones(trials: int, probability: float) -> _Clones:
-    """Bin(trials, probability) within the reach of Bernstein's inequality at exp(-_TAIL), in blocks of std/64."""
-    mean, variance = trials * probability, trials * probability * (1 - probability)
-    reach = _TAIL / 3 + math.sqrt((_TAIL / 3) ** 2 + 2 * _TAIL * variance)
-    low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
-    from scipy import stats  # half a second to import
-
-    law: Any = stats.binom(trials, probability)
-    starts = np.arange(0, high - low + 1, max(1, math.floor(math.sqrt(variance) / 64)))
-    masses = np.add.reduceat(law.pmf(np.arange(low, high + 1)), starts)
-    return _Clones((starts + low).astype(np.float64), masses, float(law.cdf(low - 1)), float(law.sf(high)))
-
-
-def _delta_given_clones(clones: NDArray[np.float64], *, epsilon: float, epsilon0: float) -> NDArray[np.float64]:
-    """The hockey stick given C = c, rounded up: with B ~ Bin(c, 1/2) and a = exp(eps0) / (exp(eps0) + 1),
-
-        dP/dQ > exp(e)  iff  C - A + 1 - D < t,     t = (c + 1) (a - s) / (2a - 1),   s = exp(e) / (exp(e) + 1)
-        delta_c = (a - exp(e) (1 - a)) Pr[B = j] - (exp(e) - 1) Pr[B > j],            j = c + 1 - ceil(t)
-
-    P and Q are mirror images, so one order is enough. Another j would give less: t is written without cancellation,
-    so that its rounding costs less than the slack.
-    """
-    from scipy import stats
-
-    threshold = _first_gap(epsilon, epsilon0) / (1 + math.exp(epsilon)) / math.tanh(epsilon0 / 2)  # t / (c + 1)
-    last = clones + 1 - np.ceil((clones + 1) * threshold)
-    gain: NDArray[np.float64] = _first_gap(epsilon, epsilon0) * stats.binom.pmf(last, clones, 0.5)
-    loss: NDArray[np.float64] = math.expm1(epsilon) * stats.binom.sf(last, clones, 0.5)
-    return np.maximum(gain * (1 + _SLACK) - loss * (1 - _SLACK), 0.0)
+    some, other = (math.exp(float(each[0])) for each in pair.tails(np.asarray([epsilon])))
+    apart = (math.exp(min(epsilon, 700.0)) + 1) * pair.apart
+    return min(1.0, local, max(0.0, some * (1 + _SLACK) - math.exp(min(epsilon, 700.0)) * other * (1 - _SLACK)) + apart)
 
 
 def _first_gap(epsilon: float, epsilon0: float) -> float:
@@ -151,20 +182,21 @@ def _first_gap(epsilon: float, epsilon0: float) -> float:
     return -math.expm1(epsilon - epsilon0) / (1 + math.exp(-epsilon0))
 
 
-def _replacement_cost(epsilon: float, *, reports: int, epsilon0: float, delta0: float) -> float:
-    """What delta0 adds to delta: (exp(e) + 1) times the total variation between real and pure randomisers.
+def replacement(*, reports: int, epsilon0: float, delta0: float) -> float:
+    """The total variation between one round of real randomisers and of pure ones; delta grows by (exp(e) + 1) times it.
 
-        paper, Thm 3.8:   (exp(e) + 1) (1 + exp(-eps0)/2) n delta0
-        here:             (exp(e) + 1) max(1 + exp(-eps0)/2, 2 exp(-eps0)) n delta0
+        paper, Thm 3.8:   (1 + exp(-eps0)/2) n delta0
+        here:             max(1 + exp(-eps0)/2, 2 exp(-eps0)) n delta0
 
     The larger of two: the published constant, and one with a short proof. Write R0, R1 for the reports of the changed
     client and R for that of another. (i) R0, R1 lie within delta0 of some R0', R1' that are eps0-indistinguishable,
     with (1 - delta0) R0' <= R0, and so for R1' (Kairouz, Oh, Viswanath 2015). (ii) The clone G = exp(-eps0)
     (R0' + R1')/2 exceeds R by a mass of at most 2 exp(-eps0) delta0, so R lies that near to an R' >= G. (iii) With
-    R0', R1', R' the reduction to (P, Q) is exact, and D(P||Q) <= D(P'||Q') + TV(P, P') + exp(e) TV(Q, Q').
+    R0', R1', R' the reduction to (P, Q) is exact, and D(P||Q) <= D(P'||Q') + TV(P, P') + exp(e) TV(Q, Q'). Over many
+    rounds the total variations add up.
     """
     per_report = max(1 + math.exp(-epsilon0) / 2, 2 * math.exp(-epsilon0))
-    return (math.exp(epsilon) + 1) * per_report * reports * delta0 * (1 + _SLACK)
+    return per_report * reports * delta0 * (1 + _SLACK)
 
 
 def _require(*, reports: int, epsilon0: float, delta0: float) -> None:
