@@ -45,7 +45,6 @@ import json, sys
 {first}
 from sordino.privacy import accounting
 from sordino.parts.events import GaussianNoise, PoissonSampled
-from sordino.privacy.gridless import Entries
 cases = [(((PoissonSampled(0.05, GaussianNoise(z)), n),), relation) for z in (0.7, 2.0) for n in (1, 100)
          for relation in ("add_remove", "zero_out")]
 print(json.dumps([accounting.bound(entries, relation, 1e-5).value for entries, relation in cases]))

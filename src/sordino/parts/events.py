@@ -33,6 +33,11 @@ def moved(relation: Relation) -> float:
     return 2.0 if relation == "replace_one" else 1.0
 
 
+def _ratio(movement: float, noise: float) -> float:
+    """Movement over noise; next to no noise is a very large number, not an infinite one."""
+    return min(movement / noise, 1e300) if noise > 0 else 1e300
+
+
 class Event(Part):
     """One release, as the adversary of a bill's line sees it."""
 
@@ -67,7 +72,7 @@ class GaussianNoise(Event, kind="gaussian"):
 
     def mu(self, relation: Relation) -> float:
         """Movement over noise, exactly."""
-        return moved(relation) / self.multiplier if self.multiplier else math.inf
+        return _ratio(moved(relation), self.multiplier)
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class LaplaceNoise(Event, kind="laplace"):
 
     def pure(self, relation: Relation) -> float:
         """Movement over scale."""
-        return moved(relation) / self.multiplier if self.multiplier else math.inf
+        return _ratio(moved(relation), self.multiplier)
 
 
 @dataclass(frozen=True)
@@ -96,11 +101,11 @@ class PoissonSampled(Event, kind="poisson_sampled"):
         """(1-q) Q + q P against Q in both orders; against (1-q) Q + q P', P and P' opposite, if replaced."""
         match self.event:
             case GaussianNoise(z) if relation == "replace_one":
-                return (Orders.symmetric(pairs.Swapped(self.rate, 1 / z)),)
+                return (Orders.symmetric(pairs.Swapped(self.rate, _ratio(1.0, z))),)
             case GaussianNoise(z):
-                return (pairs.sampled(self.rate, pairs.Gauss(1 / z)),)
+                return (pairs.sampled(self.rate, pairs.Gauss(_ratio(1.0, z))),)
             case LaplaceNoise(b) if relation != "replace_one":
-                return (pairs.sampled(self.rate, pairs.Exponential(1 / b)),)
+                return (pairs.sampled(self.rate, pairs.Exponential(_ratio(1.0, b))),)
         return ()
 
     def mu(self, relation: Relation) -> float:

@@ -98,10 +98,10 @@ def bound(
     if mu is not None:
         return Epsilon(gaussian_epsilon(mu, delta), "gdp")
     without = _without_grid(entries, relation, delta)
+    ways = _alternatives(entries, relation, delta)
     if delta <= 0 or _absurd(entries, relation) or _repeated(entries) is not None:
-        _alternatives(entries, relation, delta)  # refuses what has no proof
         return Epsilon(without, "pld")
-    found = [_on_grid(each, delta, grid, rough) for each in _alternatives(entries, relation, delta)]
+    found = [_on_grid(each, delta, grid, rough) for each in ways]
     value, last = min(found, key=lambda one: one[0])
     return Epsilon(min(value, without), "pld", last)
 
@@ -206,7 +206,8 @@ def _basic(entries: Entries, delta: float) -> float:
 def _absurd(entries: Entries, relation: Relation) -> bool:
     """Whether some release has next to no noise, so that a grid would say no more than the sum of all."""
     sizes = (min(event.mu(relation), event.pure(relation)) for event, _ in entries)
-    return any(_ABSURD < size < math.inf for size in sizes)
+    pairs = (event.epsilon for event, _ in entries if isinstance(event, Approximate))
+    return any(_ABSURD < size < math.inf for size in (*sizes, *pairs))
 
 
 # ---- on a grid ------------------------------------------------------------------------------------------------------

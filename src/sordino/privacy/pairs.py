@@ -109,11 +109,11 @@ class Response(Pair):
 
     def tails(self, losses: Array) -> Tails:
         """Atoms at -epsilon, epsilon and, for P alone, at infinity."""
-        rest, low = math.log1p(-self.delta) if self.delta < 1 else -math.inf, -math.log1p(math.exp(self.epsilon))
+        rest, high = math.log1p(-self.delta) if self.delta < 1 else -math.inf, -math.log1p(math.exp(-self.epsilon))
         lost = math.log(self.delta) if self.delta > 0 else -math.inf
         first, second = losses < -self.epsilon, losses < self.epsilon
-        above = np.where(first, 0.0, np.where(second, np.logaddexp(lost, rest + low + self.epsilon), lost))
-        return above, np.where(first, rest, np.where(second, rest + low, -np.inf))
+        above = np.where(first, 0.0, np.where(second, np.logaddexp(lost, rest + high), lost))
+        return above, np.where(first, rest, np.where(second, rest + high - self.epsilon, -np.inf))
 
 
 def inner_loss(losses: Array, rate: float) -> Array:

@@ -38,6 +38,14 @@ _LEFT = 1e-13  # the lowest losses may all be moved up to where they have this c
 _RIGHT, _WRAPPED = 34.0, 25.0  # logs of the tilted chance above, below the window
 
 
+class TooWideError(Exception):
+    """There would be more points than allowed; `factor` is how much coarser a grid must be."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(f"a grid {factor:.3g} times as coarse is needed")
+        self.factor = factor
+
+
 def points(first: int, count: int, step: float) -> Array:
     """first * step, (first + 1) * step, ..."""
     return np.asarray((first + np.arange(count, dtype=np.float64)) * step, dtype=np.float64)
@@ -84,10 +92,11 @@ def span(pair: Pair, tail: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def losses_on(pair: Pair, step: float, tail: float) -> Losses:
-    """A pair on a grid, rounded up; what is beyond the last point, at most `tail` if there is room, is infinite."""
+    """A pair on a grid, rounded up; what is beyond the last point, at most `tail`, is infinite."""
     low, high = span(pair, tail)
-    first = math.floor(low / step)
-    last = min(math.ceil(high / step), first + 8 * _POINTS)
+    if high - low > 8 * _POINTS * step:
+        raise TooWideError((high - low) / (8 * _POINTS * step))
+    first, last = math.floor(low / step), math.ceil(high / step)
     values = points(first, last + 1 - first, step)
     above, scaled, slack = _rounded_tails(pair, values)
     chances = above[:-1] - above[1:]
@@ -221,14 +230,6 @@ def _discounted(masses: Array, fall: float) -> Array:
     return found
 
 
-class TooWideError(Exception):
-    """The window has more points than allowed; `factor` is how much coarser a grid must be."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__(f"a grid {factor:.3g} times as coarse is needed")
-        self.factor = factor
-
-
 class Composition:
     """Many releases on one grid: their common law, seen through the tilt that fits the question."""
 
@@ -266,7 +267,7 @@ class Composition:
     def _best_tilt(self, cost: Callable[[float, float], float], reach: float) -> tuple[float, float]:
         """The theta with the least cost(theta, log M), on a grid that is narrowed twice; and that cost, exactly."""
         deviation = math.sqrt(sum(c * law.variance for law, c in zip(self.laws, self.counts, strict=True)))
-        middle = math.sqrt(2 * max(reach, 0.1)) / max(deviation, 1e-150)
+        middle = math.sqrt(2 * max(reach, 0.1)) / max(deviation, self.step)
         thetas = np.geomspace(middle * 1e-4, middle * 30, 24)
         for _ in range(3):
             costs = [cost(float(t), k) for t, k in zip(thetas, self._cumulant(thetas, rough=True), strict=True)]
@@ -301,7 +302,7 @@ class Composition:
         """First index and size of the window; and the chance of what lies above it."""
         here = float(self._cumulant(np.asarray([theta]), rough=True)[0])
         mean, deviation = self._moments(theta)
-        moves = np.geomspace(0.02, 4, 16) * math.sqrt(2 * _RIGHT) / max(deviation, 1e-150)
+        moves = np.geomspace(0.02, 4, 16) * math.sqrt(2 * _RIGHT) / max(deviation, self.step)
         up, down = self._cumulant(theta + moves, rough=True), self._cumulant(theta - moves, rough=True)
         top, bottom = float(np.min((up - here + _RIGHT) / moves)), float(np.max((here - down - _WRAPPED) / moves))
         start = math.floor(min(max(bottom, self.bottom), mean) / self.step) - 1
