@@ -33,7 +33,7 @@ def library_rdp(event: Any, relation: NeighboringRelation, delta: float, count: 
 
 
 def test_the_library_is_the_version_that_was_examined() -> None:
-    assert accounting.VERSION == "dp-accounting 0.6.0"
+    assert accounting.LIBRARY == "dp-accounting 0.6.0"
 
 
 def imports(file: Path) -> set[str]:

@@ -49,7 +49,7 @@ def test_the_certificate_holds_every_field_of_rule_14(of: Plan) -> None:
         assert name in found
     for name in ("mask", "noise", "counts", "plan_sha256", "assumptions", "adversaries", "model_sha256", "sordino"):
         assert name in found
-    assert found["accountant"]["library"] == "dp-accounting 0.6.0"
+    assert found["accountant"]["library"] == accounting.VERSION
     assert {"mode", "note"} <= set(found["noise"])
     assert {"scope", "radius", "norm"} <= set(found["clip"])
     assert {"sees", "needs"} <= set(found["trust"])

@@ -99,7 +99,8 @@ def text(found: dict[str, Any]) -> str:
         f"{line['relation']}: to one who {who[line['adversary']]}"
         for line in found["adversaries"]
     ]
-    return "\n".join([*lines, f"unit {found['unit']}; {found['accountant']}, {found['method']}, grid {found['grid']}"])
+    grid = "none" if found["grid"] is None else f"{found['grid']:.3g}"
+    return "\n".join([*lines, f"unit {found['unit']}; {found['accountant']}, {found['method']}, grid {grid}"])
 
 
 def _or_dash(value: float | None) -> str:

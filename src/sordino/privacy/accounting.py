@@ -50,7 +50,8 @@ with light_scipy():
 absl_logging.set_verbosity(absl_logging.ERROR)
 
 Method = Literal["pld", "gdp", "rdp", "none"]
-VERSION = f"dp-accounting {version('dp-accounting')}"
+VERSION = "sordino accountant 2"  # raised when a bound changes; 1 was dp-accounting 0.6.0
+LIBRARY = f"dp-accounting {version('dp-accounting')}"
 COARSE = 1e-3  # a grid to look around on
 MOVE = 0.01  # refine until epsilon moves by less than this fraction
 _ABSURD = 1e5  # next to no noise: beyond this mu, or loss, no grid is asked
