@@ -10,7 +10,7 @@ from tests.per_record.mixers import CLASSES, HONEST, MIXERS, Later, Own, inputs
 from torch import Tensor, nn
 
 from sordino.data.task import Loss, Task
-from sordino.engines import silos
+from sordino.engines import checks as silos
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian

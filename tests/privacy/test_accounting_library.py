@@ -19,10 +19,10 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import stats
 
 import sordino
+from sordino.parts.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
+from sordino.pld.gridless import gaussian_epsilon
 from sordino.privacy import accounting
 from sordino.privacy.accounting import epsilon, rdp_epsilon
-from sordino.parts.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
-from sordino.privacy.gridless import gaussian_epsilon
 
 SOURCE = Path(sordino.__file__).parent
 REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE

@@ -11,8 +11,7 @@ import pytest
 from scipy import integrate, stats
 from tests.privacy import oracles
 
-from sordino.privacy import accounting, events
-from sordino.privacy.accounting import delta_at, epsilon
+from sordino.parts import events
 from sordino.parts.events import (
     Approximate,
     Event,
@@ -22,6 +21,8 @@ from sordino.parts.events import (
     PoissonSampled,
     Relation,
 )
+from sordino.privacy import accounting
+from sordino.privacy.accounting import delta_at, epsilon
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 

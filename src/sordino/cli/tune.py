@@ -23,7 +23,7 @@ def tune(
     """Local steps, rounds, batch and step size for a budget, found without touching private data."""
     import torch
 
-    from sordino.tuning import command
+    from sordino.cli import tuned as command
 
     torch.set_num_threads(1)
     found = command.tune_config(file, epsilons=epsilon or [], source=data, trials=trials, out=out, plot=plot)

@@ -5,7 +5,7 @@ only removed, doubles the movement: `moved`.
 
 An event prices itself by three statements, which `accounting` turns into epsilon:
 
-    pairs  laws that dominate one release in both orders of neighbours (privacy/pairs.py); composed exactly
+    pairs  laws that dominate one release in both orders of neighbours (pld/pairs.py); composed exactly
     mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
     pure   the most its privacy loss can be, if there is a most
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sordino.codec import Part
-from sordino.privacy import pairs, shuffle
-from sordino.privacy.gridless import gaussian_epsilon
-from sordino.privacy.pairs import Orders
+from sordino.pld import pairs, shuffle
+from sordino.pld.gridless import gaussian_epsilon
+from sordino.pld.pairs import Orders
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
 _MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones

@@ -1,6 +1,6 @@
 """Events in, epsilon out. The only file that imports dp_accounting (Google, pinned), and only for a second opinion.
 
-First opinion: dominating pairs, composed as privacy loss distributions (pld.py), rounded up throughout, on a grid
+First opinion: dominating pairs, composed as privacy loss distributions (sordino.pld), rounded up throughout, on a grid
 refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated (epsilon, delta) pairs need
 no grid. Second opinion: Renyi (RDP), where the library has the event.
 
@@ -23,7 +23,6 @@ import numpy as np
 from absl import logging as absl_logging
 
 from sordino.errors import PlanError
-from sordino.privacy import gridless, pld
 from sordino.parts.events import (
     Approximate,
     Entries,
@@ -38,9 +37,10 @@ from sordino.parts.events import (
     Unprotected,
     moved,
 )
-from sordino.privacy.gridless import gaussian_epsilon
+from sordino.pld import compose, gridless
+from sordino.pld.gridless import gaussian_epsilon
+from sordino.pld.pairs import Array, Pair
 from sordino.privacy.light import light_scipy
-from sordino.privacy.pairs import Array, Pair
 
 with light_scipy():
     from dp_accounting import dp_event as de
@@ -241,9 +241,9 @@ def _on_grid(
 ) -> tuple[float, float | None]:
     """Epsilon on this grid; or, None, on one that is quartered until it falls by less than 1%: the least is kept."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
-        return max(pld.once(order[0][0], delta) for order in composed), None
+        return max(compose.once(order[0][0], delta) for order in composed), None
     tail = _tail(composed, delta)
-    steps = [grid or pld.fitting_step(order, tail) for order in composed]
+    steps = [grid or compose.fitting_step(order, tail) for order in composed]
     value = max(_asked(composed, steps, tail, lambda one: one.epsilon(delta)))
     while grid is None and not rough and 0 < value < math.inf:
         asked = [step / 4 for step in steps]
@@ -261,28 +261,28 @@ def _tail(composed: Composed, delta: float) -> float:
 
 
 def _asked(
-    composed: Composed, steps: list[float], tail: float, ask: Callable[[pld.Composition], Answer]
+    composed: Composed, steps: list[float], tail: float, ask: Callable[[compose.Composition], Answer]
 ) -> list[Answer]:
     """The answer of each order on its own step; `steps` become coarser if they would be too many points."""
     while True:
         try:
             return [ask(_composition(order, step, tail)) for order, step in zip(composed, steps, strict=True)]
-        except pld.TooWideError as wide:
+        except compose.TooWideError as wide:
             steps[:] = [step * 1.1 * wide.factor for step in steps]
 
 
 @lru_cache(maxsize=16)
-def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) -> pld.Composition:
-    return pld.Composition([(pld.losses_on(pair, step, tail), count) for pair, count in order])
+def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) -> compose.Composition:
+    return compose.Composition([(compose.losses_on(pair, step, tail), count) for pair, count in order])
 
 
 def _curve(composed: Composed, epsilons: Array) -> Array:
     """delta at each epsilon >= 0, of the worse order."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
-        once: Array = np.maximum.reduce([pld.once_deltas(order[0][0], epsilons) for order in composed])
+        once: Array = np.maximum.reduce([compose.once_deltas(order[0][0], epsilons) for order in composed])
         return once
     tail = _tail(composed, _FARTHEST)
-    steps = [pld.fitting_step(order, tail) / 4 for order in composed]
+    steps = [compose.fitting_step(order, tail) / 4 for order in composed]
     worst: Array = np.maximum.reduce(_asked(composed, steps, tail, lambda one: one.deltas(epsilons)))
     return worst
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sordino.errors import PlanError
-from sordino.privacy import accounting, pairs, pld, without_replacement
 from sordino.parts.events import (
     Approximate,
     CappedPoisson,
@@ -28,7 +27,9 @@ from sordino.parts.events import (
     Shuffled,
     billable,
 )
-from sordino.privacy.gridless import gaussian_epsilon
+from sordino.pld import compose, pairs, without_replacement
+from sordino.pld.gridless import gaussian_epsilon
+from sordino.privacy import accounting
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 Array = NDArray[np.float64]
@@ -56,7 +57,7 @@ def test_everybody_every_round_is_never_below_the_gaussian_at_any_delta(
 def test_without_the_tilt_the_transform_would_decide_epsilon() -> None:
     """Sabotage: theta = 0 proves nothing at 1e-14, because its rounding, which is counted, is as large."""
     pair = pairs.Present(0.01, pairs.Gauss(1.0))
-    one = pld.Composition([(pld.losses_on(pair, 1e-3, 1e-24), 1000)])
+    one = compose.Composition([(compose.losses_on(pair, 1e-3, 1e-24), 1000)])
     assert one.epsilon(1e-14) < 4.56
     assert one.tilted(0.0).epsilon(1e-14) > 5
     assert one.tilted(0.0).epsilon(1e-6) == pytest.approx(one.epsilon(1e-6), rel=1e-3)
@@ -66,7 +67,7 @@ def test_the_bound_on_the_transforms_rounding_holds() -> None:
     rng = np.random.default_rng(1)
     for size, count in ((64, 3), (128, 16), (32, 100)):
         law = rng.dirichlet(np.ones(9))
-        ours, error = pld._convolved([np.append(law, np.zeros(size - 9))], np.asarray([float(count)]))
+        ours, error = compose._convolved([np.append(law, np.zeros(size - 9))], np.asarray([float(count)]))
         exact = _powered([int(mass * 2**60) for mass in law], count, size)
         scale = sum(int(mass * 2**60) for mass in law) ** count
         off = max(abs(float(one) - other / scale) for one, other in zip(ours, exact, strict=True))
@@ -90,11 +91,11 @@ def _times(one: list[int], other: list[int]) -> list[int]:
 
 def test_what_lies_beyond_grid_and_window_is_infinite() -> None:
     pair = pairs.Gauss(1.0)
-    cut = pld.losses_on(pair, 0.01, 1e-4)
+    cut = compose.losses_on(pair, 0.01, 1e-4)
     assert cut.infinite >= math.exp(float(pair.tails(cut.values[-1:])[0][0]))
     assert float(np.sum(cut.masses)) + cut.infinite == pytest.approx(1, abs=1e-12)
-    assert pld.Composition([(cut, 5)]).infinite >= -math.expm1(5 * math.log1p(-cut.infinite))
-    assert pld.Composition([(cut, 5)]).epsilon(cut.infinite) == math.inf
+    assert compose.Composition([(cut, 5)]).infinite >= -math.expm1(5 * math.log1p(-cut.infinite))
+    assert compose.Composition([(cut, 5)]).epsilon(cut.infinite) == math.inf
 
 
 # ---- pairs ----------------------------------------------------------------------------------------------------------
@@ -131,11 +132,11 @@ def test_tails_are_those_of_a_loss(pair: pairs.Pair) -> None:
 @pytest.mark.parametrize("pair", EVERY, ids=str)
 @pytest.mark.parametrize("step", [0.5, 0.01])
 def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
-    on_grid = pld.losses_on(pair, step, 1e-12)
+    on_grid = compose.losses_on(pair, step, 1e-12)
     for epsilon in (0.0, 0.03, 0.4, 1.0, 2.5):
         values = on_grid.values
         ours = on_grid.infinite + float(on_grid.masses @ np.maximum(0.0, -np.expm1(np.minimum(epsilon - values, 0.0))))
-        truth = float(pld.once_deltas(pair, np.asarray([epsilon]))[0])
+        truth = float(compose.once_deltas(pair, np.asarray([epsilon]))[0])
         assert truth - 1e-12 <= ours
         assert ours <= truth + 0.02 if step == 0.01 else True
 
@@ -146,7 +147,7 @@ def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, mul
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
     pair = pairs.Mirrored(rate, pairs.Gauss(2 / multiplier))
     curve = without_replacement.hockey_stick(at, rate=rate, multiplier=multiplier)
-    assert np.allclose(pld.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
+    assert np.allclose(compose.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 
 
 # ---- the same everywhere --------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from scipy import stats
 from tests.privacy import oracles
 
 from sordino.errors import SideConditionError
-from sordino.privacy import shuffle
-from sordino.privacy.shuffle import shuffled_delta, shuffled_epsilon
+from sordino.pld import shuffle
+from sordino.pld.shuffle import shuffled_delta, shuffled_epsilon
 
 local_epsilons = st.floats(0.01, 8.0)
 

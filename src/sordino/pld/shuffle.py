@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import SideConditionError
-from sordino.privacy.pairs import Array, Pair, Tails
+from sordino.pld.pairs import Array, Pair, Tails
 
 _SLACK = 1e-11  # relative error allowed for the chances: each is moved against us by it
 _TAIL = 80.0  # outcomes rarer than exp(-80) are not listed: their loss counts as infinite

@@ -25,7 +25,7 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.privacy.pairs import Array, Pair
+from sordino.pld.pairs import Array, Pair
 
 ULP = float(np.finfo(np.float64).eps)
 GAMMA = 10 * ULP  # of the transform's 2-norm, per halving: Higham's constant is 3.5

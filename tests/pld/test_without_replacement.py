@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.privacy import oracles
 
 from sordino.errors import SideConditionError
-from sordino.privacy.without_replacement import gaussian_delta, hockey_stick
+from sordino.pld.without_replacement import gaussian_delta, hockey_stick
 
 DELTA = 2000**-1.1
 RATE, ROUNDS = 0.05, 200

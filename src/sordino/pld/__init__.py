@@ -1,0 +1,1 @@
+"""Privacy loss distributions: the mathematics of the accountant. No plan, no data, no randomness."""
