@@ -239,13 +239,13 @@ class Plan(_Kept):
             learnt["released"] = mean if before is None else 0.9 * before + mean
         return learnt
 
-    def bill(self, participation: Participation | None = None) -> Bill:
-        """What a run with this participation cost; without one, the forecast."""
+    def bill(self, participation: Participation | None = None, only: int | None = None) -> Bill:
+        """What a run with this participation cost, or cost one client of it; without one, the forecast."""
         if participation is None:
             return self.forecast
         if self.unit == "record":
-            return record_bill(self.clients, self.local, self.release, participation)
-        return client_bill(self.clients, self.release, participation)
+            return record_bill(self.clients, self.local, self.release, participation, only)
+        return client_bill(self.clients, self.release, participation, only)
 
     @property
     def forecast(self) -> Bill:

@@ -24,9 +24,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
 
     def counted(name: str, function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             found[name] += 1
-            return function(*arguments)
+            return function(*arguments, **named)
 
         return call
 

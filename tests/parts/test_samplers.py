@@ -94,6 +94,21 @@ def test_round_robin_is_fair_and_bills_each_client_its_own_rounds(population: in
     assert each.max() - each.min() <= 1
 
 
+@pytest.mark.parametrize("sampler", [Everyone(7), RoundRobin(7, 3), RoundRobin(5, 5), RoundRobin(9, 4)])
+@pytest.mark.parametrize("rounds", [1, 2, 8])
+def test_turns_of_public_cohorts_are_those_that_are_drawn(sampler: Sampler, rounds: int) -> None:
+    assert sampler.turns(rounds).tolist() == counts(draws(sampler, rounds), sampler.population).tolist()
+    assert sampler.turns(rounds).max() == sampler.most(rounds)
+
+
+@pytest.mark.parametrize("sampler", [Poisson(6, 0.3), FixedSize(10, 3)])
+def test_random_cohorts_keep_within_by_the_binomial(sampler: Sampler) -> None:
+    allowed = np.arange(12)
+    assert sampler.within(allowed, 9).tolist() == pytest.approx(stats.binom.cdf(allowed, 9, 0.3).tolist())
+    assert sampler.turns(9).tolist() == pytest.approx([2.7] * sampler.population)
+    assert Poisson(6, 0.3, cap=1).within(allowed, 9).tolist() == [1.0] * 12  # a lower rate: nothing is refused by it
+
+
 def test_everyone_is_everyone() -> None:
     assert np.array_equal(Everyone(5).draw(3, Seeded(0).at(3, "cohort")), np.arange(5))
     assert Everyone(5).most(7) == 7

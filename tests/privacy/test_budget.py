@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.commands import contents, federation, lines, sordino, spelt_out
 from tests.privacy import oracles
 from tests.tiny import plan, task
 
+from sordino import plan as plans
 from sordino.config import load_config
 from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, PlanError
@@ -25,6 +27,7 @@ from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.plan import State
+from sordino.privacy.bill import Participation
 from sordino.privacy.budget import Budget, Filter, client_filter
 from sordino.rng import Seeded
 from sordino.run import Tally, run
@@ -89,6 +92,19 @@ def test_clients_with_more_noise_of_their_own_may_come_more_often() -> None:
     own = (10.0, 20.0, 20.0, 40.0, 10.0, 10.0)
     found = client_filter(seen(release=LocalNoise(Gaussian(1.0), own)), Budget(3.0, DELTA))
     assert found.allowed.tolist() == [worth(multiplier, 3.0, moved=2.0) for multiplier in own]
+
+
+def test_a_budget_is_worth_what_the_bill_says_of_so_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the k-th round of a client costs k releases: what one round costs, times n, would be too little."""
+    billed = plans.client_bill
+
+    def growing(clients: Any, release: Any, counted: Participation, *only: Any) -> Any:
+        return billed(clients, release, replace(counted, most=counted.most * (counted.most + 1) // 2), *only)
+
+    monkeypatch.setattr(plans, "client_bill", growing)
+    allowed = int(client_filter(seen(rounds=7), Budget(2.0, DELTA)).allowed[0])
+    releases = worth(20.0, 2.0)
+    assert allowed * (allowed + 1) // 2 <= releases < (allowed + 1) * (allowed + 2) // 2
 
 
 @pytest.mark.parametrize("sampler", [Poisson(6, 0.5), FixedSize(6, 3)])

@@ -50,6 +50,16 @@ class Sampler(Part):
     def most(self, rounds: int) -> int:
         """The most rounds that any one client is in (random cohorts: but for probability 1e-6)."""
 
+    def turns(self, rounds: int) -> NDArray[np.float64]:
+        """In how many rounds every client is: on average, or exactly where cohorts are public."""
+        if self.random:
+            return np.full(self.population, self.expected / self.population * rounds)
+        return np.full(self.population, float(self.most(rounds)))  # unless a sampler says more, all come equally often
+
+    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+        """The probability that a client is in at most so many of the rounds, for each number; 1 where nobody knows."""
+        return np.ones(len(allowed))
+
 
 def _count(name: str, value: int) -> None:
     if not 1 <= value <= CLIENTS:
@@ -66,6 +76,13 @@ def _binomial_most(population: int, rounds: int, rate: float) -> int:
         k = (low + high) // 2
         low, high = (low, k) if bdtrc(k, rounds, rate) * population <= _TAIL else (k, high)
     return high
+
+
+def _binomial_within(allowed: Cohort, rounds: int, rate: float) -> NDArray[np.float64]:
+    """P[Bin(rounds, rate) <= allowed]."""
+    from scipy.special import bdtr
+
+    return np.asarray(bdtr(np.minimum(allowed, rounds), rounds, rate))
 
 
 @dataclass(frozen=True)
@@ -134,6 +151,11 @@ class Poisson(Sampler, kind="poisson"):
     def most(self, rounds: int) -> int:
         return _binomial_most(self.population, rounds, self.rate)
 
+    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+        if self.cap is not None:
+            return np.ones(len(allowed))  # a cap makes the rate smaller than it is written
+        return _binomial_within(allowed, rounds, self.rate)
+
 
 @dataclass(frozen=True)
 class FixedSize(Sampler, kind="fixed"):
@@ -169,6 +191,9 @@ class FixedSize(Sampler, kind="fixed"):
     def most(self, rounds: int) -> int:
         return _binomial_most(self.population, rounds, self.cohort / self.population)
 
+    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+        return _binomial_within(allowed, rounds, self.cohort / self.population)
+
 
 @dataclass(frozen=True)
 class RoundRobin(Sampler, kind="roundrobin"):
@@ -199,3 +224,7 @@ class RoundRobin(Sampler, kind="roundrobin"):
 
     def most(self, rounds: int) -> int:
         return -(-rounds * self.cohort // self.population)
+
+    def turns(self, rounds: int) -> NDArray[np.float64]:
+        taken = rounds * self.expected - np.arange(self.population)  # in turn, from the first
+        return np.maximum(np.ceil(taken / self.population), 0.0)

@@ -77,10 +77,10 @@ class Bill:
         return next(line for line in lines if not line.silos or silo in line.silos)
 
 
-def client_bill(clients: Sampler, release: Release, participation: Participation) -> Bill:
-    """The bill of a client-level plan: the sampler amplifies only where its coins are unseen."""
+def client_bill(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Bill:
+    """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
     if isinstance(release, LocalNoise) and (release.multipliers or participation.each):
-        return _own_bill(clients, release, participation)
+        return _own_bill(clients, release, participation, only)
     messages = Line("messages", "replace_one", ((release.message_event(), participation.most),))
     if "messages" in release.sees:
         return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
@@ -88,16 +88,18 @@ def client_bill(clients: Sampler, release: Release, participation: Participation
     return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
 
 
-def _one_of_each(clients: Sampler, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
+def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
     """Every client, where lists say something of each, or a foreign part may; else one, who stands for all."""
+    if only is not None:
+        return range(only, only + 1)
     differ = any(len(each) > 1 for each in own) or bool(foreign(parts))
     return range(clients.population if differ else 1)
 
 
-def _own_bill(clients: Sampler, release: LocalNoise, participation: Participation) -> Bill:
+def _own_bill(clients: Sampler, release: LocalNoise, participation: Participation, only: int | None) -> Bill:
     """Every client noises its own message: a line for each kind of noise and number of rounds."""
     kinds: dict[tuple[Event, int], list[int]] = {}
-    for client in _one_of_each(clients, (release,), release.multipliers, participation.each):
+    for client in _one_of_each(clients, only, (release,), release.multipliers, participation.each):
         rounds = participation.each[client] if participation.each else participation.most
         kinds.setdefault((release.of(client).event(), rounds), []).append(client)
     lines = [
@@ -108,13 +110,15 @@ def _own_bill(clients: Sampler, release: LocalNoise, participation: Participatio
     return Bill("client", tuple(lines))
 
 
-def record_bill(clients: Sampler, local: LocalSolver, release: Release, participation: Participation) -> Bill:
-    """The bill of a record-level plan: the coins inside a silo amplify, those that choose silos never do."""
+def record_bill(
+    clients: Sampler, local: LocalSolver, release: Release, participation: Participation, only: int | None = None
+) -> Bill:
+    """The bill of a record-level plan, or of one silo: the coins inside it amplify, those that choose silos never."""
     reads = local.reads
     assert reads is not None
     kinds: dict[tuple[tuple[Event, ...], int], list[int]] = {}
     own = [getattr(part, "multipliers", ()) for part in (release, local)]
-    for silo in _one_of_each(clients, (release, local), reads.sizes, participation.each, *own):
+    for silo in _one_of_each(clients, only, (release, local), reads.sizes, participation.each, *own):
         kind = (_record_events(local, release, silo), _times(clients, local, release, participation, silo))
         kinds.setdefault(kind, []).append(silo)
     lines = [

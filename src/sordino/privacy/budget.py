@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,11 +17,10 @@ from numpy.typing import NDArray
 
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
 from sordino.parts.bounds import Spent
-from sordino.parts.events import Event, Relation
 from sordino.parts.records import RecordSampler
 from sordino.parts.samplers import Cohort
 from sordino.privacy import calibrate
-from sordino.privacy.bill import Line
+from sordino.privacy.bill import Line, Participation
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
@@ -116,10 +114,11 @@ def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None =
             "a release that shows the cohort (noise_shares, local_noise), or a public sampler",
             "refusing a round would tell who was in it",
         )
-    allowed = np.asarray([_rounds(plan, client, (own or {}).get(client, budget)) for client in _kinds(plan, own)])
-    if len(allowed) < plan.clients.population:
-        allowed = np.full(plan.clients.population, allowed[0])
-    nothing = np.zeros(plan.clients.population, dtype=np.int64)
+    digest = plan.hash
+    worth = [_worth(plan, digest, client, (own or {}).get(client, budget)) for client in _kinds(plan, own)]
+    population = plan.clients.population
+    allowed = np.full(population, worth[0]) if len(worth) < population else np.asarray(worth)
+    nothing = np.zeros(population, dtype=np.int64)
     return Filter(allowed.astype(np.int64), nothing, _epochs(plan, nothing - 1))
 
 
@@ -135,9 +134,10 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
 
     Public cohorts are counted. Random ones are refused where a client keeps within its rounds with probability < 1e-6.
     """
-    needed, allowed = _turns(plan, budget), budget.allowed
+    needed, allowed = _needed(plan, budget), budget.allowed
     if plan.clients.random:
-        over = np.flatnonzero((allowed < 1) | (_chance(plan, allowed) < UNLIKELY))
+        chance = plan.clients.within(allowed, plan.rounds) if budget.epochs is None else np.ones(len(allowed))
+        over = np.flatnonzero((allowed < 1) | (chance < UNLIKELY))
     else:
         over = np.flatnonzero(needed > allowed)
     if not len(over):
@@ -153,50 +153,38 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
 UNLIKELY = 1e-6
 
 
-def _turns(plan: Plan, budget: Filter) -> NDArray[np.float64]:
-    """Rounds of every client that cost it something: exact where cohorts are public, else on average."""
-    clients, rounds = plan.clients, plan.rounds
-    taken = rounds * clients.expected - np.arange(clients.population)  # in turn, from the first
-    turns = np.ceil(taken / clients.population) if not clients.random else np.full(len(taken), _rate(plan) * rounds)
+def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
+    """Rounds of every client as planned, or, where epochs are counted, releases of one record of it: of the bill."""
+    turns = plan.clients.turns(plan.rounds)
     if budget.epochs is None:
-        return np.maximum(turns, 0.0)
-    reads, steps = budget.epochs.reads, budget.epochs.steps
-    most = [reads.most(rounds * steps, silo) for silo in range(clients.population)]
-    return np.asarray(np.minimum(np.maximum(turns, 0.0) * steps, most))
-
-
-def _rate(plan: Plan) -> float:
-    return plan.clients.expected / plan.clients.population
-
-
-def _chance(plan: Plan, allowed: NDArray[np.int64]) -> NDArray[np.float64]:
-    """P[Bin(rounds, rate) <= allowed]; 1 where a cap makes the rate smaller than it is written."""
-    from scipy.special import bdtr
-
-    if getattr(plan.clients, "cap", None) is not None or (plan.local.reads is not None and plan.local.reads.disjoint):
-        return np.ones(len(allowed))
-    return np.asarray(bdtr(np.minimum(allowed, plan.rounds), plan.rounds, _rate(plan)))
+        return turns
+    bills = [plan.bill(Participation(plan.rounds, math.ceil(n)), silo) for silo, n in enumerate(turns)]
+    return np.asarray([sum(count for _, count in bill.line("cohort").entries) for bill in bills], dtype=np.float64)
 
 
 def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
     """All clients where they differ, else one that stands for all."""
-    differ = bool(own) or len(plan.bill().of("cohort")) > 1
+    differ = bool(own) or len(plan.forecast.of("cohort")) > 1
     return range(plan.clients.population if differ else 1)
 
 
-def _rounds(plan: Plan, client: int, budget: Budget) -> int:
-    """How many rounds a client's budget is worth."""
-    line, spent = plan.bill().line("cohort", client), plan.local.bound()
-    ((event, _),) = line.entries  # a round is one kind of event: a second one would have to be paid too
-    worth = _worth(event, line.relation, budget)
-    disjoint = plan.local.reads is not None and plan.local.reads.disjoint  # then releases of a record are counted
-    return worth // spent.count if isinstance(spent, Spent) and not disjoint else worth
+def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
+    """The most rounds whose bill is within a client's budget; 0 if even one costs more."""
+    key = digest, plan.forecast.line("cohort", client), budget
+    if key not in _KNOWN:
+        try:
+            _KNOWN[key] = calibrate.rounds(lambda n: _line(plan, client, n), budget.epsilon, budget.delta)
+        except UnreachableError:
+            _KNOWN[key] = 0
+    return _KNOWN[key]
 
 
-@cache
-def _worth(event: Event, relation: Relation, budget: Budget) -> int:
-    """The most rounds that cost at most the budget; 0 if even one costs more."""
-    try:
-        return calibrate.rounds(lambda n: Line("cohort", relation, ((event, n),)), budget.epsilon, budget.delta)
-    except UnreachableError:
-        return 0
+_KNOWN: dict[tuple[str, Line, Budget], int] = {}  # clients whose line is one and the same are asked for once
+
+
+def _line(plan: Plan, client: int, n: int) -> Line:
+    """What n rounds of a client cost; where the batches of an epoch are disjoint, n releases of one record of it."""
+    if plan.local.reads is not None and plan.local.reads.disjoint:
+        line = plan.forecast.line("cohort", client)
+        return replace(line, entries=tuple((event, n) for event, _ in line.entries))
+    return plan.bill(Participation(max(n, plan.rounds), n), client).line("cohort")
