@@ -55,8 +55,8 @@ class Hoarding(Average):
 
 
 class Generous(Plan):
-    def bill(self, participation: Participation | None = None) -> Bill:
-        return replace(super().bill(participation), lines=())
+    def bill(self, participation: Participation | None = None, only: int | None = None) -> Bill:
+        return replace(super().bill(participation, only), lines=())
 
 
 LIES: dict[str, Callable[[], Plan]] = {

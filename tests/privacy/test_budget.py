@@ -27,7 +27,7 @@ from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.plan import State
-from sordino.privacy.bill import Participation
+from sordino.privacy.bill import Participation, client_bill
 from sordino.privacy.budget import Budget, Filter, client_filter
 from sordino.rng import Seeded
 from sordino.run import Tally, run
@@ -96,10 +96,9 @@ def test_clients_with_more_noise_of_their_own_may_come_more_often() -> None:
 
 def test_a_budget_is_worth_what_the_bill_says_of_so_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the k-th round of a client costs k releases: what one round costs, times n, would be too little."""
-    billed = plans.client_bill
 
     def growing(clients: Any, release: Any, counted: Participation, *only: Any) -> Any:
-        return billed(clients, release, replace(counted, most=counted.most * (counted.most + 1) // 2), *only)
+        return client_bill(clients, release, replace(counted, most=counted.most * (counted.most + 1) // 2), *only)
 
     monkeypatch.setattr(plans, "client_bill", growing)
     allowed = int(client_filter(seen(rounds=7), Budget(2.0, DELTA)).allowed[0])
