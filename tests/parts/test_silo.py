@@ -91,7 +91,7 @@ def test_models_that_share_their_records_are_computed_in_one_product() -> None:
         table, rows = data.clients.records, noise(M, data.layout.size, seed=1)
         ours, many = LinearClients(data), (table.x.repeat(M, 1, 1), table.y.repeat(M, *[1] * table.y.dim()))
         wanted = ours.clipped(rows, Batch(*many), Ball(0.7)).clone()
-        assert torch.allclose(ours.shared(rows, table.x, table.y, Ball(0.7)), wanted, atol=1e-5)
+        assert torch.allclose(ours.shared(rows, table.x, table.y, Ball(0.7)), wanted.double(), atol=1e-5)
 
 
 def message(data: Task, sampler: RecordSampler, path: Literal["batched", "sequential"]) -> Tensor:
