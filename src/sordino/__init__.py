@@ -13,42 +13,68 @@ from sordino.version import __version__
 if TYPE_CHECKING:
     from sordino import optim as optim
     from sordino import recipes as recipes
+    from sordino.codec import Part as Part
+    from sordino.data.datasets import add_dataset as add_dataset
+    from sordino.data.partition import Partitioner as Partitioner
+    from sordino.data.records import Dataset as Dataset
     from sordino.data.task import Records as Records
     from sordino.data.task import Task as Task
     from sordino.engines.distributed import Distributed as Distributed
     from sordino.engines.inprocess import InProcess as InProcess
+    from sordino.errors import ConfigError as ConfigError
+    from sordino.errors import PlanError as PlanError
+    from sordino.models import Spec as Spec
+    from sordino.parts.bounds import Bound as Bound
+    from sordino.parts.bounds import Spent as Spent
     from sordino.parts.denoise import JamesStein as JamesStein
     from sordino.parts.denoise import SoftThreshold as SoftThreshold
     from sordino.parts.denoise import SparsifyMean as SparsifyMean
     from sordino.parts.encode import Adaptive as Adaptive
     from sordino.parts.encode import Clip as Clip
+    from sordino.parts.encode import Public as Public
+    from sordino.parts.encode import Spread as Spread
+    from sordino.parts.encode import Step as Step
+    from sordino.parts.events import Event as Event
+    from sordino.parts.events import Relation as Relation
     from sordino.parts.gradients import Blur as Blur
+    from sordino.parts.gradients import Gradient as Gradient
     from sordino.parts.gradients import Proximal as Proximal
     from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local import LocalSgd as LocalSgd
+    from sordino.parts.local import LocalSolver as LocalSolver
     from sordino.parts.mechanisms import Gaussian as Gaussian
     from sordino.parts.mechanisms import Laplace as Laplace
+    from sordino.parts.mechanisms import Mechanism as Mechanism
     from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
+    from sordino.parts.postprocess import Noised as Noised
+    from sordino.parts.postprocess import Postprocess as Postprocess
+    from sordino.parts.records import RecordSampler as RecordSampler
     from sordino.parts.release import CentralNoise as CentralNoise
     from sordino.parts.release import LocalNoise as LocalNoise
     from sordino.parts.release import NoiseShares as NoiseShares
     from sordino.parts.release import NoNoise as NoNoise
+    from sordino.parts.release import Release as Release
     from sordino.parts.release import ShuffledNoise as ShuffledNoise
     from sordino.parts.samplers import Everyone as Everyone
     from sordino.parts.samplers import FixedSize as FixedSize
     from sordino.parts.samplers import Poisson as Poisson
     from sordino.parts.samplers import RoundRobin as RoundRobin
+    from sordino.parts.samplers import Sampler as Sampler
     from sordino.parts.schedules import Decay as Decay
     from sordino.parts.schedules import Linear as Linear
     from sordino.parts.schedules import Piecewise as Piecewise
+    from sordino.parts.schedules import Schedule as Schedule
     from sordino.parts.server import Adagrad as Adagrad
     from sordino.parts.server import Adam as Adam
+    from sordino.parts.server import ServerOptimizer as ServerOptimizer
     from sordino.parts.server import Sgd as Sgd
     from sordino.parts.server import Yogi as Yogi
+    from sordino.parts.sparsify import MaskSource as MaskSource
     from sordino.parts.sparsify import PublicMask as PublicMask
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
     from sordino.plan import Plan as Plan
     from sordino.privacy.calibrated import calibrated as calibrated
+    from sordino.recipes import add_recipe as add_recipe
     from sordino.rng import Seeded as Seeded
     from sordino.training import Result as Result
     from sordino.training import train as train
@@ -95,6 +121,32 @@ _HOME = {
     "Result": "training",
     "calibrated": "privacy.calibrated",
     "train": "training",
+    "Bound": "parts.bounds",
+    "Spent": "parts.bounds",
+    "Event": "parts.events",
+    "Relation": "parts.events",
+    "Mechanism": "parts.mechanisms",
+    "Release": "parts.release",
+    "Step": "parts.encode",
+    "Public": "parts.encode",
+    "Spread": "parts.encode",
+    "Postprocess": "parts.postprocess",
+    "Noised": "parts.postprocess",
+    "Sampler": "parts.samplers",
+    "RecordSampler": "parts.records",
+    "Schedule": "parts.schedules",
+    "ServerOptimizer": "parts.server",
+    "LocalSolver": "parts.local",
+    "Gradient": "parts.gradients",
+    "MaskSource": "parts.sparsify",
+    "Spec": "models",
+    "Dataset": "data.records",
+    "Partitioner": "data.partition",
+    "Part": "codec",
+    "PlanError": "errors",
+    "ConfigError": "errors",
+    "add_recipe": "recipes",
+    "add_dataset": "data.datasets",
 }
 
 __all__ = ["__version__", *_HOME]

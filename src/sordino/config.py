@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from sordino import codec
+from sordino.codec import plugins
+from sordino.data import datasets
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Iid, Natural, Partitioner
@@ -217,7 +219,13 @@ class Config:
     @property
     def facts(self) -> dict[str, Any]:
         """What a certificate takes from this file beside the plan, delta and noise."""
-        return {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budgeted}
+        known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budgeted}
+        return {**known, "foreign": self.foreign}
+
+    @property
+    def foreign(self) -> tuple[codec.Foreign, ...]:
+        """What is not Sordino's own in this file: parts of the plan, the model, the partition, the data set."""
+        return (*codec.foreign(self), *datasets.foreign(self.task.dataset))
 
     def check_budget(self) -> None:
         """Refuse a plan that must overspend a budget of its own file."""
@@ -280,6 +288,7 @@ def _text(path: Path) -> str:
 def parse(table: Mapping[str, Any]) -> Config:
     """The configuration that a table describes; `[recipe]` stands for the plan it builds."""
     codec.check_plain(table)
+    plugins.load()
     data = resolved(table)
     if "recipe" in data:
         if "plan" in data:

@@ -17,6 +17,16 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] or [plan], [privacy], [run].")]
 RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
+Own = Annotated[list[Path] | None, typer.Option("--with", help="A Python file of parts of your own; may be repeated.")]
+
+
+def bring(own: list[Path] | None) -> None:
+    """Parts of the user's own: packages that are installed, and files that the command names."""
+    from sordino.codec import plugins
+
+    plugins.load()
+    for file in own or []:
+        plugins.load_file(file)
 
 
 @contextmanager

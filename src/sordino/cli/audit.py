@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli.app import JsonFlag, app, say
+from sordino.cli.app import JsonFlag, Own, app, bring, say
 
 
 @app.command()
@@ -17,9 +17,11 @@ def audit(
     canaries: Annotated[bool, typer.Option("--canaries", help="Train once with planted canaries.")] = False,
     landscape: Annotated[bool, typer.Option("--landscape", help="Draw the loss around the model.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
+    own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Lower bounds by attack beside the certified upper bound; exit 1 if one exceeds it."""
+    bring(own)
     import torch
 
     from sordino.audit import report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino import codec
-from sordino.cli.app import ConfigFile, JsonFlag, app, say
+from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, say
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,9 +26,11 @@ def calibrate(
     delta: Annotated[float | None, typer.Option(help="Default: the file's.")] = None,
     free: Annotated[str, typer.Option(help="multiplier | rounds | cohort")] = "multiplier",
     out: Annotated[Path | None, typer.Option(help="Write the calibrated file here.")] = None,
+    own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the multiplier, rounds or cohort that cost a target epsilon."""
+    bring(own)
     found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out)
     say(as_json, found, calibrated_text(found))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sordino.cli.app import JsonFlag, RunPath, app, say
+from sordino.cli.app import JsonFlag, Own, RunPath, app, bring, say
 
 
 @app.command()
@@ -15,9 +15,11 @@ def certify(
     folder: RunPath,
     key: Annotated[Path | None, typer.Option(help="Also check the signature, with this public key (PEM).")] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign what was certified with this Ed25519 key (PEM).")] = None,
+    own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Recompute the certificate from everything in the folder; exit 1 on any mismatch."""
+    bring(own)
     from sordino.runs import signature
     from sordino.runs.folder import RunFolder
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from sordino.cli.app import JsonFlag, RunPath, app, say
+from sordino.cli.app import JsonFlag, Own, RunPath, app, bring, say
 
 
 @app.command()
-def explain(folder: RunPath, as_json: JsonFlag = False) -> None:
+def explain(folder: RunPath, own: Own = None, as_json: JsonFlag = False) -> None:
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
+    bring(own)
     from sordino.report import explain as explaining
     from sordino.runs.folder import RunFolder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sordino import codec
-from sordino.cli.app import ConfigFile, JsonFlag, app, say
+from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, say
 
 if TYPE_CHECKING:
     from sordino.config import Config
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def plan(file: ConfigFile, as_json: JsonFlag = False) -> None:
+def plan(file: ConfigFile, own: Own = None, as_json: JsonFlag = False) -> None:
     """Parts, bound chain and forecast epsilon per adversary; touches no data."""
+    bring(own)
     from sordino.config import load_config
 
     found = forecast(load_config(file))

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from sordino import codec
-from sordino.cli.app import JsonFlag, app, say
+from sordino.cli.app import JsonFlag, Own, app, bring, say
 from sordino.errors import ConfigError
 
 recipes_app = typer.Typer(no_args_is_help=True, help="Algorithms that are ready to use.", rich_markup_mode=None)
@@ -17,15 +17,17 @@ app.add_typer(recipes_app, name="recipes")
 
 
 @recipes_app.command("list")
-def recipes_list(as_json: JsonFlag = False) -> None:
+def recipes_list(own: Own = None, as_json: JsonFlag = False) -> None:
     """Names and one line each."""
+    bring(own)
     found = recipes()
     say(as_json, {"recipes": found}, "\n".join(f"{entry['name']:<14} {entry['summary']}" for entry in found))
 
 
 @recipes_app.command("show")
-def recipes_show(name: str, as_json: JsonFlag = False) -> None:
+def recipes_show(name: str, own: Own = None, as_json: JsonFlag = False) -> None:
     """Arguments of one recipe, and a file to start from."""
+    bring(own)
     found = recipe(name)
     say(as_json, found, found["example"])
 

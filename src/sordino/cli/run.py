@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli.app import ConfigFile, JsonFlag, app, heard, say
+from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, heard, say
 from sordino.cli.certify import guarantee
 from sordino.runs import launch
 
@@ -33,6 +33,7 @@ def run(
     device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
     sign: Annotated[Path | None, typer.Option(help="Sign the certificate with this Ed25519 key (PEM).")] = None,
+    own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train; writes plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
@@ -41,8 +42,10 @@ def run(
         words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
         words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
         words += [] if sign is None else ["--sign", str(sign)]
+        words += [word for path in own or [] for word in ("--with", str(path))]
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
     launch.follow()
+    bring(own)
     from sordino.config import load_config
     from sordino.runs.execution import execute, named_engine
 

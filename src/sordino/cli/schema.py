@@ -6,7 +6,7 @@ import dataclasses
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from sordino.cli.app import JsonFlag, app, say
+from sordino.cli.app import JsonFlag, Own, app, bring, say
 from sordino.codec import Part
 
 Schema = dict[str, Any]
@@ -19,8 +19,9 @@ _SCALARS: dict[Any, Schema] = {
 
 
 @app.command()
-def schema(as_json: JsonFlag = True) -> None:
+def schema(own: Own = None, as_json: JsonFlag = True) -> None:
     """The JSON Schema of a configuration file, for editors."""
+    bring(own)
     from sordino.config import Config
 
     say(True, json_schema(Config), "")

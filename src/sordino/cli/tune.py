@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli.app import ConfigFile, JsonFlag, app, say
+from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, say
 
 
 @app.command()
@@ -18,9 +18,11 @@ def tune(
     trials: Annotated[int, typer.Option(help="Simulations per candidate.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Write the tuned file (of the first epsilon) here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+    own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Local steps, rounds, batch and step size for a budget, found without touching private data."""
+    bring(own)
     import torch
 
     from sordino.cli import tuned as command

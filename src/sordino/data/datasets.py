@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sordino.codec import nearest
+from sordino.codec import Foreign, nearest, package_of
 from sordino.data import bundled, images, mapped, own, tabular, text
 from sordino.data.records import Dataset, finish, take
 from sordino.errors import ConfigError
 
-__all__ = ["Dataset", "declared_by", "descriptions", "load", "names", "names_silos"]
+__all__ = ["Dataset", "add_dataset", "declared_by", "descriptions", "foreign", "load", "names", "names_silos"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,22 @@ _SETS = {
     "csv": _Entry(own.table, "your own table of numbers: path to a .csv, and its target column", "yours"),
 }
 _ALIASES = {"loans": "lending_club"}
+
+
+def add_dataset(name: str, read: Callable[..., Dataset], *, description: str = "", licence: str = "not stated") -> None:
+    """A data set of your own: `read(**options)` returns it; its test records are public by your word."""
+    known = _SETS.get(_ALIASES.get(name, name))
+    if known is not None and (known.read.__module__, known.read.__qualname__) != (read.__module__, read.__qualname__):
+        raise ConfigError(f"a second data set {name!r}", "a name of its own", f"{known.read.__module__} has this one")
+    _SETS[name] = _Entry(read, description, licence)
+
+
+def foreign(name: str) -> tuple[Foreign, ...]:
+    """Whose a data set is, if not ours."""
+    entry = _SETS.get(_ALIASES.get(name, name))
+    if entry is None or entry.read.__module__.startswith("sordino."):
+        return ()
+    return (Foreign(*package_of(entry.read.__module__), "Dataset", name),)
 
 
 def names() -> list[str]:
@@ -102,7 +118,8 @@ def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
     """Which test records are public, and who says so: the publisher of a set, or the user of own files."""
     name = _ALIASES.get(name, name)
     if name not in own.NAMES:
-        return f"test rows of {name}", "the publisher of the data set"
+        publisher = [f"the package {part.package}" for part in foreign(name)] or ["the publisher of the data set"]
+        return f"test rows of {name}", publisher[0]
     file = Path(str(options.get("path", ""))).name
     if isinstance(options.get("test"), str | Path):
         return f"rows of {Path(options['test']).name}", "the configuration: test names the file"

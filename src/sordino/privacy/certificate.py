@@ -52,6 +52,7 @@ class Facts:
     names: tuple[str, ...] = ()  # of the silos, where they have any
     filtered: bool = False  # a budget decides when the run ends, so its end tells of the cohorts
     stopped: bool = False  # it ended because a budget refused the next cohort, and for no other reason
+    foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
 
 
 def default_delta(population: int) -> float:
@@ -111,7 +112,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     counts = participation(plan, facts)
     bill = plan.bill(counts)
     lines = {who: headline(bill.of(who), facts.delta, facts.deltas) for who in ADVERSARIES}
-    main = lines["models"]
+    main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     return {
         "format": 1,
         "epsilon": main["epsilon"],
@@ -131,9 +132,9 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "declared_public": [asdict(one) for one in facts.public],
         "assumptions": [
             *assumptions(plan, bill, counts, facts.public),
-            *(trusted(part) for part in codec.foreign(plan)),
+            *(trusted(part) for part in others),
         ],
-        "foreign_parts": [codec.dump(part) for part in codec.foreign(plan)],
+        "foreign_parts": [codec.dump(part) for part in others],
         "not_covered": not_covered(),
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,

@@ -1,9 +1,10 @@
-"""One paper, one module; every recipe is a function that returns a `Plan`. Add yours to RECIPES."""
+"""One paper, one module; every recipe is a function that returns a `Plan`. Yours comes in by `add_recipe`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from sordino.errors import ConfigError
 from sordino.plan import Plan
 from sordino.recipes.best import best
 from sordino.recipes.client_side import client_side_fed_avg
@@ -34,9 +35,21 @@ RECIPES: dict[str, Callable[..., Plan]] = {
     "dp_ls_adam": dp_ls_adam,
 }
 
+
+def add_recipe(function: Callable[..., Plan]) -> Callable[..., Plan]:
+    """A recipe of your own, under the function's name: keyword arguments with declared types, a `Plan` returned."""
+    name = function.__name__
+    known = RECIPES.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
+        raise ConfigError(f"a second recipe {name!r}", "a name of its own", f"{known.__module__} has this one")
+    RECIPES[name] = function
+    return function
+
+
 __all__ = [
     "RECIPES",
     "accelerated_minibatch_sgd",
+    "add_recipe",
     "best",
     "blur",
     "client_side_fed_avg",

@@ -85,8 +85,8 @@ def example(name: str) -> str:
     chosen, lines = starter(name), [f'name = "{name}"']
     for p in inspect.signature(RECIPES[name]).parameters.values():
         if p.default is p.empty or p.name in ("epochs", "steps", "batch", "mechanism"):
-            lines.append(f"{p.name} = {chosen.values[p.name]}")
-        elif p.default is not None:
+            lines.append(f"{p.name} = {chosen.values.get(p.name, '... # yours')}")
+        elif isinstance(p.default, str | int | float | list | tuple):
             lines.append(f"{p.name} = {json.dumps(p.default)}")
     head = f"# {(inspect.getdoc(RECIPES[name]) or '').splitlines()[0]}"
     return "\n\n".join([head, f"[task]\n{chosen.task}", "\n".join(["[recipe]", *lines]), "[run]\nseed = 0"])

@@ -26,7 +26,7 @@ from sordino.privacy.certificate import Declared
 from sordino.runs import chain, files
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.fingerprint import Fingerprint, versions
+from sordino.runs.fingerprint import Fingerprint, software, versions
 from sordino.runs.folder import Header, RunFolder, text_of, written
 from sordino.runs.logs import Log
 
@@ -138,7 +138,9 @@ def _fill(made: Path, config: Config, data: Fingerprint, public: tuple[Declared,
     """Everything a run needs to be continued, with not a round done."""
     kept = data.to_bytes()
     plan = written(config)
-    header = Header(secrets.token_hex(16), codec.digest(config), chain.digest(plan), chain.digest(kept), public)
+    header = Header(
+        secrets.token_hex(16), codec.digest(config), chain.digest(plan), chain.digest(kept), public, software(config)
+    )
     files.write(made / "checkpoint" / "data.json", kept, files.PRIVATE)
     files.write(made / "checkpoint" / "charged", b"", files.PRIVATE)
     files.write(made / "plan.toml", plan)

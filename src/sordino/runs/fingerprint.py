@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.config import Config
 from sordino.data.task import Records, Task
 from sordino.errors import CertificateError
 from sordino.version import __version__
@@ -78,6 +79,12 @@ def _keyed(key: str, *tensors: Tensor) -> str:
         for block in torch.split(tensor.detach().cpu(), 65536) if tensor.dim() else (tensor,):
             found.update(block.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+def software(config: Config) -> str:
+    """The version of this package, and of those whose parts the configuration holds: one set for a whole run."""
+    others = sorted({f" and {part.package} {part.version}" for part in config.foreign})
+    return "".join([__version__, *others])
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from sordino.plan import State
 from sordino.runs import chain, checkpoint, files, logs
 from sordino.runs.book import Book
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.fingerprint import versions
+from sordino.runs.fingerprint import software, versions
 from sordino.runs.folder import Contents, Header, RunFolder
 from sordino.runs.logs import Mark
 
@@ -46,7 +46,7 @@ def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
 
 def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -> None:
     """The configuration, the version and the data that the run was started with."""
-    path, now = folder.path, versions()["sordino"]
+    path, now = folder.path, software(config)
     if codec.digest(config) != header.config:
         raise ConfigError(
             f"a configuration that is not the one {path} was started with",

@@ -1,51 +1,23 @@
-"""One codec for every value of a plan: dataclasses <-> TOML, JSON, hash.
-
-A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concrete part names its `kind`:
-
-    @dataclass(frozen=True)
-    class Poisson(Sampler, kind="poisson"): ...
-
-Wherever a family is the declared type, the written form is a table with that `kind`. Reading follows the declared
-types and is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that names the nearest word.
-Writing is strict too: only a part of exactly the registered type has a written form, and so a hash (`genuine`).
-"""
+"""Values as plain data, and plain data as values: what a file holds, and its hash."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import hashlib
-import importlib.metadata
 import inspect
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from sordino.errors import ConfigError, PlanError, shown
+from sordino.codec.part import DEEPEST, Part, check_part, join
+from sordino.errors import ConfigError, shown
 
 T = TypeVar("T")
-DEEPEST = 32  # levels of tables in a file, of parts in a plan
-
-
-class Part:
-    """Root of everything that can stand in a plan; `kind` is its name in a file."""
-
-    kind: ClassVar[str] = ""
-    members: ClassVar[dict[str, type[Part]]] = {}
-
-    def __init_subclass__(cls, kind: str = "") -> None:
-        kind = kind or cls.__dict__.get("kind", "")  # dataclass(slots=True) makes the class a second time
-        if not kind and Part in cls.__bases__:
-            cls.members = {}  # a new family
-        elif kind:
-            cls.kind = kind
-            cls.members[kind] = cls
-
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
@@ -53,7 +25,7 @@ class Part:
 def dump(value: Any) -> Any:
     """Plain data (dicts, lists, numbers) of a value; a part carries its `kind`; fields that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        _genuine_part(value, type(value).__name__)
+        check_part(value, type(value).__name__)
         kind = {"kind": value.kind} if isinstance(value, Part) and value.kind else {}
         named = {field.name: _as_declared(value, field.name) for field in dataclasses.fields(value)}
         return {**kind, **{name: dump(item) for name, item in named.items() if item is not None}}
@@ -166,11 +138,14 @@ def _read_fields(cls: Any, table: Mapping[str, Any], where: str) -> Any:
     entries = dict(table)
     if issubclass(cls, Part) and entries.pop("kind", cls.kind) != cls.kind:
         raise ConfigError(f"kind {shown(table['kind'])} in {where}", f"kind {cls.kind!r}")
+    if inspect.isabstract(cls):
+        lacks = ", ".join(sorted(cls.__abstractmethods__))
+        raise ConfigError(f"{where}, a {cls.__name__} without {lacks}", "all that its family asks of a part")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     needed = [name for name, field in fields.items() if _required(field)]
     _check_keys(entries, fields, needed, where)
     hints = _hints(cls)
-    return cls(**{name: read(hints[name], item, _join(where, name)) for name, item in entries.items()})
+    return cls(**{name: read(hints[name], item, join(where, name)) for name, item in entries.items()})
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -181,19 +156,15 @@ def _check_keys(entries: Mapping[str, Any], known: Iterable[str], needed: Iterab
     names = list(known)
     for name in entries:
         if name not in names:
-            raise ConfigError(f"unknown key {_join(where, name)}", "a known key", nearest(name, names))
+            raise ConfigError(f"unknown key {join(where, name)}", "a known key", nearest(name, names))
     for name in needed:
         if name not in entries:
-            raise ConfigError(f"no {_join(where, name)}", f"a value for {name}", f"add {name} = ...")
+            raise ConfigError(f"no {join(where, name)}", f"a value for {name}", f"add {name} = ...")
 
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
-
-
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
 
 
 _SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
@@ -231,7 +202,7 @@ def check_plain(data: Any) -> None:
     """Refuse what no configuration needs: tables in tables without end, dates, integers of thousands of digits."""
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(DEEPEST):
-        inside = [(_join(where, str(name)), item) for where, value in level for name, item in _entries(value)]
+        inside = [(join(where, str(name)), item) for where, value in level for name, item in _entries(value)]
         for where, item in inside:
             if not isinstance(item, Mapping | list | tuple | str | int | float) and not dataclasses.is_dataclass(item):
                 raise ConfigError(f"{where} = {shown(item)}", "a number, text, a list or a table")
@@ -245,83 +216,3 @@ def check_plain(data: Any) -> None:
 
 def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
     return value.items() if isinstance(value, Mapping) else enumerate(value)
-
-
-# ---- what may stand in a plan ----------------------------------------------------------------------------------------
-
-
-def inside(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every dataclass in a value, itself included, with its place; and what is held in their fields."""
-    if depth > DEEPEST:
-        raise PlanError("parts", f"{where}, nested {DEEPEST} deep", f"at most {DEEPEST} parts in each other")
-    yield where, value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from inside(getattr(value, field.name), _join(where, field.name), depth + 1)
-    elif isinstance(value, list | tuple) and not {*map(type, value)} <= _PLAIN:
-        for i, item in enumerate(value):
-            yield from inside(item, f"{where}[{i}]", depth + 1)
-
-
-def genuine(value: Any, where: str) -> None:
-    """Refuse a value that would not do what its written form says, however deep inside.
-
-    A subclass without a kind of its own is written as its parent, and a method set on an instance is not written at
-    all: either would run one thing and have the hash and the bill of another.
-    """
-    for place, item in inside(value, where):
-        if dataclasses.is_dataclass(item):
-            _genuine_part(item, place)
-        elif not (isinstance(item, list | tuple) or type(item) in _PLAIN or type(item).__module__ == "numpy"):
-            raise PlanError("parts", f"{place} = {shown(item)}", "a number, text or a part")
-
-
-def _genuine_part(part: Any, where: str) -> None:
-    cls, needed = type(part), "exactly the part that its kind names"
-    if isinstance(part, Part) and cls.members.get(cls.kind) is not cls:
-        found = f"{where}, a {cls.__name__} that would be written as kind {cls.kind!r}"
-        raise PlanError("parts", found, needed, f'give it a kind of its own: class {cls.__name__}(..., kind="...")')
-    if not isinstance(part, Part) and any(map(dataclasses.is_dataclass, cls.__mro__[1:])):
-        found = f"{where}, a {cls.__name__} that would be written as {cls.__mro__[1].__name__}"
-        raise PlanError("parts", found, needed)
-    extra = sorted(getattr(part, "__dict__", {}).keys() - {field.name for field in dataclasses.fields(part)})
-    if extra:
-        raise PlanError("parts", f"{where}, a {cls.__name__} whose {extra[0]!r} was set by hand", needed)
-
-
-_PLAIN = {int, float, str, bool, NoneType}
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class Foreign:
-    """A part that is not Sordino's own: what it states of itself is believed, and named on the certificate."""
-
-    package: str
-    version: str
-    family: str
-    kind: str
-
-
-def foreign(value: Any) -> tuple[Foreign, ...]:
-    """The parts inside a value that come from elsewhere, each once."""
-    classes = {type(item) for _, item in inside(value) if isinstance(item, Part)}
-    return tuple(sorted(_origin(cls) for cls in classes if not _ours(cls)))
-
-
-def _ours(cls: type[Part]) -> bool:
-    """Whether the class is what one of our modules defines: a name alone can be forged."""
-    module = sys.modules.get(cls.__module__)
-    return cls.__module__.startswith("sordino.") and getattr(module, cls.__name__, None) is cls
-
-
-def _origin(cls: type[Part]) -> Foreign:
-    family = next(base for base in cls.__mro__ if Part in base.__bases__)
-    package = cls.__module__.partition(".")[0]
-    return Foreign(package, _version(package), family.__name__, cls.kind)
-
-
-@cache
-def _version(package: str) -> str:
-    """Of the distribution that holds a package; nothing where there is none, as for a script."""
-    names = importlib.metadata.packages_distributions().get(package, ())
-    return importlib.metadata.version(names[0]) if names else ""

@@ -1,0 +1,20 @@
+"""A recipe: a function of keyword arguments with declared types that returns a plan."""
+
+from __future__ import annotations
+
+from own_part.parts import Mirror, Turns, Wiener
+from sordino import CentralNoise, Clip, Gaussian, LocalSgd, Plan, Sgd, add_recipe
+
+
+@add_recipe
+def own_fed_avg(*, rounds: int, population: int, lr: float, radius: float, multiplier: float, epochs: int = 1) -> Plan:
+    """w <- w - wiener(mean of clipped updates + noise), even and odd clients in turns."""
+    return Plan(
+        rounds=rounds,
+        clients=Turns(population),
+        local=LocalSgd(lr=lr, epochs=epochs),
+        encode=(Clip(radius), Mirror()),
+        release=CentralNoise(Gaussian(multiplier)),
+        postprocess=(Wiener(),),
+        server=Sgd(),
+    )

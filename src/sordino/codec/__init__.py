@@ -1,0 +1,46 @@
+"""One codec for every value of a plan: dataclasses <-> TOML, JSON, hash.
+
+A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concrete part names its `kind`:
+
+    @dataclass(frozen=True)
+    class Poisson(Sampler, kind="poisson"): ...
+
+Wherever a family is the declared type, the written form is a table with that `kind`. Reading follows the declared
+types and is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that names the nearest word.
+Writing is strict too: only a part of exactly the registered type has a written form, and so a hash (`genuine`).
+
+A part of another package stands beside ours: `codec.plugins` brings it in, `foreign` names it.
+"""
+
+from __future__ import annotations
+
+from sordino.codec.form import (
+    call,
+    check_plain,
+    digest,
+    dump,
+    nearest,
+    read,
+    to_json,
+    to_toml,
+)
+from sordino.codec.part import DEEPEST, Foreign, Part, family_of, foreign, genuine, inside, package_of
+
+__all__ = [
+    "DEEPEST",
+    "Foreign",
+    "Part",
+    "call",
+    "check_plain",
+    "digest",
+    "dump",
+    "family_of",
+    "foreign",
+    "genuine",
+    "inside",
+    "nearest",
+    "package_of",
+    "read",
+    "to_json",
+    "to_toml",
+]
