@@ -105,8 +105,6 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "yogi": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
         "adagrad": {"lr": 0.5, "beta1": 0.25, "floor": 0.125},
         "adam": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
-        "yogi": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
-        "adagrad": {"lr": 0.5, "beta1": 0.25, "floor": 0.125},
         "accelerated": {"v": 2.0, "mu": 0.5, "weight_decay": 0.25, "ball": 2.0},
         "stages": {
             "stages": [
