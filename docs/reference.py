@@ -13,11 +13,11 @@ from typing import Any
 import sordino
 from sordino.codec import Part
 from sordino.data import datasets
-from sordino.recipes import RECIPES
+from sordino.recipes import RECIPES, starters
 
 HERE = Path(__file__).resolve().parent
 WORDS = (  # how a Python annotation reads in a TOML reference
-    (r"\b(?:sordino|typing|parts|schedules|samplers|sparsify|gradients|mechanisms)\.", ""),
+    (r"\b(?:\w+\.)+(?=\w)", ""),
     (r"tuple\[int, \.\.\.\]", "list of integers"),
     (r"tuple\[float, \.\.\.\]", "list of numbers"),
     (r"tuple\[int, int\]", "two integers"),
@@ -32,11 +32,13 @@ WORDS = (  # how a Python annotation reads in a TOML reference
     (r"\bstr\b", "string"),
     (r"\bMaskSource\b", "mask source"),
     (r"\bSpec\b", "model"),
-    (r"\b(Schedule|Mechanism|Gradient|Sampler|Partitioner)\b", lambda m: m.group(1).lower()),
+    (r"\bServerOptimizer\b", "server optimizer"),
+    (r"\bPostprocess\b", "post-processing"),
+    (r"\bStep\b", "encode step"),
+    (r"\b(Schedule|Mechanism|Gradient|Sampler|Partitioner|Release)\b", lambda m: m.group(1).lower()),
     (r" \| ", " or "),
     (r"'", '"'),
 )
-CHOICES = ("Trust", "Sampling")  # names that a module gives to a list of words
 PAPERS = {
     r"[Pp]apers 000 and 004": "DP-Fed-LS and DP-LSSGD",
     r"[Pp]apers 000, 001, 004": "DP-Fed-LS and others",
@@ -58,7 +60,7 @@ def type_words(annotation: Any) -> str:
 
 def value_words(value: Any) -> str:
     if isinstance(value, Part):
-        return f'`{{ kind = "{value.kind}" }}`'
+        return f"`{starters.written(value)}`"
     if value is None:
         return "-"
     written = {bool: lambda: str(value).lower(), tuple: lambda: str(list(value)), str: lambda: f'"{value}"'}
@@ -95,8 +97,7 @@ def recipe(name: str) -> str:
     rows = [f"#### `{name}`", "", f"`{first}`", "", "| key | type | default |", "|---|---|---|"]
     for p in inspect.signature(RECIPES[name]).parameters.values():
         default = "required" if p.default is p.empty else value_words(p.default)
-        named = RECIPES[name].__globals__.get(p.annotation) if p.annotation in CHOICES else None
-        rows.append(f"| `{p.name}` | {type_words(named or p.annotation)} | {default} |")
+        rows.append(f"| `{p.name}` | {type_words(p.annotation)} | {default} |")
     return "\n".join(rows)
 
 

@@ -4,83 +4,123 @@ from __future__ import annotations
 
 import inspect
 import math
+import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from tests.tiny import SIZES, clients, mlp
+from torch import Tensor
 
+from sordino.config import from_recipe
 from sordino.data.task import Task
-from sordino.errors import PlanError
+from sordino.errors import ConfigError, PlanError
+from sordino.parts.accelerated import Accelerated
 from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip
-from sordino.parts.gradients import Blur, Bounded, Plain, Sam
+from sordino.parts.gradients import Blur, Bounded, Moreau, Plain, Proximal, Sam
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import AllRecords
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
-from sordino.parts.samplers import Everyone, FixedSize, Poisson
-from sordino.parts.schedules import Decay, Scaled
-from sordino.parts.server import Average
+from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
+from sordino.parts.release import (
+    CentralNoise,
+    Forward,
+    LocalNoise,
+    MaskedNoise,
+    NoiseShares,
+    NoNoise,
+    ShuffledNoise,
+)
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
+from sordino.parts.scaffold import Scaffold
+from sordino.parts.schedules import Decay, Linear, Scaled
+from sordino.parts.server import Adam, Average, Sgd, Yogi
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta, line_entry
 from sordino.recipes import (
     RECIPES,
+    accelerated_minibatch_sgd,
     best,
     blur,
     client_side_fed_avg,
+    dp_adam,
     dp_fed_avg,
     dp_fed_ls,
     dp_fed_sam,
     dp_fed_sam_top_k,
+    dp_ls_adam,
+    dp_ls_sgd,
+    dp_sgd,
     fed_smp,
+    noisy_local_sgd,
+    noisy_minibatch_sgd,
+    scaffold,
     silo,
+    starters,
 )
+from sordino.recipes.dp_sgd import Alone, Descent, Moments, alone
+from sordino.recipes.shared import Federated, Messages, Silos, federated, messages
+from sordino.recipes.shared import silos as shared_silos
 from sordino.training import train
 
 N = len(SIZES)
 USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(N), "lr": 0.1, "radius": 0.5, "multiplier": 0.2}
-SILOS: dict[str, Any] = {"sizes": (5, 5, 5), "clients": Everyone(3), "batch": 2}
-ALONE: dict[str, Any] = {"rounds": 2, "records": 15, "batch": 5, "lr": 0.1, "radius": 0.5, "multiplier": 0.2}
-TURNS: dict[str, Any] = {
-    "rounds": 2,
-    "population": N,
-    "cohort": 3,
-    "lr": 0.1,
-    "steps": 2,
-    "radius": 0.5,
-    "multiplier": 0.2,
-}
+QUIET = Gaussian(0.2)
+UNTOLD = {key: value for key, value in USUAL.items() if key != "multiplier"}  # what a release is given beside
+FIVE = (5, 5, 5)
+SILOS: dict[str, Any] = {"rounds": 2, "clients": Everyone(3), "records": FixedRecords(2, FIVE), "radius": 0.5}
+ALONE: dict[str, Any] = {"rounds": 2, "records": PoissonRecords(5, (15,)), "lr": 0.1, "radius": 0.5, "multiplier": 0.2}
+TURNS: dict[str, Any] = {"rounds": 2, "population": N, "cohort": 3, "lr": 0.1, "steps": 2, "radius": 0.5}
 BARE = {"best", "silo", "client_side_fed_avg", "dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam"}  # take nothing of USUAL
 OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
-    "dp_fed_avg": [{}, {"server_momentum": 0.5}],
-    "dp_fed_ls": [{"denoiser": d} for d in ("smoothing", "james_stein", "james_stein_plain", "soft_threshold")]
-    + [{"denoiser": "none"}],
-    "dp_fed_sam": [{}, {"adaptive": True}, {"trust": "secure_sum"}, {"radius": Adaptive(0.5)}],
-    "dp_fed_sam_top_k": [{"form": form} for form in ("update", "mean", "mask")],
-    "fed_smp": [{"mask": mask} for mask in ("random", "public_data", "released")],
-    "blur": [{}, {"keep": 0.4}, {"keep": 0.4, "by": "influence"}],
+    "dp_fed_avg": [{}, {"server": Yogi(0.1)}, {"gradient": Proximal(0.1)}],
+    "dp_fed_ls": [{}, *({"denoiser": d} for d in (JamesStein(), JamesStein(False), SoftThreshold(), None))],
+    "dp_fed_sam": [
+        {},
+        {"adaptive": True, "denoiser": SparsifyMean(0.4)},
+        {"multiplier": None, "release": NoiseShares(0.2, 3)},
+        {"radius": Adaptive(0.5)},
+    ],
+    "dp_fed_sam_top_k": [{}, {"sparsify": SparsifyUpdate(0.4)}],
+    "fed_smp": [{"mask": mask} for mask in (RandomMask(), PublicDataMask(), ReleasedMask())],
+    "blur": [{}, {"sparsify": SparsifyUpdate(0.4)}, {"sparsify": SparsifyUpdate(0.4, "influence")}],
     "scaffold": [{}, {"steps": 2}],
     "best": [{"population": N, "epsilon": 8.0, "rounds": 2}],
-    "noisy_minibatch_sgd": [{**SILOS, "sampling": s, "batch": 1} for s in ("fixed", "poisson", "one_pass", "all")]
-    + [{**SILOS, "trust": trust, "batch": 1} for trust in ("shuffler", "secure_sum", "server")]
-    + [{**SILOS, "momentum": 0.5, "weight_decay": 0.1, "ball": 1.0, "smoothing": 2.0, "average": Average(after=1)}],
+    "noisy_minibatch_sgd": [
+        {**SILOS, "records": reads}
+        for reads in (FixedRecords(1, FIVE), PoissonRecords(1, FIVE), OnePass(1, FIVE), AllRecords(FIVE))
+    ]
+    + [
+        {**SILOS, "records": FixedRecords(1, FIVE), "multiplier": None, "release": release}
+        for release in (ShuffledNoise(QUIET, 3), NoiseShares(0.2, 3), CentralNoise(QUIET))
+    ]
+    + [
+        {
+            **SILOS,
+            "momentum": 0.5,
+            "weight_decay": 0.1,
+            "ball": 1.0,
+            "gradient": Moreau(2.0),
+            "average": Average(after=1),
+        }
+    ],
     "accelerated_minibatch_sgd": [{**SILOS, "v": 5.0}, {**SILOS, "v": 5.0, "mu": 0.5, "ball": 1.0}],
     "noisy_local_sgd": [{**SILOS, "steps": 2}, {**SILOS, "steps": 2, "multipliers": (0.2, 0.3, 0.4)}],
     "silo": [{"sizes": (5, 3, 7), "epsilons": (4.0,), "rounds": 2}],
-    "client_side_fed_avg": [{**TURNS, "mechanism": mechanism} for mechanism in ("laplace", "gaussian")],
+    "client_side_fed_avg": [{**TURNS, "mechanism": mechanism} for mechanism in (Laplace(0.2), QUIET)],
     **{name: [ALONE] for name in ("dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam")},
 }
 
 
 def data(own: dict[str, Any]) -> Task:
     """Clients, or silos of the sizes that a recipe was told."""
-    sizes = own.get("sizes", (own["records"],) if "records" in own else SIZES)
+    sizes = own["records"].sizes if "records" in own else own.get("sizes", SIZES)
     return Task.of(mlp(), clients(sizes), test=clients((10,))[0], public=clients((8,))[0])
 
 
@@ -108,7 +148,7 @@ def test_a_recipe_trains_and_is_certified(name: str) -> None:
         assert not torch.equal(vector, task.layout.flatten(task.model))
 
 
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"best", "silo", "noisy_local_sgd"}))
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"best", "silo", "noisy_local_sgd", "client_side_fed_avg"}))
 def test_without_a_multiplier_a_recipe_has_no_noise_and_says_so(name: str) -> None:
     bare = built(name, {**OWN[name][0], "multiplier": 0.0})
     assert bare.release == NoNoise()
@@ -119,7 +159,7 @@ def test_without_a_multiplier_a_recipe_has_no_noise_and_says_so(name: str) -> No
 
 def test_the_published_top_k_is_refused_by_name_with_the_way_to_its_counterexample() -> None:
     with pytest.raises(PlanError) as refused:
-        dp_fed_sam_top_k(**USUAL, form="published")
+        dp_fed_sam(**UNTOLD, release=MaskedNoise(0.2, keep=0.4))
     assert refused.value.rule == "mask after noise"
     assert "docs/privacy.md#mask-after-noise" in str(refused.value)
     page = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text("utf-8")
@@ -127,10 +167,12 @@ def test_the_published_top_k_is_refused_by_name_with_the_way_to_its_counterexamp
 
 
 def test_the_three_sound_top_k_forms_say_where_they_drop_coordinates() -> None:
-    update, mean, mask = (dp_fed_sam_top_k(**USUAL, form=form, keep=0.3) for form in ("update", "mean", "mask"))
+    update = dp_fed_sam_top_k(**USUAL, sparsify=SparsifyUpdate(0.3))
+    mean = dp_fed_sam(**USUAL, denoiser=SparsifyMean(0.3))
+    mask = dp_fed_sam_top_k(**USUAL)
     assert update.encode == (SparsifyUpdate(0.3), Clip(0.5))
     assert (mean.encode, mean.postprocess) == ((Clip(0.5),), (SparsifyMean(0.3),))
-    assert mask.encode == (PublicMask(0.3, ReleasedMask()), Clip(0.5))
+    assert mask.encode == (PublicMask(0.4, ReleasedMask()), Clip(0.5))
     assert update.postprocess == mask.postprocess == ()
     assert update.bill() == mean.bill() == mask.bill() == dp_fed_avg(**USUAL).bill()
 
@@ -150,49 +192,192 @@ def local(planned: Plan) -> LocalSgd:
 
 def test_blur_alone_sends_everything_and_lus_is_the_clients_own_top_k() -> None:
     assert blur(**USUAL).encode == (Clip(0.5),)
-    assert blur(**USUAL, keep=0.4, by="influence").encode == (SparsifyUpdate(0.4, "influence"), Clip(0.5))
+    lus = SparsifyUpdate(0.4, "influence")
+    assert blur(**USUAL, sparsify=lus).encode == (lus, Clip(0.5))
 
 
 def test_fed_smp_takes_its_mask_from_where_it_says() -> None:
-    sources = [fed_smp(**USUAL, mask=mask).mask for mask in ("random", "public_data", "released")]
-    assert sources == [PublicMask(0.4, source) for source in (RandomMask(), PublicDataMask(), ReleasedMask())]
+    for source in (RandomMask(), PublicDataMask(), ReleasedMask()):
+        assert fed_smp(**USUAL, mask=source).mask == PublicMask(0.4, source)
 
 
 def test_dp_fed_ls_projects_every_step_and_puts_one_denoiser_in_the_place_of_smoothing() -> None:
-    kinds: dict[str, Any] = {
-        "smoothing": (LaplacianSmoothing(2.0, (0, 2, 3, 1)),),
-        "james_stein": (JamesStein(positive=True),),
-        "james_stein_plain": (JamesStein(positive=False),),
-        "soft_threshold": (SoftThreshold(),),
-        "none": (),
-    }
-    for name, wanted in kinds.items():
-        planned = dp_fed_ls(**USUAL, strength=2.0, order=(0, 2, 3, 1), denoiser=name)  # type: ignore[arg-type]
-        assert planned.postprocess == wanted
+    assert dp_fed_ls(**USUAL).postprocess == (LaplacianSmoothing(1.0),)
+    assert dp_fed_ls(**USUAL, denoiser=None).postprocess == ()
+    for denoiser in (LaplacianSmoothing(2.0, (0, 2, 3, 1)), JamesStein(), SoftThreshold()):
+        planned = dp_fed_ls(**USUAL, denoiser=denoiser)
+        assert planned.postprocess == (denoiser,)
         assert local(planned).project
         assert planned.bill() == dp_fed_avg(**USUAL).bill()
 
 
-def trusts(recipe: Any) -> bool:
-    """Whether somebody else may add the noise of clients; of silos: tests/privacy/test_record_bill.py."""
-    names = inspect.signature(recipe).parameters
-    return "trust" in names and "sizes" not in names
-
-
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if trusts(recipe)])
-def test_a_secure_sum_shares_the_same_noise_among_the_clients(name: str) -> None:
-    own = {**USUAL, "clients": FixedSize(N, 4), "trust": "secure_sum"}
-    shares, central = RECIPES[name](**own), RECIPES[name](**{**own, "trust": "server"})
-    assert shares.release == NoiseShares(0.2, at_least=4)
-    assert central.release == CentralNoise(Gaussian(0.2))
+@pytest.mark.parametrize("recipe", [dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, fed_smp, blur, scaffold])
+def test_a_secure_sum_shares_the_same_noise_among_the_clients(recipe: Any) -> None:
+    """Whom the clients trust is a release, not a word: the server sees sums only, and the bill stays."""
+    own = {**UNTOLD, "clients": FixedSize(N, 4)}
+    shares, central = recipe(**own, release=NoiseShares(0.2, at_least=4)), recipe(**own, multiplier=0.2)
+    assert central.release == CentralNoise(QUIET)
     assert shares.release.noise_std(np.arange(4)) == central.release.noise_std(np.arange(4))
     assert shares.release.needs == {"secure_sum"}
     assert shares.bill().line("models") == central.bill().line("models")
 
 
-def test_shares_under_poisson_accept_half_the_expected_cohort() -> None:
-    planned = dp_fed_sam(**{**USUAL, "clients": Poisson(40, 0.25)}, trust="secure_sum")
-    assert planned.release == NoiseShares(0.2, at_least=5)
+@pytest.mark.parametrize("name", [n for n, f in RECIPES.items() if "release" in inspect.signature(f).parameters])
+def test_noise_is_said_once_as_a_number_or_as_a_release(name: str) -> None:
+    own = {**OWN[name][0], "multiplier": None}
+    with pytest.raises(ConfigError, match="neither a multiplier nor a release"):
+        built(name, own)
+    with pytest.raises(ConfigError, match="a multiplier and a release"):
+        built(name, {**own, "multiplier": 0.2, "release": CentralNoise(QUIET)})
+    assert built(name, {**own, "release": CentralNoise(QUIET)}).release == CentralNoise(QUIET)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def by_hand() -> list[tuple[Plan, Plan]]:
+    """Every recipe beside the plan that its paper describes, part by part."""
+    fed: dict[str, Any] = {"rounds": 2, "clients": Everyone(N), "release": CentralNoise(QUIET), "server": Sgd()}
+    sgd, clip = LocalSgd(lr=0.1, epochs=1), (Clip(0.5),)
+    sam = replace(sgd, momentum=0.5, weight_decay=5e-4, gradient=Sam(0.5))
+    mask = PublicMask(0.4, ReleasedMask())
+    smooth: dict[str, Any] = {"postprocess": (LaplacianSmoothing(1.0),)}
+    silos: dict[str, Any] = {"rounds": 2, "clients": Everyone(3), "release": LocalNoise(QUIET)}
+    batch, forward = BatchGradient(FixedRecords(2, FIVE), 0.5), {**silos, "release": Forward()}
+    spent = NoisyLocalSgd(FixedRecords(2, FIVE), 0.5, 0.2, 0.1, steps=2)
+    alone: dict[str, Any] = {"rounds": 2, "clients": Everyone(1), "release": CentralNoise(QUIET)}
+    alone |= {"local": BatchGradient(PoissonRecords(5, (15,)), 0.5)}
+    adam, noisy = Adam(0.1, 0.9, 0.999, 1e-8), {**SILOS, "multiplier": 0.2}
+    bounded = LocalSgd(lr=0.1, steps=2, gradient=Bounded(0.5, 1))
+    return [
+        (dp_fed_avg(**USUAL), Plan(**fed, local=sgd, encode=clip)),
+        (dp_fed_ls(**USUAL), Plan(**fed, local=replace(sgd, project=True), encode=clip, **smooth)),
+        (dp_fed_sam(**USUAL), Plan(**fed, local=sam, encode=clip)),
+        (dp_fed_sam_top_k(**USUAL), Plan(**fed, local=sam, encode=(mask, *clip))),
+        (fed_smp(**USUAL), Plan(**fed, local=replace(sam, gradient=Plain()), encode=(PublicMask(0.4), *clip))),
+        (blur(**USUAL), Plan(**fed, local=replace(sam, gradient=Blur(0.1)), encode=clip)),
+        (scaffold(**USUAL), Plan(**fed, local=Scaffold(0.1, steps=5), encode=clip)),
+        (noisy_minibatch_sgd(**noisy, lr=0.3), Plan(**silos, local=batch, server=Sgd(lr=0.3))),
+        (accelerated_minibatch_sgd(**noisy, v=2.0), Plan(**silos, local=batch, server=Accelerated(2.0))),
+        (noisy_local_sgd(**noisy, lr=0.1, steps=2), Plan(**forward, local=spent, server=Sgd())),
+        (
+            client_side_fed_avg(**TURNS, mechanism=Laplace(0.2)),
+            Plan(
+                rounds=2,
+                clients=RoundRobin(N, 3),
+                local=bounded,
+                encode=(Clip(0.1, 1),),
+                release=LocalNoise(Laplace(0.2)),
+                server=Sgd(),
+            ),
+        ),
+        (dp_sgd(**ALONE), Plan(**alone, server=Sgd(lr=0.1))),
+        (dp_ls_sgd(**ALONE), Plan(**alone, server=Sgd(lr=0.1), **smooth)),
+        (dp_adam(**ALONE), Plan(**alone, server=adam)),
+        (dp_ls_adam(**ALONE), Plan(**alone, server=adam, **smooth)),
+    ]
+
+
+def test_a_recipe_is_its_plan_by_hand() -> None:
+    for made, wanted in by_hand():
+        assert made.hash == wanted.hash, made
+
+
+def test_best_and_silo_are_their_plans_by_hand_up_to_the_noise_they_solve_for() -> None:
+    made = best(population=100, epsilon=4.0)
+    average = Average(growth=1 + 1 / (1 / 6 * 60))
+    wanted = Plan(
+        rounds=60,
+        clients=Poisson(100, 0.2),
+        local=LocalSgd(lr=0.1, epochs=1, batch=10),
+        encode=(Clip(0.8),),
+        release=made.release,
+        server=Sgd(lr=Linear(1.5, 1.5, 60), average=average),
+    )
+    assert made.hash == wanted.hash
+    silos = silo(sizes=(50, 80), epsilons=(1.0, 2.0), rounds=5)
+    server = Sgd(lr=Linear(0.25, 0.1 * 0.25, 5), momentum=0.5)
+    every = BatchGradient(AllRecords((50, 80)), 1.0)
+    assert silos.hash == Plan(rounds=5, clients=Everyone(2), local=every, release=silos.release, server=server).hash
+
+
+SHARED: list[tuple[Any, Any]] = [(Messages, messages), (Federated, federated), (Silos, shared_silos), (Alone, alone)]
+
+
+@pytest.mark.parametrize(("listed", "build"), [*SHARED, (Descent, dp_sgd), (Moments, dp_adam)])
+def test_a_shared_list_names_what_its_builder_takes(listed: Any, build: Any) -> None:
+    """Same names, same types, and required here is required there: the checker of types is told the truth."""
+    taken = inspect.signature(build, eval_str=True).parameters
+    for name, declared in get_type_hints(listed, include_extras=True).items():
+        required = get_origin(declared) is Required
+        assert taken[name].annotation == (get_args(declared)[0] if required else declared)
+        assert required == (taken[name].default is inspect.Parameter.empty)
+    extra = {"local", "server", "gradient", "project", "sparsify"}  # what a recipe gives, not its user
+    assert set(taken) - set(get_type_hints(listed)) <= extra
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_an_argument_that_a_recipe_does_not_take_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="server_lr"):
+        built(name, {**OWN[name][0], "server_lr": 1.0})
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_no_recipe_enumerates_words_for_parts_and_few_arguments_are_its_own(name: str) -> None:
+    parameters = inspect.signature(RECIPES[name], eval_str=True).parameters
+    words = [p.name for p in parameters.values() if str in (p.annotation, *get_args(p.annotation))]
+    assert not words
+    assert not [p.name for p in parameters.values() if "Literal" in str(p.annotation)]
+    written = inspect.signature(inspect.unwrap(RECIPES[name])).parameters
+    assert len(written) <= (12 if name == "best" else 9)
+
+
+def test_a_recipe_in_a_file_takes_parts() -> None:
+    """A denoiser, a server, a release and a mask by their tables; what they are is known to the codec, not to us."""
+    made = from_recipe(
+        {
+            "name": "fed_smp",
+            "rounds": 2,
+            "clients": {"kind": "fixed", "population": N, "cohort": 4},
+            "lr": 0.1,
+            "radius": 0.5,
+            "mask": {"kind": "released", "explore": 0.1},
+            "denoiser": {"kind": "james_stein", "positive": False},
+            "release": {"kind": "noise_shares", "multiplier": 0.2, "at_least": 4},
+            "server": {"kind": "yogi", "lr": 0.1},
+        }
+    )
+    assert made.mask == PublicMask(0.4, ReleasedMask(explore=0.1))
+    assert (made.postprocess, made.server) == ((JamesStein(positive=False),), Yogi(0.1))
+    assert made.release == NoiseShares(0.2, 4)
+
+
+@dataclass(frozen=True)
+class Thinned(Postprocess, kind="thinned_in_test_recipes"):
+    """A stranger's: the mean, times `share`."""
+
+    share: float
+
+    def apply(self, mean: Tensor, known: Noised) -> Tensor:
+        return self.share * mean
+
+
+def test_a_strangers_denoiser_stands_in_the_file_of_a_recipe_and_runs() -> None:
+    """Where recipes knew words for parts, a file could not name one that is not ours."""
+    text = starters.example("dp_fed_ls").replace(
+        '{ kind = "laplacian_smoothing", strength = 1.0 }', '{ kind = "thinned_in_test_recipes", share = 0.5 }'
+    )
+    made = from_recipe(tomllib.loads(text)["recipe"])
+    assert made.postprocess == (Thinned(0.5),)
+    small = replace(made, rounds=1, clients=Everyone(N), release=NoNoise())
+    whole = replace(small, postprocess=())
+    start, *ends = (task_end(plan) for plan in (None, small, whole))
+    torch.testing.assert_close(ends[0] - start, 0.5 * (ends[1] - start), rtol=1e-4, atol=1e-6)
+
+
+def task_end(planned: Plan | None) -> Tensor:
+    task = data({})
+    return task.layout.flatten(task.model if planned is None else train(planned, task).model)
 
 
 # ---- best ------------------------------------------------------------------------------------------------------------
@@ -211,11 +396,11 @@ def test_best_costs_its_epsilon_and_hardly_less(population: int, epsilon: float,
 
 def test_an_upload_is_clipped_to_the_longest_way_its_steps_can_go() -> None:
     """lr * steps * radius, in the norm of the noise; replacing a client moves it twice that."""
-    for mechanism, norm, noise in (("laplace", 1, Laplace(0.2)), ("gaussian", 2, Gaussian(0.2))):
-        planned = client_side_fed_avg(**{**TURNS, "lr": Decay(0.1, 0.5)}, mechanism=mechanism)  # type: ignore[arg-type]
-        assert planned.encode == (Clip(Scaled(Decay(0.1, 0.5), 1.0), norm),)  # type: ignore[arg-type]
+    for noise in (Laplace(0.2), QUIET):
+        planned = client_side_fed_avg(**{**TURNS, "lr": Decay(0.1, 0.5)}, mechanism=noise)
+        assert planned.encode == (Clip(Scaled(Decay(0.1, 0.5), 1.0), noise.norm),)
         assert planned.release == LocalNoise(noise)
-        assert local(planned).gradient == Bounded(0.5, norm)  # type: ignore[arg-type]
+        assert local(planned).gradient == Bounded(0.5, noise.norm)
         line = planned.bill().line("models")
         assert (line.relation, line.entries) == ("replace_one", ((noise.event(), 1),))  # each client once in two rounds
 

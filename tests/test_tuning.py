@@ -15,6 +15,7 @@ from sordino.config import Config, TaskSpec, load_config
 from sordino.data.partition import Iid
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import DataError, PlanError
+from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.records import FixedRecords
 from sordino.parts.samplers import Everyone
 from sordino.parts.schedules import Linear
@@ -39,8 +40,7 @@ cohort = 20
 lr = 0.3
 steps = 2
 radius = 1.0
-multiplier = 1.0
-mechanism = "gaussian"
+mechanism = { kind = "gaussian", multiplier = 1.0 }
 """
 
 
@@ -49,8 +49,8 @@ def digits(clients: int = 20) -> Task:
 
 
 def client_side(**changes: object) -> Plan:
-    settings = {"rounds": 4, "population": 20, "cohort": 20, "lr": 0.3, "steps": 2, "radius": 1.0, "multiplier": 1.0}
-    return client_side_fed_avg(**{**settings, "mechanism": "gaussian", **changes})  # type: ignore[arg-type]
+    settings = {"rounds": 4, "population": 20, "cohort": 20, "lr": 0.3, "steps": 2, "radius": 1.0}
+    return client_side_fed_avg(**{**settings, "mechanism": Gaussian(1.0), **changes})  # type: ignore[arg-type]
 
 
 def test_the_proposal_meets_the_budget_and_says_what_the_search_cost() -> None:
@@ -95,7 +95,7 @@ def _share_a_row(one: Records, other: Records) -> bool:
 
 
 def test_the_papers_rules_are_the_first_guess() -> None:
-    laplace = client_side(rounds=27, steps=1, mechanism="laplace")
+    laplace = client_side(rounds=27, steps=1, mechanism=Laplace(1.0))
     assert by_rule(laplace)[1] == Knobs(rounds=3, steps=9)
     assert by_rule(client_side(rounds=25, steps=1))[1] == Knobs(rounds=5, steps=5)
     silos = _silos()
@@ -103,8 +103,10 @@ def test_the_papers_rules_are_the_first_guess() -> None:
 
 
 def _silos() -> Plan:
-    shared = {"rounds": 4, "clients": Everyone(3), "sizes": (30, 40, 50), "radius": 1.0, "multiplier": 1.0}
-    return noisy_minibatch_sgd(**shared, batch=10, lr=Linear(1.0, 0.1, 4))  # type: ignore[arg-type]
+    reads = FixedRecords(10, (30, 40, 50))
+    return noisy_minibatch_sgd(
+        rounds=4, clients=Everyone(3), records=reads, radius=1.0, multiplier=1.0, lr=Linear(1.0, 0.1, 4)
+    )
 
 
 def test_turning_a_knob_turns_what_hangs_on_it() -> None:

@@ -16,6 +16,7 @@ from sordino.runs.grid import run_grid
 from sordino.models import CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, Spec, build_seeded
 from sordino.optim import make_private
 from sordino.parts.postprocess import smooth_cycle
+from sordino.parts.records import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.run import run
@@ -56,7 +57,7 @@ def lstm() -> Once:
 def grid() -> Once:
     own = task(Linear(), 1, torch.randn(25 * 200, 50), 25, "logistic")
     plan = noisy_minibatch_sgd(
-        rounds=8, clients=Everyone(25), sizes=(200,), batch=35, radius=1.0, multiplier=1.0, lr=0.1
+        rounds=8, clients=Everyone(25), records=FixedRecords(35, (200,)), radius=1.0, multiplier=1.0, lr=0.1
     )
     return lambda: run_grid([plan] * 18, own, range(18))
 

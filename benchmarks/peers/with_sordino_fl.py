@@ -18,6 +18,7 @@ from sordino.runs import grid as grids
 from sordino import kernels
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.batches import Batches
+from sordino.parts.records import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
@@ -84,8 +85,7 @@ def grid_plan(work: Grid, run: int) -> Plan:
     return noisy_minibatch_sgd(
         rounds=work.rounds,
         clients=Everyone(work.silos),
-        sizes=(work.records,),
-        batch=work.batch,
+        records=FixedRecords(work.batch, (work.records,)),
         radius=RADIUS,
         multiplier=MULTIPLIER * (1 + run % 6),
         lr=RATE * (1 + run % 10),

@@ -14,34 +14,32 @@ from tests.contracts.test_record_audit import EXAMPLES as RECORD_EXAMPLES
 from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.law import failures
 from sordino.audit.mechanism import audit_mechanism
+from sordino.parts.denoise import SparsifyMean
+from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.release import NoiseShares
 from sordino.parts.samplers import FixedSize, Poisson
+from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 
 USUAL: dict[str, Any] = {"rounds": 2, "lr": 0.1, "radius": 0.7, "multiplier": 1.0, "clients": Poisson(40, 0.3)}
-SHARED: dict[str, Any] = {**USUAL, "clients": FixedSize(20, 5), "trust": "secure_sum"}
+SHARED: dict[str, Any] = {
+    **USUAL,
+    "clients": FixedSize(20, 5),
+    "multiplier": None,
+    "release": NoiseShares(1.0, at_least=5),
+}
+TURNS: dict[str, Any] = {"rounds": 2, "population": 20, "cohort": 5, "lr": 0.1, "steps": 3, "radius": 0.7}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "dp_fed_avg": [USUAL],
     "dp_fed_ls": [USUAL],
-    "dp_fed_sam": [SHARED],
-    "dp_fed_sam_top_k": [{**USUAL, "form": form} for form in ("update", "mean", "mask")],
-    "fed_smp": [{**SHARED, "mask": "random"}, {**USUAL, "mask": "public_data"}],
-    "blur": [{**USUAL, "keep": 0.4, "by": "influence"}],
+    "dp_fed_sam": [{**USUAL, "denoiser": SparsifyMean(0.4)}, SHARED],
+    "dp_fed_sam_top_k": [{**USUAL, "sparsify": SparsifyUpdate(0.4)}, USUAL],
+    "fed_smp": [SHARED, {**USUAL, "mask": PublicDataMask()}],
+    "blur": [{**USUAL, "sparsify": SparsifyUpdate(0.4, "influence")}],
     "scaffold": [USUAL],
     "best": [{"population": 40, "epsilon": 8.0, "rounds": 3}],
-    "client_side_fed_avg": [
-        {
-            "rounds": 2,
-            "population": 20,
-            "cohort": 5,
-            "lr": 0.1,
-            "steps": 3,
-            "radius": 0.7,
-            "multiplier": z,
-            "mechanism": m,
-        }
-        for z, m in ((2.0, "laplace"), (1.0, "gaussian"))
-    ],
+    "client_side_fed_avg": [{**TURNS, "mechanism": mechanism} for mechanism in (Laplace(2.0), Gaussian(1.0))],
 }
 TRIALS = 12_000
 

@@ -23,9 +23,11 @@ from sordino.engines.inprocess import InProcess
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.release import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, RoundRobin, Sampler
 from sordino.parts.server import Sgd
+from sordino.parts.sparsify import PublicMask, ReleasedMask
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 from sordino.rng import Seeded
@@ -35,12 +37,12 @@ ROUNDS, LR, EPOCHS = 3, 0.3, 2
 # Each recipe with its own idea switched off. A new recipe needs a line here.
 NEUTRAL: dict[str, dict[str, Any]] = {
     "dp_fed_avg": {},
-    "dp_fed_ls": {"strength": 0.0},
+    "dp_fed_ls": {"denoiser": LaplacianSmoothing(0.0)},
     "dp_fed_sam": {"rho": 0.0, "momentum": 0.0, "weight_decay": 0.0},
-    "dp_fed_sam_top_k": {"rho": 0.0, "momentum": 0.0, "weight_decay": 0.0, "keep": 1.0},
+    "dp_fed_sam_top_k": {"rho": 0.0, "momentum": 0.0, "weight_decay": 0.0, "sparsify": PublicMask(1.0, ReleasedMask())},
     "fed_smp": {"momentum": 0.0, "weight_decay": 0.0, "keep": 1.0},
     "blur": {"strength": 0.0, "momentum": 0.0, "weight_decay": 0.0},
-    "best": {"population": len(SIZES), "epsilon": 5.0, "strength": 0.0, "momentum": 0.0},
+    "best": {"population": len(SIZES), "epsilon": 5.0},
     "client_side_fed_avg": {},
 }
 REMEMBERS = {"scaffold"}  # its own limit: tests/parts/test_scaffold.py
@@ -53,8 +55,8 @@ def neutral(name: str, sampler: Sampler, batch: int | None) -> Plan:
         pytest.fail(f"recipe {name} has no neutral settings in {__name__}.NEUTRAL: add them")
     if name == "client_side_fed_avg":  # whole batches, cohorts in turn; a gradient's ball must be finite
         common = {"rounds": ROUNDS, "population": len(SIZES), "cohort": int(sampler.expected), "lr": LR}
-        private = RECIPES[name](**common, steps=EPOCHS, radius=1e6, multiplier=0.0)
-        return replace(private, local=replace(private.local, batch=batch))  # type: ignore[type-var]
+        private = RECIPES[name](**common, steps=EPOCHS, radius=1e6, mechanism=Gaussian(1.0))
+        return replace(private, local=replace(private.local, batch=batch), release=NoNoise())  # type: ignore[type-var]
     settings = {"lr": LR, "epochs": EPOCHS, "batch": batch, "rounds": ROUNDS, **NEUTRAL[name]}
     if name == "best":  # its noise is solved for, its server slows down: both are put aside
         private = RECIPES[name](**settings)

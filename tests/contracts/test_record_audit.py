@@ -16,8 +16,8 @@ from sordino.engines.linear import LinearClients
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, PoissonRecords
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
+from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan, State
@@ -28,27 +28,25 @@ from sordino.run import Tally, one_round
 Z, TRIALS = 1.5, 200_000
 USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(2), "radius": 0.7, "multiplier": Z}
 # Settings of every recipe whose unit is a record; test_every_recipe_is_audited asks for them.
+EIGHT = AllRecords((8,))
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "noisy_minibatch_sgd": [
-        {**USUAL, "sizes": (8,), "batch": batch, "lr": 0.1, "sampling": sampling, "trust": trust}
-        for batch, sampling, trust in (
-            (8, "all", "nobody"),
-            (4, "one_pass", "nobody"),
-            (4, "fixed", "nobody"),
-            (4, "poisson", "nobody"),
-            (8, "all", "secure_sum"),
-            (8, "all", "server"),
-        )
+        {**USUAL, "lr": 0.1, "records": reads}
+        for reads in (EIGHT, OnePass(4, (8,)), FixedRecords(4, (8,)), PoissonRecords(4, (8,)))
     ]
-    + [{**USUAL, "sizes": (2,), "batch": 1, "lr": 0.1, "trust": "shuffler"}],
-    "accelerated_minibatch_sgd": [{**USUAL, "sizes": (8,), "batch": 4, "v": 1.0}],
-    "noisy_local_sgd": [
-        {**USUAL, "sizes": (8,), "batch": 8, "lr": 0.1, "steps": 1, "sampling": sampling}
-        for sampling in ("all", "fixed")
+    + [
+        {**USUAL, "lr": 0.1, "records": reads, "multiplier": None, "release": release}
+        for reads, release in (
+            (EIGHT, NoiseShares(Z, at_least=2)),
+            (EIGHT, CentralNoise(Gaussian(Z))),
+            (FixedRecords(1, (2,)), ShuffledNoise(Gaussian(Z), at_least=2)),
+        )
     ],
+    "accelerated_minibatch_sgd": [{**USUAL, "records": FixedRecords(4, (8,)), "v": 1.0}],
+    "noisy_local_sgd": [{**USUAL, "lr": 0.1, "steps": 1, "records": reads} for reads in (EIGHT, FixedRecords(8, (8,)))],
     "silo": [{"sizes": (8, 8), "epsilons": (4.0,), "rounds": 1}],
     **{
-        name: [{"rounds": 2, "records": 8, "batch": 8, "lr": 0.1, "radius": 0.7, "multiplier": Z}]
+        name: [{"rounds": 2, "records": PoissonRecords(8, (8,)), "lr": 0.1, "radius": 0.7, "multiplier": Z}]
         for name in ("dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam")
     },
 }
@@ -98,7 +96,7 @@ def test_a_recipe_hides_a_record_as_billed(name: str) -> None:
         seen: Any = "models" if isinstance(planned.release, CentralNoise) else "messages"
         found = attack_record(planned, seen, 5_000)
         assert found.lower <= found.allowed, settings
-        sampled = settings.get("sampling", "fixed") in ("fixed", "poisson") and name != "silo"
+        sampled = isinstance(settings.get("records"), FixedRecords | PoissonRecords)
         assert found.share > (0.5 if sampled else 0.85), settings
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
 from sordino.parts.release import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
@@ -23,26 +25,33 @@ from sordino.rng import Seeded
 
 SIZES, ROUNDS, LR, WIDE = (6, 4, 9), 3, 0.3, 1e3  # no gradient here is so long
 Path = Literal["batched", "sequential"]
-SILOS: dict[str, Any] = {"rounds": ROUNDS, "clients": Everyone(3), "sizes": SIZES, "radius": WIDE, "multiplier": 0.0}
-ALONE: dict[str, Any] = {"rounds": ROUNDS, "records": 19, "batch": 5, "lr": LR, "radius": WIDE, "multiplier": 0.0}
+SILOS: dict[str, Any] = {"rounds": ROUNDS, "clients": Everyone(3), "radius": WIDE, "multiplier": 0.0}
+ALONE: dict[str, Any] = {
+    "rounds": ROUNDS,
+    "records": PoissonRecords(5, (19,)),
+    "lr": LR,
+    "radius": WIDE,
+    "multiplier": 0.0,
+}
 # Every recipe whose unit is a record, with its own idea switched off. A new one needs a line here and a test below.
 RECORD_LEVEL: dict[str, list[dict[str, Any]]] = {
     "noisy_minibatch_sgd": [
-        {**SILOS, "lr": LR, "batch": batch, "sampling": sampling}
-        for batch, sampling in ((4, "fixed"), (1, "one_pass"), (3, "poisson"), (1, "all"))
+        {**SILOS, "lr": LR, "records": reads}
+        for reads in (FixedRecords(4, SIZES), OnePass(1, SIZES), PoissonRecords(3, SIZES), AllRecords(SIZES))
     ],
-    "accelerated_minibatch_sgd": [{**SILOS, "batch": 4, "v": 2.0, "sampling": "fixed"}],
-    "noisy_local_sgd": [{**SILOS, "lr": LR, "batch": 2, "steps": 2, "multiplier": 1e-9}],
+    "accelerated_minibatch_sgd": [{**SILOS, "v": 2.0, "records": FixedRecords(4, SIZES)}],
+    "noisy_local_sgd": [{**SILOS, "lr": LR, "records": FixedRecords(2, SIZES), "steps": 2, "multiplier": 1e-9}],
     "silo": [
         {"sizes": SIZES, "epsilons": (9.0,), "rounds": ROUNDS, "radius": WIDE, "lr": LR, "momentum": 0.0, "final": 1.0}
     ],
     "dp_sgd": [ALONE],
-    "dp_ls_sgd": [{**ALONE, "strength": 0.0}],
+    "dp_ls_sgd": [{**ALONE, "denoiser": LaplacianSmoothing(0.0)}],
     "dp_adam": [ALONE],
-    "dp_ls_adam": [{**ALONE, "strength": 0.0}],
+    "dp_ls_adam": [{**ALONE, "denoiser": None}],
 }
 PLAIN = ("noisy_minibatch_sgd", "silo", "dp_sgd", "dp_ls_sgd")  # whose server takes plain steps
 ADAM = ("dp_adam", "dp_ls_adam")
+ALONE_LEVEL = {"dp_sgd", "dp_ls_sgd", *ADAM}  # one silo holds all
 
 
 def free(name: str, settings: dict[str, Any]) -> Plan:
@@ -52,7 +61,7 @@ def free(name: str, settings: dict[str, Any]) -> Plan:
 
 
 def data(name: str, linear: bool = False) -> Task:
-    sizes = (19,) if "records" in RECORD_LEVEL[name][0] else SIZES
+    sizes = (19,) if name in ALONE_LEVEL else SIZES
     return Task.of(seeded(nn.Linear(4, 3)) if linear else mlp(), clients(sizes))
 
 

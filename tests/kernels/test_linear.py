@@ -134,8 +134,8 @@ def test_a_run_and_a_grid_are_the_same_with_and_without(monkeypatch: pytest.Monk
     fed = dp_fed_avg(rounds=3, clients=Everyone(4), lr=0.1, radius=0.5, multiplier=0.1, epochs=2, batch=4)
     silos = federation("logistic", 1)
     silos = Task(silos.model, Clients.of([(torch.randn(9, 19), torch.randint(2, (9, 1)).float())] * 3), loss="logistic")
-    noisy = noisy_minibatch_sgd(rounds=3, clients=Everyone(3), sizes=(9,), batch=4, radius=0.5, multiplier=0.1, lr=0.3)
-    assert isinstance(noisy.local.reads, FixedRecords)
+    reads = FixedRecords(4, (9,))
+    noisy = noisy_minibatch_sgd(rounds=3, clients=Everyone(3), records=reads, radius=0.5, multiplier=0.1, lr=0.3)
     found = []
     for on in (True, False):
         monkeypatch.setattr(kernels, "available", lambda on=on: on)

@@ -12,12 +12,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.records import PoissonRecords
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 from sordino.training import Result
 from sordino.training import train as run
 
-USUAL: dict[str, Any] = {"rounds": 5, "records": 60, "batch": 60, "lr": 0.1, "radius": 0.5, "multiplier": 0.0}
+USUAL: dict[str, Any] = {"rounds": 5, "records": PoissonRecords(60, (60,)), "lr": 0.1, "radius": 0.5, "multiplier": 0.0}
 TWINS: dict[str, tuple[Any, float]] = {
     "dp_sgd": (torch.optim.SGD, 0.0),
     "dp_ls_sgd": (torch.optim.SGD, 2.0),
@@ -27,8 +29,8 @@ TWINS: dict[str, tuple[Any, float]] = {
 
 
 def plan(name: str, **changes: Any) -> Plan:
-    strength = {"strength": TWINS[name][1]} if "ls" in name else {}
-    return RECIPES[name](**{**USUAL, **strength, **changes})
+    smoothing = {"denoiser": LaplacianSmoothing(TWINS[name][1])} if "ls" in name else {}
+    return RECIPES[name](**{**USUAL, **smoothing, **changes})
 
 
 def trained(planned: Plan, path: Any = None) -> Result:
@@ -55,15 +57,14 @@ def test_a_recipe_without_clip_noise_and_smoothing_is_the_plain_optimizer(name: 
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    off = {"strength": 0.0} if "ls" in name else {}
-    found = trained(plan(name, radius=1e6, **off))
+    found = trained(plan(name, radius=1e6, denoiser=None))
     torch.testing.assert_close(weights(found.model), weights(model), rtol=0, atol=1e-4)
     assert found.certificate["epsilon"] is None
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_a_recipe_is_billed_as_the_loop(name: str) -> None:
-    planned = plan(name, batch=12, multiplier=1.3)
+    planned = plan(name, records=PoissonRecords(12, (60,)), multiplier=1.3)
     found, ours = trained(planned).certificate, private(batch=12, multiplier=1.3)[1].certificate()
     for key in ("epsilon", "delta", "unit", "relation"):
         assert found[key] == ours[key]
@@ -76,5 +77,5 @@ def test_momentum_and_weight_decay_are_torchs() -> None:
 
     parts = private(mlp(), data(), optimizer, batch=60, epochs=5, multiplier=QUIET, clip=0.5, smoothing=1.0)
     train(parts, epochs=5)
-    found = trained(plan("dp_ls_sgd", strength=1.0, momentum=0.7, weight_decay=0.1))
+    found = trained(plan("dp_ls_sgd", denoiser=LaplacianSmoothing(1.0), momentum=0.7, weight_decay=0.1))
     torch.testing.assert_close(weights(found.model), weights(parts[0]), rtol=0, atol=1e-5)

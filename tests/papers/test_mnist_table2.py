@@ -13,6 +13,7 @@ import pytest
 
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
+from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
@@ -30,7 +31,7 @@ def paper(strength: float, multiplier: float = 1.135) -> Plan:
         lr=Decay(0.1, 0.99),
         radius=0.4,
         multiplier=multiplier,
-        strength=strength,
+        denoiser=LaplacianSmoothing(strength),
         epochs=5,
         batch=10,
         weight_decay=4e-5,

@@ -10,6 +10,7 @@ import pytest
 from tests.silos import SIZES, planned, silos
 from tests.tiny import plan as client_plan
 
+from sordino.config import from_recipe
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.parts.events import (
     Event,
@@ -284,18 +285,12 @@ def test_a_hidden_cohort_is_never_counted() -> None:
 # ---- calibration -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", ["all", "fixed", "one_pass"])
-def test_every_silo_spends_its_own_budget_and_hardly_less(sampling: Any) -> None:
-    base = noisy_minibatch_sgd(
-        rounds=5,
-        clients=Everyone(3),
-        sizes=(30, 60, 60),
-        batch=5,
-        radius=1.0,
-        multiplier=1.0,
-        lr=0.1,
-        sampling=sampling,
-    )
+SIXTY = (30, 60, 60)
+
+
+@pytest.mark.parametrize("reads", [AllRecords(SIXTY), FixedRecords(5, SIXTY), OnePass(5, SIXTY)], ids=lambda r: r.kind)
+def test_every_silo_spends_its_own_budget_and_hardly_less(reads: RecordSampler) -> None:
+    base = noisy_minibatch_sgd(rounds=5, clients=Everyone(3), records=reads, radius=1.0, multiplier=1.0, lr=0.1)
     asked = [Budget(1.0, 1e-4), Budget(2.0, 1e-5), Budget(1.0, 1e-5)]
     bill = calibrated_silos(base, asked).bill()
     for index, budget in enumerate(asked):
@@ -304,9 +299,8 @@ def test_every_silo_spends_its_own_budget_and_hardly_less(sampling: Any) -> None
 
 
 def test_local_sgd_and_the_silo_recipe_meet_their_budgets_too() -> None:
-    local = noisy_local_sgd(
-        rounds=3, clients=Everyone(2), sizes=(30, 60), batch=3, radius=1.0, multiplier=1.0, lr=0.1, steps=2
-    )
+    reads = FixedRecords(3, (30, 60))
+    local = noisy_local_sgd(rounds=3, clients=Everyone(2), records=reads, radius=1.0, multiplier=1.0, lr=0.1, steps=2)
     ready = silo(sizes=(30, 60), epsilons=(1.0, 3.0), rounds=4)
     for plan, asked in (
         (calibrated_silos(local, budgets((30, 60), (1.0, 3.0))), (1.0, 3.0)),
@@ -347,11 +341,14 @@ def test_budgets_that_do_not_fit_the_silos_are_refused() -> None:
 
 
 def test_multipliers_of_the_silos_own_are_refused_where_somebody_else_adds_the_noise() -> None:
-    usual: Any = {"rounds": 2, "clients": Everyone(2), "sizes": (30,), "batch": 3, "radius": 1.0, "lr": 0.1}
-    for trust in ("server", "secure_sum", "shuffler"):
-        with pytest.raises(PlanError) as refused:
-            noisy_minibatch_sgd(**usual, multiplier=1.0, multipliers=(1.0, 2.0), trust=trust)
-        assert refused.value.rule == "local noise"
+    """No other release has a place for them, so none can be said to have noise that it does not add."""
+    silos = {"rounds": 2, "clients": {"kind": "everyone", "population": 2}, "radius": 1.0, "lr": 0.1}
+    usual = {**silos, "name": "noisy_minibatch_sgd", "records": {"kind": "all_records", "sizes": [30]}}
+    own = {"mechanism": {"kind": "gaussian", "multiplier": 1.0}, "multipliers": [1.0, 2.0]}
+    assert from_recipe({**usual, "release": {**own, "kind": "local_noise"}}).release.event() == Gaussian(1.0).event()
+    for kind in ("central_noise", "noise_shares", "shuffled_noise"):
+        with pytest.raises(ConfigError, match=r"recipe\.release\.m"):
+            from_recipe({**usual, "release": {**own, "kind": kind}})
 
 
 def test_delta_is_small_against_the_records_of_a_silo() -> None:

@@ -47,12 +47,10 @@ partition = {{ kind = "iid", clients = 4 }}
 name = "noisy_minibatch_sgd"
 rounds = 4
 clients = {clients}
-sizes = [60]
-batch = 6
+records = {{ kind = "{records}", batch = 6, sizes = [60] }}
 radius = 1.0
 multiplier = 8.0
 lr = 0.5
-sampling = "{sampling}"
 
 [privacy]
 {privacy}
@@ -64,10 +62,10 @@ THREE = '{ kind = "fixed", population = 4, cohort = 3 }'
 ALL, SOME = '{ kind = "everyone", population = 4 }', '{ kind = "fixed", population = 4, cohort = 2 }'
 
 
-def written(folder: Path, clients: str = ALL, sampling: str = "fixed", privacy: str = "") -> Path:
+def written(folder: Path, clients: str = ALL, records: str = "fixed_records", privacy: str = "") -> Path:
     np.savez(folder / "data.npz", **arrays())
     file = folder / "fed.toml"
-    file.write_text(SILOS.format(data=folder / "data.npz", clients=clients, sampling=sampling, privacy=privacy))
+    file.write_text(SILOS.format(data=folder / "data.npz", clients=clients, records=records, privacy=privacy))
     return file
 
 
@@ -93,7 +91,7 @@ def killed_in(round_: int, file: Path, out: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_pass_that_ran_a_round_again_after_a_kill_is_billed_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, out = written(tmp_path, sampling="one_pass"), tmp_path / "a"
+    file, out = written(tmp_path, records="one_pass"), tmp_path / "a"
     killed_in(2, file, out, monkeypatch)
     found = execute(load_config(file), out, resume=True).certificate
     assert [line["round"] for line in lines(out / "charges.jsonl")] == [1, 2, 2, 3, 4]
@@ -108,7 +106,7 @@ def test_a_budget_worth_one_pass_refuses_the_round_that_would_read_a_block_again
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = cost(GaussianNoise(8.0), 1, delta=1e-3) * 1.05
-    file = written(tmp_path, sampling="one_pass", privacy=own_budgets(9.0, once, 9.0, 9.0))
+    file = written(tmp_path, records="one_pass", privacy=own_budgets(9.0, once, 9.0, 9.0))
     whole = execute(load_config(file), tmp_path / "whole").certificate
     assert whole["counts"]["rounds_charged"] == 4  # uninterrupted, one release per record is all it costs
     killed_in(2, file, tmp_path / "a", monkeypatch)
@@ -118,7 +116,7 @@ def test_a_budget_worth_one_pass_refuses_the_round_that_would_read_a_block_again
 
 
 def test_lines_repeated_in_the_charges_are_noticed(tmp_path: Path) -> None:
-    file, out = written(tmp_path, sampling="one_pass"), tmp_path / "a"
+    file, out = written(tmp_path, records="one_pass"), tmp_path / "a"
     execute(load_config(file), out)
     charges = out / "charges.jsonl"
     charges.write_text(charges.read_text() + charges.read_text().splitlines()[0] + "\n")

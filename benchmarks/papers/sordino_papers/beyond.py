@@ -12,9 +12,10 @@ from sordino.data.partition import Iid, Natural
 from sordino.data.task import Task
 from sordino.models import Logistic, Mlp
 from sordino.parts.denoise import JamesStein
-from sordino.parts.postprocess import Postprocess
+from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
+from sordino.parts.server import ServerOptimizer
 from sordino.privacy.certificate import default_delta
-from sordino.recipes import best
+from sordino.recipes.best import best, bold
 from sordino_papers.cells import Cell, Job, Table
 from sordino_papers.paper_000 import mnist_logistic
 
@@ -40,26 +41,27 @@ ABOUT = (
     "octave of frequencies whose noise is known exactly (with a falling step 86.83, 83.43 and 83.99 where the falling "
     "step alone had 89.82, 84.68 and 89.41). Choosing sigma by the least squared error of one update is the same idea."
 )
-PLAIN = {"step": 1.0, "window": 0.0}
-VARIANTS: dict[str, tuple[dict[str, Any], tuple[Postprocess, ...]]] = {
-    "last model": (PLAIN, ()),
-    "smoothing, sigma 1": ({**PLAIN, "strength": 1.0}, ()),
-    "momentum 0.5": ({**PLAIN, "momentum": 0.5}, ()),
-    "momentum 0.8": ({**PLAIN, "momentum": 0.8}, ()),
-    "falling step": ({**PLAIN, "step": 1.8, "final": 0.1}, ()),
-    "mean of models": ({"step": 1.0}, ()),
-    "mean of models, step 1.5": ({}, ()),
-    "mean of models, step 1.5, smoothing": ({"strength": 1.0}, ()),
-    "James-Stein": (PLAIN, (JamesStein(),)),
+ROUNDS, SMOOTHING = 60, LaplacianSmoothing(1.0)
+LAST, MEAN = bold(ROUNDS, step=1.0, window=0.0), bold(ROUNDS, step=1.5, window=1 / 6)
+VARIANTS: dict[str, tuple[ServerOptimizer, Postprocess | None]] = {
+    "last model": (LAST, None),
+    "smoothing, sigma 1": (LAST, SMOOTHING),
+    "momentum 0.5": (bold(ROUNDS, step=1.0, window=0.0, momentum=0.5), None),
+    "momentum 0.8": (bold(ROUNDS, step=1.0, window=0.0, momentum=0.8), None),
+    "falling step": (bold(ROUNDS, step=1.8, window=0.0, final=0.1), None),
+    "mean of models": (bold(ROUNDS, step=1.0, window=1 / 6), None),
+    "mean of models, step 1.5": (MEAN, None),
+    "mean of models, step 1.5, smoothing": (MEAN, SMOOTHING),
+    "James-Stein": (LAST, JamesStein()),
 }
 
 
 def job(task: str, variant: str, seed: int) -> Job:
     """One run of one variant."""
     build, population, epsilon, settings = TASKS[task]
-    choices, after = VARIANTS[variant]
-    plan = best(population=population, epsilon=epsilon, rate=0.1, rounds=60, epochs=1, **settings, **choices)
-    return Job(replace(plan, postprocess=(*plan.postprocess, *after)), build(seed), default_delta(population))
+    server, denoiser = VARIANTS[variant]
+    plan = best(population=population, epsilon=epsilon, rate=0.1, rounds=ROUNDS, denoiser=denoiser, **settings)
+    return Job(replace(plan, server=server), build(seed), default_delta(population))
 
 
 def _table(task: str) -> Table:

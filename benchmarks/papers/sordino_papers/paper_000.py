@@ -12,6 +12,8 @@ from sordino.data.datasets import load
 from sordino.data.partition import Iid, Natural
 from sordino.data.task import Records, Task
 from sordino.models import CharLstm, Logistic, SmallCnn
+from sordino.parts.denoise import JamesStein, SoftThreshold
+from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
@@ -22,7 +24,6 @@ from sordino.theory.central_noise import poisson_noise, uniform_noise
 from sordino_papers.cells import Cell, Job, Table
 
 How = Literal["uniform", "poisson"]
-Denoiser = Literal["smoothing", "james_stein", "james_stein_plain", "soft_threshold", "none"]
 EPSILONS, STRENGTHS = (6, 7, 8, 9), (0, 1, 2, 3)
 POPULATION = {"uniform": 1000, "poisson": 500}
 PUBLISHED: dict[How, tuple[tuple[float, ...], ...]] = {  # rows: strength 0..3, columns: epsilon 6..9
@@ -73,7 +74,7 @@ def table2_plan(how: How, multiplier: float, strength: float) -> Plan:
         lr=Decay(0.1, 0.99),
         radius=0.4,
         multiplier=multiplier,
-        strength=strength,
+        denoiser=LaplacianSmoothing(strength),
         epochs=5,
         batch=10,
         weight_decay=4e-5,
@@ -146,7 +147,7 @@ def writers_cnn(seed: int, clients: int = 500) -> Task:
     return spec.build(clients, seed)
 
 
-def cnn_job(multiplier: float, strength: float, denoiser: Denoiser, seed: int) -> Job:
+def cnn_job(multiplier: float, denoiser: Postprocess, seed: int) -> Job:
     """Scaled: N = 500, rate 0.05, T = 40, E = 2; the paper has N = 2000, T = 200, E = 10, 3.4M parameters."""
     plan = dp_fed_ls(
         rounds=40,
@@ -154,30 +155,33 @@ def cnn_job(multiplier: float, strength: float, denoiser: Denoiser, seed: int) -
         lr=Decay(0.1, 0.99),
         radius=0.6,
         multiplier=multiplier,
-        strength=strength,
+        denoiser=denoiser,
         epochs=2,
         batch=16,
         weight_decay=4e-5,
-        denoiser=denoiser,
     )
     return Job(plan, writers_cnn(seed), default_delta(500))
 
 
-def _cnn_cell(name: str, multiplier: float, strength: float, denoiser: Denoiser = "smoothing") -> Cell:
-    label = f"sigma {strength:g}" if denoiser == "smoothing" else denoiser
+def _cnn_cell(name: str, multiplier: float, label: str, denoiser: Postprocess) -> Cell:
     return Cell(f"000-{name}-z{multiplier:g}-{label.replace(' ', '')}", f"{label}, z = {multiplier:g}",
-                partial(cnn_job, multiplier, strength, denoiser))  # fmt: skip
+                partial(cnn_job, multiplier, denoiser))  # fmt: skip
 
 
 def _cnn() -> Table:
-    cells = tuple(_cnn_cell("cnn", z, s) for z, s in ((2.4, 0.0), (2.4, 0.5), (2.4, 1.0), (1.0, 0.0), (1.0, 0.5)))
+    grid = ((2.4, 0.0), (2.4, 0.5), (2.4, 1.0), (1.0, 0.0), (1.0, 0.5))
+    cells = tuple(_cnn_cell("cnn", z, f"sigma {s:g}", LaplacianSmoothing(s)) for z, s in grid)
     about = "Scaled Table 3: Poisson, N = 500 writers, T = 40, 55,338 parameters. Smallest epsilon first."
     return Table("000-cnn", "CNN on MNIST by writer (scaled)", cells, about)
 
 
 def _denoisers() -> Table:
-    others: tuple[Denoiser, ...] = ("james_stein", "james_stein_plain", "soft_threshold")
-    cells = tuple(_cnn_cell("denoisers", 2.4, 0.0, denoiser) for denoiser in others)
+    others: dict[str, Postprocess] = {
+        "james_stein": JamesStein(),
+        "james_stein_plain": JamesStein(positive=False),
+        "soft_threshold": SoftThreshold(),
+    }
+    cells = tuple(_cnn_cell("denoisers", 2.4, label, denoiser) for label, denoiser in others.items())
     about = "The task of 000-cnn at z = 2.4 with another post-processing in the place of smoothing."
     return Table("000-denoisers", "Denoisers compared (scaled Table 6)", cells, about)
 
@@ -199,7 +203,7 @@ def lstm_job(multiplier: float, strength: float, seed: int) -> Job:
         lr=Decay(1.47, 0.99),
         radius=5.0,
         multiplier=multiplier,
-        strength=strength,
+        denoiser=LaplacianSmoothing(strength),
         epochs=2,
         batch=50,
         weight_decay=4e-5,

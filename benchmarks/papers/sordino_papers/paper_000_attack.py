@@ -9,6 +9,7 @@ from sordino.config import TaskSpec
 from sordino.data.partition import Iid
 from sordino.data.task import Task
 from sordino.models import Mlp
+from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.privacy.attack import ceiling
@@ -32,8 +33,8 @@ def plan(multiplier: float, strength: float) -> Plan:
     """DP-Fed-LS, Poisson 0.1; without noise the clip is wide, as in the paper's non-private model."""
     radius = 0.5 if multiplier else 20.0
     return dp_fed_ls(
-        rounds=ROUNDS, clients=Poisson(CLIENTS, 0.1), lr=0.2, radius=radius, multiplier=multiplier, strength=strength,
-        epochs=10, batch=5,
+        rounds=ROUNDS, clients=Poisson(CLIENTS, 0.1), lr=0.2, radius=radius, multiplier=multiplier, epochs=10, batch=5,
+        denoiser=LaplacianSmoothing(strength),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from sordino.data.records import Array
 from sordino.data.task import Clients, Records, Task
 from sordino.parts.local import LocalSgd
 from sordino.parts.record_solvers import NoisyLocalSgd
+from sordino.parts.records import AllRecords, FixedRecords
 from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.server import Sgd
@@ -37,7 +38,11 @@ WHITE = 0.5  # axes are divided by this power of their singular values: half way
 CENTRAL = ("minibatch", "minibatch, momentum", "accelerated")
 LABELS = ("minibatch SGD", "the same, momentum", "accelerated", "Local SGD", "Local SGD, large batches")
 TRIALS = 3  # repeats per step size
-LOCAL = {"local": (100, 1), "local, large batches": (10, PER_SILO // 10)}  # local steps, and records in each
+WHOLE = AllRecords((PER_SILO,))
+LOCAL = {  # local steps, and records in each
+    "local": (100, FixedRecords(1, (PER_SILO,))),
+    "local, large batches": (10, FixedRecords(PER_SILO // 10, (PER_SILO,))),
+}
 RATES = tuple(float(rate) for rate in np.geomspace(0.2, 40, 10))  # step sizes of minibatch SGD
 LOCAL_RATES = tuple(float(rate) for rate in np.geomspace(0.01, 4, 10))
 CURVATURES = tuple(1 / rate for rate in np.geomspace(0.2, 40, 10))
@@ -98,23 +103,16 @@ def silos_of(cohort: int) -> Sampler:
 
 def plans(algorithm: str, cohort: int, epsilon: float, rounds: int = ROUNDS) -> list[Plan]:
     """One plan per step size, calibrated to epsilon (infinite: no noise)."""
-    shared: dict[str, Any] = {
-        "rounds": rounds,
-        "clients": silos_of(cohort),
-        "sizes": (PER_SILO,),
-        "radius": 1.0,
-        "multiplier": 1.0,
-    }
-    whole: dict[str, Any] = {"batch": PER_SILO, "sampling": "all"}
+    shared: dict[str, Any] = {"rounds": rounds, "clients": silos_of(cohort), "radius": 1.0, "multiplier": 1.0}
     if algorithm == "minibatch":
-        some = [noisy_minibatch_sgd(**shared, **whole, lr=rate) for rate in RATES]
+        some = [noisy_minibatch_sgd(**shared, records=WHOLE, lr=rate) for rate in RATES]
     elif algorithm == "minibatch, momentum":
-        some = [noisy_minibatch_sgd(**shared, **whole, lr=rate / 5, momentum=0.8) for rate in RATES]
+        some = [noisy_minibatch_sgd(**shared, records=WHOLE, lr=rate / 5, momentum=0.8) for rate in RATES]
     elif algorithm == "accelerated":
-        some = [accelerated_minibatch_sgd(**shared, **whole, v=v) for v in CURVATURES]
+        some = [accelerated_minibatch_sgd(**shared, records=WHOLE, v=v) for v in CURVATURES]
     else:
-        steps, batch = LOCAL[algorithm]
-        some = [noisy_local_sgd(**shared, batch=batch, steps=steps, lr=rate) for rate in LOCAL_RATES]
+        steps, reads = LOCAL[algorithm]
+        some = [noisy_local_sgd(**shared, records=reads, steps=steps, lr=rate) for rate in LOCAL_RATES]
     if math.isinf(epsilon):
         return [bare(plan) for plan in some]
     solved = _noise(algorithm, cohort, epsilon, rounds)
@@ -138,17 +136,11 @@ def _noise(algorithm: str, cohort: int, epsilon: float, rounds: int) -> float:
 
 def plans_of_noise(algorithm: str, cohort: int, rounds: int) -> Plan:
     """A plan of the algorithm with any noise: what calibration starts from. Every silo may be in every round."""
-    shared: dict[str, Any] = {
-        "rounds": rounds,
-        "clients": Everyone(SILOS),
-        "sizes": (PER_SILO,),
-        "radius": 1.0,
-        "multiplier": 1.0,
-    }
+    shared: dict[str, Any] = {"rounds": rounds, "clients": Everyone(SILOS), "radius": 1.0, "multiplier": 1.0, "lr": 1.0}
     if algorithm in LOCAL:
-        steps, batch = LOCAL[algorithm]
-        return noisy_local_sgd(**shared, batch=batch, steps=steps, lr=1.0)
-    return noisy_minibatch_sgd(**shared, batch=PER_SILO, sampling="all", lr=1.0)
+        steps, reads = LOCAL[algorithm]
+        return noisy_local_sgd(**shared, records=reads, steps=steps)
+    return noisy_minibatch_sgd(**shared, records=WHOLE)
 
 
 def best_of(some: list[Plan], task: Task, split: int) -> tuple[float, int]:

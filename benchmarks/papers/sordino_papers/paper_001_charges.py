@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from sordino.data.datasets import load
 from sordino.data.task import Records, Task
+from sordino.parts.records import AllRecords, FixedRecords
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
@@ -49,34 +51,24 @@ def relative_rmse(w: Tensor, records: Records, train: Records) -> Tensor:
 
 def plans(algorithm: str, sizes: tuple[int, ...], radius: float, epsilon: float) -> list[Plan]:
     """One plan per step size; every silo at its own delta = size^-2."""
-    clients = Everyone(len(sizes))
-    if algorithm == "minibatch":
-        some = [
-            noisy_minibatch_sgd(rounds=ROUNDS, clients=clients, sizes=sizes, batch=min(sizes), radius=radius,
-                                multiplier=1.0, lr=rate, momentum=0.8, sampling="all")
-            for rate in RATES
-        ]  # fmt: skip
-    else:
-        some = [
-            noisy_local_sgd(rounds=ROUNDS, clients=clients, sizes=sizes, batch=min(sizes) // STEPS, radius=radius,
-                            multiplier=1.0, lr=rate, steps=STEPS)
-            for rate in RATES
-        ]  # fmt: skip
+    some = [_plan(algorithm, sizes, radius, rate) for rate in RATES]
     if math.isinf(epsilon):
         return [bare(plan) for plan in some]
     return [own_noise(plan, multipliers(algorithm, sizes, epsilon)) for plan in some]
 
 
+def _plan(algorithm: str, sizes: tuple[int, ...], radius: float, lr: float) -> Plan:
+    """Any noise: it is solved for later."""
+    shared: dict[str, Any] = {"rounds": ROUNDS, "clients": Everyone(len(sizes)), "radius": radius, "multiplier": 1.0}
+    if algorithm == "minibatch":
+        return noisy_minibatch_sgd(**shared, records=AllRecords(sizes), lr=lr, momentum=0.8)
+    return noisy_local_sgd(**shared, records=FixedRecords(min(sizes) // STEPS, sizes), lr=lr, steps=STEPS)
+
+
 @cache
 def multipliers(algorithm: str, sizes: tuple[int, ...], epsilon: float) -> tuple[float, ...]:
     """Every silo's noise for its own (epsilon, size^-2)."""
-    shared = {"rounds": ROUNDS, "clients": Everyone(len(sizes)), "sizes": sizes, "radius": 1.0, "multiplier": 1.0}
-    plan = (
-        noisy_minibatch_sgd(**shared, batch=min(sizes), lr=1.0, sampling="all")  # type: ignore[arg-type]
-        if algorithm == "minibatch"
-        else noisy_local_sgd(**shared, batch=min(sizes) // STEPS, lr=1.0, steps=STEPS)  # type: ignore[arg-type]
-    )
-    solved = calibrated_silos(plan, [Budget(epsilon, size**-2.0) for size in sizes])
+    solved = calibrated_silos(_plan(algorithm, sizes, 1.0, 1.0), [Budget(epsilon, size**-2.0) for size in sizes])
     return getattr(solved.local, "multipliers", ()) or solved.release.multipliers  # type: ignore[attr-defined]
 
 

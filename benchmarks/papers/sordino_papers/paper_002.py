@@ -16,6 +16,7 @@ from sordino.data.datasets import load
 from sordino.data.partition import Natural, SortedTarget
 from sordino.data.records import Dataset
 from sordino.data.task import Clients, Records, Task
+from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.release import NoNoise
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
@@ -60,7 +61,7 @@ def loans_plan(epsilon: float, total: int, steps: int) -> Plan:
     """T = total iterations in rounds of E = steps; Laplace noise for pure epsilon over all rounds a client is in."""
     rounds = max(1, round(total / steps))
     plan = client_side_fed_avg(
-        rounds=rounds, population=CLIENTS, cohort=COHORT, lr=LR, steps=steps, radius=ZETA, multiplier=1.0
+        rounds=rounds, population=CLIENTS, cohort=COHORT, lr=LR, steps=steps, radius=ZETA, mechanism=Laplace(1.0)
     )
     return _noised(plan, epsilon, 0.0)
 
@@ -178,9 +179,8 @@ def femnist_plan(epsilon: float, steps: int) -> Plan:
     """Gaussian noise for (epsilon, N^-1.1) over all rounds that a writer is in."""
     rounds = FEMNIST_TOTAL // steps
     plan = client_side_fed_avg(
-        rounds=rounds, population=WRITERS, cohort=TURN, lr=2.0, steps=steps, radius=0.5, multiplier=1.0,
-        mechanism="gaussian",
-    )  # fmt: skip
+        rounds=rounds, population=WRITERS, cohort=TURN, lr=2.0, steps=steps, radius=0.5, mechanism=Gaussian(1.0)
+    )
     return _noised(plan, epsilon, WRITERS**-1.1)
 
 

@@ -11,8 +11,10 @@ from sordino.config import TaskSpec
 from sordino.data.partition import Dirichlet, Natural
 from sordino.data.task import Records, Task
 from sordino.models import DpMnistCnn
+from sordino.parts.denoise import SparsifyMean
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
+from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
@@ -23,13 +25,13 @@ METHODS: dict[str, tuple[Callable[..., Plan], dict[str, Any]]] = {
     "DP-FedAvg": (dp_fed_avg, {"momentum": 0.5, "weight_decay": 5e-4}),
     "DP-FedSAM": (dp_fed_sam, {"rho": RHO}),
     "DP-FedSAM, ASAM": (dp_fed_sam, {"rho": 0.1, "adaptive": True}),
-    "top_k of the update": (dp_fed_sam_top_k, {"rho": RHO, "form": "update"}),
-    "top_k of the mean": (dp_fed_sam_top_k, {"rho": RHO, "form": "mean"}),
-    "top_k by public mask": (dp_fed_sam_top_k, {"rho": RHO, "form": "mask"}),
-    "Fed-SMP-rand_k": (fed_smp, {"mask": "random"}),
-    "Fed-SMP-top_k": (fed_smp, {"mask": "public_data"}),
+    "top_k of the update": (dp_fed_sam_top_k, {"rho": RHO, "sparsify": SparsifyUpdate(0.4)}),
+    "top_k of the mean": (dp_fed_sam, {"rho": RHO, "denoiser": SparsifyMean(0.4)}),
+    "top_k by public mask": (dp_fed_sam_top_k, {"rho": RHO}),
+    "Fed-SMP-rand_k": (fed_smp, {}),
+    "Fed-SMP-top_k": (fed_smp, {"mask": PublicDataMask()}),
     "BLUR": (blur, {"strength": 0.1}),
-    "BLUR+LUS": (blur, {"strength": 0.1, "keep": 0.4}),
+    "BLUR+LUS": (blur, {"strength": 0.1, "sparsify": SparsifyUpdate(0.4)}),
 }
 
 

@@ -13,6 +13,8 @@ from sordino.data.datasets import load
 from sordino.data.partition import Iid
 from sordino.data.task import Records, Task, evaluate
 from sordino.models import DpMnistCnn, Logistic
+from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.records import PoissonRecords
 from sordino.parts.schedules import Linear
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
@@ -45,12 +47,11 @@ class Setting:
         recipe = dp_ls_adam if adam else dp_ls_sgd
         return recipe(
             rounds=self.rounds,
-            records=self.records,
-            batch=self.batch,
+            records=PoissonRecords(self.batch, (self.records,)),
             lr=Linear(lr, 0.0, self.rounds),
             radius=self.radius,
             multiplier=multiplier,
-            strength=strength,
+            denoiser=LaplacianSmoothing(strength) if strength else None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,12 @@ def _summary(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(module) or "").splitlines()[0]
 
 
+def _type(annotation: Any) -> str:
+    """`float | Schedule`, without the modules."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:\w+\.)+", "", text)
+
+
 def recipe(name: str) -> dict[str, Any]:
     """One recipe: its arguments and an example file."""
     from sordino.recipes import RECIPES, starters
@@ -51,7 +58,7 @@ def recipe(name: str) -> dict[str, Any]:
     if name not in RECIPES:
         raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
     parameters = inspect.signature(RECIPES[name]).parameters.values()
-    arguments = {p.name: {"type": str(p.annotation), "required": p.default is p.empty} for p in parameters}
+    arguments = {p.name: {"type": _type(p.annotation), "required": p.default is p.empty} for p in parameters}
     return {
         "name": name,
         "equation": inspect.getdoc(RECIPES[name]),

@@ -5,34 +5,39 @@ A name is resolved once, here, into a place in `[task] silos`; the data are then
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sordino import codec
 from sordino.errors import ConfigError
 
-PER_SILO = ("sizes", "epsilons", "deltas", "multipliers")  # arguments of recipes with an entry for every silo
+PER_SILO = {"recipe": ("sizes", "epsilons", "deltas", "multipliers"), "privacy": ("silos",)}  # however deep inside
 
 
 def resolved(table: Mapping[str, Any]) -> dict[str, Any]:
     """The same file with its tables by name as lists, in the order of `[task] silos`, or of the alphabet."""
     data = dict(table)
-    recipe, privacy, task = (data.get(part) for part in ("recipe", "privacy", "task"))
-    tables = {f"recipe.{key}": recipe[key] for key in PER_SILO if _by_name(recipe, key)} if recipe else {}
-    if _by_name(privacy, "silos"):
-        tables["privacy.silos"] = privacy["silos"]  # type: ignore[index]
+    tables = {place: named for part, keys in PER_SILO.items() for place, named in _tables(data.get(part), part, keys)}
     if not tables:
         return data
-    task = dict(task) if isinstance(task, Mapping) else {}
+    task = dict(data["task"]) if isinstance(data.get("task"), Mapping) else {}
     names = _names(task.get("silos"), tables)
-    for where, given in tables.items():
-        part, key = where.split(".")
-        data[part] = {**data[part], key: [given[name] for name in names]}
-    return {**data, "task": {**task, "silos": names}}
+    lists = {place: [named[name] for name in names] for place, named in tables.items()}
+    return _listed(data, "", lists) | {"task": {**task, "silos": names}}
 
 
-def _by_name(part: Any, key: str) -> bool:
-    return isinstance(part, Mapping) and isinstance(part.get(key), Mapping)
+def _tables(part: Any, where: str, keys: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every table by name, with its place: recipe.sizes, recipe.records.sizes."""
+    for key, value in part.items() if isinstance(part, Mapping) else ():
+        if isinstance(value, Mapping):
+            place = f"{where}.{key}"
+            yield from [(place, value)] if key in keys else _tables(value, place, keys)
+
+
+def _listed(part: Mapping[str, Any], where: str, lists: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The same tables with lists at those places."""
+    inside = {key: _listed(value, f"{where}{key}.", lists) for key, value in part.items() if isinstance(value, Mapping)}
+    return {**part, **inside, **{key: lists[where + key] for key in part if where + key in lists}}
 
 
 def _names(given: Any, tables: dict[str, Mapping[str, Any]]) -> list[str]:

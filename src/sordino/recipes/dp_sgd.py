@@ -2,112 +2,111 @@
 
 from __future__ import annotations
 
-from sordino.parts.mechanisms import Gaussian
+from typing import Required, TypedDict, Unpack
+
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import PoissonRecords
-from sordino.parts.release import CentralNoise, NoNoise
+from sordino.parts.records import RecordSampler
 from sordino.parts.samplers import Everyone
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd
 from sordino.plan import Plan
+from sordino.recipes.shared import released, shares
 
 
-def dp_sgd(
+class Alone(TypedDict, total=False):
+    """One silo that holds all the records, and trusts itself with the noise."""
+
+    rounds: Required[int]
+    records: Required[RecordSampler]
+    radius: Required[float | Schedule]
+    multiplier: Required[float]
+    denoiser: Postprocess | None
+
+
+def alone(
+    server: ServerOptimizer,
     *,
     rounds: int,
-    records: int,
-    batch: int,
-    lr: float | Schedule,
+    records: RecordSampler,
     radius: float | Schedule,
     multiplier: float,
+    denoiser: Postprocess | None = None,
+) -> Plan:
+    """Its plan: every step of the server is a step of the training."""
+    return Plan(
+        rounds=rounds,
+        clients=Everyone(1),
+        local=BatchGradient(records, radius),
+        release=released(multiplier, None),
+        postprocess=(denoiser,) if denoiser else (),
+        server=server,
+    )
+
+
+class Descent(Alone, total=False):
+    """The arguments of `dp_sgd`."""
+
+    lr: Required[float | Schedule]
+    momentum: float
+    weight_decay: float
+    average: Average | None
+
+
+class Moments(Alone, total=False):
+    """The arguments of `dp_adam`."""
+
+    lr: Required[float | Schedule]
+    beta1: float
+    beta2: float
+    floor: float
+
+
+@shares(alone)
+def dp_sgd(
+    *,
+    lr: float | Schedule,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     average: Average | None = None,
+    **shared: Unpack[Alone],
 ) -> Plan:
     """w <- w - lr (sum_j g_j min(1, radius / ||g_j||) + N(0, (multiplier * radius)^2)) / batch  (Abadi et al. 2016).
 
-    `records` is the number of them, `batch` the expected size of a Poisson batch; one silo holds all the data.
+    `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n.
     """
-    server = Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average)
-    return _plan(rounds, records, batch, radius, multiplier, 0.0, server)
+    return alone(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
 
 
-def dp_ls_sgd(
-    *,
-    rounds: int,
-    records: int,
-    batch: int,
-    lr: float | Schedule,
-    radius: float | Schedule,
-    multiplier: float,
-    strength: float = 1.0,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    average: Average | None = None,
-) -> Plan:
+@shares(dp_sgd, denoiser=LaplacianSmoothing(1.0))
+def dp_ls_sgd(**shared: Unpack[Descent]) -> Plan:
     """w <- w - lr A_strength^-1 (sum_j g_j min(1, radius / ||g_j||) + N(0, (multiplier * radius)^2)) / batch.
 
     A = I + strength * L, L the Laplacian of a cycle: it works on what is noised already, so it costs no privacy.
     """
-    server = Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average)
-    return _plan(rounds, records, batch, radius, multiplier, strength, server)
+    return dp_sgd(**shared)
 
 
+@shares(alone)
 def dp_adam(
     *,
-    rounds: int,
-    records: int,
-    batch: int,
     lr: float | Schedule,
-    radius: float | Schedule,
-    multiplier: float,
     beta1: float = 0.9,
     beta2: float = 0.999,
     floor: float = 1e-8,
+    **shared: Unpack[Alone],
 ) -> Plan:
-    """Adam on (sum_j g_j min(1, radius / ||g_j||) + N(0, (multiplier * radius)^2)) / batch, a Poisson batch of records.
+    """Adam on (sum_j g_j min(1, radius / ||g_j||) + N(0, (multiplier * radius)^2)) / batch, a batch of records.
 
     `floor` is added to the root of the second moment.
     """
-    return _plan(rounds, records, batch, radius, multiplier, 0.0, Adam(lr, beta1, beta2, floor))
+    return alone(Adam(lr, beta1, beta2, floor), **shared)
 
 
-def dp_ls_adam(
-    *,
-    rounds: int,
-    records: int,
-    batch: int,
-    lr: float | Schedule,
-    radius: float | Schedule,
-    multiplier: float,
-    strength: float = 1.0,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    floor: float = 1e-8,
-) -> Plan:
+@shares(dp_adam, denoiser=LaplacianSmoothing(1.0))
+def dp_ls_adam(**shared: Unpack[Moments]) -> Plan:
     """Adam on A_strength^-1 (sum_j g_j min(1, radius / ||g_j||) + N(0, (multiplier * radius)^2)) / batch.
 
     The noised gradient is smoothed, then Adam takes both moments of it.
     """
-    return _plan(rounds, records, batch, radius, multiplier, strength, Adam(lr, beta1, beta2, floor))
-
-
-def _plan(
-    rounds: int,
-    records: int,
-    batch: int,
-    radius: float | Schedule,
-    multiplier: float,
-    strength: float,
-    server: ServerOptimizer,
-) -> Plan:
-    smoothing: tuple[Postprocess, ...] = (LaplacianSmoothing(strength),) if strength else ()
-    return Plan(
-        rounds=rounds,
-        clients=Everyone(1),
-        local=BatchGradient(PoissonRecords(batch, (records,)), radius),
-        release=CentralNoise(Gaussian(multiplier)) if multiplier else NoNoise(),
-        postprocess=smoothing,
-        server=server,
-    )
+    return dp_adam(**shared)

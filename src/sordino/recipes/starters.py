@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
 
+from sordino.codec import Part
 from sordino.recipes import RECIPES
 
 
@@ -37,10 +39,10 @@ SILOS = Starter(  # ten silos of 140 digits each
         "rounds": "60",
         "clients": '{ kind = "everyone", population = 10 }',
         "sizes": "[140, 140, 140, 140, 140, 140, 140, 140, 140, 140]",
+        "records": '{ kind = "fixed_records", batch = 40, sizes = [140] }',
         "epsilons": "[4.0]",
         "radius": "1.0",
         "multiplier": "3.0",
-        "batch": "40",
         "lr": "1.0",
         "steps": "3",
         "v": "20.0",
@@ -48,7 +50,13 @@ SILOS = Starter(  # ten silos of 140 digits each
 )
 HOLDER = Starter(  # one holder of all 1,438 digits; a batch is about a hundred of them
     'dataset = "digits"\npartition = { kind = "iid", clients = 1 }',
-    {"rounds": "100", "records": "1438", "batch": "100", "lr": "2.0", "radius": "1.0", "multiplier": "2.0"},
+    {
+        "rounds": "100",
+        "records": '{ kind = "poisson_records", batch = 100, sizes = [1438] }',
+        "lr": "2.0",
+        "radius": "1.0",
+        "multiplier": "2.0",
+    },
 )
 ADAM = Starter(HOLDER.task, {**HOLDER.values, "lr": "0.05"})
 LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps, everybody in every round
@@ -60,8 +68,7 @@ LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps,
         "lr": "0.5",
         "steps": "5",
         "radius": "0.5",
-        "multiplier": "4.0",
-        "mechanism": '"gaussian"',
+        "mechanism": '{ kind = "gaussian", multiplier = 4.0 }',
     },
 )
 STARTERS = {
@@ -71,22 +78,43 @@ STARTERS = {
     "dp_ls_sgd": HOLDER,
     "dp_adam": ADAM,
     "dp_ls_adam": ADAM,
-    "noisy_local_sgd": Starter(SILOS.task, {**SILOS.values, "lr": "0.5", "batch": "20"}),
+    "noisy_minibatch_sgd": SILOS,
+    "accelerated_minibatch_sgd": SILOS,
+    "noisy_local_sgd": Starter(
+        SILOS.task, {**SILOS.values, "lr": "0.5", "records": '{ kind = "fixed_records", batch = 20, sizes = [140] }'}
+    ),
+    "silo": SILOS,
 }
 
 
+CHOSEN = ("epochs", "steps", "batch", "multiplier")  # given although they have defaults
+
+
 def starter(name: str) -> Starter:
-    """The example of a recipe: its own, or that of its kind."""
-    return STARTERS.get(name, SILOS if "sizes" in inspect.signature(RECIPES[name]).parameters else MANY)
+    """The example of a recipe: its own, or that of many clients."""
+    return STARTERS.get(name, MANY)
 
 
 def example(name: str) -> str:
     """A whole file that runs: required arguments with sample values, the others with their defaults."""
     chosen, lines = starter(name), [f'name = "{name}"']
     for p in inspect.signature(RECIPES[name]).parameters.values():
-        if p.default is p.empty or p.name in ("epochs", "steps", "batch", "mechanism"):
+        if p.default is p.empty or (p.name in CHOSEN and p.name in chosen.values):
             lines.append(f"{p.name} = {chosen.values.get(p.name, '... # yours')}")
-        elif isinstance(p.default, str | int | float | list | tuple):
-            lines.append(f"{p.name} = {json.dumps(p.default)}")
+        elif isinstance(p.default, str | int | float | Part):
+            lines.append(f"{p.name} = {written(p.default)}")
     head = f"# {(inspect.getdoc(RECIPES[name]) or '').splitlines()[0]}"
     return "\n\n".join([head, f"[task]\n{chosen.task}", "\n".join(["[recipe]", *lines]), "[run]\nseed = 0"])
+
+
+def written(value: Any) -> str:
+    """A default as TOML; of a part its kind, and what is not left at its own default."""
+    if not isinstance(value, Part):
+        return json.dumps(value)
+    keys = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}  # type: ignore[arg-type]
+    inside = [f"{key} = {written(item)}" for key, item in {"kind": value.kind, **keys}.items()]
+    return f"{{ {', '.join(inside)} }}"
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
