@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sordino.data.task import Clients, Records, Task
 from sordino.parts.bounds import Norm
+from sordino.parts.losses import Loss, Quantile
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import FixedRecords
@@ -22,7 +23,7 @@ from sordino.parts.server import Sgd
 from sordino.plan import Plan
 
 SIZES = (6, 4, 9)
-LOSSES = [
+LOSSES: list[tuple[str | Loss, int]] = [
     ("cross_entropy", 3),
     ("mse", 1),
     ("mse", 4),
@@ -32,12 +33,12 @@ LOSSES = [
     ("absolute", 2),
     ("hinge", 1),
     ("hinge", 2),
-    ("quantile(0.3)", 1),
-    ("quantile(0.3)", 2),
+    (Quantile(0.3), 1),
+    (Quantile(0.3), 2),
 ]
 
 
-def targets(loss: str, outputs: int, count: int, seed: int = 5) -> Tensor:
+def targets(loss: str | Loss, outputs: int, count: int, seed: int = 5) -> Tensor:
     """What a loss takes: labels, zeros and ones, or numbers."""
     numbers = noise(count, outputs, seed=seed)
     if loss == "cross_entropy":
@@ -46,7 +47,9 @@ def targets(loss: str, outputs: int, count: int, seed: int = 5) -> Tensor:
     return y.squeeze(-1)
 
 
-def silos(loss: str = "cross_entropy", outputs: int = 3, sizes: Sequence[int] = SIZES, bias: bool = True) -> Task:
+def silos(
+    loss: str | Loss = "cross_entropy", outputs: int = 3, sizes: Sequence[int] = SIZES, bias: bool = True
+) -> Task:
     """A linear model over silos of the given sizes."""
     x, y = noise(sum(sizes), 4, seed=4), targets(loss, outputs, sum(sizes))
     pairs = zip(torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True)

@@ -134,6 +134,14 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "tuned": {"event": GAUSSIAN, "count": 3, "mean": 2.5},
         "unprotected": {},
     },
+    "Loss": {
+        "cross_entropy": {},
+        "mse": {},
+        "logistic": {},
+        "absolute": {},
+        "hinge": {},
+        "quantile": {"tau": 0.9},
+    },
     "Partitioner": {
         "iid": {"clients": 3},
         "dirichlet": {"clients": 3, "alpha": 0.5},

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local import LocalSgd as LocalSgd
     from sordino.parts.local import LocalSolver as LocalSolver
+    from sordino.parts.losses import Loss as Loss
+    from sordino.parts.losses import Quantile as Quantile
     from sordino.parts.mechanisms import Gaussian as Gaussian
     from sordino.parts.mechanisms import Laplace as Laplace
     from sordino.parts.mechanisms import Mechanism as Mechanism
@@ -102,6 +104,8 @@ _HOME = {
     "Distributed": "engines.distributed",
     "Clip": "parts.encode",
     "LocalSgd": "parts.local",
+    "Loss": "parts.losses",
+    "Quantile": "parts.losses",
     "LaplacianSmoothing": "parts.postprocess",
     "Everyone": "parts.samplers",
     "FixedSize": "parts.samplers",

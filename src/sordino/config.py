@@ -25,6 +25,7 @@ from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
+from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
 from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
@@ -40,7 +41,7 @@ class TaskSpec:
     options: dict[str, Any] = field(default_factory=dict)
     partition: Partitioner | None = None
     model: Spec = field(default_factory=Logistic)
-    loss: str | None = None
+    loss: Loss | None = None
     silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
 
     @property
@@ -109,11 +110,11 @@ def _try_loss(task: Task) -> None:
         task.losses(copy.deepcopy(task.model).eval()(x), y)
     except (RuntimeError, ValueError, IndexError) as error:
         needed = "a model and a loss that fit the data"
-        raise ConfigError(f"loss {task.loss!r} that fails on a record of its shape ({error})", needed) from None
+        raise ConfigError(f"loss {task.losses.kind!r} that fails on a record of its shape ({error})", needed) from None
 
 
-def _loss(data: Dataset) -> str:
-    return "cross_entropy" if data.classes else "mse"
+def _loss(data: Dataset) -> Loss:
+    return CrossEntropy() if data.classes else Mse()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ import torch
 from tests.per_record.mixers import CLASSES, HONEST, MIXERS, Later, Own, inputs
 from torch import Tensor, nn
 
-from sordino.data.task import Loss, Task
-from sordino.engines import checks as silos
+from sordino.data.task import Task
+from sordino.engines import checks
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
+from sordino.parts.losses import LossFunction
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import FixedRecords, PoissonRecords
@@ -26,7 +27,7 @@ from sordino.run import run
 SIZE = 30
 
 
-def task(model: nn.Module, loss: str | Loss = "cross_entropy") -> Task:
+def task(model: nn.Module, loss: str | LossFunction = "cross_entropy") -> Task:
     x = inputs(2 * SIZE, HONEST["two layers"][1])
     y = torch.arange(2 * SIZE) % CLASSES
     return Task.of(model, [(x[:SIZE], y[:SIZE]), (x[SIZE:], y[SIZE:])], loss=loss)
@@ -51,7 +52,7 @@ def test_silos_refuse_a_model_that_mixes_records(name: str, planned: Callable[[]
 
 
 def test_the_engine_itself_looks_where_nobody_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silos, "_check_apart", lambda *_: None)
+    monkeypatch.setattr(checks, "_check_apart", lambda *_: None)
     torch.manual_seed(1)
     with pytest.raises(PlanError, match="other records"):
         list(run(plan(), task(MIXERS["x minus its mean"]()), engine=InProcess(path="sequential")))

@@ -22,6 +22,7 @@ from sordino.engines.linear import LinearClients
 from sordino.errors import DataError
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local import LocalSgd
+from sordino.parts.losses import Loss, Quantile
 from sordino.parts.records import FixedRecords
 from sordino.parts.samplers import Everyone
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
@@ -29,11 +30,11 @@ from sordino.rng import Seeded
 from sordino.run import run
 from sordino.runs.grid import run_grid
 
-LOSSES = ("cross_entropy", "mse", "logistic", "absolute", "hinge", "quantile(0.3)")
+LOSSES = ("cross_entropy", "mse", "logistic", "absolute", "hinge", Quantile(0.3))
 SIZES = (7, 1, 0, 12)
 
 
-def federation(loss: str = "cross_entropy", outputs: int = 3, inputs: int = 19, bias: bool = True) -> Task:
+def federation(loss: str | Loss = "cross_entropy", outputs: int = 3, inputs: int = 19, bias: bool = True) -> Task:
     torch.manual_seed(0)
     model = seeded(nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs, bias=bias)))
     y = torch.randint(outputs, (64,)) if loss == "cross_entropy" else torch.randint(2, (64, outputs)).float()
@@ -63,7 +64,7 @@ def descended(task: Task, kernel: bool, local: LocalSgd, seed: int = 3) -> Tenso
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 @pytest.mark.parametrize(("outputs", "bias"), [(1, True), (3, False), (5, True), (12, True)])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_local_steps_are_those_of_torch(loss: str, outputs: int, bias: bool, decay: float) -> None:
+def test_local_steps_are_those_of_torch(loss: str | Loss, outputs: int, bias: bool, decay: float) -> None:
     task = federation(loss, outputs, bias=bias)
     local = LocalSgd(lr=0.1, epochs=3, batch=4, weight_decay=decay)
     compiled, torchs = descended(task, True, local), descended(task, False, local)
@@ -103,7 +104,7 @@ def pulled(task: Task, rows: Any, ball: Ball, kernel: bool) -> Tensor:
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize(("outputs", "bias"), [(1, True), (4, False), (6, True)])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_clipped_sums_are_those_of_torch(loss: str, outputs: int, bias: bool, norm: Any) -> None:
+def test_clipped_sums_are_those_of_torch(loss: str | Loss, outputs: int, bias: bool, norm: Any) -> None:
     task, rows = federation(loss, outputs, bias=bias), np.random.default_rng(0).integers(20, size=(5, 6))
     for radius in (0.3, 5.0, 1e4):
         compiled, torchs = (pulled(task, rows, Ball(radius, norm), kernel) for kernel in (True, False))

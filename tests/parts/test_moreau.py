@@ -22,15 +22,16 @@ from sordino.engines.objectives import ManyClients
 from sordino.errors import PlanError
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau
 from sordino.parts.local import LocalSgd
+from sordino.parts.losses import Loss, Quantile
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import FixedRecords
 from sordino.rng import Seeded
 
-CLOSED = ["absolute", "hinge", "quantile(0.8)"]
+CLOSED: list[str | Loss] = ["absolute", "hinge", Quantile(0.8)]
 
 
 @cache
-def pair(loss: str, outputs: int = 1, bias: bool = True) -> Task:
+def pair(loss: str | Loss, outputs: int = 1, bias: bool = True) -> Task:
     """One silo of twelve records with two features."""
     y = targets(loss, outputs, 12, seed=9)
     return Task(seeded(nn.Linear(2, outputs, bias=bias)), Clients.of([Records(noise(12, 2, seed=8), y)]), loss=loss)
@@ -42,7 +43,7 @@ def envelope(ours: Any, w: Tensor, x: Tensor, y: Tensor, beta: float, steps: int
     return found[0].clone()
 
 
-def brute(loss: str, w: Tensor, x: Tensor, y: Tensor, beta: float) -> Tensor:
+def brute(loss: str | Loss, w: Tensor, x: Tensor, y: Tensor, beta: float) -> Tensor:
     """beta (w - argmin_v f(v) + beta / 2 ||w - v||^2), found by a search that knows nothing of the loss."""
     task, start = pair(loss), w.double().numpy()
     one, target = torch.cat([x, torch.ones(1)]).double().numpy(), y.double()[None]
@@ -59,7 +60,7 @@ def brute(loss: str, w: Tensor, x: Tensor, y: Tensor, beta: float) -> Tensor:
 
 @pytest.mark.parametrize("beta", [0.3, 2.0, 20.0])
 @pytest.mark.parametrize("loss", CLOSED)
-def test_the_closed_form_is_the_prox_that_a_search_finds(loss: str, beta: float) -> None:
+def test_the_closed_form_is_the_prox_that_a_search_finds(loss: str | Loss, beta: float) -> None:
     task = pair(loss)
     ours, table = LinearClients(task), task.clients.records
     for i in range(4):
@@ -81,14 +82,14 @@ def test_the_closed_form_meets_the_linear_piece_and_the_flat_ones() -> None:
     assert any(-1 < slope < 1 and slope != 0 for slope in sizes["absolute"])
     assert all(-1.000001 <= slope <= 1.000001 for slope in sizes["absolute"])
     assert 0.0 in sizes["hinge"]
-    assert all(-0.800001 <= slope <= 0.200001 for slope in sizes["quantile(0.8)"])
+    assert all(-0.800001 <= slope <= 0.200001 for slope in sizes[Quantile(0.8)])
 
 
 @pytest.mark.parametrize(
     ("loss", "outputs", "steps"),
     [*((loss, outputs, steps) for loss in CLOSED for outputs in (1, 2) for steps in (5, 40)), ("absolute", 2, 500)],
 )
-def test_the_inner_solver_is_as_close_as_it_says(loss: str, outputs: int, steps: int) -> None:
+def test_the_inner_solver_is_as_close_as_it_says(loss: str | Loss, outputs: int, steps: int) -> None:
     """||v - prox||^2 <= 4 G^2 / (beta^2 (steps + 1)); a step never leaves L / beta of w, so G <= 2 L."""
     task, beta = pair(loss, outputs), 1.5
     exact, solver, table = LinearClients(task), ManyClients(task), task.clients.records
@@ -103,7 +104,7 @@ def test_the_inner_solver_is_as_close_as_it_says(loss: str, outputs: int, steps:
 
 @given(loss=st.sampled_from(CLOSED), beta=st.floats(0.05, 50), seed=st.integers(0, 500), far=st.floats(1e-3, 3))
 @settings(max_examples=80, deadline=None)
-def test_the_gradient_of_the_envelope_is_beta_lipschitz(loss: str, beta: float, seed: int, far: float) -> None:
+def test_the_gradient_of_the_envelope_is_beta_lipschitz(loss: str | Loss, beta: float, seed: int, far: float) -> None:
     task = pair(loss)
     ours, i, table = LinearClients(task), seed % 12, task.clients.records
     one = noise(3, seed=seed)
@@ -131,7 +132,7 @@ def test_the_envelope_does_not_depend_on_the_norm_of_the_clip() -> None:
 
 
 @pytest.mark.parametrize(("loss", "gradient"), [("absolute", "LinearClients"), ("mse", "ManyClients")])
-def test_the_engine_takes_the_closed_form_where_there_is_one(loss: str, gradient: str) -> None:
+def test_the_engine_takes_the_closed_form_where_there_is_one(loss: str | Loss, gradient: str) -> None:
     from tests.silos import SIZES, planned
 
     plan = planned(local=BatchGradient(FixedRecords(2, SIZES), 1.0, gradient=Moreau(1.0)))

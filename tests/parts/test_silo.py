@@ -18,11 +18,11 @@ from sordino.data.task import Clients, Records, Task
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
-from sordino.engines.slopes import has_prox
 from sordino.errors import DataError, PlanError
 from sordino.parts.bounds import Norm
 from sordino.parts.encode import Adaptive, Clip, Public
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau, Plain, Sam
+from sordino.parts.losses import Loss, Quantile
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.release import CentralNoise, Forward, NoNoise
@@ -55,7 +55,9 @@ def of_one_client(build: Any, data: Task, rows: Tensor, batch: Batch, ball: Ball
 @pytest.mark.parametrize("mask", [None, REAL], ids=["whole", "ragged"])
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize(("loss", "outputs"), LOSSES)
-def test_a_linear_model_clips_as_a_loop_over_records(loss: str, outputs: int, norm: Norm, mask: Tensor | None) -> None:
+def test_a_linear_model_clips_as_a_loop_over_records(
+    loss: str | Loss, outputs: int, norm: Norm, mask: Tensor | None
+) -> None:
     for bias in (True, False):
         data = silos(loss, outputs, bias=bias)
         table, rows = data.clients.records, noise(M, data.layout.size, seed=1)
@@ -147,7 +149,7 @@ def check_movement(ours: Any, w: Tensor, own: list[Any], first: Any, other: Any,
     own=st.lists(records, min_size=1, max_size=4),
     first=records,
     other=records,
-    loss=st.sampled_from(["mse", "logistic", "absolute", "hinge", "quantile(0.9)", "cross_entropy"]),
+    loss=st.sampled_from(["mse", "logistic", "absolute", "hinge", Quantile(0.9), "cross_entropy"]),
     norm=st.sampled_from([1, 2]),
     radius=st.sampled_from([1e-3, 1.0, 50.0]),
     bias=st.booleans(),
@@ -156,11 +158,19 @@ def check_movement(ours: Any, w: Tensor, own: list[Any], first: Any, other: Any,
 )
 @settings(max_examples=250, deadline=None)
 def test_one_record_moves_a_linear_message_by_at_most_one(
-    own: Any, first: Any, other: Any, loss: str, norm: Norm, radius: float, bias: bool, scale: float, beta: float | None
+    own: Any,
+    first: Any,
+    other: Any,
+    loss: str | Loss,
+    norm: Norm,
+    radius: float,
+    bias: bool,
+    scale: float,
+    beta: float | None,
 ) -> None:
     data = silos(loss, 2, bias=bias)
     w = noise(1, data.layout.size, seed=2) * scale
-    ball = Ball(radius, norm, Moreau(beta) if beta and has_prox(loss) else None)
+    ball = Ball(radius, norm, Moreau(beta) if beta and data.losses.has_envelope else None)
     check_movement(LinearClients(data), w, own, first, other, ball, loss == "cross_entropy")
 
 

@@ -54,19 +54,24 @@ def _named(cls: Any, defs: dict[str, Schema]) -> Schema:
         defs[name] = {}
         family = issubclass(cls, Part) and not cls.kind
         members = [cls.members[kind] for kind in sorted(cls.members)] if family else []
-        defs[name] = {"oneOf": [_named(member, defs) for member in members]} if family else _table(cls, defs)
+        alone = [member.kind for member in members if not _needed(member)]  # may be written by its name
+        written = [*([{"enum": alone}] if alone else []), *(_named(member, defs) for member in members)]
+        defs[name] = {"oneOf": written} if family else _table(cls, defs)
     return {"$ref": f"#/$defs/{name}"}
 
 
 def _table(cls: Any, defs: dict[str, Schema]) -> Schema:
     hints, fields = get_type_hints(cls), [field for field in dataclasses.fields(cls) if field.init]
     kind = {"kind": {"const": cls.kind}} if issubclass(cls, Part) else {}
-    missing = dataclasses.MISSING
-    needed = [f.name for f in fields if f.default is missing and f.default_factory is missing]
     return {
         "type": "object",
         "description": (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else "",
         "properties": {**kind, **{field.name: _schema(hints[field.name], defs) for field in fields}},
-        "required": [*kind, *needed],
+        "required": [*kind, *_needed(cls)],
         "additionalProperties": False,
     }
+
+
+def _needed(cls: Any) -> list[str]:
+    missing, fields = dataclasses.MISSING, dataclasses.fields(cls)
+    return [f.name for f in fields if f.init and f.default is missing and f.default_factory is missing]

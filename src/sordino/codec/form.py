@@ -75,7 +75,7 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
     if origin is dict or declared is dict:
         return dict(_table(data, where))
     if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind:
-        return _read_member(declared, _table(data, where), where)
+        return _read_kind(declared, data, where) if isinstance(data, str) else _read_member(declared, data, where)
     if dataclasses.is_dataclass(declared):
         return _read_fields(declared, _table(data, where), where)
     return _read_scalar(declared, data, where)
@@ -123,8 +123,18 @@ def _table(data: Any, where: str) -> Mapping[str, Any]:
     return data
 
 
-def _read_member(family: type[Part], table: Mapping[str, Any], where: str) -> Any:
-    known = sorted(family.members)
+def _read_kind(family: type[Part], kind: str, where: str) -> Any:
+    """A part that needs nothing but its name may be written by it alone: loss = "mse"."""
+    fields = dataclasses.fields(family.members[kind]) if kind in family.members else ()  # type: ignore[arg-type]
+    needed = [f"{field.name} = ..." for field in fields if _required(field)]
+    if needed:
+        fix = f'write {where} = {{ kind = "{kind}", {", ".join(needed)} }}'
+        raise ConfigError(f"{where} = {kind!r} alone", "its other values beside it", fix)
+    return _read_member(family, {"kind": kind}, where)
+
+
+def _read_member(family: type[Part], data: Any, where: str) -> Any:
+    known, table = sorted(family.members), _table(data, where)
     if "kind" not in table:
         raise ConfigError(f"no kind in {where}", "a known kind", "known: " + ", ".join(known))
     kind = table["kind"]

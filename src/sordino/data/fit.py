@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sordino.errors import DataError, PlanError
+from sordino.parts.losses import Loss
 
 _FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
 
@@ -52,6 +53,21 @@ def check_losses(losses: Callable[[Any, Tensor], Any], outputs: Any, y: Tensor, 
     if not isinstance(values, Tensor) or values.shape != (len(y),):
         found = f"a loss of shape {list(getattr(values, 'shape', []))} for {len(y)} records"
         raise DataError(found, "one value per record", 'reduction="none" in the loss, as nn.CrossEntropyLoss takes it')
+
+
+def check_slope(loss: Loss, outputs: Tensor, y: Tensor, name: str) -> None:
+    """Refuse a written slope, or envelope, that is not its value's: a clip of it would bound something else."""
+    point = (outputs + torch.linspace(0.1, 0.2, outputs.numel()).view_as(outputs)).requires_grad_()  # past a kink
+    wanted = torch.autograd.grad(loss.value(point, y).sum(), point)[0]
+    scores, steep = point.detach()[None], torch.full((1, len(y), 1), 1e9)
+    found = {"slope": loss.slope(scores, y[None])[0]}
+    if loss.has_envelope:
+        found["envelope"] = loss.envelope(scores, y[None], steep)[0]  # of a huge beta: the slope itself
+    for what, slope in found.items():
+        if slope.shape != wanted.shape or not torch.allclose(slope, wanted, rtol=1e-3, atol=1e-6):
+            raise DataError(
+                f"{name} whose written {what} is not that of its value", "d value / d scores of each record"
+            )
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:

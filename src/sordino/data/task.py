@@ -3,62 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.codec import nearest
-from sordino.data.fit import check_labels, check_losses, outputs_of, refuse_statistics
-from sordino.errors import ConfigError, DataError
+from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_statistics
+from sordino.errors import DataError
 from sordino.layout import Layout
-
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one loss per record [b]
-
-
-def _per_record(values: Tensor) -> Tensor:
-    return values.flatten(1).mean(1) if values.dim() > 1 else values
-
-
-def _aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return outputs, targets.to(outputs.dtype).reshape(outputs.shape)
-
-
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": lambda out, y: F.cross_entropy(out, y, reduction="none"),
-    "mse": lambda out, y: _per_record(F.mse_loss(*_aligned(out, y), reduction="none")),
-    "absolute": lambda out, y: _per_record(F.l1_loss(*_aligned(out, y), reduction="none")),
-    "logistic": lambda out, y: _per_record(F.binary_cross_entropy_with_logits(*_aligned(out, y), reduction="none")),
-    "hinge": lambda out, y: _per_record(_hinge(*_aligned(out, y))),
-}
-
-
-def _hinge(outputs: Tensor, targets: Tensor) -> Tensor:
-    """max(0, 1 - s z) with s = +-1 for targets 1 and 0."""
-    return (1 - (2 * targets - 1) * outputs).clamp(min=0)
-
-
-def quantile_of(loss: str) -> float | None:
-    """tau of the loss "quantile(tau)": max(tau (y - z), (tau - 1) (y - z)); None for any other name."""
-    inner = loss.removeprefix("quantile(").removesuffix(")")
-    try:
-        tau = float(inner) if f"quantile({inner})" == loss else -1.0
-    except ValueError:
-        return None
-    return tau if 0 < tau < 1 else None
-
-
-def _pinball(tau: float) -> Loss:
-    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        out, y = _aligned(outputs, targets)
-        return _per_record(torch.maximum(tau * (y - out), (tau - 1) * (y - out)))
-
-    return losses
+from sordino.parts.losses import Loss, LossFunction, keeps_apart, loss_of
 
 
 @dataclass(frozen=True)
@@ -117,7 +74,7 @@ class Task:
     model: nn.Module
     clients: Clients
     test: Records | None = None
-    loss: str | Loss = "cross_entropy"
+    loss: str | Loss | LossFunction = "cross_entropy"  # a kind, a part, or (outputs, targets) -> one value per record
     public: Records | None = None  # declared public: a server may train on them
 
     @classmethod
@@ -126,7 +83,7 @@ class Task:
         model: nn.Module,
         clients: Sequence[Any],
         test: Any = None,
-        loss: str | Loss = "cross_entropy",
+        loss: str | Loss | LossFunction = "cross_entropy",
         public: Any = None,
     ) -> Task:
         """From a module and a list with one data set per client: (x, y) tensors or map-style data sets."""
@@ -134,9 +91,7 @@ class Task:
         return cls(model, Clients.of(clients), known[0], loss, known[1])
 
     def __post_init__(self) -> None:
-        if isinstance(self.loss, str) and self.loss not in LOSSES and quantile_of(self.loss) is None:
-            names = [*LOSSES, "quantile(0.5)"]
-            raise ConfigError(f"loss {self.loss!r}", "a known loss or a function", nearest(self.loss, names))
+        loss_of(self.loss)
         wide = next((n for n, p in self.model.named_parameters() if p.dtype != torch.float32), None)
         if wide is not None:
             raise DataError(f"a model whose {wide} is not float32", "a float32 model", "call model.float()")
@@ -153,16 +108,19 @@ class Task:
         pair = torch.from_numpy(np.resize(self.clients.index[:2], 2))
         x, y = records.x[pair].to(self.device), records.y[pair].to(self.device)
         outputs = outputs_of(self.model, x)
-        if isinstance(self.loss, str):
-            classes = _classes(self.loss, outputs)
-            for part, name in (
-                (records, "the clients' data"),
-                (self.test, "the test data"),
-                (self.public, "the public data"),
-            ):
-                if classes and part is not None and not part.lazy:
-                    check_labels(part.y, classes, name)
-        check_losses(self.losses, outputs, y, f"loss {self.loss!r}" if isinstance(self.loss, str) else "a loss")
+        scores = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
+        classes = self.losses.classes(scores)
+        for part, name in (
+            (records, "the clients' data"),
+            (self.test, "the test data"),
+            (self.public, "the public data"),
+        ):
+            if classes and part is not None and not part.lazy:
+                check_labels(part.y, classes, name)
+        name = f"loss {self.losses.kind!r}" if self.losses.kind else "a loss"
+        check_losses(self.losses, outputs, y, name)
+        if self.losses.has_slope and not keeps_apart(self.losses):
+            check_slope(self.losses, outputs, y, name)
 
     @property
     def layout(self) -> Layout:
@@ -185,11 +143,8 @@ class Task:
 
     @property
     def losses(self) -> Loss:
-        """The loss, one value per record."""
-        if not isinstance(self.loss, str):
-            return self.loss
-        tau = quantile_of(self.loss)
-        return LOSSES[self.loss] if tau is None else _pinball(tau)
+        """The loss as a part: one value per record."""
+        return loss_of(self.loss)
 
     def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
         """Mean loss on the whole test set; accuracy for classes, root mean square error for numbers."""
@@ -211,13 +166,6 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
     mean = figure / len(test)
     named = {"accuracy": mean} if _is_label(test.y) else {"rmse": mean**0.5}
     return {"loss": total / len(test), **named}
-
-
-def _classes(loss: str, outputs: Any) -> int:
-    """How many labels a named loss can tell apart; 0: any number will do."""
-    if loss == "cross_entropy":
-        return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
-    return 2 if loss in ("logistic", "hinge") else 0
 
 
 def _is_label(y: Tensor) -> bool:

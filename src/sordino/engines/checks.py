@@ -13,6 +13,7 @@ from sordino.data.task import Task
 from sordino.errors import DataError, PlanError
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Ball, Batch
+from sordino.parts.losses import keeps_apart
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import RecordSampler
 from sordino.per_record.apart import kept_apart
@@ -59,7 +60,7 @@ def _check_model(model: nn.Module) -> None:
 
 def _check_apart(task: Task) -> None:
     """What the loss says of a record may not depend on the others: compared on a copy, before the first round."""
-    safe = isinstance(task.loss, str) and kept_apart(task.model)
+    safe = keeps_apart(task.losses) and kept_apart(task.model)
     count = min(len(task.clients.index), FEW)
     if safe or count < 2:
         return

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.engines.base import Copies
 from sordino.engines.linear import FEW, chain, finite, known_targets, mean_shares, pull, summed, with_bias
-from sordino.engines.slopes import factors, slope_of
+from sordino.engines.slopes import factors
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.norms import lengths
 
@@ -46,7 +46,7 @@ class Stage:
 
 
 class DenseClients(Copies):
-    """m clients of Linear layers with ReLU, Tanh or Sigmoid between them, under one of the losses of `slopes.SLOPES`.
+    """m clients of Linear layers with ReLU, Tanh or Sigmoid between them, under a loss whose slope is written out.
 
     a_0 = x;  z_l = a_(l-1) W_l^T + c_l;  a_l = h(z_l);      r_L = d loss / d z_L;  r_(l-1) = (r_l W_l) * h'(z_(l-1))
     dW_l = r_l^T a_(l-1) / n,  dc_l = sum r_l / n
@@ -55,7 +55,7 @@ class DenseClients(Copies):
 
     def __init__(self, task: Task) -> None:
         self.layout, self.stages = task.layout, stages(task)
-        self.slope = slope_of(str(task.loss))
+        self.slope = task.losses.slope
         self.slopes = torch.empty(0)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:

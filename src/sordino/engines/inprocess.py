@@ -19,7 +19,6 @@ from sordino.engines.diagnostics import of_updates
 from sordino.engines.kept import Kept
 from sordino.engines.linear import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
-from sordino.engines.slopes import has_prox
 from sordino.errors import ConfigError, PlanError
 from sordino.kernels import allocator
 from sordino.parts.bounds import Spent
@@ -73,7 +72,7 @@ def _written(plan: Plan, task: Task) -> type[LinearClients] | type[DenseClients]
     """Who computes these clients with the gradient written out: faster than one at a time at every size measured."""
     smooths = isinstance(getattr(plan.local, "gradient", None), Moreau)
     if can_write_out(task):
-        return None if smooths and not has_prox(str(task.loss)) else LinearClients
+        return None if smooths and not task.losses.has_envelope else LinearClients
     return DenseClients if can_chain(task) and not smooths else None
 
 

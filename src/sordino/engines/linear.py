@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino import kernels
-from sordino.data.task import Records, Task, quantile_of
+from sordino.data.task import Records, Task
 from sordino.engines.base import Copies
 from sordino.engines.batches import Batches
-from sordino.engines.slopes import FEW_DIGITS, factors, known_slope, proximal, slope_of
+from sordino.engines.slopes import FEW_DIGITS, factors
 from sordino.errors import DataError
 from sordino.parts.bounds import Norm
 from sordino.parts.gradients import Ball, Batch
+from sordino.parts.losses import CODES
 from sordino.parts.norms import SLACK, lengths
 
 SMALL = 1024  # weights of a model
@@ -26,7 +27,7 @@ Rows = NDArray[np.int64]
 
 
 class LinearClients(Copies):
-    """m clients of one `Linear` layer under one of the losses of `SLOPES`.
+    """m clients of one `Linear` layer under a loss whose slope is written out.
 
     z = x W^T + c;  r = d loss / d z, e.g. softmax(z) - onehot(y);   dW = r^T x / n,  dc = sum r / n
     One record's gradient is the outer product of r and (x, 1), so its norm is ||r|| ||(x, 1)||: it is never formed.
@@ -38,10 +39,11 @@ class LinearClients(Copies):
         assert layer is not None
         self.outputs, self.inputs = layer.weight.shape
         self.bias = layer.bias is not None
-        self.slope = slope_of(str(task.loss))
-        self.loss = str(task.loss)
+        self.loss = task.losses
+        self.slope = self.loss.slope
         self.slopes = torch.empty(0)
-        self.kernel = kernels.available() and _readable(task.clients.records.x, layer.weight)
+        known = type(self.loss) in CODES
+        self.kernel = known and kernels.available() and _readable(task.clients.records.x, layer.weight)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
         """Gradients [m, d], written into one buffer that the next call overwrites."""
@@ -102,7 +104,7 @@ class LinearClients(Copies):
     def _table(self, records: Records, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """All records and targets as machine code reads them, where they lie; labels are looked at before it does."""
         x, y = records.x.view(len(records), -1), records.y.reshape(len(records), -1)
-        if self.loss == "cross_entropy":
+        if self.loss.targets == "class":
             check_labels(y.numpy()[rows], self.outputs)
         return x.numpy(), y.numpy()
 
@@ -112,10 +114,7 @@ class LinearClients(Copies):
 
     def _code(self) -> tuple[int, np.float32]:
         """The loss as a kernel knows it."""
-        from sordino.kernels import linear as kernel
-
-        tau = quantile_of(self.loss)
-        return (kernel.LOSSES[self.loss], np.float32(0)) if tau is None else (kernel.QUANTILE, np.float32(tau))
+        return CODES[type(self.loss)], np.float32(getattr(self.loss, "tau", 0))
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Sums [m, d] of every record's gradient, each pulled into the ball; masked and non-finite ones are zero."""
@@ -152,7 +151,7 @@ class LinearClients(Copies):
     def _slopes_at(self, scores: Tensor, y: Tensor, x: Tensor, ball: Ball) -> Tensor:
         if ball.envelope is None:
             return self.slope(scores, y)
-        return proximal(self.loss, scores, y, ball.envelope.beta / self.sizes(x, 2).square()[..., None])
+        return self.loss.envelope(scores, y, ball.envelope.beta / self.sizes(x, 2).square()[..., None])
 
     def _written(self, residual: Tensor, x: Tensor) -> Tensor:
         m, edge = len(x), self.outputs * self.inputs
@@ -251,7 +250,7 @@ def chain(model: nn.Module) -> list[nn.Module]:
 def can_write_out(task: Task) -> bool:
     """Whether this task is a linear model under a loss whose gradient is written here."""
     layer = linear_layer(task.model)
-    if layer is None or not isinstance(task.loss, str):
+    if layer is None:
         return False
     flat = task.clients.records.x[:1].flatten(1).shape[1] == layer.in_features
     return flat and known_targets(task, layer.out_features)
@@ -259,7 +258,6 @@ def can_write_out(task: Task) -> bool:
 
 def known_targets(task: Task, outputs: int) -> bool:
     """Whether the slope of the task's loss is written, and its targets fit this many scores."""
-    y = task.clients.records.y
-    if task.loss == "cross_entropy":
-        return not y.is_floating_point() and y.dim() == 1
-    return isinstance(task.loss, str) and known_slope(task.loss) and y[:1].numel() == outputs
+    y, loss = task.clients.records.y, task.losses
+    fits = not y.is_floating_point() and y.dim() == 1 if loss.targets == "class" else y[:1].numel() == outputs
+    return loss.has_slope and fits

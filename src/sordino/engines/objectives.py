@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from sordino.data.task import Loss, Task
+from sordino.data.task import Task
 from sordino.engines.base import Copies
 from sordino.engines.linear import FEW
 from sordino.engines.slopes import factors
@@ -20,6 +20,7 @@ from sordino.engines.winograd import accelerate
 from sordino.errors import PlanError
 from sordino.layout import Layout
 from sordino.parts.gradients import Ball, Batch, Moreau
+from sordino.parts.losses import Loss, keeps_apart
 from sordino.parts.norms import row_norms
 from sordino.per_record import ClippedGradient
 from sordino.per_record.steady import Steady
@@ -236,7 +237,7 @@ def _clipped_gradient(model: nn.Module, task: Task, coins: np.random.Generator |
     if task.layout.trainable < task.layout.size:
         return None
     try:
-        return ClippedGradient(model, task.losses, coins, safe=isinstance(task.loss, str))
+        return ClippedGradient(model, task.losses, coins, safe=keeps_apart(task.losses))
     except PlanError:
         return None
 

@@ -20,12 +20,10 @@ from sordino.theory.prescriptions import (
     shuffled,
     strongly_convex,
 )
-from sordino.theory.tasks import CONVEX, SMOOTH, heterogeneity, require_convex
+from sordino.theory.tasks import heterogeneity, require_convex
 
 __all__ = [
-    "CONVEX",
     "GROWTH",
-    "SMOOTH",
     "Federation",
     "Mechanism",
     "Prescription",

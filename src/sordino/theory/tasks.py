@@ -9,23 +9,22 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from sordino.data.task import Task, quantile_of
+from sordino.data.task import Task
 from sordino.engines.linear import linear_layer
 from sordino.errors import ConfigError, DataError
-
-CONVEX = ("cross_entropy", "logistic", "mse", "absolute", "hinge", "quantile(tau)")
-SMOOTH = ("cross_entropy", "logistic", "mse")
+from sordino.parts.losses import OURS
 
 
-def require_convex(task: Task, losses: tuple[str, ...] = CONVEX) -> None:
-    """Refuse a task that the theorems say nothing about: anything but one linear layer under a convex loss."""
+def require_convex(task: Task, smooth: bool = False) -> None:
+    """Refuse a task that the theorems say nothing about: anything but one linear layer under a convex (smooth) loss."""
     if linear_layer(task.model) is None:
         found = f"a {type(task.model).__name__} that is not one linear layer"
         raise ConfigError(found, "a linear model, which makes the loss convex", "use a linear or logistic model")
-    name = "quantile(tau)" if isinstance(task.loss, str) and quantile_of(task.loss) is not None else task.loss
-    if not isinstance(name, str) or name not in losses:
-        found = f"loss {task.loss!r}" if isinstance(task.loss, str) else "a loss function of your own"
-        raise ConfigError(found, "one of " + ", ".join(losses), "name a known loss")
+    loss = task.losses
+    if not loss.convex or (smooth and not loss.smooth):
+        found = f"loss {loss.kind!r}" if loss.kind else "a loss function of your own"
+        fits = [known.kind for known in OURS if known.convex and (known.smooth or not smooth)]
+        raise ConfigError(found, "one of " + ", ".join(fits), "name a known loss")
 
 
 def heterogeneity(task: Task) -> float:
@@ -34,7 +33,7 @@ def heterogeneity(task: Task) -> float:
     For a linear model under a smooth convex loss; F_i is the mean loss of silo i, silos without records are left out.
     L-BFGS in float64. Reads the data: a diagnostic, not a release. Paper 001, Appendix E.1.
     """
-    require_convex(task, SMOOTH)
+    require_convex(task, smooth=True)
     silos = [task.clients.rows(i) for i in range(task.clients.population) if task.clients.size(i)]
     rows = [torch.from_numpy(found) for found in silos]
     weights = torch.cat([torch.full((len(found),), 1 / len(found), dtype=torch.float64) for found in rows])

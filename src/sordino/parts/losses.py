@@ -1,0 +1,208 @@
+"""Losses: what one record costs, with the slope and the Moreau envelope written out where they have a closed form.
+
+A record of several scores has the mean of their losses; z is a score, y its target.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from sordino.codec import Part, read
+from sordino.errors import ConfigError, shown
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one value per record [b]
+Targets = Literal["class", "side", "number"]  # a class number per record, 0 or 1 per score, a number per score
+
+
+class Loss(Part):
+    """What a record costs: `value` of each by itself; `slope` and `envelope` only where they are written out.
+
+    Only `value` must be there. A written slope makes linear and dense models several times as fast.
+    """
+
+    convex: ClassVar[bool] = False  # in the scores
+    smooth: ClassVar[bool] = False  # its slope is Lipschitz in the scores
+    targets: ClassVar[Targets] = "number"
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.value(outputs, targets)
+
+    @abstractmethod
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One value per record [b], of outputs [b, ...]; no record's may depend on another's."""
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """d value / d scores, of scores [..., o] and targets [...] or [..., o]: the scores' shape."""
+        raise NotImplementedError
+
+    def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
+        """d f_beta / d scores of a linear model, pace = beta / ||(x, 1)||^2: the slope, but linear around the kink.
+
+        prox(w) = w - t x, so  beta (w - prox) = beta t x  with  beta t = clamp(pace * (distance to the kink), lowest
+        slope, highest slope): for |z - y| Huber's slope. For one score, prox(z) = z - envelope / pace.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether the slope is written out."""
+        return type(self).slope is not Loss.slope
+
+    @property
+    def has_envelope(self) -> bool:
+        """Whether the envelope has a closed form."""
+        return type(self).envelope is not Loss.envelope
+
+    def classes(self, scores: int) -> int:
+        """How many labels it can tell apart by so many scores; 0: any number will do."""
+        return {"class": scores, "side": 2, "number": 0}[self.targets]
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss, kind="cross_entropy"):
+    """log sum exp z - z_y, for labels: one score per class."""
+
+    convex: ClassVar[bool] = True
+    smooth: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "class"
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        residual = torch.softmax(scores, -1)
+        return residual.scatter_add_(-1, targets[..., None], residual.new_full((*targets.shape, 1), -1.0))
+
+
+@dataclass(frozen=True)
+class Mse(Loss, kind="mse"):
+    """(z - y)^2, for numbers."""
+
+    convex: ClassVar[bool] = True
+    smooth: ClassVar[bool] = True
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _mean(F.mse_loss(outputs, _like(targets, outputs), reduction="none"))
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return (scores - _like(targets, scores)) * (2 / scores.shape[-1])
+
+
+@dataclass(frozen=True)
+class Logistic(Loss, kind="logistic"):
+    """log(1 + exp z) - y z, for labels 0 and 1: one score."""
+
+    convex: ClassVar[bool] = True
+    smooth: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "side"
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _mean(F.binary_cross_entropy_with_logits(outputs, _like(targets, outputs), reduction="none"))
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return (torch.sigmoid(scores) - _like(targets, scores)) / scores.shape[-1]
+
+
+@dataclass(frozen=True)
+class Absolute(Loss, kind="absolute"):
+    """abs(z - y), for numbers."""
+
+    convex: ClassVar[bool] = True
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _mean(F.l1_loss(outputs, _like(targets, outputs), reduction="none"))
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return torch.sign(scores - _like(targets, scores)) / scores.shape[-1]
+
+    def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
+        share = 1 / scores.shape[-1]
+        return (pace * (scores - _like(targets, scores))).clamp(-share, share)
+
+
+@dataclass(frozen=True)
+class Hinge(Loss, kind="hinge"):
+    """max(0, 1 - s z) with s = 1 or -1, for labels 1 and 0: one score."""
+
+    convex: ClassVar[bool] = True
+    targets: ClassVar[Targets] = "side"
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _mean((1 - (2 * _like(targets, outputs) - 1) * outputs).clamp(min=0))
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        side = 2 * _like(targets, scores) - 1
+        return torch.where(side * scores < 1, -side, torch.zeros_like(side)) / scores.shape[-1]
+
+    def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
+        side = 2 * _like(targets, scores) - 1
+        return -side * (pace * (1 - side * scores)).clamp(0.0, 1 / scores.shape[-1])
+
+
+@dataclass(frozen=True)
+class Quantile(Loss, kind="quantile"):
+    """max(tau (y - z), (tau - 1) (y - z)), for numbers: least at the quantile `tau`, in (0, 1)."""
+
+    tau: float
+    convex: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tau < 1:
+            raise ConfigError(f"tau = {shown(self.tau)} of a quantile loss", "a number in (0, 1)", "0.5 is the median")
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        below = _like(targets, outputs) - outputs
+        return _mean(torch.maximum(self.tau * below, (self.tau - 1) * below))
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        over = scores - _like(targets, scores)
+        sides = torch.where(over > 0, 1 - self.tau, torch.where(over < 0, -self.tau, 0.0))
+        return sides.to(scores.dtype) / scores.shape[-1]
+
+    def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
+        share = 1 / scores.shape[-1]
+        return (pace * (scores - _like(targets, scores))).clamp(-self.tau * share, (1 - self.tau) * share)
+
+
+@dataclass(frozen=True)
+class Given(Loss):
+    """A function of a script: its value alone is known."""
+
+    function: LossFunction
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets)
+
+
+OURS: tuple[type[Loss], ...] = (CrossEntropy, Mse, Logistic, Absolute, Hinge, Quantile)
+CODES = {loss: code for code, loss in enumerate(OURS)}  # as machine code knows them: kernels/linear.py
+
+
+def loss_of(given: str | Loss | LossFunction) -> Loss:
+    """The loss that a kind, a part or a function names."""
+    if isinstance(given, str):
+        found: Loss = read(Loss, given, "loss")
+        return found
+    if not callable(given):
+        raise ConfigError(f"loss {shown(given)}", "a kind of loss, a Loss, or a function", '"mse", for one')
+    return given if isinstance(given, Loss) else Given(given)
+
+
+def keeps_apart(loss: Loss) -> bool:
+    """Whether a record's value is known to be its own: of the losses written here. Any other is looked at."""
+    return type(loss) in CODES
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def _like(targets: Tensor, scores: Tensor) -> Tensor:
+    return targets.to(scores.dtype).reshape(scores.shape)
