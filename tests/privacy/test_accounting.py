@@ -26,7 +26,7 @@ from sordino.parts.records import PoissonRecords
 from sordino.parts.release import LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson
 from sordino.privacy import accounting
-from sordino.privacy.accounting import delta_at, deltas_at, epsilon, group_epsilon
+from sordino.privacy.accounting import delta_at, deltas_at, epsilon
 from sordino.privacy.bill import Participation, client_bill
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
@@ -164,14 +164,6 @@ def test_the_curve_falls_from_one_to_nothing_and_holds_at_every_point(event: Eve
     assert np.all(np.diff(curve) <= 1e-12)
     assert np.all((curve >= -np.expm1(np.minimum(at, 0)) - 1e-12) & (curve <= 1))
     assert curve[-1] < 1e-9 < 0.999 < curve[0]
-
-
-@pytest.mark.parametrize("size", [1, 2, 10])
-def test_a_group_multiplies_mu(size: int) -> None:
-    found = group_epsilon([(GaussianNoise(10.0), 4)], "zero_out", 1e-5, size)
-    assert found == pytest.approx(cost(GaussianNoise(10.0 / size), 4, "zero_out", 1e-5), rel=1e-9)
-    with pytest.raises(PlanError, match="group privacy"):
-        group_epsilon([(LaplaceNoise(10.0), 4)], "zero_out", 1e-5, size)
 
 
 def test_no_release_costs_nothing_and_an_unprotected_one_everything() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ from sordino.parts.events import (
     PoissonSampled,
     Relation,
     Shuffled,
-    Tuned,
     Unprotected,
     billable,
 )
+from sordino.pld.pairs import Orders, Response
 from sordino.privacy import accounting
 from sordino.privacy.accounting import delta_at, deltas_at, epsilon
 
@@ -37,7 +38,7 @@ def cost(event: Event, count: int, relation: Relation, delta: float) -> float:
     return epsilon([(event, count)], relation, delta).value
 
 
-# ---- caps and tuning ------------------------------------------------------------------------------------------------
+# ---- caps -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_cap_of_half_as_much_again_is_almost_free_and_a_tighter_one_is_not() -> None:
@@ -105,23 +106,6 @@ def test_a_cap_billed_as_if_nobody_gave_way_would_fall_below_the_truth() -> None
     theirs = capped_sum((-1.0, -1.0, -1.0), 0.8, 2, 1.0, x)
     forgotten = delta_at([(PoissonSampled(0.8, GaussianNoise(1.0)), 1)], "add_remove", 2.0)
     assert hockey(ours, theirs, 2.0, float(x[1] - x[0])) > forgotten
-
-
-@pytest.mark.parametrize("shape", [0.0, 1.0])
-def test_tuning_costs_more_than_one_run_and_less_than_showing_every_run(shape: float) -> None:
-    run = PoissonSampled(0.05, GaussianNoise(2.0))
-    tuned = epsilon([(Tuned(run, 200, mean=20.0, shape=shape), 1)], "add_remove", 1e-5)
-    assert tuned.method == "rdp"
-    one = accounting.rdp_epsilon([(run, 200)], "add_remove", 1e-5)
-    assert one is not None
-    assert one < tuned.value < cost(run, 20 * 200, "add_remove", 1e-5) / 2
-
-
-def test_tuning_twice_and_releasing_more_beside_it_both_cost_more() -> None:
-    tuned, more = Tuned(GaussianNoise(10.0), 5, 3.0), GaussianNoise(5.0)
-    once = cost(tuned, 1, "replace_one", 1e-5)
-    assert cost(tuned, 2, "replace_one", 1e-5) > once
-    assert epsilon([(tuned, 1), (more, 1)], "replace_one", 1e-5).value > once
 
 
 # ---- shuffling ------------------------------------------------------------------------------------------------------
@@ -205,21 +189,44 @@ def test_an_event_is_billable_exactly_if_the_accountant_accepts_it(event: Event,
     assert billable(event, relation) == accepted(event, relation)
 
 
-def test_tuning_is_billable_exactly_if_the_accountant_accepts_it() -> None:
-    tuned = [Tuned(event, 3, 2.0) for event in [*NOISE, *SAMPLED]]
-    cases = [(event, relation) for event in tuned for relation in RELATIONS]
-    assert [case for case in cases if billable(*case) != accepted(*case)] == []
-
-
-@pytest.mark.parametrize("inner", [CappedPoisson(0.1, 100, 15, GaussianNoise(2.0)), Approximate(0.5)], ids=str)
-def test_tuning_what_has_no_renyi_bound_is_refused(inner: Event) -> None:
-    with pytest.raises(PlanError, match="Renyi"):
-        cost(Tuned(inner, 3, 2.0), 1, "add_remove", 1e-5)
-
-
 def test_every_kind_of_event_is_among_those_tried() -> None:
-    tried = {type(event) for event in [*NOISE, *SAMPLED]} | {Tuned}
-    assert tried == set(Event.__subclasses__())
+    ours = {kind for kind in Event.__subclasses__() if kind.__module__ == Event.__module__}
+    assert {type(event) for event in [*NOISE, *SAMPLED]} == ours
+
+
+# ---- an event of one's own ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Staircase(Event, kind="test_staircase"):
+    """A stranger's: three levels, each twice as likely on one side; states its pair and nothing else."""
+
+    step: float
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        return (Orders.symmetric(Response(self.step * (2 if relation == "replace_one" else 1))),)
+
+
+@dataclass(frozen=True)
+class Mute(Event, kind="test_mute"):
+    """A stranger's that states nothing."""
+
+
+def test_an_event_of_ones_own_is_priced_by_the_pair_it_states() -> None:
+    assert billable(Staircase(0.3), "zero_out")
+    for count in (1, 40):
+        ours = cost(Approximate(0.6), count, "zero_out", 1e-6)
+        assert cost(Staircase(0.3), count, "replace_one", 1e-6) == pytest.approx(ours, rel=2e-3)
+    mixed = epsilon([(Staircase(0.3), 10), (PoissonSampled(0.1, GaussianNoise(2.0)), 50)], "zero_out", 1e-6)
+    assert mixed.value > cost(Staircase(0.3), 10, "zero_out", 1e-6)
+    assert mixed.rdp is None
+
+
+def test_an_event_that_states_nothing_is_not_billable_and_refused_in_one_sentence() -> None:
+    for relation in RELATIONS:
+        assert not billable(Mute(), relation)
+        with pytest.raises(PlanError, match="no accountant for Mute"):
+            cost(Mute(), 1, relation, 1e-5)
 
 
 # ---- next to no noise -----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ only removed, doubles the movement: `moved`.
 
 An event prices itself by three statements, which `accounting` turns into epsilon:
 
-    pairs  laws that dominate one release in both orders of neighbours (pld/pairs.py); composed exactly
+    pairs  laws that dominate one release in both orders of neighbours (sordino.pld.pairs); composed exactly
     mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
     pure   the most its privacy loss can be, if there is a most
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sordino.codec import Part
-from sordino.pld import pairs, shuffle
+from sordino.pld import pairs, renyi, shuffle
 from sordino.pld.gridless import gaussian_epsilon
-from sordino.pld.pairs import Orders
+from sordino.pld.pairs import Array, Orders
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
 _MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones
@@ -56,6 +56,10 @@ class Event(Part):
         """The largest privacy loss; inf if there is none."""
         return math.inf
 
+    def renyi(self, relation: Relation) -> Array | None:
+        """Divergences at `renyi.ORDERS`, whatever the order of neighbours; None if they are not known."""
+        return None
+
 
 Entries = Sequence[tuple[Event, int]]
 
@@ -74,6 +78,10 @@ class GaussianNoise(Event, kind="gaussian"):
         """Movement over noise, exactly."""
         return _ratio(moved(relation), self.multiplier)
 
+    def renyi(self, relation: Relation) -> Array | None:
+        """In closed form."""
+        return renyi.gaussian(self.mu(relation))
+
 
 @dataclass(frozen=True)
 class LaplaceNoise(Event, kind="laplace"):
@@ -88,6 +96,10 @@ class LaplaceNoise(Event, kind="laplace"):
     def pure(self, relation: Relation) -> float:
         """Movement over scale."""
         return _ratio(moved(relation), self.multiplier)
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """In closed form."""
+        return renyi.laplace(self.pure(relation))
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,11 @@ class PoissonSampled(Event, kind="poisson_sampled"):
     def mu(self, relation: Relation) -> float:
         """That of being there for sure (joint convexity)."""
         return self.event.mu(relation) if isinstance(self.event, GaussianNoise) else math.inf
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Of Gaussian noise, where the unit is removed."""
+        known = isinstance(self.event, GaussianNoise) and relation != "replace_one"
+        return renyi.present(self.rate, self.event.mu(relation)) if known else None
 
     def pure(self, relation: Relation) -> float:
         """log(1 + q (exp(loss) - 1)), where the unit is removed."""
@@ -159,6 +176,10 @@ class FixedSampled(Event, kind="fixed_sampled"):
     def mu(self, relation: Relation) -> float:
         """That of being there for sure, replaced."""
         return self.event.mu(relation) if self.pairs(relation) else math.inf
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Those of its pair."""
+        return renyi.mirrored(self.cohort / self.population, self.event.mu(relation)) if self.pairs(relation) else None
 
 
 @dataclass(frozen=True)
@@ -215,21 +236,6 @@ class Approximate(Event, kind="approximate"):
 
 
 @dataclass(frozen=True)
-class Tuned(Event, kind="tuned"):
-    """`count` times `event`, repeated a random number of times of which only the best is released.
-
-    The number of tries is truncated negative binomial with this `shape` and `mean` (Papernot & Steinke 2022); shape 1
-    is geometric, 0 logarithmic, inf Poisson. A fixed grid whose table is looked at is NOT this: it is composition.
-    It has a Renyi bound only, and only of what has one itself.
-    """
-
-    event: Event
-    count: int
-    mean: float
-    shape: float = 1.0
-
-
-@dataclass(frozen=True)
 class Unprotected(Event, kind="unprotected"):
     """A release with no guarantee: epsilon is infinite."""
 
@@ -239,15 +245,5 @@ class Unprotected(Event, kind="unprotected"):
 
 
 def billable(event: Event, relation: Relation) -> bool:
-    """Whether `accounting` has a proved bound for this event when neighbours differ by `relation`."""
-    return _has_renyi_bound(event.event, relation) if isinstance(event, Tuned) else bool(event.pairs(relation))
-
-
-def _has_renyi_bound(event: Event, relation: Relation) -> bool:
-    """Tuning is only proved through Renyi bounds: plain noise, or Gaussian noise amplified under its own relation."""
-    match event:
-        case PoissonSampled(_, inner):
-            return isinstance(inner, GaussianNoise) and relation != "replace_one"
-        case FixedSampled(_, _, inner):
-            return isinstance(inner, GaussianNoise) and relation == "replace_one"
-    return isinstance(event, GaussianNoise | LaplaceNoise | Unprotected)
+    """Whether the event states what it can tell apart when neighbours differ by `relation`; what does not, cannot."""
+    return bool(event.pairs(relation))

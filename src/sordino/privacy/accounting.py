@@ -1,13 +1,12 @@
-"""Events in, epsilon out. The only file that imports dp_accounting (Google, pinned), and only for a second opinion.
+"""Events in, epsilon out.
 
-First opinion: dominating pairs, composed as privacy loss distributions (sordino.pld), rounded up throughout, on a grid
-refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated (epsilon, delta) pairs need
-no grid. Second opinion: Renyi (RDP), where the library has the event.
+First opinion: the dominating pairs that the events state, composed as privacy loss distributions (sordino.pld), rounded
+up throughout, on a grid refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated
+(epsilon, delta) pairs need no grid. Second opinion: Renyi divergences (RDP), where the events state them.
 
-Defects of the library that are wrapped here, each pinned by a test in tests/privacy/test_accounting_library.py: its RDP
-under replace-one forgets that the movement is 2 (we pass half the multiplier); its "failed to converge" lines are
-harmless (an order is dropped) and silenced. Its PLD is not used: a coarse grid can triple a small epsilon, and its
-FFT's rounding, which is in no bound, decides epsilon at a small delta.
+Nothing of it is a library's. Google's dp_accounting, which was, is the third opinion, in the tests: its RDP under
+replace-one forgets that the movement is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its
+transform, which is in no bound, decides epsilon at a small delta (tests/privacy/test_accounting_library.py).
 """
 
 from __future__ import annotations
@@ -16,53 +15,32 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from absl import logging as absl_logging
 
 from sordino.errors import PlanError
 from sordino.parts.events import (
     Approximate,
     Entries,
     Event,
-    FixedSampled,
     GaussianNoise,
-    LaplaceNoise,
-    PoissonSampled,
     Relation,
     Shuffled,
-    Tuned,
     Unprotected,
-    moved,
 )
-from sordino.pld import compose, gridless
+from sordino.pld import compose, gridless, renyi
 from sordino.pld.gridless import gaussian_epsilon
 from sordino.pld.pairs import Array, Pair
-from sordino.privacy.light import light_scipy
-
-with light_scipy():
-    from dp_accounting import dp_event as de
-    from dp_accounting import rdp
-    from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
-
-absl_logging.set_verbosity(absl_logging.ERROR)
 
 Method = Literal["pld", "gdp", "rdp", "none"]
 VERSION = "sordino accountant 2"  # raised when a bound changes; 1 was dp-accounting 0.6.0
-LIBRARY = f"dp-accounting {version('dp-accounting')}"
 COARSE = 1e-3  # a grid to look around on
 MOVE = 0.01  # refine until epsilon moves by less than this fraction
 _ABSURD = 1e5  # next to no noise: beyond this mu, or loss, no grid is asked
 _CURVE, _FARTHEST = 1e-6, 1e-12  # a whole curve: shuffled rounds spend a share of the one, the grid ends at the other
 Answer = TypeVar("Answer")
 _SPARE = 1e-7  # share of delta that may be lost beyond the grid
-_NEIGHBOURS = {
-    "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": NeighboringRelation.REPLACE_ONE,
-    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
-}
 
 
 @dataclass(frozen=True)
@@ -78,7 +56,7 @@ class Epsilon:
 def epsilon(entries: Entries, relation: Relation, delta: float) -> Epsilon:
     """The smallest epsilon we can prove at `delta` for all entries together, and a second opinion."""
     first = bound(entries, relation, delta)
-    if first.method in ("none", "rdp"):
+    if first.method == "none":
         return first
     second = rdp_epsilon(entries, relation, delta)
     if second is not None and second < first.value:
@@ -93,8 +71,6 @@ def bound(
     entries = tuple((event, count) for event, count in entries if count)
     if _unprotected(entries):
         return Epsilon(math.inf, "none")
-    if any(isinstance(event, Tuned) for event, _ in entries):
-        return _tuned(entries, relation, delta)
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return Epsilon(gaussian_epsilon(mu, delta), "gdp")
@@ -137,17 +113,6 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
     return [float(d) for d in np.where(np.asarray(epsilons) < 0, mirrored, curve)]
 
 
-def group_epsilon(entries: Entries, relation: Relation, delta: float, size: int) -> float:
-    """Epsilon for a group of `size` units that change together: size * mu in GDP (Dong, Roth, Su 2022, Theorem 2.14).
-
-    Only for sums of Gaussian releases; the classic exponential formula is useless beyond a group of three.
-    """
-    mu = gaussian_mu(entries, relation)
-    if mu is None:
-        raise PlanError("group privacy", "releases that are not plain Gaussian", "Gaussian noise without sampling")
-    return gaussian_epsilon(size * mu, delta)
-
-
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
     """mu of a sum of Gaussian releases, movement / multiplier each, or None if anything else is among them."""
     if any(not isinstance(event, GaussianNoise) for event, _ in entries):
@@ -160,17 +125,7 @@ def _total_mu(entries: Entries, relation: Relation) -> float:
 
 
 def _unprotected(entries: Entries) -> bool:
-    inner = [event.event if isinstance(event, Tuned) else event for event, count in entries if count]
-    return any(isinstance(event, Unprotected) for event in inner)
-
-
-def _tuned(entries: Entries, relation: Relation, delta: float) -> Epsilon:
-    """Repeat-and-select has a Renyi bound only, and only of what has one itself."""
-    found = rdp_epsilon(entries, relation, delta)
-    if found is None:
-        events = [event for event, _ in entries]
-        raise PlanError("accounting", f"no Renyi bound for {events} when neighbours {relation}", "a simpler event")
-    return Epsilon(found, "rdp", rdp=found)
+    return any(isinstance(event, Unprotected) for event, count in entries if count)
 
 
 def local(entries: Entries) -> list[tuple[Event, int]]:
@@ -291,34 +246,10 @@ def _curve(composed: Composed, epsilons: Array) -> Array:
 
 
 def rdp_epsilon(entries: Entries, relation: Relation, delta: float) -> float | None:
-    """The Renyi bound, or None where the library has none. Replace-one movement is put in by hand."""
-    accountant = rdp.RdpAccountant(neighboring_relation=_NEIGHBOURS[_rdp_relation(entries, relation)])
-    try:
-        with np.errstate(all="ignore"):
-            for event, count in entries:
-                accountant.compose(_rdp_event(event, relation), count)
-            found = float(accountant.get_epsilon(delta))
-    except (UnsupportedEventError, PlanError, ValueError, ArithmeticError):
-        return None
-    return None if math.isnan(found) else found
-
-
-def _rdp_relation(entries: Entries, relation: Relation) -> Relation:
-    inner = [event.event if isinstance(event, Tuned) else event for event, _ in entries]
-    sampled = any(isinstance(event, FixedSampled) for event in inner)
-    return "replace_one" if sampled and relation == "replace_one" else "add_remove"
-
-
-def _rdp_event(event: Event, relation: Relation) -> Any:
-    match event:
-        case GaussianNoise(z):
-            return de.GaussianDpEvent(z / moved(relation))
-        case LaplaceNoise(b):
-            return de.LaplaceDpEvent(b / moved(relation))
-        case PoissonSampled(rate, GaussianNoise(z)) if relation != "replace_one":
-            return de.PoissonSampledDpEvent(rate, de.GaussianDpEvent(z))
-        case FixedSampled(population, cohort, GaussianNoise(z)) if relation == "replace_one":
-            return de.SampledWithoutReplacementDpEvent(population, cohort, de.GaussianDpEvent(z / 2))
-        case Tuned(inner, count, mean, shape):
-            return de.RepeatAndSelectDpEvent(de.SelfComposedDpEvent(_rdp_event(inner, relation), count), mean, shape)
-    raise PlanError("accounting", f"no Renyi bound for {event}")
+    """The Renyi bound, or None where an event has none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = [(event.renyi(relation), count) for event, count in entries if count]
+        known = [count * each for each, count in found if each is not None]
+        total = np.sum([np.zeros_like(renyi.ORDERS), *known], axis=0)
+        value = renyi.epsilon(total, delta)
+    return value if len(known) == len(found) and value < math.inf else None

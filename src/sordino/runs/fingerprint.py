@@ -21,7 +21,7 @@ from sordino.errors import CertificateError
 from sordino.version import __version__
 
 _ROWS = 4096  # of mapped data so many rows are read, evenly spaced from one that the key chooses: all may take hours
-_LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting")
+_LIBRARIES = ("torch", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
