@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
