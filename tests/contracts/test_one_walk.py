@@ -36,7 +36,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-DP_SGD = 'name = "dp_sgd"\nrecords = 240\nbatch = 24'
+DP_SGD = 'name = "dp_sgd"\nrecords = { kind = "poisson_records", batch = 24, sizes = [240] }'
 RECORDS = (
     ("clients = 60 }", "clients = 1 }"),
     ('clients = { kind = "poisson", population = 60, rate = 0.5 }\n', ""),
