@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sordino.data.task import Task
 from sordino.engines.base import Copies
-from sordino.engines.linear import FEW, chain, finite, known_targets, mean_shares, pull, summed, with_bias
-from sordino.engines.slopes import factors
+from sordino.engines.linear import FEW, chain, finite, known_targets, mean_shares, summed, with_bias
+from sordino.parts.clipping import factors, pull
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.norms import lengths
 

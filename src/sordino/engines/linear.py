@@ -14,9 +14,9 @@ from sordino import kernels
 from sordino.data.task import Records, Task
 from sordino.engines.base import Copies
 from sordino.engines.batches import Batches
-from sordino.engines.slopes import FEW_DIGITS, factors
 from sordino.errors import DataError
 from sordino.parts.bounds import Norm
+from sordino.parts.clipping import FEW_DIGITS, factors, pull
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.losses import CODES
 from sordino.parts.norms import SLACK, lengths
@@ -199,15 +199,6 @@ def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
         return residual.mul_(1 / residual.shape[1])
     count = batch.mask.sum(1, keepdim=True).clamp(min=1)
     return residual.mul_((batch.mask / count)[..., None])
-
-
-def pull(residual: Tensor, scale: Tensor) -> Tensor:
-    """residual * scale, and 0 where the scale is, whatever the residual (0 times infinity is not a number).
-
-    A product too small to have all its digits is 0 too: times a huge x it could leave the ball.
-    """
-    pulled = torch.where(scale[..., None] > 0, residual * scale[..., None], torch.zeros_like(residual))
-    return torch.where(pulled.abs().amax(-1, keepdim=True) >= FEW_DIGITS, pulled, torch.zeros_like(pulled))
 
 
 def finite(x: Tensor, sizes: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from torch.func import functional_call, grad, vmap
 from sordino.data.task import Task
 from sordino.engines.base import Copies
 from sordino.engines.linear import FEW
-from sordino.engines.slopes import factors
 from sordino.engines.winograd import accelerate
 from sordino.errors import PlanError
 from sordino.layout import Layout
+from sordino.parts.clipping import factors
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.losses import Loss, keeps_apart
 from sordino.parts.norms import row_norms
@@ -207,7 +207,7 @@ class RecordSums:
         for some, labels in zip(torch.split(x, self.width), torch.split(y, self.width), strict=True):
             if len(some):
                 rows = self._rows(w, some, labels, ball.envelope)
-                scale = factors(row_norms(rows, ball.norm), ball.radius, None)
+                scale = factors(row_norms(rows, ball.norm), ball.radius)
                 total += (rows * scale.to(rows.dtype)[:, None]).nan_to_num(0.0, 0.0, 0.0).sum(0, dtype=torch.float64)
         return total if len(x) > FEW else total.to(w.dtype)
 

@@ -222,11 +222,19 @@ def _pull(r: Any, size: Any, ball: Any) -> bool:
     for o in range(r.shape[1]):
         entry = abs(np.float64(r[0, o]))
         total += entry * entry if norm == 2 else entry
-    length = (math.sqrt(total) if norm == 2 else total) * size
-    if not length < math.inf:
+    scale = factor((math.sqrt(total) if norm == 2 else total) * size, radius, floor)
+    if scale == ZERO:
         return False
-    scale = np.float32(radius / length) if length > radius else ONE
     for o in range(r.shape[1]):
         r[0, o] *= scale
         top = max(top, abs(np.float64(r[0, o])))
-    return bool(scale >= floor and top >= floor)
+    return bool(top >= floor)
+
+
+@compiled
+def factor(length: Any, radius: Any, floor: Any) -> Any:
+    """`factors` of parts/clipping.py for one record; the radius is the slack inside the ball already."""
+    if not length < math.inf:
+        return ZERO
+    scale = np.float32(radius / length) if length > radius else ONE
+    return scale if scale >= floor else ZERO

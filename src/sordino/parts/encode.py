@@ -14,6 +14,7 @@ from torch import Tensor
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Norm
+from sordino.parts.clipping import factors, scaled
 from sordino.parts.norms import SLACK, row_norms
 from sordino.parts.numbers import positive
 from sordino.parts.schedules import Schedule, at
@@ -157,8 +158,7 @@ class Clip(Step, kind="clip"):
         if not self.finite:
             return sound
         radius = self._radius(public)
-        inverse = 1.0 / radius
-        inside = _scaled(sound, ((1.0 - SLACK) / norms).nan_to_num(posinf=inverse).clamp(max=inverse))
+        inside = scaled(sound, factors(norms, radius, unit=True))
         return self.radius.join(inside, norms <= radius) if isinstance(self.radius, Adaptive) else inside
 
     def length(self, before: int) -> int:
@@ -194,11 +194,3 @@ def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:
     """Rows with a non-finite entry (so a non-finite norm) count as zero: they never reach the sum."""
     bad = ~norms.isfinite()
     return torch.where(bad[:, None], torch.zeros_like(rows), rows) if bool(bad.any()) else rows
-
-
-def _scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """rows * factors; a factor beyond float32's range is applied in float64."""
-    ordinary = (factors > 1e-30) & (factors < 1e30)
-    if bool(ordinary.all()):
-        return rows * factors.to(rows.dtype)[:, None]
-    return (rows.double() * factors[:, None]).to(rows.dtype)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sordino.errors import ConfigError
 from sordino.parts.bounds import Norm
+from sordino.parts.clipping import factors
 from sordino.parts.norms import SLACK, row_norms
 from sordino.per_record.pieces import ROOM, Piece, sums_in, wide
 
@@ -50,7 +51,7 @@ def clipped_sum(
         norms, sound = _fast_norms(pieces, batch, radius / scale)
         sound = sound if norm == 2 else torch.zeros_like(sound)
         chosen = sound if mask is None else sound & mask.bool()
-        total = _weighted(pieces, named, _factors(norms, radius / scale).mul_(scale), chosen)
+        total = _weighted(pieces, named, factors(norms, radius / scale).mul_(scale), chosen)
         if not bool(sound.all()):
             doubtful = ~sound if mask is None else ~sound & mask.bool()
             _add_carefully(total, norms, pieces, named, doubtful.nonzero()[:, 0], radius, scale, norm)
@@ -72,15 +73,6 @@ def _fast_norms(pieces: Pieces, batch: int, radius: float) -> tuple[Tensor, Tens
     if radius < 1e6 * _TINY:
         sound &= norms > _TINY
     return norms, sound
-
-
-def _factors(norms: Tensor, radius: float) -> Tensor:
-    """min(1, radius / norm), aimed the slack inside: 1 where the norm is 0, 0 where it is inf.
-
-    Also 0 where float32 would hold the factor with few digits: the product could leave the ball.
-    """
-    scale = norms.reciprocal().mul_((1.0 - SLACK) * radius).clamp_(max=1.0)
-    return torch.where(scale >= 1e-35, scale, torch.zeros_like(scale))
 
 
 def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor, chosen: Tensor) -> dict[str, Tensor]:
@@ -114,6 +106,6 @@ def _add_carefully(
         rows = torch.cat([piece.at(some).rows().reshape(len(some), -1) for piece in used.values()], 1)
         norms[some] = row_norms(rows, norm)
         kept = norms[some].isfinite()
-        clipped = _factors(norms[some][kept], radius / scale) * scale @ rows[kept].double()
+        clipped = factors(norms[some][kept], radius / scale) * scale @ rows[kept].double()
         for name, part in zip(used, torch.split(clipped, sizes), strict=True):
             total[name] += part.view_as(total[name]).to(total[name].dtype)
