@@ -15,18 +15,20 @@ import torch
 from tests.tiny import SIZES, clients, mlp
 from torch import Tensor
 
+import sordino
+from sordino.codec import Part
 from sordino.config import from_recipe
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.accelerated import Accelerated
 from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
-from sordino.parts.encode import Adaptive, Clip
-from sordino.parts.gradients import Blur, Bounded, Moreau, Plain, Proximal, Sam
+from sordino.parts.encode import Adaptive, Clip, Step
+from sordino.parts.gradients import Blur, Bounded, Gradient, Moreau, Plain, Proximal, Sam
 from sordino.parts.local import LocalSgd
-from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.release import (
     CentralNoise,
     Forward,
@@ -34,13 +36,14 @@ from sordino.parts.release import (
     MaskedNoise,
     NoiseShares,
     NoNoise,
+    Release,
     ShuffledNoise,
 )
-from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Decay, Linear, Scaled
-from sordino.parts.server import Adam, Average, Sgd, Yogi
-from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
+from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd, Yogi
+from sordino.parts.sparsify import MaskSource, PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta, line_entry
 from sordino.recipes import (
@@ -330,6 +333,31 @@ def test_no_recipe_enumerates_words_for_parts_and_few_arguments_are_its_own(name
     assert not [p.name for p in parameters.values() if "Literal" in str(p.annotation)]
     written = inspect.signature(inspect.unwrap(RECIPES[name])).parameters
     assert len(written) <= (12 if name == "best" else 9)
+
+
+def families(recipe: Any) -> set[Any]:
+    """Of the parts that it takes."""
+    hints = [p.annotation for p in inspect.signature(recipe, eval_str=True).parameters.values()]
+    each = [hint for declared in hints for hint in (declared, *get_args(declared))]
+    return {hint for hint in each if isinstance(hint, type) and issubclass(hint, Part)}
+
+
+def test_every_part_that_a_recipe_may_take_is_a_public_name() -> None:
+    taken = set().union(*map(families, RECIPES.values()))
+    assert taken > {
+        Sampler,
+        RecordSampler,
+        Release,
+        Postprocess,
+        ServerOptimizer,
+        Gradient,
+        Step,
+        MaskSource,
+        Mechanism,
+    }
+    ours = {part for family in taken for part in family.members.values() if part.__module__.startswith("sordino.")}
+    hidden = {part for part in ours if getattr(sordino, part.__name__, None) is not part}
+    assert hidden == {MaskedNoise}  # which exists to be refused
 
 
 def test_a_recipe_in_a_file_takes_parts() -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sordino.errors import ConfigError as ConfigError
     from sordino.errors import PlanError as PlanError
     from sordino.models import Spec as Spec
+    from sordino.parts.accelerated import Accelerated as Accelerated
+    from sordino.parts.accelerated import Stage as Stage
+    from sordino.parts.accelerated import Stages as Stages
     from sordino.parts.bounds import Bound as Bound
     from sordino.parts.bounds import Spent as Spent
     from sordino.parts.denoise import JamesStein as JamesStein
@@ -37,7 +40,10 @@ if TYPE_CHECKING:
     from sordino.parts.events import Event as Event
     from sordino.parts.events import Relation as Relation
     from sordino.parts.gradients import Blur as Blur
+    from sordino.parts.gradients import Bounded as Bounded
     from sordino.parts.gradients import Gradient as Gradient
+    from sordino.parts.gradients import Moreau as Moreau
+    from sordino.parts.gradients import Plain as Plain
     from sordino.parts.gradients import Proximal as Proximal
     from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local import LocalSgd as LocalSgd
@@ -50,8 +56,14 @@ if TYPE_CHECKING:
     from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
     from sordino.parts.postprocess import Noised as Noised
     from sordino.parts.postprocess import Postprocess as Postprocess
+    from sordino.parts.records import AllRecords as AllRecords
+    from sordino.parts.records import FixedRecords as FixedRecords
+    from sordino.parts.records import OnePass as OnePass
+    from sordino.parts.records import PoissonRecords as PoissonRecords
     from sordino.parts.records import RecordSampler as RecordSampler
+    from sordino.parts.records import ShuffledRecords as ShuffledRecords
     from sordino.parts.release import CentralNoise as CentralNoise
+    from sordino.parts.release import Forward as Forward
     from sordino.parts.release import LocalNoise as LocalNoise
     from sordino.parts.release import NoiseShares as NoiseShares
     from sordino.parts.release import NoNoise as NoNoise
@@ -62,17 +74,23 @@ if TYPE_CHECKING:
     from sordino.parts.samplers import Poisson as Poisson
     from sordino.parts.samplers import RoundRobin as RoundRobin
     from sordino.parts.samplers import Sampler as Sampler
+    from sordino.parts.schedules import Constant as Constant
     from sordino.parts.schedules import Decay as Decay
     from sordino.parts.schedules import Linear as Linear
     from sordino.parts.schedules import Piecewise as Piecewise
+    from sordino.parts.schedules import Scaled as Scaled
     from sordino.parts.schedules import Schedule as Schedule
     from sordino.parts.server import Adagrad as Adagrad
     from sordino.parts.server import Adam as Adam
+    from sordino.parts.server import Average as Average
     from sordino.parts.server import ServerOptimizer as ServerOptimizer
     from sordino.parts.server import Sgd as Sgd
     from sordino.parts.server import Yogi as Yogi
     from sordino.parts.sparsify import MaskSource as MaskSource
+    from sordino.parts.sparsify import PublicDataMask as PublicDataMask
     from sordino.parts.sparsify import PublicMask as PublicMask
+    from sordino.parts.sparsify import RandomMask as RandomMask
+    from sordino.parts.sparsify import ReleasedMask as ReleasedMask
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
     from sordino.plan import Plan as Plan
     from sordino.privacy.calibrated import calibrated as calibrated
@@ -96,6 +114,24 @@ _HOME = {
     "ShuffledNoise": "parts.release",
     "LocalNoise": "parts.release",
     "NoiseShares": "parts.release",
+    "AllRecords": "parts.records",
+    "FixedRecords": "parts.records",
+    "OnePass": "parts.records",
+    "PoissonRecords": "parts.records",
+    "ShuffledRecords": "parts.records",
+    "Moreau": "parts.gradients",
+    "PublicDataMask": "parts.sparsify",
+    "RandomMask": "parts.sparsify",
+    "ReleasedMask": "parts.sparsify",
+    "Average": "parts.server",
+    "Accelerated": "parts.accelerated",
+    "Constant": "parts.schedules",
+    "Scaled": "parts.schedules",
+    "Stage": "parts.accelerated",
+    "Stages": "parts.accelerated",
+    "Plain": "parts.gradients",
+    "Bounded": "parts.gradients",
+    "Forward": "parts.release",
     "optim": "optim",
     "recipes": "recipes",
     "Records": "data.task",
