@@ -1,9 +1,9 @@
-# make install | demo | test | lint. Needs Python 3.11 and pip; torch is installed exactly as constraints.txt says.
+# make install | demo | test | nightly | lint. Needs Python 3.11 and pip; torch is installed exactly as constraints.txt says.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test nightly lint clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt benchmarks/papers/pyproject.toml
@@ -18,6 +18,10 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n 2
+
+# Ten thousand mutated configurations, each with five seconds and a gigabyte. About half an hour.
+nightly: install
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/contracts/test_any_configuration.py
 
 lint: install
 	$(BIN)/ruff check src tests examples benchmarks/papers

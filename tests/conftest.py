@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+settings.register_profile("suite", max_examples=500, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=10_000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "SORDINO_DATA" not in os.environ and _BESIDE.is_dir():
