@@ -39,9 +39,8 @@ for epoch in range(15):
     if epoch % 5 == 4:
         with torch.no_grad():
             right = (model(test_x).argmax(1) == test_y).float().mean()
-        print(
-            f"epoch {epoch + 1}: accuracy {right:.3f}, epsilon so far {optimizer.certificate()['epsilon_so_far']:.2f}"
-        )
+        so_far = optimizer.certificate()["loop"]["epsilon_so_far"]
+        print(f"epoch {epoch + 1}: accuracy {right:.3f}, epsilon so far {so_far:.2f}")
 
 certificate = optimizer.certificate()
 print({key: certificate[key] for key in ("epsilon", "delta", "unit", "relation", "counts")})

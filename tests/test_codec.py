@@ -102,6 +102,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
             "ball": 2.0,
             "average": {"growth": 1.5, "after": 1},
         },
+        "torch_optimizer": {"name": "torch.optim.sgd.SGD"},
         "yogi": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},
         "adagrad": {"lr": 0.5, "beta1": 0.25, "floor": 0.125},
         "adam": {"lr": 0.5, "beta1": 0.25, "beta2": 0.5, "floor": 0.125},

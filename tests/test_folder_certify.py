@@ -57,7 +57,7 @@ def changed(value: Any) -> Any:
         case str():
             return value[:-1] + chr(ord(value[-1]) ^ 1) if value else "x"
         case float():
-            return value * (1 + 1e-12)
+            return value * (1 + 1e-12) or 1e-12
         case int():
             return value + 1
     return 0 if value is None else ["x"]

@@ -211,8 +211,9 @@ class Plan(_Kept):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What an engine must offer: for the release, and for clients that remember."""
-        return self.release.needs | (frozenset({"client_state"}) if self.local.keeps(1) else frozenset())
+        """What an engine must offer: for the release, for the server, and for clients that remember."""
+        remembered = frozenset({"client_state"}) if self.local.keeps(1) else frozenset()
+        return self.release.needs | self.server.needs | remembered
 
     @property
     def mask(self) -> PublicMask | None:

@@ -72,7 +72,7 @@ def check(plan: Plan, task: Task, engine: Engine) -> None:
     check_records(plan, task)
     missing = plan.needs - engine.offers
     if missing:
-        who = plan.release if missing & plan.release.needs else plan.local
+        who = next((part for part in (plan.release, plan.server) if missing & part.needs), plan.local)
         raise EngineError(f"{who.kind!r} on an engine without {', '.join(sorted(missing))}", "an engine that offers it")
 
 

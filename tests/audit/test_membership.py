@@ -23,7 +23,8 @@ from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone
-from sordino.runs.folder import RunFolder, text_of
+from sordino.privacy.stored import text_of
+from sordino.runs.folder import RunFolder
 
 Floats = NDArray[np.float64]
 

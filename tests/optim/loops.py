@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.optim import PrivateLoader, PrivateOptimizer, make_private
+from sordino.parts.release import CentralNoise
 from sordino.rng import Seeded
 
 QUIET = 1e-9  # a multiplier whose noise is below rounding
@@ -84,10 +85,12 @@ def noised_gradient(parts: Parts, t: int, total: dict[str, Tensor]) -> dict[str,
     """A^-1 (total + N(0, (z clip)^2)) / batch by a dense solve, tensor by tensor."""
     settings = parts[1].account.settings
     size = sum(part.numel() for part in total.values())
-    noise = torch.from_numpy(settings.mechanism.sample(size, Seeded(settings.seed).at(t, "noise"))) * settings.clip
+    release, smoothing = settings.plan.release, [getattr(step, "strength", 0.0) for step in settings.plan.postprocess]
+    assert isinstance(release, CentralNoise)
+    noise = torch.from_numpy(release.mechanism.sample(size, Seeded(settings.seed).at(t, "noise"))) * settings.clip
     pieces = torch.split(noise, [part.numel() for part in total.values()])
     return {
-        name: _smoothed((part + piece.view_as(part)) / settings.records.count, settings.smoothing.strength)
+        name: _smoothed((part + piece.view_as(part)) / settings.records.count, sum(smoothing))
         for (name, part), piece in zip(total.items(), pieces, strict=True)
     }
 

@@ -15,10 +15,9 @@ from dp_accounting import dp_event, pld, rdp
 from tests.optim.loops import data, mlp, private, train, weights
 
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
-from sordino.optim.settings import Settings
+from sordino.optim.settings import loop_plan, with_noise
 from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.records import PoissonRecords
 from sordino.privacy import accounting
 from sordino.privacy.certificate import line_entry, upward
@@ -35,10 +34,12 @@ def test_epsilon_is_that_of_the_poisson_sampled_gaussian() -> None:
     delta = 60**-1.1
     assert found["delta"] == pytest.approx(delta)
     assert found["epsilon"] == upward(accounted(0.2, 1.5, 20, delta))
-    assert found["epsilon_so_far"] == upward(accounted(0.2, 1.5, 10, delta))
-    assert found["counts"] == {"steps_planned": 20, "steps_taken": 10, "steps_billed": 20}
-    assert found["events"][0]["count"] == 20
-    assert (found["unit"], found["relation"], found["denominator"]) == ("record", "add_remove", 12.0)
+    assert found["loop"]["epsilon_so_far"] == upward(accounted(0.2, 1.5, 10, delta))
+    assert found["counts"] == {"rounds_planned": 20, "rounds_charged": 10, "rounds_billed": 20}
+    models, _, messages = found["adversaries"]
+    assert models["events"][0]["count"] == 20
+    assert messages["epsilon"] is None  # who sees the sum before its noise
+    assert (found["unit"], found["relation"], found["records"]["batch"]) == ("record", "add_remove", 12.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
@@ -50,7 +51,7 @@ def test_the_target_is_met_and_hardly_undercut(epsilon: float) -> None:
 
 def test_smoothing_is_off_unless_asked_for() -> None:
     """At strength 1 it cost a CNN on images six points."""
-    assert private()[1].account.settings.smoothing.strength == 0.0
+    assert private()[1].account.settings.plan.postprocess == ()
 
 
 def test_smoothing_pieces_and_the_optimizer_cost_nothing() -> None:
@@ -68,8 +69,8 @@ def test_steps_beyond_the_plan_are_billed() -> None:
     before = parts[1].certificate()["epsilon"]
     train(parts, epochs=2)
     found = parts[1].certificate()
-    assert found["counts"]["steps_billed"] == 10
-    assert found["epsilon"] == found["epsilon_so_far"] > before
+    assert found["counts"]["rounds_billed"] == 10
+    assert found["epsilon"] == found["loop"]["epsilon_so_far"] > before
 
 
 def test_steps_beyond_the_target_are_refused_before_they_happen() -> None:
@@ -82,7 +83,7 @@ def test_steps_beyond_the_target_are_refused_before_they_happen() -> None:
         train(parts)
     assert torch.equal(weights(parts[0]), after)
     assert found["epsilon"] <= 2.0
-    assert parts[1].steps == found["counts"]["steps_taken"] < 30
+    assert parts[1].steps == found["counts"]["rounds_charged"] < 30
 
 
 def test_a_step_is_charged_before_its_noise_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,18 +109,9 @@ def test_a_step_is_charged_before_its_noise_is_drawn(monkeypatch: pytest.MonkeyP
 def test_published_settings_cost_no_more_than_the_library_itself_proves(rate: float, z: float, epochs: int) -> None:
     records, delta = PoissonRecords(round(rate * 60000), (60000,)), 1e-5
     steps = epochs * round(1 / records.rate(0))
-    settings = Settings(
-        records=records,
-        steps=steps,
-        clip=1.0,
-        mechanism=Gaussian(z),
-        smoothing=LaplacianSmoothing(1.0),
-        delta=delta,
-        noise="simulation",
-        seed=0,
-        reduction="mean",
-    )
-    ours = line_entry(settings.line(steps), delta)["epsilon"]
+    optimizer = torch.optim.SGD(mlp().parameters())
+    bare = loop_plan(epochs=epochs, records=records, clip=1.0, smoothing=1.0, optimizer=optimizer)
+    ours = line_entry(with_noise(bare, None, z, delta).bill().line("models"), delta)["epsilon"]
     event = dp_event.PoissonSampledDpEvent(records.rate(0), dp_event.GaussianDpEvent(z))
     tight, loose = pld.PLDAccountant(value_discretization_interval=1e-4), rdp.RdpAccountant()
     tight.compose(event, steps)

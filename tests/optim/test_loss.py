@@ -191,4 +191,4 @@ def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
 def test_the_certificate_says_how_the_loss_is_kept_apart() -> None:
     parts = language(loss=per_record)
     steps(parts)
-    assert "record's output alone" in parts[1].certificate()["loss"]["check"]
+    assert "record's output alone" in parts[1].certificate()["loop"]["loss"]["check"]

@@ -114,13 +114,13 @@ def test_honest_models_are_never_taken_for_mixing(name: str, monkeypatch: pytest
     parts = private(build(), records(shape))
     train(parts)
     parts[0].eval()
-    said = parts[1].certificate()["records"]
-    assert said["looks"] > 1 or said["kept_apart"].startswith("by the layers")
+    said = parts[1].certificate()["loop"]["kept_apart"]
+    assert said["looks"] > 1 or said["how"].startswith("by the layers")
     assert not parts[0].training
 
 
 def test_a_chain_of_layers_is_vouched_for_by_its_construction() -> None:
     parts = private(dataset=data(), epochs=2)
     train(parts, epochs=2)
-    said = parts[1].certificate()["records"]
-    assert said == {"kept_apart": "by the layers, or run one by one", "looks": 1}
+    said = parts[1].certificate()["loop"]["kept_apart"]
+    assert said == {"how": "by the layers, or run one by one", "looks": 1}

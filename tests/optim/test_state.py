@@ -243,4 +243,4 @@ def test_a_frozen_model_trains_its_head_alone() -> None:
     optimizer: Optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)  # type: ignore[index]
     parts: Parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, multiplier=1.0)
     train(parts)
-    assert parts[1].certificate()["counts"]["steps_taken"] == 5
+    assert parts[1].certificate()["counts"]["rounds_charged"] == 5

@@ -24,7 +24,8 @@ from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.privacy import accounting
-from sordino.privacy.certificate import Facts, certificate, check_delta, compare, default_delta, upward
+from sordino.privacy.certificate import Facts, certificate, check_delta, default_delta, upward
+from sordino.privacy.stored import compare
 from sordino.rng import Mode
 
 POISSON = plan(rounds=4, clients=Poisson(50, 0.2))
@@ -91,10 +92,11 @@ def test_a_simulation_is_not_for_release_and_says_so() -> None:
     assert "not for release" not in notes["secure"]
 
 
-def test_smoothing_is_free_and_only_the_hash_tells() -> None:
+def test_smoothing_is_free_and_only_its_name_and_the_hash_tell() -> None:
     smooth = plan(rounds=4, clients=Poisson(50, 0.2), postprocess=(LaplacianSmoothing(1.0),))
     one, other = written(POISSON), written(smooth)
-    assert one.pop("plan_sha256") != other.pop("plan_sha256")
+    for told in ("plan_sha256", "postprocess"):
+        assert one.pop(told) != other.pop(told)
     assert one == other
 
 
@@ -119,7 +121,7 @@ def other_than(value: Any) -> list[Any]:
         case int():
             return [value + 1, value - 1, float(value)]
         case float():
-            return [math.nextafter(value, math.inf), math.nextafter(value, 0.0), str(value)]
+            return [math.nextafter(value, math.inf), math.nextafter(value, -1.0), str(value)]
         case str():
             return [value + " ", value[1:], None]
     return [0.0, "none"]

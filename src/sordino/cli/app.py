@@ -16,6 +16,9 @@ import typer
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] or [plan], [privacy], [run].")]
+Certified = Annotated[
+    Path, typer.Argument(help="The folder of a run, or the file of a loop (optimizer.save_certificate).")
+]
 RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Own = Annotated[list[Path] | None, typer.Option("--with", help="A Python file of parts of your own; may be repeated.")]
 

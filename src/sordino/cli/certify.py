@@ -1,38 +1,57 @@
-"""`sordino certify`: recompute the certificate from everything in a run's folder."""
+"""`sordino certify`: recompute a certificate from everything in a run's folder, or from a loop's file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli.app import JsonFlag, Own, RunPath, app, bring, say
+from sordino.cli.app import Certified, JsonFlag, Own, app, bring, say
+
+if TYPE_CHECKING:
+    from sordino.optim.saved import Saved
 
 
 @app.command()
 def certify(
-    folder: RunPath,
+    target: Certified,
     key: Annotated[Path | None, typer.Option(help="Also check the signature, with this public key (PEM).")] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign what was certified with this Ed25519 key (PEM).")] = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute the certificate from everything in the folder; exit 1 on any mismatch."""
+    """Recompute the certificate from everything in the folder, or from the loop's file; exit 1 on any mismatch."""
     bring(own)
     from sordino.runs import signature
-    from sordino.runs.folder import RunFolder
 
     owner = None if key is None else signature.public_key(key)
     signer = None if sign is None else signature.private_key(sign)
-    certificate = RunFolder.open(folder).certify()
+    certificate = certified(target).certificate
     if signer is not None:
-        signature.sign(folder, signer)
+        signature.sign(target, signer)
     if owner is not None:
-        signature.check(folder, owner)
+        signature.check(target, owner)
     signed = {"signed": True} if owner is not None else {}
     said = "certified, and signed with this key: " if owner is not None else "certified: "
-    say(as_json, {"certified": True, **signed, **certificate}, said + guarantee(certificate))
+    limits = {} if certificate["loop"] is None else {"proved": LOOP}
+    told = "; ".join([said + guarantee(certificate), *limits.values()])
+    say(as_json, {"certified": True, **limits, **signed, **certificate}, told)
+
+
+LOOP = "this follows from the plan and the counts in the file; a loop keeps no chain of charges that would show more"
+
+
+def certified(target: Path) -> Saved:
+    """The plan, the facts and the certificate of a run's folder or of a loop's file, if they agree."""
+    from sordino.optim.saved import Saved, certify
+    from sordino.runs.folder import RunFolder
+
+    if target.is_file():
+        return certify(target)
+    folder = RunFolder.open(target)
+    made = folder.certify()
+    return Saved(folder.config().plan, folder.facts(), made)
 
 
 def guarantee(made: dict[str, Any]) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from sordino.cli.app import JsonFlag, Own, RunPath, app, bring, say
+from sordino.cli.app import Certified, JsonFlag, Own, app, bring, say
 
 
 @app.command()
-def explain(folder: RunPath, own: Own = None, as_json: JsonFlag = False) -> None:
+def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> None:
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
+    from sordino.cli.certify import certified
     from sordino.report import explain as explaining
-    from sordino.runs.folder import RunFolder
 
-    opened = RunFolder.open(folder)
-    certificate = opened.certify()
-    found = explaining.explain(certificate, explaining.ceilings(opened.config().plan, opened.facts()))
-    say(as_json, found, explaining.page(found))
+    found = certified(target)
+    said = explaining.explain(found.certificate, explaining.ceilings(found.plan, found.facts))
+    say(as_json, said, explaining.page(said))

@@ -10,9 +10,7 @@ from typing import Any
 from sordino import codec
 from sordino.errors import BudgetError, ConfigError
 from sordino.optim.settings import Settings, differing
-from sordino.privacy import accounting
-from sordino.privacy.certificate import line_entry, not_covered
-from sordino.version import __version__
+from sordino.privacy.certificate import Facts, Loop
 
 
 class Account:
@@ -76,57 +74,6 @@ class Account:
         for name, count in state["taken"].items():
             self.taken[name] = max(self.taken.get(name, 0), int(count))
 
-    def certificate(self) -> dict[str, Any]:
-        """The certificate: epsilon of all planned steps, for stopping looks at data, or of those taken if more."""
-        settings, steps = self.settings, self.steps
-        billed = max(settings.steps, steps)
-        main = line_entry(settings.line(billed), settings.delta)
-        so_far = line_entry(settings.line(steps), settings.delta)["epsilon"] if steps else 0.0
-        return {
-            "format": 1,
-            "epsilon": main["epsilon"],
-            "epsilon_so_far": so_far,
-            "delta": settings.delta,
-            "unit": "record",
-            "relation": settings.records.relation,
-            "events": main["events"],
-            "epsilon_rdp": main["epsilon_rdp"],
-            "accountant": {"library": accounting.VERSION, "method": main["method"], "grid": main["grid"]},
-            "adversary": "sees every model and every noised gradient, and not which records were drawn",
-            "sampler": {**codec.dump(settings.records), "rate": settings.records.rate(0)},
-            "clip": {
-                "scope": "one norm over the gradient of each single record",
-                "radius": settings.clip,
-                "norm": settings.mechanism.norm,
-            },
-            "denominator": settings.records.count,
-            "multiplier": settings.mechanism.multiplier,
-            "smoothing": settings.smoothing.strength,
-            "noise": {"mode": settings.noise, "note": _NOTES[settings.noise]},
-            "loss": {"reduction": settings.reduction, "check": _LOSS},
-            "counts": {"steps_planned": settings.steps, "steps_taken": steps, "steps_billed": billed},
-            "assumptions": _assumptions(settings),
-            "not_covered": [*not_covered(), "losses and accuracies on the training records, where a loop prints them"],
-            "settings_sha256": codec.digest(settings),
-            "sordino": __version__,
-        }
-
-
-_NOTES = {
-    "simulation": "fast repeatable generator: for experiments, not for release",
-    "secure": "AES counter generator keyed by the operating system, double precision, sum rounded to a public grid",
-}
-_LOSS = "in the first batches and in some later ones its gradient is that of a known loss; any other stops the run"
-
-
-def _assumptions(settings: Settings) -> list[str]:
-    """What must hold outside this program for the numbers to be true."""
-    return [
-        "one record is one entry of the data set; a person with several entries counts several times",
-        f"the number of records, {settings.records.size(0)}, the settings and the test data are public",
-        "which records were drawn, and how many, stays secret",
-        "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
-        "no checkpoint was continued in two places; if one was, every copy has to be billed",
-        "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
-        f"the loss is the {settings.reduction} over the records of a batch, each with a term of its own",
-    ]
+    def facts(self, loop: Loop) -> Facts:
+        """What a certificate needs beside the plan."""
+        return Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop)

@@ -16,8 +16,7 @@ from sordino.optim.loader import PrivateLoader, Turn
 from sordino.optim.losses import PerRecord, RecordLoss
 from sordino.optim.optimizer import PrivateOptimizer
 from sordino.optim.recording import Gate, Recording
-from sordino.optim.settings import Reduction, checked_delta, planned
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.optim.settings import Reduction, Settings, checked_delta, loop_plan, with_noise
 from sordino.parts.records import PoissonRecords
 from sordino.per_record import refuse_mixing
 from sordino.rng import Mode, streams
@@ -60,17 +59,16 @@ def make_private(
     refuse_mixing(model)
     _check_optimizer(model, optimizer)
     _check_labels(model, loader.dataset)
-    settings = planned(
-        epochs=epochs,
-        epsilon=epsilon,
-        multiplier=multiplier,
-        records=PoissonRecords(float(loader.batch_size or 0), (size,)),
-        clip=float(clip),
-        smoothing=LaplacianSmoothing(float(smoothing)),
-        delta=checked_delta(delta, size, allow_large_delta),
+    records = PoissonRecords(float(loader.batch_size or 0), (size,))
+    delta = checked_delta(delta, size, allow_large_delta)
+    bare = loop_plan(epochs=epochs, records=records, clip=float(clip), smoothing=float(smoothing), optimizer=optimizer)
+    settings = Settings(
+        plan=with_noise(bare, epsilon, multiplier, delta),
+        delta=delta,
         noise=noise,
         seed=seed if noise == "simulation" else 0,
         reduction=reduction,
+        epsilon=epsilon,
     )
     _freeze_the_rest(model, optimizer)
     account, turn, coins = Account(settings), Turn(), streams(noise, seed)

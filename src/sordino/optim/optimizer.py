@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import ConfigError, PlanError
 from sordino.layout import Layout, Slot
+from sordino.optim import saved
 from sordino.optim.account import Account
 from sordino.optim.loader import Turn
 from sordino.optim.losses import RecordLoss
@@ -20,11 +23,14 @@ from sordino.optim.recording import Recording
 from sordino.optim.reduction import Check
 from sordino.parts.postprocess import Noised
 from sordino.parts.release import on_grid
+from sordino.privacy.certificate import Facts, Loop, certificate
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")
 
 
+ALL = np.zeros(1, dtype=np.int64)  # the one holder of the data
+_KNOWN = "in the first batches and in some later ones its gradient is that of a known loss; any other stops the run"
 _EACH = "optimizer.loss: one value per record, computed from that record's output alone"
 
 
@@ -143,17 +149,16 @@ class PrivateOptimizer(Optimizer):
             self.recording.guard.moved()
 
     def _noised(self, t: int) -> Tensor:
-        """A^-1 (total + N(0, z^2)) * clip / batch, [d]."""
-        settings = self.account.settings
-        noise = torch.from_numpy(settings.mechanism.sample(len(self.total), self.streams.at(t, "noise")))
-        noised = self.total + noise
+        """A^-1 (total + N(0, z^2)) * clip / batch, [d]: the plan's release, decode and post-processing."""
+        plan, public = self.account.settings.plan, self.account.settings.plan.public(t)
+        noised, _ = plan.release.noised(self.total, ALL, lambda _: self.streams.at(t, "noise"), {})
         self.total.zero_()
+        std = plan.release.noise_std(ALL)
         if self.streams.mode == "secure":
-            noised = on_grid(noised, settings.mechanism.std)
-        unit = settings.clip / settings.records.count
+            noised = on_grid(noised, std)
         own = next(iter(self.recording.named.values())).dtype
-        mean = (noised * unit).to(torch.promote_types(own, torch.float32))
-        return settings.smoothing.apply(mean, Noised(self.layout, settings.mechanism.std * unit, t))
+        mean = plan.decode(noised, public).to(torch.promote_types(own, torch.float32))
+        return plan.refine(mean, Noised(self.layout, std * plan.local.unit(public), t))
 
     def _hand_over(self, mean: Tensor) -> None:
         """Every gradient the inner optimizer can see is a part of `mean`, or none."""
@@ -223,14 +228,22 @@ class PrivateOptimizer(Optimizer):
         self.recording.forget()
 
     def certificate(self) -> dict[str, Any]:
-        """What holds of the models seen so far (epsilon_so_far) and of the whole run as planned (epsilon)."""
+        """The certificate of the loop's plan: epsilon of all planned steps, or of those taken if they are more."""
+        return certificate(self.account.settings.plan, self._facts())
+
+    def save_certificate(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Write the certificate with the plan and the counts it follows from: `sordino certify` computes it again."""
+        return saved.save(Path(path), self.account.settings.plan, self._facts())
+
+    def _facts(self) -> Facts:
+        """What the loop adds to its plan, looked at once more."""
         if self.turn.handed is not None:
             found = "a certificate asked for while a batch waits for its step"
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
         self.recording.guard.look()
-        records = self.recording.vouch()
-        said = {**self.account.certificate(), "records": records}
-        return said if self.own is None else {**said, "loss": {"reduction": "mean", "check": _EACH}}
+        how, looks = self.recording.vouch()
+        check = _KNOWN if self.own is None else _EACH
+        return self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
 
     def detach(self) -> nn.Module:
         """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""

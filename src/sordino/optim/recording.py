@@ -214,14 +214,14 @@ class Recording(Recorder):
             for module, mode in modes:
                 module.training = mode
 
-    def vouch(self) -> dict[str, Any]:
-        """What a certificate may say of the records: they were kept apart, up to the last pass."""
+    def vouch(self) -> tuple[str, int]:
+        """What a certificate may say of the records: how they were kept apart, up to the last pass, and the looks."""
         if self.mixed is None and isinstance(vars(self.model).get("forward"), Gate) and self.may_mix:
             self._look()
         if self.mixed is not None:
             raise self.mixed
         how = "looked at in passes chosen by secret coins" if self.may_mix else "by the layers, or run one by one"
-        return {"kept_apart": how, "looks": self.lookout.looks}
+        return how, self.lookout.looks
 
     def _company(self, inputs: Any, size: int, recorded: bool = True) -> Company:
         run = self._pass if recorded else lambda args, kwargs: self.plain(*args, **kwargs)

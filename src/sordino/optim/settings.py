@@ -1,19 +1,26 @@
-"""What a private loop is: one frozen value that is run, billed, saved and compared."""
+"""What a private loop is: the Plan of the recipe it is, which is run and billed, and what a loop needs besides."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from torch.optim import Optimizer
 
 from sordino import codec
 from sordino.errors import ConfigError
-from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import PoissonRecords
+from sordino.parts.server import TorchOptimizer
+from sordino.plan import Plan
 from sordino.privacy import calibrate
-from sordino.privacy.bill import Line
+from sordino.privacy.bill import Participation
+from sordino.privacy.calibrated import calibrated, noisier
 from sordino.privacy.certificate import check_delta, default_delta
+from sordino.recipes.dp_sgd import alone
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
@@ -21,30 +28,35 @@ Reduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`steps` times  g = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  A = I + smoothing * L.
+    """`plan`:  g = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  a round is a step.
 
-    z -> mechanism.multiplier, batch -> records.batch: the expected size of a Poisson batch, a constant.
+    `epsilon` is the target, where the multiplier z was solved for.
     """
 
-    records: PoissonRecords
-    steps: int
-    clip: float
-    mechanism: Gaussian
-    smoothing: LaplacianSmoothing
+    plan: Plan
     delta: float
     noise: Mode
     seed: int
     reduction: Reduction
-    epsilon: float | None = None  # the target, where the multiplier was solved for
+    epsilon: float | None = None
 
-    def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(f"clip = {self.clip}", "a positive finite number", "1.0 is a good start")
+    @property
+    def steps(self) -> int:
+        """How many are planned."""
+        return self.plan.rounds
 
-    def line(self, steps: int) -> Line:
-        """What so many steps cost one who sees every model: the sampler's own event of the mechanism's own noise."""
-        event = self.records.amplify(self.mechanism.event(), 0)
-        return Line("models", self.records.relation, ((event, steps),))
+    @property
+    def records(self) -> PoissonRecords:
+        """Which of them a step reads."""
+        assert isinstance(self.plan.local.reads, PoissonRecords)
+        return self.plan.local.reads
+
+    @property
+    def clip(self) -> float:
+        """The radius of one record's gradient."""
+        assert isinstance(self.plan.local, BatchGradient)
+        assert isinstance(self.plan.local.radius, float)
+        return self.plan.local.radius
 
     @property
     def per_epoch(self) -> int:
@@ -55,7 +67,8 @@ class Settings:
         """The most steps that the target allows; any number where there is none."""
         if self.epsilon is None:
             return math.inf
-        return max(self.steps, calibrate.rounds(self.line, self.epsilon, self.delta))
+        found = calibrate.rounds(lambda n: self.plan.bill(Participation(n, n)).line("models"), self.epsilon, self.delta)
+        return max(self.steps, found)
 
 
 def steps_per_epoch(records: PoissonRecords) -> int:
@@ -63,27 +76,32 @@ def steps_per_epoch(records: PoissonRecords) -> int:
     return max(1, round(1 / records.rate(0)))
 
 
-def planned(
-    *, epochs: int, epsilon: float | None, multiplier: float | None, records: PoissonRecords, **others: Any
-) -> Settings:
-    """The settings, with the smallest multiplier that costs `epsilon` unless one is given."""
+def loop_plan(*, epochs: int, records: PoissonRecords, clip: float, smoothing: float, optimizer: Optimizer) -> Plan:
+    """DP-SGD and its kin (recipes/dp_sgd.py) with noise of multiplier 1.
+
+    The server is an optimizer of PyTorch: it works on what is noised already, so the plan only names it.
+    """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
-    if (epsilon is None) == (multiplier is None):
-        raise ConfigError(f"epsilon = {epsilon} and multiplier = {multiplier}", "exactly one of them")
-    steps = epochs * steps_per_epoch(records)
-    noise = Gaussian(1.0 if multiplier is None else multiplier)
-    bare = Settings(records=records, steps=steps, epsilon=epsilon, mechanism=noise, **others)
-    if epsilon is None:
-        return bare
-    return replace(bare, mechanism=Gaussian(_solved(bare, epsilon)))
+    if not 0 < clip < math.inf:
+        raise ConfigError(f"clip = {clip}", "a positive finite number", "1.0 is a good start")
+    return alone(
+        TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"),
+        rounds=epochs * steps_per_epoch(records),
+        records=records,
+        radius=clip,
+        multiplier=1.0,
+        denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
+    )
 
 
-def _solved(bare: Settings, epsilon: float) -> float:
-    def line_of(z: float) -> Line:
-        return replace(bare, mechanism=Gaussian(z)).line(bare.steps)
-
-    return calibrate.multiplier(line_of, epsilon, bare.delta)
+def with_noise(plan: Plan, epsilon: float | None, multiplier: float | None, delta: float) -> Plan:
+    """The plan with the smallest multiplier that costs `epsilon`, or with the one that is given."""
+    if epsilon is not None and multiplier is None:
+        return calibrated(plan, epsilon=epsilon, delta=delta)
+    if multiplier is not None and epsilon is None:
+        return noisier(plan, multiplier)
+    raise ConfigError(f"epsilon = {epsilon} and multiplier = {multiplier}", "exactly one of them")
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
@@ -99,8 +117,17 @@ def checked_delta(delta: float | None, population: int, allow_large: bool) -> fl
 
 def differing(ours: Settings, stored: Any) -> str:
     """The first setting in which a stored run differs from this one; empty if none does."""
-    mine, other = codec.dump(ours), stored if isinstance(stored, dict) else {}
+    mine, other = dict(_leaves(codec.dump(ours))), dict(_leaves(stored))
     for name in [*mine, *(name for name in other if name not in mine)]:
         if mine.get(name) != other.get(name):
             return f"{name} = {other.get(name)} where this run has {mine.get(name)}"
     return ""
+
+
+def _leaves(table: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a table, by the path to it."""
+    if not isinstance(table, dict):
+        yield where, table
+        return
+    for name, item in table.items():
+        yield from _leaves(item, f"{where}.{name}" if where else name)

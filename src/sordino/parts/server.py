@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ Memory = dict[str, Tensor]
 
 class ServerOptimizer(Part):
     """init / query / step / result; query is where clients start, result is what is kept."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer for it to step
 
     def init(self, params: Tensor) -> Memory:
         """Memory before the first round."""
@@ -227,3 +230,18 @@ class Adagrad(_Moments, kind="adagrad"):
 
     def size(self, second: Tensor, squares: Tensor) -> Tensor:
         return second + squares
+
+
+@dataclass(frozen=True)
+class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
+    """An optimizer of PyTorch in a loop of the user's own (`make_private`): named here, run there.
+
+    It works on what is noised already, so it costs no privacy, whatever it does; no engine can run it.
+    """
+
+    name: str
+    needs: ClassVar[frozenset[str]] = frozenset({"a loop of PyTorch"})
+
+    def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
+        found = f"a step of {self.name}, which a plan can only name"
+        raise PlanError("server", found, "a server that engines run", "use sgd or adam, or make_private for a loop")

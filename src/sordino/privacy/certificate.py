@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import codec
-from sordino.errors import CertificateError, ConfigError
+from sordino.errors import ConfigError
 from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
@@ -19,6 +18,7 @@ from sordino.version import __version__
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
+FORMAT = 2  # of the certificate: privacy/certificate.schema.json
 WHO: dict[Adversary, str] = {
     "models": "sees every released model and nothing else",
     "cohort": "sees every released model and who took part in which round",
@@ -33,6 +33,16 @@ class Declared:
     rows: int
     what: str
     by: str
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a loop of the user's own saw of itself: how the loss was checked, and the records kept apart."""
+
+    reduction: Literal["mean", "sum"]
+    check: str
+    kept_apart: str
+    looks: int  # passes in which a record alone was compared with the record in company
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class Facts:
     filtered: bool = False  # a budget decides when the run ends, so its end tells of the cohorts
     stopped: bool = False  # it ended because a budget refused the next cohort, and for no other reason
     foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
+    loop: Loop | None = None  # of a private PyTorch loop
 
 
 def default_delta(population: int) -> float:
@@ -114,7 +125,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     lines = {who: headline(bill.of(who), facts.delta, facts.deltas) for who in ADVERSARIES}
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     return {
-        "format": 1,
+        "format": FORMAT,
         "epsilon": main["epsilon"],
         "delta": main["delta"],
         "unit": bill.unit,
@@ -122,16 +133,20 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "adversaries": [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()],
         "accountant": {"library": accounting.VERSION, "first": "PLD (pessimistic) or GDP closed form", "second": "RDP"},
         "sampler": codec.dump(plan.clients),
+        "records": None if plan.local.reads is None else codec.dump(plan.local.reads),
         "trust": {"release": plan.release.kind, "sees": sorted(plan.release.sees), "needs": sorted(plan.release.needs)},
         "clip": _clip(plan),
         "denominator": denominator(plan),
         "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
+        "postprocess": [codec.dump(step) for step in plan.postprocess],
+        "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
         "declared_public": [asdict(one) for one in facts.public],
         "assumptions": [
             *assumptions(plan, bill, counts, facts.public),
+            *(_loop_assumptions(facts.loop) if facts.loop is not None else ()),
             *(trusted(part) for part in others),
         ],
         "foreign_parts": [codec.dump(part) for part in others],
@@ -140,6 +155,18 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "config_sha256": facts.config,
         "model_sha256": facts.model,
         "sordino": __version__,
+        "loop": None if facts.loop is None else _loop(plan, facts, facts.loop),
+        "run": None,  # what a folder binds
+    }
+
+
+def _loop(plan: Plan, facts: Facts, loop: Loop) -> dict[str, Any]:
+    """What only a loop has: epsilon of the steps taken, which holds if nobody stopped by what they saw of the data."""
+    taken = plan.bill(Participation(facts.charged, facts.charged)).line("models")
+    return {
+        "epsilon_so_far": line_entry(taken, facts.delta)["epsilon"] if facts.charged else 0.0,
+        "loss": {"reduction": loop.reduction, "check": loop.check},
+        "kept_apart": {"how": loop.kept_apart, "looks": loop.looks},
     }
 
 
@@ -282,6 +309,18 @@ def _record_assumptions(plan: Plan, public: tuple[Declared, ...]) -> list[str]:
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 
 
+def _loop_assumptions(loop: Loop) -> list[str]:
+    """What a loop that its user wrote, and that keeps no chain of charges, asks for besides."""
+    return [
+        "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
+        f"the loss is the {loop.reduction} over the records of a batch, each with a term of its own",
+        "the steps were counted by the process that took them: no chain of charges shows that there were no others",
+        "no checkpoint was continued in two places; if one was, every copy has to be billed",
+        "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
+        "losses and accuracies on the training records, where the loop shows them, are not published",
+    ]
+
+
 def not_covered() -> list[str]:
     """What the certificate does not speak of."""
     return [
@@ -289,24 +328,3 @@ def not_covered() -> list[str]:
         "diagnostics of a simulation (update norms, clipped fraction): they are not private",
         "other releases of the same data: a budget is the sum over all of them",
     ]
-
-
-def compare(stored: Any, computed: Any, field: str = "") -> None:
-    """Raise `CertificateError` at the first field where the stored certificate differs from the computed one."""
-    name = field or "certificate.json"
-    if isinstance(stored, Mapping) and isinstance(computed, Mapping):
-        for key in [*computed, *(key for key in stored if key not in computed)]:
-            if key not in stored or key not in computed:
-                raise CertificateError(
-                    _join(field, key), f"{_join(field, key)} is {'missing' if key in computed else 'not ours'}"
-                )
-            compare(stored[key], computed[key], _join(field, key))
-    elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
-        for i, (one, other) in enumerate(zip(stored, computed, strict=True)):
-            compare(one, other, f"{field}[{i}]")
-    elif type(stored) is not type(computed) or stored != computed:
-        raise CertificateError(name, f"{name} says {stored!r}, but what ran gives {computed!r}")
-
-
-def _join(field: str, key: str) -> str:
-    return f"{field}.{key}" if field else str(key)

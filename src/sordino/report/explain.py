@@ -95,6 +95,14 @@ def _counted(certificate: dict[str, Any]) -> str:
         f"{counts['rounds_planned']} rounds were planned, {counts['rounds_charged']} were charged before their noise "
         f"was drawn, {counts['rounds_billed']} are in the bill."
         + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
+        + (_so_far(certificate["loop"]) if certificate["loop"] is not None else "")
+    )
+
+
+def _so_far(loop: dict[str, Any]) -> str:
+    return (
+        f" A round is a step of a PyTorch loop; those taken so far cost epsilon {loop['epsilon_so_far']:.3g}, which "
+        "holds only if the loop did not stop for a reason that it read off the data."
     )
 
 

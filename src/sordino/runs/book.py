@@ -23,11 +23,12 @@ from sordino.errors import ConfigError, StorageError
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.privacy.certificate import Declared
+from sordino.privacy.stored import text_of
 from sordino.runs import chain, files
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, software, versions
-from sordino.runs.folder import Header, RunFolder, text_of, written
+from sordino.runs.folder import Header, RunFolder, written
 from sordino.runs.logs import Log
 
 

@@ -28,7 +28,8 @@ from sordino import codec
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
-from sordino.privacy.certificate import Declared, Facts, certificate, compare
+from sordino.privacy.certificate import Declared, Facts, certificate
+from sordino.privacy.stored import compare_text, parsed
 from sordino.runs import chain, checkpoint, ending, files, logs
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint, TornError
@@ -245,38 +246,15 @@ class RunFolder:
             )
         text = self._read("certificate.json")
         try:
-            stored = json.loads(text, object_pairs_hook=_once)
+            stored = parsed(text)
             last = None if self.private.exists() else str(stored["run"]["checkpoint_sha256"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CertificateError("certificate.json", f"certificate.json is not a certificate ({error})") from None
         computed = self.certificate(last)
-        _compare_text(stored, text.decode(), computed)
+        compare_text(stored, text.decode(), computed)
         return computed
 
 
 def written(config: Config) -> bytes:
     """A configuration as plan.toml."""
     return codec.to_toml(config).encode()
-
-
-def text_of(made: dict[str, Any]) -> str:
-    """A certificate as it is written."""
-    return json.dumps(made, indent=2) + "\n"
-
-
-def _compare_text(stored: Any, text: str, computed: dict[str, Any]) -> None:
-    """Values first; then numbers as they are spelt, since two spellings of 17 digits can be one float."""
-    compare(stored, computed)
-    spelt, needed = (json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed)))
-    compare(spelt, needed)
-    if text != text_of(computed):
-        raise CertificateError("certificate.json", "certificate.json is not written as this program writes it")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are all different: of two equal ones a reader may take either."""
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise CertificateError(twice, f"{twice} stands twice in certificate.json")
-    return dict(pairs)

@@ -14,7 +14,6 @@ from sordino.runs import files
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-NAME = "certificate.sig"
 _MAKE = "openssl genpkey -algorithm ed25519 -out key.pem"
 _SHOW = "openssl pkey -in key.pem -pubout -out public.pem"
 
@@ -60,17 +59,23 @@ def _loaded(file: Path, load: Callable[[bytes], object]) -> object:
         return None
 
 
-def sign(folder: Path, key: Ed25519PrivateKey) -> None:
-    """certificate.sig, of the bytes of certificate.json."""
-    signed = key.sign(files.read(folder / "certificate.json"))
-    files.write(folder / NAME, base64.b64encode(signed) + b"\n")
+def sign(target: Path, key: Ed25519PrivateKey) -> None:
+    """certificate.sig, of the bytes of certificate.json in a folder; of a file NAME.json, NAME.sig beside it."""
+    file = _signed(target)
+    files.write(file.with_suffix(".sig"), base64.b64encode(key.sign(files.read(file))) + b"\n")
 
 
-def check(folder: Path, key: Ed25519PublicKey) -> None:
+def check(target: Path, key: Ed25519PublicKey) -> None:
     """`CertificateError` unless the owner of the key has signed this very certificate."""
     from cryptography.exceptions import InvalidSignature
 
+    file = _signed(target)
+    name = file.with_suffix(".sig").name
     try:
-        key.verify(base64.b64decode(files.read(folder / NAME)), files.read(folder / "certificate.json"))
+        key.verify(base64.b64decode(files.read(file.with_suffix(".sig"))), files.read(file))
     except (InvalidSignature, ValueError):
-        raise CertificateError(NAME, f"{NAME} is not this key's signature of certificate.json") from None
+        raise CertificateError(name, f"{name} is not this key's signature of {file.name}") from None
+
+
+def _signed(target: Path) -> Path:
+    return target / "certificate.json" if target.is_dir() else target
