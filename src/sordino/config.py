@@ -23,6 +23,7 @@ from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.task import Clients, Records, Task
+from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
@@ -31,6 +32,7 @@ from sordino.privacy.budget import Budget, Filter, check_affordable, client_filt
 from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded
+from sordino.run import check_early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +229,11 @@ class Config:
     def foreign(self) -> tuple[codec.Foreign, ...]:
         """What is not Sordino's own in this file: parts of the plan, the model, the partition, the data set."""
         return (*codec.foreign(self), *datasets.foreign(self.task.dataset))
+
+    def check_task(self) -> None:
+        """Refuse, before any data is read, what a run of this file would refuse."""
+        datasets.check_known(self.task.dataset, self.task.options)
+        check_early(self.plan, getattr(self.task.partition, "clients", None), False, InProcess())
 
     def check_budget(self) -> None:
         """Refuse a plan that must overspend a budget of its own file."""

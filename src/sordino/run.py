@@ -61,15 +61,20 @@ class Round:
 
 def check(plan: Plan, task: Task, engine: Engine) -> None:
     """Refuse a run whose certificate would not be true of it."""
-    if plan.clients.population != task.clients.population:
-        raise DataError(
-            f"a plan for {plan.clients.population} clients and data of {task.clients.population}",
-            "the same population in both",
-            f"set population = {task.clients.population} in the plan's clients",
-        )
-    if plan.mask is not None and plan.mask.source.needs_public_data and task.public is None:
-        raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
+    check_early(plan, task.clients.population, task.public is not None, engine)
     check_records(plan, task)
+
+
+def check_early(plan: Plan, population: int | None, public: bool, engine: Engine) -> None:
+    """What can be refused before any data is read: who takes part (None: not known yet), and what the plan needs."""
+    if population is not None and plan.clients.population != population:
+        raise DataError(
+            f"a plan for {plan.clients.population} clients and data of {population}",
+            "the same population in both",
+            f"set population = {population} in the plan's clients",
+        )
+    if plan.mask is not None and plan.mask.source.needs_public_data and not public:
+        raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
     missing = plan.needs - engine.offers
     if missing:
         who = next((part for part in (plan.release, plan.server) if missing & part.needs), plan.local)

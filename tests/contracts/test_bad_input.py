@@ -85,6 +85,24 @@ def test_a_hostile_value_gets_one_sentence(found: str, instead: str, words: str,
     refused(file, "run")
 
 
+@pytest.mark.parametrize(
+    ("found", "instead", "words"),
+    [
+        ("population = 60", "population = 61", "a plan for 61 clients and data of 60"),
+        ('"npz"', '"npy"', "unknown data set 'npy'"),
+        ("{ path", "{ pth", "unknown option 'pth'"),
+        ("[recipe]", "# [recipe]\n[recipe]\nmask = 'public_data'", "a mask from public records"),
+    ],
+)
+def test_plan_refuses_what_a_run_would_before_any_data_is_read(
+    found: str, instead: str, words: str, tmp_path: Path
+) -> None:
+    smp = [('"dp_fed_avg"', '"fed_smp"')] if "mask" in instead else []
+    file = federation(tmp_path, (found, instead), *smp)
+    (tmp_path / "data.npz").unlink()
+    assert words in refused(file)
+
+
 def test_a_file_without_an_end_is_refused_unread(tmp_path: Path) -> None:
     assert "device" in sordino("plan", "/dev/zero").sentence
     os.mkfifo(tmp_path / "fifo")

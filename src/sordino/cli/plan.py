@@ -27,6 +27,7 @@ def forecast(config: Config) -> dict[str, Any]:
     from sordino.privacy.certificate import Facts, certificate
 
     plan = config.plan
+    config.check_task()
     config.check_budget()
     promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts))
     names = [plan.local.kind, *(step.kind for step in plan.encode)]

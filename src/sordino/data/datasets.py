@@ -95,18 +95,28 @@ def load(
     the test part is the training records after the first `train`: `load("mnist", train=50000, validation=True)` is
     tested on the last 10,000 training images. Of own data nothing is public unasked: there `test` may name a file.
     """
+    if isinstance(test, str | Path):
+        options, test = {**options, "test": test}, None
+    name, entry = _known(name, options, validation)
+    data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
+    return finish(take(data, train, test, validation))
+
+
+def check_known(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse, without reading anything, a name or options that `load` would refuse."""
+    counted = {"train", "validation"} | ({"test"} if not isinstance(options.get("test"), str | Path) else set())
+    _known(name, {key: options[key] for key in options if key not in counted}, options.get("validation") is True)
+
+
+def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _Entry]:
     name = _ALIASES.get(name, name)
     if name not in _SETS:
         raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
-    entry = _SETS[name]
-    if isinstance(test, str | Path):
-        options, test = {**options, "test": test}, None
-    _check_options(name, entry, options)
+    _check_options(name, _SETS[name], options)
     if validation and name in own.NAMES:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
         raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
-    data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
-    return finish(take(data, train, test, validation))
+    return name, _SETS[name]
 
 
 def names_silos(name: str, options: Mapping[str, Any]) -> bool:
