@@ -145,7 +145,7 @@ def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
 @pytest.mark.parametrize("multiplier", [0.3, 2.0, 40.0])
 def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, multiplier: float) -> None:
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
-    pair = pairs.Mirrored(rate, pairs.Gauss(2 / multiplier))
+    pair = without_replacement.pair(rate=rate, mu=2 / multiplier)
     curve = without_replacement.hockey_stick(at, rate=rate, multiplier=multiplier)
     assert np.allclose(compose.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 

@@ -21,7 +21,6 @@ from sordino.parts.events import (
     PoissonSampled,
     Relation,
 )
-from sordino.privacy import accounting
 from sordino.privacy.accounting import delta_at, epsilon
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
@@ -49,7 +48,6 @@ def test_forgetting_that_replacing_moves_by_two_would_fall_below_the_truth(monke
     gauss, fixed = GaussianNoise(2.0), FixedSampled(2000, 100, GaussianNoise(1.8))
     assert cost(gauss, 1, "replace_one", 1e-5) == pytest.approx(4.38, abs=0.005)
     monkeypatch.setattr(events, "moved", lambda relation: 1.0)
-    monkeypatch.setattr(accounting, "moved", lambda relation: 1.0)
     assert oracles.gaussian_delta(cost(gauss, 1, "replace_one", 1e-5), 1.0) > 1e-5
     assert cost(fixed, 200, "replace_one", 2000**-1.1) < 4.60
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sam
 from sordino.parts.server import Adam
 from sordino.plan import Plan
 from sordino.privacy import accounting
-from sordino.privacy.bill import Adversary, Line, Participation
+from sordino.privacy.bill import Adversary, Line, Participation, client_bill
 from sordino.privacy.certificate import headline, line_entry
 
 ROUNDS = 10
@@ -200,3 +201,38 @@ def test_who_sees_more_of_local_noise_pays_the_same_and_who_sees_more_of_shares_
     assert len({_epsilon(found, 1e-3) for found in local.lines}) == 1
     shares = planned(FIXED, NoiseShares(2.0, 10)).bill()
     assert _epsilon(shares.line("models"), 1e-3) < _epsilon(shares.line("messages"), 1e-3)
+
+
+# ---- parts of one's own ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Thinned(Poisson, kind="test_thinned"):
+    """A stranger's sampler that draws as Poisson does."""
+
+    amplifies: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Woven(CentralNoise, kind="test_woven"):
+    """A stranger's noise that depends on earlier noise: one event stands for all rounds of a client."""
+
+    def over(self, rounds: int) -> tuple[tuple[Event, int], ...]:
+        return ((GaussianNoise(2.0 / math.log2(2 + rounds)), 1),)
+
+    def hides(self, clients: Sampler) -> bool:
+        return False
+
+
+def test_a_sampler_that_does_not_say_so_amplifies_nothing() -> None:
+    bill = client_bill(Thinned(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
+    assert bill.line("models").entries == bill.line("cohort").entries == ((GaussianNoise(2.0), 9),)
+    assert bill.line("models").relation == "zero_out"
+    proved = client_bill(Poisson(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
+    assert proved.line("models").entries == ((PoissonSampled(0.1, GaussianNoise(2.0)), 30),)
+
+
+def test_one_event_may_stand_for_a_whole_run() -> None:
+    for most in (1, 9):
+        bill = client_bill(Poisson(100, 0.1), Woven(Gaussian(2.0)), Participation(releases=30, most=most))
+        assert bill.line("models").entries == ((GaussianNoise(2.0 / math.log2(2 + most)), 1),)

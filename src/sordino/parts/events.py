@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sordino.codec import Part
-from sordino.pld import pairs, renyi, shuffle
+from sordino.pld import pairs, renyi, shuffle, without_replacement
 from sordino.pld.gridless import gaussian_epsilon
 from sordino.pld.pairs import Array, Orders
 
@@ -59,6 +59,11 @@ class Event(Part):
     def renyi(self, relation: Relation) -> Array | None:
         """Divergences at `renyi.ORDERS`, whatever the order of neighbours; None if they are not known."""
         return None
+
+    def likely(self, relation: Relation) -> float | None:
+        """mu^2 of one of many rounds, by the central limit theorem (Bu, Dong, Long, Su 2020): a guess, no bound."""
+        size = min(self.mu(relation), self.pure(relation))
+        return size**2 if size < 1e150 else None
 
 
 Entries = Sequence[tuple[Event, int]]
@@ -129,6 +134,10 @@ class PoissonSampled(Event, kind="poisson_sampled"):
         known = isinstance(self.event, GaussianNoise) and relation != "replace_one"
         return renyi.present(self.rate, self.event.mu(relation)) if known else None
 
+    def likely(self, relation: Relation) -> float | None:
+        """q^2 (exp(mu^2) - 1) of the inner one."""
+        return _sampled_guess(self.rate, self.event, relation)
+
     def pure(self, relation: Relation) -> float:
         """log(1 + q (exp(loss) - 1)), where the unit is removed."""
         if not isinstance(self.event, LaplaceNoise) or relation == "replace_one":
@@ -154,6 +163,10 @@ class CappedPoisson(Event, kind="capped_poisson"):
         replaced, removed = relation == "replace_one", relation == "add_remove"
         return (pairs.capped(self.rate, self.population, self.cap, mu, replaced=replaced, removed=removed),)
 
+    def likely(self, relation: Relation) -> float | None:
+        """That without the cap."""
+        return _sampled_guess(self.rate, self.event, relation)
+
     def mu(self, relation: Relation) -> float:
         """Whoever comes in for whom: a movement of 2."""
         return self.event.mu("replace_one") if isinstance(self.event, GaussianNoise) else math.inf
@@ -171,7 +184,13 @@ class FixedSampled(Event, kind="fixed_sampled"):
         """The amplified curve and its mirror image (without_replacement.py)."""
         if relation != "replace_one" or not isinstance(self.event, GaussianNoise):
             return ()
-        return (Orders.symmetric(pairs.Mirrored(self.cohort / self.population, pairs.Gauss(self.event.mu(relation)))),)
+        return (
+            Orders.symmetric(without_replacement.pair(rate=self.cohort / self.population, mu=self.event.mu(relation))),
+        )
+
+    def likely(self, relation: Relation) -> float | None:
+        """q^2 (exp(mu^2) - 1) of the inner one."""
+        return _sampled_guess(self.cohort / self.population, self.event, relation)
 
     def mu(self, relation: Relation) -> float:
         """That of being there for sure, replaced."""
@@ -242,6 +261,11 @@ class Unprotected(Event, kind="unprotected"):
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """All is seen."""
         return (Orders.symmetric(pairs.Response(0.0, 1.0)),)
+
+
+def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | None:
+    inner = event.likely(relation)
+    return None if inner is None else rate**2 * math.expm1(min(inner, 100.0))
 
 
 def billable(event: Event, relation: Relation) -> bool:

@@ -75,6 +75,14 @@ class Release(Part):
     def event(self) -> Event:
         """One round, for a movement of 1 of one message, to one who sees the sum."""
 
+    def over(self, rounds: int) -> tuple[tuple[Event, int], ...]:
+        """So many rounds of one client: the event of one, counted, unless one event stands for the whole run."""
+        return ((self.event(), rounds),)
+
+    def hides(self, clients: Sampler) -> bool:
+        """Whether what is released, noise included, tells neither who came nor how many."""
+        return "cohort" not in self.sees
+
     @abstractmethod
     def message_event(self) -> Event:
         """One round, to one who sees the message itself."""
@@ -208,6 +216,9 @@ class NoiseShares(Release, kind="noise_shares"):
 
     def accepts(self, received: int) -> bool:
         return received >= self.at_least
+
+    def hides(self, clients: Sampler) -> bool:
+        return clients.size == self.at_least  # else the noise's variance tells how many came
 
     def event(self) -> Event:
         return GaussianNoise(self.multiplier)
@@ -393,6 +404,9 @@ class NoNoise(Release, kind="no_noise"):
     """Nothing is added and nothing is guaranteed: the certificate says so. For baselines."""
 
     sees: ClassVar[Sees] = frozenset({"mean"})
+
+    def hides(self, clients: Sampler) -> bool:
+        return False
 
     def event(self) -> Event:
         return Unprotected()

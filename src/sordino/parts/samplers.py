@@ -28,6 +28,7 @@ class Sampler(Part):
     population: int
     relation: ClassVar[Relation]
     random: ClassVar[bool] = True  # False: who takes part is public before the run
+    amplifies: ClassVar[bool] = False  # True: `amplify` is proved against one who sees neither coins nor cohort
 
     @property
     @abstractmethod
@@ -41,6 +42,11 @@ class Sampler(Part):
     @abstractmethod
     def amplify(self, event: Event) -> Event:
         """The event as seen by one who does not see the coins."""
+
+    @property
+    def size(self) -> int | None:
+        """The cohort's size, where it is the same in every round and known before."""
+        return None
 
     def with_cohort(self, cohort: int) -> Sampler:
         """The same sampler with another expected cohort."""
@@ -122,6 +128,7 @@ class Poisson(Sampler, kind="poisson"):
     rate: float
     cap: int | None = None
     relation: ClassVar[Relation] = "add_remove"
+    amplifies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _count("population", self.population)
@@ -167,6 +174,11 @@ class FixedSize(Sampler, kind="fixed"):
     population: int
     cohort: int
     relation: ClassVar[Relation] = "replace_one"
+    amplifies: ClassVar[bool] = True
+
+    @property
+    def size(self) -> int | None:
+        return self.cohort
 
     def __post_init__(self) -> None:
         _count("population", self.population)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from sordino.errors import SideConditionError
+from sordino.pld.pairs import Gauss, Mirrored
 
 SENSITIVITY = 2.0  # of a sum of unit-ball messages, when one client is replaced
 
@@ -32,6 +33,11 @@ _TAIL = 60.0  # standard deviations beyond which the normal tail is below the sm
 _SLACK = 1e-12  # relative error allowed for erfcx, exp and ndtr together
 
 Curve = NDArray[np.float64]
+
+
+def pair(*, rate: float, mu: float) -> Mirrored:
+    """The pair whose curve `hockey_stick` is: what rounds compose by. mu is 2 / z."""
+    return Mirrored(rate, Gauss(mu))
 
 
 def hockey_stick(epsilons: Curve, *, rate: float, multiplier: float) -> Curve:

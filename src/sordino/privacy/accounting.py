@@ -23,7 +23,6 @@ from sordino.errors import PlanError
 from sordino.parts.events import (
     Approximate,
     Entries,
-    Event,
     GaussianNoise,
     Relation,
     Shuffled,
@@ -126,11 +125,6 @@ def _total_mu(entries: Entries, relation: Relation) -> float:
 
 def _unprotected(entries: Entries) -> bool:
     return any(isinstance(event, Unprotected) for event, count in entries if count)
-
-
-def local(entries: Entries) -> list[tuple[Event, int]]:
-    """Shuffled rounds as if every message were seen: shuffling is a post-processing of that."""
-    return [(event.event if isinstance(event, Shuffled) else event, count) for event, count in entries]
 
 
 # ---- without a grid -------------------------------------------------------------------------------------------------

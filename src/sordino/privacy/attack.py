@@ -7,7 +7,7 @@ min over e of exp(e) * a + delta(e) (Wasserman & Zhou 2010; Kairouz et al. 2015)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,7 @@ def ceiling(line: Line, at: float = 0.01) -> Ceiling:
     mu = accounting.gaussian_mu(line.entries, line.relation)
     if mu is not None:
         return Ceiling(power(mu, at), _phi(mu / math.sqrt(2)))
-    found, seen = _from_curve(line, at), replace(line, entries=tuple(accounting.local(line.entries)))
-    if seen == line:
-        return found
-    each = ceiling(seen, at)  # shuffled: no more than to one who sees each message
-    return Ceiling(min(found.true_positives, each.true_positives), min(found.auc, each.auc))
+    return _from_curve(line, at)
 
 
 def power(mu: float, at: float) -> float:

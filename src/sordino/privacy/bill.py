@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from sordino.codec import Part, foreign
 from sordino.parts.bounds import Spent, Unit
 from sordino.parts.events import Event, Relation, Unprotected
-from sordino.parts.release import LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
-from sordino.parts.samplers import FixedSize, Poisson, Sampler
+from sordino.parts.release import LocalNoise, Release, ShuffledNoise
+from sordino.parts.samplers import Sampler
 
 if TYPE_CHECKING:
     from sordino.parts.local import LocalSolver
@@ -84,7 +84,7 @@ def client_bill(clients: Sampler, release: Release, participation: Participation
     messages = Line("messages", "replace_one", ((release.message_event(), participation.most),))
     if "messages" in release.sees:
         return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
-    seen = Line("cohort", _seen_relation(clients, release), ((release.event(), participation.most),))
+    seen = Line("cohort", _seen_relation(clients, release), release.over(participation.most))
     return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
 
 
@@ -168,14 +168,7 @@ def _seen_relation(clients: Sampler, release: Release) -> Relation:
 
 
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
-    hidden = clients.random and not participation.told and _noise_hides_count(clients, release)
-    if hidden and not isinstance(release, NoNoise):
+    """Amplified where sampler and release both say that neither coins nor cohort are seen."""
+    if clients.random and clients.amplifies and release.hides(clients) and not participation.told:
         return Line("models", clients.relation, ((clients.amplify(release.event()), participation.releases),))
     return replace(seen, adversary="models")
-
-
-def _noise_hides_count(clients: Sampler, release: Release) -> bool:
-    """Whether the released sum tells nothing of the cohort's size. Noise shares do, unless the size is fixed."""
-    if isinstance(release, NoiseShares):
-        return isinstance(clients, FixedSize) and release.at_least == clients.cohort
-    return isinstance(clients, Poisson | FixedSize) and "cohort" not in release.sees

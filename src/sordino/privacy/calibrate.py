@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from sordino.errors import UnreachableError
-from sordino.parts.events import CappedPoisson, Event, FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
+from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
 
@@ -167,20 +167,8 @@ def _likely_mu(epsilon: float, delta: float) -> float:
 
 
 def _mu(line: Line) -> float | None:
-    """mu of many rounds by the central limit theorem of GDP (Bu, Dong, Long, Su 2020): a guess, never a bound."""
-    moved = 2.0 if line.relation == "replace_one" else 1.0
-    squares = [_mu_squared(event, moved) for event, _ in line.entries]
-    if None in squares:
+    """mu of many rounds, by the guesses of their events."""
+    squares = [(event.likely(line.relation), count) for event, count in line.entries]
+    if any(square is None for square, _ in squares):
         return None
-    return math.sqrt(sum(count * (s or 0.0) for (_, count), s in zip(line.entries, squares, strict=True)))
-
-
-def _mu_squared(event: Event, moved: float) -> float | None:
-    match event:
-        case GaussianNoise(z) | LaplaceNoise(z):
-            return (moved / z) ** 2
-        case PoissonSampled(rate, GaussianNoise(z) | LaplaceNoise(z)) | CappedPoisson(rate, _, _, GaussianNoise(z)):
-            return rate**2 * math.expm1(min((moved / z) ** 2, 100.0))
-        case FixedSampled(population, cohort, GaussianNoise(z)):
-            return (cohort / population) ** 2 * math.expm1(min((moved / z) ** 2, 100.0))
-    return None
+    return math.sqrt(sum(count * (square or 0.0) for square, count in squares))
