@@ -105,7 +105,7 @@ def test_a_recipe_and_a_data_set_have_names_of_their_own() -> None:
 
 def test_what_a_stranger_needs_is_public() -> None:
     needed = "Part Step LocalSolver Sampler RecordSampler Release Mechanism Postprocess ServerOptimizer Schedule Event "
-    needed += "Gradient MaskSource Dataset Partitioner Spec Public Noised Bound Spent Plan PlanError"
+    needed += "Gradient MaskSource Loss Dataset Partitioner Spec Public Noised Bound Spent Plan PlanError"
     for name in needed.split():
         assert name in package.__all__
         assert getattr(package, name).__name__ == name
