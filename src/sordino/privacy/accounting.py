@@ -116,10 +116,11 @@ def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
     """mu of a sum of Gaussian releases, movement / multiplier each, or None if anything else is among them."""
     if any(not isinstance(event, GaussianNoise) for event, _ in entries):
         return None
-    return _total_mu(entries, relation)
+    return dominating_mu(entries, relation)
 
 
-def _total_mu(entries: Entries, relation: Relation) -> float:
+def dominating_mu(entries: Entries, relation: Relation) -> float:
+    """mu of a Gaussian release that dominates all entries together; inf if an event knows none."""
     return math.hypot(*(math.sqrt(count) * event.mu(relation) for event, count in entries if count))
 
 
@@ -135,7 +136,7 @@ def _without_grid(entries: Entries, relation: Relation, delta: float) -> float:
     pure = math.fsum(count * event.pure(relation) for event, count in entries)
     pair = _repeated(entries)
     repeated = math.inf if pair is None else gridless.repeated_pair(*pair, delta)
-    return min(pure, repeated, _basic(entries, delta), gaussian_epsilon(_total_mu(entries, relation), delta))
+    return min(pure, repeated, _basic(entries, delta), gaussian_epsilon(dominating_mu(entries, relation), delta))
 
 
 def _repeated(entries: Entries) -> tuple[tuple[float, float], int] | None:

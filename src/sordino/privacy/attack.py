@@ -34,7 +34,8 @@ def ceiling(line: Line, at: float = 0.01) -> Ceiling:
     mu = accounting.gaussian_mu(line.entries, line.relation)
     if mu is not None:
         return Ceiling(power(mu, at), _phi(mu / math.sqrt(2)))
-    return _from_curve(line, at)
+    found, above = _from_curve(line, at), accounting.dominating_mu(line.entries, line.relation)
+    return Ceiling(min(found.true_positives, power(above, at)), min(found.auc, _phi(above / math.sqrt(2))))
 
 
 def power(mu: float, at: float) -> float:
