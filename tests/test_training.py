@@ -17,6 +17,7 @@ import sordino
 from sordino.data.task import Task
 from sordino.engines.base import ClientJob, Collected, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.paths import chosen
 from sordino.errors import ConfigError, DataError, EngineError
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
@@ -153,7 +154,7 @@ class Watch:
                 log.append("messages leave the clients")
                 return super().collect(job)
 
-        return Watched(plan, task, streams, "batched", 8)
+        return Watched(plan, task, streams, chosen(plan, task, "batched"), 8)
 
 
 class Diary(Tally):

@@ -17,6 +17,7 @@ from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.objectives import OneClient
+from sordino.engines.paths import chosen
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import LocalSgd
@@ -267,7 +268,7 @@ def test_everything_follows_the_device_of_the_model() -> None:
     assert moved.clients.records.x.device.type == "meta"
     objective = OneClient(moved)
     start = objective.inward(torch.zeros(moved.layout.size, device="meta"))
-    worker = InProcessWorker(plan(), moved, Seeded(0), "sequential", 1)
+    worker = InProcessWorker(plan(), moved, Seeded(0), chosen(plan(), moved, "sequential"), 1)
     batch = next(iter(worker.reader.batches(np.zeros(1, dtype=np.int64), [np.zeros((1, 2), dtype=np.int64)])))
     slope = objective.gradient(objective.place(start, 1), batch)
     assert slope.device.type == "meta"

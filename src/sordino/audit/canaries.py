@@ -259,7 +259,7 @@ def _alone(plan: Plan, task: Task) -> _Alone:
         local = replace(local, records=AllRecords((1,)))
     single = replace(plan, clients=Everyone(task.clients.population), local=local, release=NoNoise())
     ready = InProcess().prepare(single, task, Seeded(0))
-    return _Alone(single, task, Seeded(0), ready.path, ready.chunk)
+    return _Alone(single, task, Seeded(0), ready.way, ready.chunk)
 
 
 def _drawn(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bits:

@@ -16,7 +16,8 @@ from sordino.audit.law import Finding
 from sordino.audit.rehearsal import FAR, smaller
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Worker
-from sordino.engines.inprocess import InProcess, Path
+from sordino.engines.inprocess import InProcess
+from sordino.engines.paths import Path
 from sordino.parts.bounds import Spent
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.samplers import Cohort

@@ -74,7 +74,8 @@ def _check_apart(task: Task) -> None:
 
 def _check_range(local: BatchGradient, task: Task) -> None:
     """Targets far outside the radius' reach make every clipped gradient the same: say so, from public records only."""
-    from sordino.engines.objectives import ManyClients, can_batch
+    from sordino.engines.objectives import ManyClients
+    from sordino.engines.paths import can_batch
 
     if task.test is None or not task.test.y.is_floating_point() or not can_batch(task):
         return

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sordino import kernels
 from sordino.data.task import Clients, Task
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.batches import Reader
-from sordino.engines.dense import DenseClients, can_chain
 from sordino.engines.diagnostics import of_updates
 from sordino.engines.kept import Kept
-from sordino.engines.linear import LinearClients, can_write_out
-from sordino.engines.objectives import ManyClients, OneClient, can_batch, step_flops
+from sordino.engines.objectives import OneClient
+from sordino.engines.paths import Path, Settings, Way, chosen, compiled, winograd
 from sordino.errors import ConfigError, PlanError
 from sordino.kernels import allocator
 from sordino.parts.bounds import Spent
 from sordino.parts.encode import Public, finite_rows
-from sordino.parts.gradients import Moreau, Objective
+from sordino.parts.gradients import Objective
 from sordino.parts.local import Coins
 from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
 
-Path = Literal["batched", "sequential"]
-BATCH_BELOW = {"cpu": 2e7}  # FLOP per local step: below, one bmm over many clients beats one client at a time
-ELSEWHERE = 2e9  # the same on other devices: a guess, never measured; `path` overrules it
-NOMINAL = 32  # records of a step, for the rule above, where the plan does not say
 ROW_BYTES = 1 << 28  # what a chunk's working rows may take
 
 
@@ -51,29 +44,14 @@ class InProcess:
         return frozenset({"secure_sum", "shuffler", "client_state"})
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
-        """Choose the path once, from the model and the plan, never from a clock."""
+        """Choose the way once (engines/paths.py), from the model and the plan, never from a clock."""
         allocator.tune()
         task = task.on(known_device(self.device))
-        path = self.path or _path(plan, task)
-        chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if path == "batched" else 1)
-        if path == "sequential" and chunk != 1:
+        way = chosen(plan, task, self.path)
+        chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
+        if way.path == "sequential" and chunk != 1:
             raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
-        return InProcessWorker(plan, task, streams, path, chunk, self.winograd)
-
-
-def _path(plan: Plan, task: Task) -> Path:
-    """By the plan and the model alone: the path is written down, and how many records a client holds is private."""
-    batch = getattr(plan.local, "batch", None) or NOMINAL
-    small = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
-    return "batched" if _written(plan, task) or (small and can_batch(task)) else "sequential"
-
-
-def _written(plan: Plan, task: Task) -> type[LinearClients] | type[DenseClients] | None:
-    """Who computes these clients with the gradient written out: faster than one at a time at every size measured."""
-    smooths = isinstance(getattr(plan.local, "gradient", None), Moreau)
-    if can_write_out(task):
-        return None if smooths and not task.losses.has_envelope else LinearClients
-    return DenseClients if can_chain(task) and not smooths else None
+        return InProcessWorker(plan, task, streams, way, chunk, self.winograd)
 
 
 def known_device(name: str) -> torch.device:
@@ -87,19 +65,13 @@ def known_device(name: str) -> torch.device:
     return device
 
 
-def _objective(plan: Plan, task: Task, path: Path, winograd: bool, streams: Streams) -> Objective:
-    if path == "sequential":
-        return OneClient(task, winograd, streams.at(0, "mixing"))
-    return (_written(plan, task) or ManyClients)(task)
-
-
 class InProcessWorker:
     """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
 
-    def __init__(self, plan: Plan, task: Task, streams: Streams, path: Path, chunk: int, winograd: bool = True) -> None:
-        self.plan, self.task, self.streams = plan, task, streams
-        self.path, self.chunk, self.device = path, chunk, task.device
-        self.objective = _objective(plan, task, path, winograd, streams)
+    def __init__(self, plan: Plan, task: Task, streams: Streams, way: Way, chunk: int, winograd: bool = True) -> None:
+        self.plan, self.task, self.streams, self.way = plan, task, streams, way
+        self.path, self.chunk, self.device = way.path, chunk, task.device
+        self.objective: Objective = way.make(task, Settings(winograd, streams))
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)
@@ -110,10 +82,8 @@ class InProcessWorker:
         gradient = type(self.objective).__name__
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
         header |= {"chunk": self.chunk, "device": str(self.device), "malloc": allocator.tune()}
-        winograd = self.objective.winograd if isinstance(self.objective, OneClient) else 0
-        compiled = winograd > 0 and kernels.available()
-        compiled |= isinstance(self.objective, LinearClients) and self.objective.kernel
-        return {**header, "loops": "compiled" if compiled else "torch", "winograd": winograd}
+        loops = "compiled" if compiled(self.objective) else "torch"
+        return {**header, "loops": loops, "winograd": winograd(self.objective)}
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
@@ -198,6 +168,6 @@ class InProcessWorker:
         """The update of the plan's own local solver on the task's public records: what a public mask is read from."""
         assert self.task.public is not None
         alone = replace(self.task, clients=Clients.of([self.task.public])).on(self.device)
-        worker = InProcessWorker(self.plan, alone, self.streams, "sequential", 1)
+        worker = InProcessWorker(self.plan, alone, self.streams, chosen(self.plan, alone, "sequential"), 1)
         start = start.to(self.device)
         return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()

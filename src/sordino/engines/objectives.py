@@ -16,13 +16,13 @@ from sordino.data.task import Task
 from sordino.engines.base import Copies
 from sordino.engines.linear import FEW
 from sordino.engines.winograd import accelerate
-from sordino.errors import PlanError
 from sordino.layout import Layout
 from sordino.parts.clipping import factors
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.losses import Loss, keeps_apart
 from sordino.parts.norms import row_norms
 from sordino.per_record import ClippedGradient
+from sordino.per_record.mixing import mixes
 from sordino.per_record.steady import Steady
 
 RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where every record has a row of its own
@@ -41,7 +41,8 @@ class OneClient:
         pool_first(self.model)
         self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
-        self.fast = _clipped_gradient(self.model, task, coins)
+        safe = keeps_apart(task.losses)
+        self.fast = ClippedGradient(self.model, task.losses, coins, safe) if one_pass(task) else None
         self.state = watched(self.model, self.layout.tensors(self.model))
 
     @property
@@ -94,12 +95,7 @@ class OneClient:
         if batch.mask is not None:
             x, y = x[batch.mask[0]], y[batch.mask[0]]
         if self.fast is not None and ball.norm == 2 and ball.envelope is None and math.isfinite(ball.radius):
-            try:
-                return self._in_one_pass(self.fast, w, x, y, ball.radius)
-            except PlanError as error:  # the records are not told apart layer by layer: from now on each runs alone
-                if error.rule == "mixing":
-                    raise
-                self.fast = None
+            return self._in_one_pass(self.fast, w, x, y, ball.radius)
         if self.records is None:
             self.records = RecordSums(copy.deepcopy(self.plain).train(), self.losses, self.layout)
         return self.inward(self.records.sum(self.outward(w)[0], x, y, ball))[None]
@@ -232,14 +228,9 @@ class RecordSums:
         return torch.cat([named[slot.name].reshape(count, -1) for slot in self.layout.slots], dim=1)
 
 
-def _clipped_gradient(model: nn.Module, task: Task, coins: np.random.Generator | None) -> ClippedGradient | None:
-    """The fast engine, unless a layer mixes records or a buffer would be trained; `coins` choose when to look again."""
-    if task.layout.trainable < task.layout.size:
-        return None
-    try:
-        return ClippedGradient(model, task.losses, coins, safe=keeps_apart(task.losses))
-    except PlanError:
-        return None
+def one_pass(task: Task) -> bool:
+    """Whether clipped gradients may come from one backward pass: all is trained, and no layer mixes records."""
+    return task.layout.trainable == task.layout.size and not mixes(task.model)
 
 
 def _record_loss(model: nn.Module, losses: Loss) -> Any:
@@ -255,63 +246,3 @@ def _mean_loss(model: nn.Module, losses: Loss) -> Any:
         return (values * mask).sum() / mask.sum().clamp(min=1)
 
     return mean_loss
-
-
-def can_batch(task: Task) -> bool:
-    """Whether vmap can run this model: no buffers that change, no coins, no operation without a batching rule."""
-    layout: Layout = task.layout
-    if layout.trainable < layout.size or any(isinstance(part, nn.RNNBase) for part in task.model.modules()):
-        return False
-    x, y = (_stand_in(side).to(task.device) for side in (task.clients.records.x, task.clients.records.y))
-    try:
-        return _padding_is_harmless(task, x, y)
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-
-
-def _stand_in(table: Tensor) -> Tensor:
-    """Two rows as those of a table, but made up: what is decided by them is written down, and must tell of nobody."""
-    shape = (2, *table.shape[1:])
-    size = math.prod(shape)
-    numbers = torch.linspace(0.05, 0.95, size) if table.is_floating_point() else torch.zeros(size)
-    return numbers.to(table.dtype).view(shape)
-
-
-def _padding_is_harmless(task: Task, x: Tensor, y: Tensor) -> bool:
-    """A masked record must not change a client's gradient: it does where a layer mixes the records of a batch."""
-    many = ManyClients(task)
-    w = many.place(task.layout.flatten(task.model), 2)
-    bare = many.gradient(w, Batch(torch.stack([x, x]), torch.stack([y, y])))
-    longer_x, longer_y = torch.cat([x, x[:1] * 0]), torch.cat([y, y[:1]])
-    real = torch.tensor([[True, True, False]] * 2, device=task.device)
-    padded = many.gradient(w, Batch(torch.stack([longer_x] * 2), torch.stack([longer_y] * 2), real))
-    return torch.allclose(bare, padded, rtol=1e-3, atol=1e-5)
-
-
-def step_flops(task: Task, batch: int) -> float:
-    """Floating-point operations of one local step (forward and backward) on `batch` records, counted on one record."""
-    model, counted = copy.deepcopy(task.model).eval(), [0.0]
-
-    def count(module: nn.Module, _inputs: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        counted[0] += 2.0 * _weights(module) * _positions(module, first)
-
-    for module in model.modules():
-        module.register_forward_hook(count)
-    with torch.no_grad():
-        model(task.clients.records.x[:1].to(task.device))
-    return 3.0 * batch * counted[0]
-
-
-def _weights(module: nn.Module) -> int:
-    """Entries of the parameters that a module itself holds."""
-    return sum(parameter.numel() for parameter in module.parameters(recurse=False))
-
-
-def _positions(module: nn.Module, output: Tensor) -> float:
-    """How often a module's weights are used for one record: per pixel in a convolution, per step in a recurrence."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return output.numel() / module.out_channels
-    if isinstance(module, nn.Linear):
-        return output.numel() / module.out_features
-    return output.numel() / output.shape[-1] if isinstance(module, nn.RNNBase) else 1.0

@@ -19,6 +19,11 @@ def refuse_mixing(model: nn.Module) -> None:
             raise PlanError("mixing", f"{where}, {found}", "layers that keep the records of a batch apart", fix)
 
 
+def mixes(model: nn.Module) -> bool:
+    """Whether a layer is known to mix the records of a batch."""
+    return any(_mixes(module) is not None for module in model.modules())
+
+
 def _mixes(module: nn.Module) -> tuple[str, str] | None:
     kind = type(module).__name__
     if isinstance(module, _InstanceNorm):
