@@ -15,7 +15,6 @@ import torch
 from work import task
 
 from sordino.data.task import Task
-from sordino.engines import objectives
 from sordino.engines.dense import DenseClients
 from sordino.engines.inprocess import InProcessWorker
 from sordino.engines.linear import LinearClients
@@ -44,14 +43,6 @@ def each_alone(own: Task) -> Objective:
     found = OneClient(own)
     found.fast = None
     return found
-
-
-def relu_first(own: Task) -> Objective:
-    kept, objectives.pool_first = objectives.pool_first, lambda model: None
-    try:
-        return OneClient(own)
-    finally:
-        objectives.pool_first = kept
 
 
 def once(plan: Plan, own: Task, make: Make, clients: int, batched: bool) -> Callable[[], object]:
@@ -174,7 +165,6 @@ def rows(turns: int) -> None:
             False,
             False,
         ),
-        ("EMNIST CNN: pool first, ReLU first", averaging(1, 32), cnn, OneClient, relu_first, 1, False, False),
     ]
     for name, plan, own, fast, slow, clients, batched, other in cases:
         calls = once(plan, own, fast, clients, batched), once(plan, own, slow, clients, other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from tests.tiny import clients, mlp, noise, seeded
 from torch import Tensor, nn
 
 from sordino.data.task import Task
-from sordino.engines.objectives import OneClient, pool_first
+from sordino.engines.objectives import OneClient
 from sordino.errors import PlanError
 from sordino.parts.gradients import Ball, Batch, Moreau
 
@@ -104,59 +103,3 @@ def test_what_the_fast_way_does_not_cover_goes_the_old_way(ball: Ball) -> None:
     fast, slow, one = both("dense", ball)
     assert one.fast is not None
     assert torch.equal(fast, slow)
-
-
-# ---- shortcuts that change nothing -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_pooling_before_the_relu_changes_neither_outputs_nor_gradients(inplace: bool) -> None:
-    x = torch.round(4 * noise(6, 1, 8, 8)) / 4  # many ties, many windows without a positive entry
-    x[0] = 0.0
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(inplace), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.round(4 * noise(parameter.numel(), seed=3)).view_as(parameter) / 4)
-    turned = copy.deepcopy(model)
-    pool_first(turned)
-    assert [type(part) for part in turned][1:3] == [nn.MaxPool2d, nn.ReLU]
-    outputs = [net(x) for net in (model, turned)]
-    assert torch.equal(*outputs)
-    pairs = zip(outputs, (model, turned), strict=True)
-    slopes = [torch.autograd.grad(out.square().sum(), list(net.parameters())) for out, net in pairs]
-    assert all(torch.equal(a, b) for a, b in zip(*slopes, strict=True))
-
-
-def test_a_pool_that_is_watched_stays_where_it_is() -> None:
-    watched = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    watched[0].register_forward_hook(lambda *_: None)
-    pool_first(watched)
-    assert type(watched[0]) is nn.ReLU
-    asked = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))
-    pool_first(asked)
-    assert type(asked[0]) is nn.ReLU
-
-
-def test_the_users_model_is_left_as_it_is() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
-    OneClient(Task.of(model, [(noise(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))]))
-    assert type(model[1]) is nn.ReLU
-
-
-class Peeks(nn.Module):
-    """Uses what lies between ReLU and pool."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        between: Tensor = self.net[0](x)
-        total: Tensor = between.sum() + self.net[1](between).sum()
-        return total
-
-
-def test_a_model_that_may_look_between_them_is_left_alone() -> None:
-    model = nn.Sequential(Peeks())
-    pool_first(model)
-    assert type(model[0].net[0]) is nn.ReLU  # type: ignore[index]

@@ -38,7 +38,6 @@ class OneClient:
         self.row = torch.empty(1, self.layout.size, device=task.device)
         self.slope = torch.zeros(1, self.layout.size, device=task.device)
         self.layout.bind(self.model, self.row[0], self.slope[0])
-        pool_first(self.model)
         self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
         safe = keeps_apart(task.losses)
@@ -131,28 +130,6 @@ def watched(model: nn.Module, rows: Iterable[Tensor] = ()) -> Steady:
     """The module as it is before its first client; the tensors of `rows` move with every client."""
     fix = "keep what a client needs in parameters or float buffers: they begin anew for each and are clipped and noised"
     return Steady(model, list(rows), "while a client trained, so that the next would see it", fix)
-
-
-def pool_first(model: nn.Module) -> None:
-    """ReLU then max-pool as max-pool then ReLU: the same function, a quarter of the ReLUs.
-
-    Only in a model that is Sequential through and through: any other may look at what is between them.
-    The maximum commutes with what never decreases, and so does its gradient: a window whose largest entry is not
-    positive has none either way, and any other window has the same first largest entry.
-    """
-    if type(model) is not nn.Sequential:
-        return
-    for part in model:
-        pool_first(part)
-    for i in range(len(model) - 1):
-        if type(model[i]) is nn.ReLU and type(model[i + 1]) is nn.MaxPool2d and not _watched(model[i : i + 2]):
-            model[i], model[i + 1] = model[i + 1], nn.ReLU()
-
-
-def _watched(parts: nn.Module) -> bool:
-    """Whether somebody looks at what passes, or asked for the pool's indices."""
-    hooked = any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in parts.modules())
-    return hooked or any(getattr(part, "return_indices", False) for part in parts.modules())
 
 
 class ManyClients(Copies):
