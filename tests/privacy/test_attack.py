@@ -50,7 +50,9 @@ def test_a_gaussian_has_the_ceilings_of_its_mu(multiplier: float, relation: Rela
 @pytest.mark.parametrize("at", [0.01])
 def test_the_curve_is_above_the_closed_form_by_less_than_a_percent(multiplier: float, at: float) -> None:
     """At rate 1 Poisson sampling is the plain Gaussian, but goes through the curve."""
-    found, truth = ceiling(line(PoissonSampled(1.0, GaussianNoise(multiplier))), at), exact(1 / multiplier, at)
+    sampled, truth = line(PoissonSampled(1.0, GaussianNoise(multiplier))), exact(1 / multiplier, at)
+    found = attack._from_curve(sampled, at)
+    assert ceiling(sampled, at).auc == pytest.approx(truth.auc, rel=1e-12)
     assert truth.true_positives <= found.true_positives <= 1.01 * truth.true_positives
     assert truth.auc <= found.auc <= 1.01 * truth.auc
 
