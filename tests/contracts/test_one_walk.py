@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,11 @@ def test_a_plan_has_no_room_for_what_is_set_by_hand() -> None:
         assert twin.forecast == plan.forecast == plan.bill()
     with pytest.raises(AttributeError):
         object.__setattr__(plan, "bill", lambda: None)
+
+
+def test_every_hop_of_the_walk_is_where_the_page_says() -> None:
+    page = (Path(plans.__file__).parents[2] / "docs" / "concepts.md").read_text()
+    diagram = page.split("## From the file to the certificate")[1].split("```")[1]
+    named = set(re.findall(r"[a-z_]+/(?:[a-z_]+\.py)?|[a-z_]+\.py", diagram))
+    assert {"cli/run.py", "config.py", "plan.py", "privacy/bill.py", "run.py", "runs/folder.py"} < named
+    assert [name for name in named if not (Path(plans.__file__).parent / name).exists()] == []
