@@ -6,6 +6,7 @@ clipped too). Integer buffers and frozen parameters are not aggregated.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -115,3 +116,9 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point():
             yield name, buffer, False
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy; what hooks compute from parameters (old weight norm's `weight`) comes along as plain numbers."""
+    held = [value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in held if not value.is_leaf})

@@ -116,9 +116,9 @@ def one_silo_less(self: Any, total: Tensor, cohort: Cohort, rng: Any, whole: Any
     return cast(Tensor, whole(self, total, cohort[1:], rng))
 
 
-def following(self: CentralNoise, total: Tensor, cohort: Cohort, coins: Any) -> Tensor:
+def following(self: CentralNoise, total: Tensor, cohort: Cohort, coins: Any, memory: Any) -> tuple[Tensor, Any]:
     share: float = (len(cohort) / 8) ** 0.5
-    return total + share * self.on_server(torch.zeros_like(total), coins("server noise"))
+    return total + share * self.on_server(torch.zeros_like(total), coins("server noise")), memory
 
 
 def the_same_again(self: CentralNoise, total: Tensor, rng: Any, whole: Any = CentralNoise.on_server) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sordino.errors import DataError, PlanError
+from sordino.layout import copied
 from sordino.parts.losses import Loss
 
 _FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
@@ -32,7 +32,7 @@ def refuse_statistics(model: nn.Module) -> None:
 
 def outputs_of(model: nn.Module, x: Tensor) -> Any:
     """What a copy of the model answers for a few records, in eval mode; it keeps and moves nothing."""
-    trial = copy.deepcopy(model).eval()
+    trial = copied(model).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             return trial(x)

@@ -11,7 +11,6 @@ it differ by that record's own clipped gradient, so by at most the radius.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino.errors import PlanError
+from sordino.layout import copied
 from sordino.per_record.pieces import sums_in
 from sordino.per_record.still import still
 from sordino.per_record.tape import Tape, UnrecordableError
@@ -213,7 +213,7 @@ def shaken(model: nn.Module, coins: np.random.Generator) -> Iterator[None]:
 def precise(model: nn.Module) -> nn.Module | None:
     """A copy in float64; None where there cannot be one."""
     try:
-        return copy.deepcopy(model).double()
+        return copied(model).double()
     except (RuntimeError, TypeError, AttributeError, NotImplementedError):
         return None
 
