@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sordino.cli.app import Certified, JsonFlag, Own, app, bring, say
-
-if TYPE_CHECKING:
-    from sordino.optim.saved import Saved
 
 
 @app.command()
@@ -27,7 +24,7 @@ def certify(
 
     owner = None if key is None else signature.public_key(key)
     signer = None if sign is None else signature.private_key(sign)
-    certificate = certified(target).certificate
+    certificate = certified(target)
     if signer is not None:
         signature.sign(target, signer)
     if owner is not None:
@@ -42,16 +39,15 @@ def certify(
 LOOP = "this follows from the plan and the counts in the file; a loop keeps no chain of charges that would show more"
 
 
-def certified(target: Path) -> Saved:
-    """The plan, the facts and the certificate of a run's folder or of a loop's file, if they agree."""
-    from sordino.optim.saved import Saved, certify
+def certified(target: Path) -> dict[str, Any]:
+    """The certificate of a run's folder or of a loop's file, if it is what the rest of it gives."""
+    if target.is_file():
+        from sordino.optim import saved
+
+        return saved.certify(target).certificate
     from sordino.runs.folder import RunFolder
 
-    if target.is_file():
-        return certify(target)
-    folder = RunFolder.open(target)
-    made = folder.certify()
-    return Saved(folder.config().plan, folder.facts(), made)
+    return RunFolder.open(target).certify()
 
 
 def guarantee(made: dict[str, Any]) -> str:

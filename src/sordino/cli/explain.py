@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from sordino.cli.app import Certified, JsonFlag, Own, app, bring, say
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+    from sordino.privacy.certificate import Facts
 
 
 @app.command()
 def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> None:
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
-    from sordino.cli.certify import certified
     from sordino.report import explain as explaining
 
-    found = certified(target)
-    said = explaining.explain(found.certificate, explaining.ceilings(found.plan, found.facts))
+    certificate, plan, facts = _certified(target)
+    said = explaining.explain(certificate, explaining.ceilings(plan, facts))
     say(as_json, said, explaining.page(said))
+
+
+def _certified(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
+    """The certificate, if it is what the rest of the folder or of the file gives; and what it follows from."""
+    from sordino.optim import saved
+    from sordino.runs.folder import RunFolder
+
+    if target.is_file():
+        found = saved.certify(target)
+        return found.certificate, found.plan, found.facts
+    folder = RunFolder.open(target)
+    made, held = folder.certify(), folder.contents()
+    return made, held.config.plan, folder.facts(held)
