@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from sordino.data.task import Task
 from sordino.engines.base import Copies
-from sordino.engines.linear import FEW
+from sordino.engines.dense import FEW
 from sordino.engines.winograd import accelerate
 from sordino.layout import Layout
 from sordino.parts.clipping import factors

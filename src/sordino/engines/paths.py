@@ -84,7 +84,7 @@ WAYS = (
         "batched",
         _linear,
         lambda task, _: LinearClients(task),
-        "the gradient is written out: no autograd, no copies; machine code where it is installed",
+        "the gradient is written out: no autograd, no copies. A chain of one layer, with machine code and envelopes",
         "4.9 times as fast as vmap (784 x 10), 5.6 (50 x 1); with every record clipped 37",
     ),
     Way(

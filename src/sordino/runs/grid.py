@@ -20,8 +20,9 @@ from torch import Tensor
 from sordino.data.task import Records, Task
 from sordino.engines.base import Collected
 from sordino.engines.batches import gather
+from sordino.engines.dense import FEW
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.linear import FEW, LinearClients, Rows
+from sordino.engines.linear import LinearClients, Rows
 from sordino.errors import PlanError
 from sordino.parts.bounds import Norm
 from sordino.parts.encode import Public, finite_rows
