@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local import LocalSgd as LocalSgd
     from sordino.parts.local import LocalSolver as LocalSolver
+    from sordino.parts.local import Work as Work
     from sordino.parts.losses import Loss as Loss
     from sordino.parts.losses import Quantile as Quantile
     from sordino.parts.mechanisms import Gaussian as Gaussian
@@ -177,6 +178,7 @@ _HOME = {
     "Schedule": "parts.schedules",
     "ServerOptimizer": "parts.server",
     "LocalSolver": "parts.local",
+    "Work": "parts.local",
     "Gradient": "parts.gradients",
     "MaskSource": "parts.sparsify",
     "Spec": "models",

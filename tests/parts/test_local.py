@@ -19,7 +19,7 @@ from sordino.errors import PlanError
 from sordino.parts.bounds import Bound
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Batch
-from sordino.parts.local import LocalSgd, project_
+from sordino.parts.local import LocalSgd, Work, project_
 from sordino.parts.schedules import Decay
 from sordino.rng import Seeded
 
@@ -42,7 +42,7 @@ def message(local: LocalSgd, t: int = 0, radius: float = math.inf) -> Tensor:
             yield Batch(records.x[step][None], records.y[step][None])
 
     start = data.layout.flatten(data.model)
-    return local.solve(OneClient(data), start, batches(), 1, Public(t, radius))[0]
+    return local.solve(Work(OneClient(data), start, batches(), 1, Public(t, radius)))[0]
 
 
 def plain(local: LocalSgd, lr: float, after: Callable[[nn.Module, nn.Module], None] | None = None) -> Tensor:
@@ -144,7 +144,7 @@ def test_a_client_with_no_records_takes_no_step() -> None:
     assert picks(local, 0) == []
     data = task((SIZE,))
     start = data.layout.flatten(data.model)
-    assert torch.equal(local.solve(OneClient(data), start, [], 1, Public(0)), torch.zeros(1, len(start)))
+    assert torch.equal(local.solve(Work(OneClient(data), start, [], 1, Public(0))), torch.zeros(1, len(start)))
 
 
 def test_inactive_clients_stay_where_they_are_under_momentum_and_decay() -> None:
@@ -160,7 +160,7 @@ def test_inactive_clients_stay_where_they_are_under_momentum_and_decay() -> None
     x = torch.zeros(2, 1, 1)
     batches = [Batch(x, x), Batch(x, x, active=torch.tensor([1.0, 0.0]))]
     local = LocalSgd(lr=1.0, steps=2, momentum=0.5, weight_decay=0.1)
-    both = local.solve(cast(Any, Slope()), torch.zeros(3), batches, 2, Public(0))
+    both = local.solve(Work(cast(Any, Slope()), torch.zeros(3), batches, 2, Public(0)))
     assert torch.allclose(both[1], torch.ones(3))
     assert torch.allclose(both[0], torch.full((3,), 1.0 + 0.5 + 1.0 - 0.1))
 
@@ -174,7 +174,7 @@ def test_the_model_of_the_task_is_never_touched() -> None:
     before = data.layout.flatten(data.model)
     objective = OneClient(data)
     x, y = data.clients.records.x[None], data.clients.records.y[None]
-    LocalSgd(lr=1.0, epochs=1).solve(objective, before, [Batch(x, y)], 1, Public(0))
+    LocalSgd(lr=1.0, epochs=1).solve(Work(objective, before, [Batch(x, y)], 1, Public(0)))
     assert torch.equal(data.layout.flatten(data.model), before)
     assert torch.equal(before, data.layout.flatten(mlp()))
 

@@ -21,7 +21,7 @@ from sordino.kernels import allocator
 from sordino.parts.bounds import Spent
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Objective
-from sordino.parts.local import Coins
+from sordino.parts.local import Coins, Work
 from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
@@ -123,12 +123,13 @@ class InProcessWorker:
         batches, kept = self.reader.batches(clients, drawn), self._remembered(clients)
         if public.shared:
             public = replace(public, shared={name: self.objective.inward(v) for name, v in public.shared.items()})
+        work = Work(self.objective, own, batches, len(clients), public, coins, kept)
         if self.path == "batched":
-            rows = self.plan.local.solve(self.objective, own, batches, len(clients), public, coins, kept)
+            rows = self.plan.local.solve(work)
         else:
             with torch.random.fork_rng(devices=[]):  # dropout and its kin
                 torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
-                rows = self.plan.local.solve(self.objective, own, batches, 1, public, coins, kept)
+                rows = self.plan.local.solve(work)
         if kept is not None:
             self.kept.put(clients, self._outward(kept))
         return self._outward(rows)

@@ -32,6 +32,19 @@ class Coins:
     solver: LocalSolver | None = None
 
 
+@dataclass(frozen=True)
+class Work:
+    """What m clients are given: all start at `start`, and read their records batch after batch."""
+
+    objective: Objective
+    start: Tensor  # [d]
+    batches: Iterable[Batch]
+    m: int
+    public: Public
+    coins: Sequence[Coins] = ()  # for noise of their own
+    kept: Tensor | None = None  # [m, keeps], what each remembers of its own rounds before: written anew in place
+
+
 class LocalSolver(Part):
     """Turns the public model and a client's records into a message: start minus end."""
 
@@ -49,20 +62,8 @@ class LocalSolver(Part):
         """Which of a client's `size` records each step of round t reads: [steps, b], padded with -1."""
 
     @abstractmethod
-    def solve(
-        self,
-        objective: Objective,
-        start: Tensor,
-        batches: Iterable[Batch],
-        m: int,
-        public: Public,
-        coins: Sequence[Coins] = (),
-        kept: Tensor | None = None,
-    ) -> Tensor:
-        """The messages [m, length] of m clients that all start at `start` [d]; `coins` are for noise of their own.
-
-        `kept` [m, keeps] is what each of them remembers of its own rounds before; written anew in place.
-        """
+    def solve(self, work: Work) -> Tensor:
+        """The messages [m, length] of the clients at work: start minus end, and what else the solver sends."""
 
     @property
     def reads(self) -> RecordSampler | None:
@@ -153,24 +154,16 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         order[:, :size] = rng.permuted(np.tile(np.arange(size), (epochs, 1)), axis=1)
         return order.reshape(-1, width)[: self.steps]
 
-    def solve(
-        self,
-        objective: Objective,
-        start: Tensor,
-        batches: Iterable[Batch],
-        m: int,
-        public: Public,
-        coins: Sequence[Coins] = (),
-        kept: Tensor | None = None,
-    ) -> Tensor:
+    def solve(self, work: Work) -> Tensor:
+        objective, start, public = work.objective, work.start, work.public
         lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)
         if type(self.gradient) is Plain and not self.momentum and not self.project:
-            descended = objective.descend(start, batches, m, lr, self.weight_decay)
+            descended = objective.descend(start, work.batches, work.m, lr, self.weight_decay)
             if descended is not None:
                 return start - descended
-        w = objective.place(start, m)
+        w = objective.place(start, work.m)
         velocity = torch.zeros_like(w) if self.momentum else None
-        for batch in batches:
+        for batch in work.batches:
             direction = self._direction(objective, w, batch, velocity, anchor)
             w.add_(direction if batch.active is None else direction * batch.active[:, None], alpha=-lr)
             if self.project and math.isfinite(public.radius):

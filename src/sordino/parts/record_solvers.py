@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,8 +15,8 @@ from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Norm, Spent
 from sordino.parts.encode import Adaptive, Public
 from sordino.parts.events import Event
-from sordino.parts.gradients import Ball, Batch, Gradient, Moreau, Objective, Plain
-from sordino.parts.local import Coins, LocalSolver
+from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
+from sordino.parts.local import Coins, LocalSolver, Work
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import MOST, finite
 from sordino.parts.records import RecordSampler, batches
@@ -89,19 +89,10 @@ class BatchGradient(_Reads, LocalSolver, kind="batch_gradient"):
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
         return batches(self.records, t, client, size, rng, 1)
 
-    def solve(
-        self,
-        objective: Objective,
-        start: Tensor,
-        batches: Iterable[Batch],
-        m: int,
-        public: Public,
-        coins: Sequence[Coins] = (),
-        kept: Tensor | None = None,
-    ) -> Tensor:
-        (batch,) = batches
-        ball = self.ball(public.t)
-        return objective.clipped(objective.place(start, m), batch, ball) / ball.radius
+    def solve(self, work: Work) -> Tensor:
+        (batch,) = work.batches
+        ball = self.ball(work.public.t)
+        return work.objective.clipped(work.objective.place(work.start, work.m), batch, ball) / ball.radius
 
 
 @dataclass(frozen=True)
@@ -152,25 +143,17 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
         return batches(self.records, t, client, size, rng, self.steps)
 
-    def solve(
-        self,
-        objective: Objective,
-        start: Tensor,
-        batches: Iterable[Batch],
-        m: int,
-        public: Public,
-        coins: Sequence[Coins] = (),
-        kept: Tensor | None = None,
-    ) -> Tensor:
-        w, ball = objective.place(start, m), _ball(self.radius, 2, self.gradient, public.t)
-        own, t = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in coins], public.t
+    def solve(self, work: Work) -> Tensor:
+        objective, coins, t = work.objective, work.coins, work.public.t
+        w, ball = objective.place(work.start, work.m), _ball(self.radius, 2, self.gradient, t)
+        own = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in coins]
         noises = [solver.noise(each.client) for solver, each in zip(own, coins, strict=True)]
         scales = w.new_tensor([noise.std for noise in noises], dtype=torch.float64)[:, None]
         paces = w.new_tensor([at(solver.lr, t) * ball.radius / solver.records.count for solver in own])[:, None]
-        for batch, noise in zip(batches, self._noise(w.shape[1], noises, coins), strict=True):
+        for batch, noise in zip(work.batches, self._noise(w.shape[1], noises, coins), strict=True):
             noised = objective.clipped(w, batch, ball).double() / ball.radius + noise.to(w.device)
             w.sub_(on_grid_rows(noised, scales).to(w.dtype).mul_(paces))
-        return start - w
+        return work.start - w
 
     def _noise(self, size: int, noises: Sequence[Gaussian], coins: Sequence[Coins]) -> Iterator[Tensor]:
         """Every silo's own noise [m, d], step by step; many steps in one draw where that fits in memory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.encode import Public
-from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
-from sordino.parts.local import Coins, LocalSgd, LocalSolver
+from sordino.parts.gradients import Anchor, Gradient, Plain
+from sordino.parts.local import LocalSgd, LocalSolver, Work
 from sordino.parts.norms import row_norms
 from sordino.parts.schedules import Schedule, at
 
@@ -63,20 +62,12 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def keeps(self, size: int) -> int:
         return size
 
-    def solve(
-        self,
-        objective: Objective,
-        start: Tensor,
-        batches: Iterable[Batch],
-        m: int,
-        public: Public,
-        coins: Sequence[Coins] = (),
-        kept: Tensor | None = None,
-    ) -> Tensor:
+    def solve(self, work: Work) -> Tensor:
+        objective, start, public, m = work.objective, work.start, work.public, work.m
         lr, anchor, w = at(self.lr, public.t), Anchor(start, public.radius), objective.place(start, m)
-        own = torch.zeros_like(w) if kept is None else kept
+        own = torch.zeros_like(w) if work.kept is None else work.kept
         control, taken = public.shared.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
-        for batch in batches:
+        for batch in work.batches:
             active = w.new_ones(m, 1) if batch.active is None else batch.active[:, None]
             w.sub_((self.gradient.at(objective, w, batch, anchor) - own + control) * active, alpha=lr)
             taken += active

@@ -27,7 +27,7 @@ from sordino.errors import PlanError
 from sordino.parts.bounds import Norm
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Batch
-from sordino.parts.local import LocalSgd
+from sordino.parts.local import LocalSgd, Work
 from sordino.parts.norms import row_norms
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, FixedRecords, subsets
@@ -219,7 +219,7 @@ def _messages(runs: list[_Run], cohorts: list[Cohort], task: Task, worker: InPro
     drawn = [local.indices(task.clients.size(c), one.streams.at(t, "batches", c), t, c) for one, c in owners]
     coins = worker.coins([(one.plan, one.streams, c) for one, c in owners], t)
     batches = worker.reader.batches(np.asarray([c for _, c in owners]), drawn)
-    return local.solve(worker.objective, start, batches, len(owners), runs[0].plan.public(t), coins)
+    return local.solve(Work(worker.objective, start, batches, len(owners), runs[0].plan.public(t), coins))
 
 
 def _together(records: FixedRecords, owners: Rows, runs: list[_Run], cohorts: list[Cohort], task: Task) -> Rows:
