@@ -58,6 +58,7 @@ class Plan(_Kept):
             raise PlanError("rounds", f"rounds = {shown(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
         self._check_radius()
         self._check_schedules()
+        self.local.lasts(self.rounds)
         self.release.check(self.bound)
         self.release.suits(self.clients)
         self._check_records()

@@ -26,6 +26,7 @@ from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, OnePass
 from sordino.parts.release import CentralNoise, LocalNoise, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, _binomial_most
+from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise, Scaled
 from sordino.parts.server import Adam, Sgd
 from sordino.plan import Plan
@@ -71,6 +72,8 @@ def refused(file: Path, command: str = "plan") -> str:
         ("[recipe]", "model = { kind = 'char_lstm', layers = 1_000_000_000 }\n[recipe]", "layers"),
         ("[recipe]", "model = { kind = 'svhn_cnn', channels = [1, 2, 3] }\n[recipe]", "a list of 2"),
         ("radius = 1.0", "radius = 1e308", "radius 1e+308"),
+        ("multiplier = 2.0", "multiplier = 1e308", "multiplier 1e+308"),
+        ("multiplier = 2.0", "multiplier = 1e-300", "multiplier 1e-300"),
         ("radius = 1.0", "radius = 1.0\nserver = { kind = 'sgd', lr = 1e308 }", "lr = 1e+308"),
         ("radius = 1.0", "radius = 1.0\nserver = { kind = 'sgd', lr = nan }", "lr = nan"),
         ("radius = 1.0", "radius = 1.0\nserver = { kind = 'sgd', lr = -inf }", "lr = -inf"),
@@ -187,6 +190,12 @@ def test_the_most_rounds_of_a_client_are_the_smallest_that_fail_once_in_a_millio
     assert _binomial_most(population, rounds, rate) == (int(np.argmax(tails)) if tails.any() else rounds)
 
 
+@pytest.mark.parametrize("lr", [0.0, -0.0, -1.0, Linear(0.5, -0.5, 2)])
+def test_controls_are_never_divided_by_a_step_of_zero(lr: Any) -> None:
+    with pytest.raises(UserError, match="above 0 in every round"):
+        tiny.plan(local=Scaffold(lr=lr, steps=2))
+
+
 # ---- sizes ---------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +234,7 @@ def test_a_net_that_no_memory_holds_is_refused_before_it_is_built() -> None:
     [
         {"rounds": 0},
         {"rounds": -1},
+        {"rounds": 2**63 - 1},
         {"window": 1e-320},
         {"window": math.nan},
         {"window": math.inf},

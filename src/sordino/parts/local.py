@@ -85,6 +85,9 @@ class LocalSolver(Part):
         """
         return mean, {}
 
+    def lasts(self, rounds: int) -> None:
+        """Refuse numbers that this solver cannot work with in every one of so many rounds."""
+
     def suits(self, population: int) -> None:
         """Refuse a population that this solver cannot work with."""
 

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Norm
 from sordino.parts.events import Event, GaussianNoise, LaplaceNoise
+from sordino.parts.numbers import positive
 
 
 class Mechanism(Part):
@@ -48,11 +49,11 @@ class Mechanism(Part):
 
 
 def _positive(name: str, multiplier: float) -> None:
-    if not (math.isfinite(multiplier) and multiplier > 0):
+    if not positive(multiplier):
         raise PlanError(
             "noise",
-            f"{name} multiplier {multiplier}",
-            "a positive finite number",
+            f"{name} multiplier {shown(multiplier)}",
+            "a positive finite number that float32 holds",
             "use release NoNoise() to train without privacy",
         )
 

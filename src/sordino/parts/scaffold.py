@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Anchor, Gradient, Plain
 from sordino.parts.local import LocalSgd, LocalSolver, Work
 from sordino.parts.norms import row_norms
+from sordino.parts.numbers import positive
 from sordino.parts.schedules import Schedule, at
 
 CONTROL = "control"
@@ -41,6 +43,11 @@ class Scaffold(LocalSolver, kind="scaffold"):
 
     def __post_init__(self) -> None:
         self._plain()
+
+    def lasts(self, rounds: int) -> None:
+        if not positive(*(self.lr.span(rounds) if isinstance(self.lr, Schedule) else (self.lr,))):
+            needed = "a step above 0 in every round: controls are divided by it"
+            raise PlanError("local work", f"lr = {shown(self.lr)}", needed)
 
     def _plain(self) -> LocalSgd:
         """Plain local SGD with these numbers: draws the same batches, refuses the same mistakes."""

@@ -10,7 +10,7 @@ from sordino.parts.release import CentralNoise
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, Sgd
-from sordino.plan import Plan
+from sordino.plan import LONGEST, Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line, Participation, client_bill
 from sordino.privacy.certificate import default_delta
@@ -57,9 +57,9 @@ def bold(rounds: int, step: float, window: float, final: float = 1.0, momentum: 
 
     `step` falls in a straight line to `final` of itself, `momentum` keeps the direction and the length of the way.
     """
-    if not (rounds >= 1 and natural(window) and (not window or window * rounds > TINY)):
+    if not (1 <= rounds <= LONGEST and natural(window) and (not window or window * rounds > TINY)):
         found = f"rounds = {shown(rounds)}, window = {shown(window)}"
-        raise PlanError("rounds", found, "at least 1 round, and a window of 0 or a share of them")
+        raise PlanError("rounds", found, f"from 1 to {LONGEST:,} rounds, and a window of 0 or a share of them")
     first = step * (1.0 - momentum)
     mean = Average(growth=1 + 1 / (window * rounds)) if window else None
     return Sgd(lr=Linear(first, final * first, rounds), momentum=momentum, average=mean)
