@@ -15,11 +15,12 @@ import torch.nn.functional as F  # noqa: N812
 from tests.tiny import SIZES, clients, final, mlp, plan, rounds, task
 from torch import Tensor, nn
 
+from sordino.config import Config, PrivacySpec
 from sordino.data.task import Task
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.kept import IDS, ROWS
-from sordino.errors import EngineError, PlanError
+from sordino.errors import ConfigError, EngineError, PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
@@ -33,6 +34,7 @@ from sordino.run import check, run
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.grid import run_grid
 from sordino.runs.logs import Mark
+from sordino.runs.resume import check_noise
 
 LR, STEPS, ROUNDS = 0.2, 3, 5
 PATHS: tuple[Literal["batched", "sequential"], ...] = ("batched", "sequential")
@@ -212,6 +214,17 @@ def test_noise_may_remember_earlier_noise_and_a_checkpoint_keeps_it() -> None:
     list(run(private, data, streams=Seeded(0), state=done[1].state))
     assert all(torch.equal(a, b) for a, b in zip(Remembering.seen, whole[2:], strict=True))
     assert private.length(mlp_size()) == mlp_size()
+
+
+def test_noise_that_a_kill_has_lost_is_not_drawn_anew() -> None:
+    """In simulation the same streams give the same noise; coins of the operating system do not come back."""
+    remembers = plan(rounds=4, release=Remembering(Gaussian(1.0)))
+    secure = Config(plan=remembers, privacy=PrivacySpec(noise="secure", delta=1e-3))
+    check_noise(secure, [0, 1], 2)
+    with pytest.raises(ConfigError, match="round 3, whose noise"):
+        check_noise(secure, [0, 1, 2], 2)
+    check_noise(replace(secure, privacy=PrivacySpec(delta=1e-3)), [0, 1, 2], 2)
+    check_noise(replace(secure, plan=plan(rounds=4)), [0, 1, 2], 2)  # nothing remembered: billed again
 
 
 def mlp_size() -> int:

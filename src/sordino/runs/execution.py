@@ -111,12 +111,13 @@ def _rounds(
 
 
 def _fitting(found: State | None, first: State) -> State:
-    """The checkpoint's state, if this plan's server can have written it."""
+    """The checkpoint's state, if this plan's server and release can have written it."""
     if found is None:
         return first
-    shapes = [{name: (held.shape, held.dtype) for name, held in state.memory.items()} for state in (found, first)]
-    if shapes[0] != shapes[1]:
-        raise CertificateError("checkpoint", "the checkpoint does not hold what this plan's server remembers")
+    for who, kept, wanted in (("server", found.memory, first.memory), ("release", found.noise, first.noise)):
+        shapes = [{name: (held.shape, held.dtype) for name, held in memory.items()} for memory in (kept, wanted)]
+        if shapes[0] != shapes[1]:
+            raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sordino import codec
@@ -36,6 +37,7 @@ def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
         folder.certify()
     chain.check_witness(files.read(folder.private / "charged"), held.chain, at_rest=False)
     last, why = checkpoint.latest(folder.private, held.chain)
+    check_noise(config, held.chain.rounds, 0 if last is None else last.state.t)
     history, engine = (_bound(folder, name, last) for name in ("history.jsonl", "engine.jsonl"))
     notes = [] if last is None or not why else [_fell_back(last, why)]
     notes += _other_versions(engine)
@@ -65,6 +67,17 @@ def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -
             f"other data than {path} was started with: {', '.join(changed)}",
             "the same data for a whole run",
             "bring them back, or start anew in another --out",
+        )
+
+
+def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
+    """Noise that remembers, lost with a round that was charged: drawn anew it would be another than is billed."""
+    lost = next((round for round in charged if round >= t), None)
+    if lost is not None and config.privacy.noise == "secure" and config.plan.release.init(1):
+        raise ConfigError(
+            f"round {lost + 1}, whose noise {config.plan.release.kind!r} must remember and a kill has lost",
+            "all noise that was drawn, or none of its round",
+            "start anew in another --out: what was charged stays spent",
         )
 
 
