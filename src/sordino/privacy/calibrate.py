@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 
 from sordino.errors import UnreachableError
 from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
 
+Cost = Callable[[float], float]
 TOLERANCE = 0.005
 _LEAST, _MOST = 1e-2, 1e5  # multipliers searched
 
@@ -32,11 +34,18 @@ def multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -
     """The smallest multiplier, to 0.5% in epsilon, whose line costs at most `epsilon` at `delta`."""
     check_target(epsilon, delta)
 
+    @cache
+    def rough(z: float) -> float:
+        return _rough(line_of(z), delta)
+
+    @cache
+    def exact(z: float) -> float:
+        return _exact(line_of(z), delta)
+
     near = _likely_multiplier(line_of, epsilon, delta)
-    found = _bracketed(lambda z: _rough(line_of(z), delta), epsilon, near)
-    if _exact(line_of(found), delta) >= epsilon * (1 - TOLERANCE):
-        return found
-    return _bracketed(lambda z: _exact(line_of(z), delta), epsilon, near=found)
+    found = _bracketed(rough, epsilon, (near * 0.9, near * 1.1) if near else (0.5, 2.0), TOLERANCE / 5)
+    share = max(exact(found) / epsilon, 0.5)  # epsilon falls at least as fast as the multiplier grows
+    return found if share >= 1 - TOLERANCE else _bracketed(exact, epsilon, (found * share, found), 0.9 * TOLERANCE)
 
 
 def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int = 1_000_000) -> int:
@@ -59,9 +68,9 @@ def _rough(line: Line, delta: float) -> float:
     return accounting.bound(line.entries, line.relation, delta, rough=True).value
 
 
-def _bracketed(cost: Callable[[float], float], target: float, near: float | None = None) -> float:
-    """Root of cost(z) = target on a log scale, approached from the safe side."""
-    low, high = (near * 0.9, near * 1.1) if near else (0.5, 2.0)
+def _bracketed(cost: Cost, target: float, bracket: tuple[float, float], slack: float) -> float:
+    """Root of cost(z) = target on a log scale, approached from the safe side to within `slack` of the target."""
+    low, high = bracket
     while cost(high) > target:
         low, high = high, high * 2
         if high > _MOST:
@@ -74,14 +83,14 @@ def _bracketed(cost: Callable[[float], float], target: float, near: float | None
         if low <= _LEAST:
             return low
         low, high = low / 2, low
-    return _bisect(cost, target, low, high)
+    return _bisect(cost, target, low, high, slack)
 
 
-def _bisect(cost: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """False position on (log z, log epsilon); `high` always costs at most the target, and comes within 0.1% of it."""
+def _bisect(cost: Cost, target: float, low: float, high: float, slack: float) -> float:
+    """False position on (log z, log epsilon); `high` always costs at most the target."""
     over, under = _log_ratio(cost(low), target), _log_ratio(cost(high), target)
     for step in range(60):
-        if under > -TOLERANCE / 5 or high / low < 1 + 1e-7:
+        if under > -slack or high / low < 1 + 1e-7:
             break
         share = over / (over - under) + 0.02 if step % 3 < 2 else 0.5
         middle = low * (high / low) ** min(share, 0.98)
