@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from sordino.parts.server import Average as Average
     from sordino.parts.server import ServerOptimizer as ServerOptimizer
     from sordino.parts.server import Sgd as Sgd
+    from sordino.parts.server import TorchOptimizer as TorchOptimizer
     from sordino.parts.server import Yogi as Yogi
     from sordino.parts.sparsify import MaskSource as MaskSource
     from sordino.parts.sparsify import PublicDataMask as PublicDataMask
@@ -151,6 +152,7 @@ _HOME = {
     "Decay": "parts.schedules",
     "Adam": "parts.server",
     "Sgd": "parts.server",
+    "TorchOptimizer": "parts.server",
     "Yogi": "parts.server",
     "Adagrad": "parts.server",
     "Proximal": "parts.gradients",
