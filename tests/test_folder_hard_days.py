@@ -228,7 +228,7 @@ def test_another_version_of_ours_does_not_continue_a_run(
     fed: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = fingerprint.versions()
-    monkeypatch.setattr("sordino.runs.resume.versions", lambda: {**now, "sordino": "9.9.9"})
+    monkeypatch.setattr("sordino.runs.fingerprint.__version__", "9.9.9")
     sentence = sordino("run", fed, "--out", begun, "--resume").sentence
     assert "sordino 9.9.9 where" in sentence
     assert now["sordino"] in sentence

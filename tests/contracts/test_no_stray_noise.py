@@ -36,6 +36,7 @@ MODULES = frozenset({"random", "secrets"})  # of the standard library
 ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"}),  # makes the generators
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
+    "parts/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
     "parts/samplers.py": frozenset({"binomial", "choice"}),  # who takes part
     "parts/records.py": frozenset({"binomial", "choice", "integers", "permutation", "random"}),  # a silo's batch
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
