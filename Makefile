@@ -19,7 +19,7 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -n 2
 
-# Ten thousand mutated configurations, each with five seconds and a gigabyte. About half an hour.
+# Ten thousand mutated configurations, each with five seconds and a gigabyte. A few minutes.
 nightly: install
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/contracts/test_any_configuration.py
 
