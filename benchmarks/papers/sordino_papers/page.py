@@ -30,7 +30,7 @@ def study_text(study: Study, found: dict[str, Any]) -> str:
     head = f"## {study.title}\n\n`sordino papers run {study.id}` ({found['seconds']:.0f} s). {study.about}"
     shapes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in found["rows"]:
-        shapes.setdefault(tuple(row), []).append(row)
+        shapes.setdefault(tuple(key for key in row if key != "values"), []).append(row)
     tables = [_plain_table(keys, rows) for keys, rows in shapes.items()]
     return "\n\n".join([head, f"![{study.title}](figures/{study.id}.png)", *tables])
 

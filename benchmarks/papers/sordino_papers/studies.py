@@ -54,6 +54,7 @@ def gathered(rows: Sequence[Row], keys: Sequence[str], value: str) -> list[Row]:
             value: float(f"{mean(values):.6g}"),
             "spread": float(f"{stdev(values):.3g}") if len(values) > 1 else None,
             "repeats": len(values),
+            "values": [float(f"{one:.6g}") for one in values],  # in the order of seeds, for paired verdicts
         }
         for group, values in groups.items()
     ]

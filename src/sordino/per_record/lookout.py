@@ -100,17 +100,16 @@ class Lookout:
             return None
 
     def _shaken(self, few: Company) -> None:
-        some, twin, found = subset(few.size, self.coins, (few.size + 1) // 2), precise(self.model), None
-        if twin is not None:
-            with shaken(twin, self.coins):
-                found = self._exact(few, twin, some)
-            if found is not None and found <= ROUNDING:
-                return
-        limit = COARSE if found is None else ROUNDING
-        with shaken(self.model, self.coins):  # in float32, where no copy runs, or to be sure
+        """Refuse what shows with shaken parameters: in float32, and in a copy in float64 where that may be rounding."""
+        some = subset(few.size, self.coins, (few.size + 1) // 2)
+        with shaken(self.model, self.coins):
             plain = Company(self.of(self.model), few.inputs, few.size, random=self.random)
-            if plain.gap(some, self.coins).values > limit and plain.steady():
-                raise refused()
+            found = plain.gap(some, self.coins).values
+            if found <= ROUNDING or not plain.steady():
+                return
+            exact = self._exact(few, precise(self.model), some)
+        if (found > COARSE) if exact is None else (exact > ROUNDING):
+            raise refused()
 
 
 def _double(item: Any) -> Any:

@@ -1,0 +1,74 @@
+"""Verdicts: a claim "A beats B" is yes, no or undecided by the paired differences of the same seeds.
+
+With differences d_1 .. d_n the interval is mean(d) +- t_{n-1, .975} sd(d) / sqrt(n) (Student). A claim that A beats B
+by more than `margin` holds if the interval is above the margin, fails if it is below, and is undecided otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any, Literal
+
+Answer = Literal["yes", "no", "undecided"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean of paired differences with its 95% interval; infinitely wide where there is one pair only."""
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+    def above(self, margin: float = 0.0) -> Answer:
+        """Whether the difference is above the margin."""
+        if self.low > margin:
+            return "yes"
+        return "no" if self.high < margin else "undecided"
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """The interval of a - b; entry i of both comes from the same seed."""
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    middle, count = mean(differences), len(differences)
+    if count < 2:
+        return Interval(middle, -math.inf, math.inf, count)
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, count - 1)) * stdev(differences) / math.sqrt(count)
+    return Interval(middle, middle - half, middle + half, count)
+
+
+def verdict(
+    text: str, better: Sequence[float], worse: Sequence[float], chosen: str, margin: float = 0.0, unit: str = "points"
+) -> dict[str, Any]:
+    """One row of the table of claims: `better` is above `worse` (turn the signs of errors and losses).
+
+    `chosen` says which data chose the hyper-parameters of the two sides, or "nothing" where there was no choice.
+    """
+    found = paired(better, worse)
+    return {
+        "text": text,
+        "measured": f"{found} {unit}",
+        "verdict": found.above(margin),
+        "seeds": found.pairs,
+        "chosen": chosen,
+    }
+
+
+def fact(text: str, measured: str, holds: bool, seeds: int | None = None, chosen: str = "nothing") -> dict[str, Any]:
+    """A claim about one number with no pair to compare (a shape, a closed form, an exponent)."""
+    return {
+        "text": text,
+        "measured": measured,
+        "verdict": "yes" if holds else "no",
+        "seeds": seeds,
+        "chosen": chosen,
+    }

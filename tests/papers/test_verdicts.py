@@ -1,0 +1,44 @@
+"""Promises of verdicts: yes and no need an interval on one side; noise is undecided."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from sordino_papers.verdicts import paired, verdict
+
+
+def test_the_interval_is_students() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(1, 1, 7), rng.normal(0, 1, 7)
+    known = ttest_rel(a, b).confidence_interval(0.95)
+    found = paired(list(a), list(b))
+    assert (found.low, found.high) == pytest.approx((known.low, known.high))
+
+
+def test_a_clear_gain_is_yes_a_clear_loss_no_and_noise_undecided() -> None:
+    base = [80.0, 82.0, 79.0, 81.0, 83.0]
+    wiggle = [0.1, -0.1, 0.2, 0.0, -0.2]
+    up, down = ([x + g + w for x, w in zip(base, wiggle, strict=True)] for g in (1, -1))
+    near = [x + w for x, w in zip(base, wiggle, strict=True)]
+    assert [verdict("", side, base, "nothing")["verdict"] for side in (up, down, near)] == ["yes", "no", "undecided"]
+
+
+def test_pairs_decide_what_spread_over_seeds_would_hide() -> None:
+    base = [60.0, 70.0, 80.0, 90.0, 50.0]
+    above = [x + 1 + 0.1 * i for i, x in enumerate(base)]
+    assert verdict("", above, base, "nothing")["verdict"] == "yes"
+    assert verdict("", sorted(above), base, "nothing")["verdict"] == "undecided"  # pairs torn apart
+
+
+def test_one_seed_decides_nothing() -> None:
+    assert paired([90.0], [10.0]).above() == "undecided"
+    assert math.isinf(paired([90.0], [10.0]).high)
+
+
+def test_seeds_that_do_not_pair_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        paired([1.0, 2.0], [1.0])
