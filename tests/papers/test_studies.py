@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 import torch
 from tests.commands import sordino
 
-from sordino_papers import page, paper_001_scaling, runner
+from sordino_papers import kept, page, paper_001_scaling, runner
 from sordino_papers import paper_002 as iterations
 from sordino_papers.studies import Study, gathered, picked, value
 from sordino_papers.tables import STUDIES
+from sordino_papers.verdicts import fact, verdict
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "papers" / "results"
 needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
@@ -25,7 +27,7 @@ ROWS = [{"rule": rule, "x": x, "loss": x + shift} for rule in "ab" for x in (1.0
 
 def fake(rows: list[dict[str, Any]]) -> Study:
     def claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"text": "it falls", "measured": f"{len(found)} rows", "holds": False}]
+        return [fact("it falls", f"{len(found)} rows", False, 2, "nothing")]
 
     def draw(found: list[dict[str, Any]], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,12 +47,13 @@ def test_a_study_is_run_kept_judged_and_drawn(monkeypatch: pytest.MonkeyPatch, t
     for module in (runner, page):
         monkeypatch.setattr(module, "STUDIES", (fake(ROWS),))
     said = sordino("papers", "run", "fake", "--results", tmp_path)
-    assert "DOES NOT HOLD: it falls: 16 rows" in said.out
-    kept = json.loads((tmp_path / "fake.json").read_text())
-    assert len(kept["rows"]) == 16
-    page.write(runner.stored(tmp_path), tmp_path / "docs" / "papers.md")
+    assert "no: it falls: 16 rows" in said.out
+    found = json.loads((tmp_path / "fake.json").read_text())
+    assert len(found["rows"]) == 16
+    assert "claims" not in found  # they are made from the rows whenever they are shown
+    page.write(kept.stored(tmp_path), tmp_path / "docs" / "papers.md")
     text = (tmp_path / "docs" / "papers.md").read_text()
-    assert "| it falls | 16 rows | **no** |" in text
+    assert "| it falls | 16 rows | **no** | 2 | nothing |" in text
     assert "| rule | x | loss |" in text
     assert (tmp_path / "docs" / "figures" / "fake.png").read_text() == "16"
 
@@ -65,12 +68,25 @@ def test_means_and_spreads_are_over_rows_that_agree() -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.id)
-def test_kept_results_are_judged_as_the_code_judges_them(study: Study) -> None:
+def test_kept_rows_are_judged_by_the_code_of_today(study: Study) -> None:
     file = KEPT / f"{study.id}.json"
     if not file.is_file():
         pytest.skip(f"{study.id} has not been run")
     found = json.loads(file.read_text())
-    assert found["claims"] == study.claims(found["rows"])
+    assert "claims" not in found
+    for row in page.study_claims(study, found):
+        assert set(row) == {"text", "measured", "verdict", "seeds", "chosen"}
+        assert row["verdict"] in ("yes", "no", "undecided")
+
+
+def test_rows_kept_without_their_seeds_decide_nothing() -> None:
+    def claims(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [verdict("a beats b", rows[0]["values"], rows[1]["values"], "nothing")]
+
+    study = replace(fake(ROWS), claims=claims)
+    (row,) = page.study_claims(study, {"rows": ROWS})
+    assert row["verdict"] == "undecided"
+    assert "values" in row["measured"]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.id)

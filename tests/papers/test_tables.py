@@ -6,10 +6,12 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from sordino.privacy.certificate import default_delta
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
 from sordino.run import run
-from sordino_papers import claims, page, runner, tables
+from sordino_papers import kept, page, runner, tables
 from sordino_papers.cells import Cell, Job, Table, index
 from sordino_papers.paper_000 import STRENGTHS, sampler, table2_plan, theorem_multiplier
 from sordino_papers.paper_003 import METHODS, SETTINGS
@@ -134,6 +136,7 @@ FAKE = Table(
         Cell("000-fake-two", "two", partial(small, validation=True)),
     ),
     "Nothing real.",
+    "nobody",
 )
 
 
@@ -149,9 +152,10 @@ def test_one_seed_is_the_last_round_on_the_whole_test_set(fake: Table) -> None:
     last = list(run(job.plan, job.task, streams=Seeded(4)))[-1]
     assert found["seed"] == 4
     assert found["accuracy"] == last.metrics["accuracy"]
-    assert found["update_norm"] == last.diagnostics["update_norm_p50"]
-    assert found["protocol"] is None
-    assert found["seconds"] > 0
+    assert found["figures"]["update_norm"] == last.diagnostics["update_norm_p50"]
+    assert found["figures"]["loss"] == last.metrics["loss"]
+    assert "protocol" not in found["figures"]
+    assert found["figures"]["seconds"] > 0
 
 
 def test_the_papers_protocol_takes_the_round_with_the_best_validation(fake: Table) -> None:
@@ -166,22 +170,33 @@ def test_the_papers_protocol_takes_the_round_with_the_best_validation(fake: Tabl
         )
         scored.append((other, own))
     best = max(score for score, _ in scored)
-    assert found["protocol"] == next(own for score, own in scored if score == best)
+    assert found["figures"]["protocol"] == 100 * next(own for score, own in scored if score == best)
     assert found["accuracy"] == scored[-1][1]
 
 
 def test_a_summary_has_mean_spread_and_both_epsilons() -> None:
     runs = [
-        {"accuracy": a, "protocol": p, "update_norm": n, "seconds": 1.0}
-        for a, p, n in ((0.8, 0.7, 1.0), (0.9, 0.9, 3.0), (0.85, None, 2.0))
+        {"accuracy": a, "figures": {"protocol": p, "update_norm": n, "seconds": 1.0}, "code": "here"}
+        for a, p, n in ((0.8, 70.0, 1.0), (0.9, 90.0, 3.0), (0.85, None, 2.0))
     ]
     found = runner.summary(FAKE.cells[0], runs)
     assert (found["ours"], found["spread"], found["values"]) == (85.0, 5.0, [80.0, 90.0, 85.0])
-    assert (found["published"], found["epsilon_claimed"], found["seeds"], found["seconds"]) == (90.0, 6.0, 3, 3.0)
-    assert (found["paper_protocol"], found["update_norm"]) == (80.0, 2.0)
+    assert (found["published"], found["epsilon_claimed"], found["seeds"]) == (90.0, 6.0, 3)
+    assert (kept.middle(found, "protocol"), kept.middle(found, "update_norm")) == (80.0, 2.0)
+    assert found["figures"]["protocol"] == [70.0, 90.0, None]  # in the order of seeds, for pairs
     assert found["relation"] == "replace_one"
     assert found["epsilon"] == pytest.approx(gaussian_epsilon(found["delta"]), rel=1e-2)
     assert runner.summary(FAKE.cells[1], runs[:1])["spread"] is None
+
+
+def test_a_job_may_read_further_figures_off_its_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(seed: int) -> Job:
+        return replace(small(seed), figures=lambda last: {"rounds": float(last.t + 1)})
+
+    cell = Cell("000-more", "more", build)
+    monkeypatch.setattr(runner, "TABLES", (Table("000-extra", "extra", (cell,)),))
+    found = runner.summary(cell, [runner.one_seed("000-more", seed) for seed in (0, 1)])
+    assert found["figures"]["rounds"] == [3.0, 3.0]
 
 
 def nobody(seed: int) -> Job:
@@ -193,7 +208,7 @@ def test_a_last_round_without_clients_leaves_no_figure_that_json_cannot_hold(mon
     empty = Cell("000-empty", "empty", nobody)
     monkeypatch.setattr(runner, "TABLES", (Table("000-none", "none", (empty,)),))
     found = runner.summary(empty, [runner.one_seed("000-empty", 0)])
-    assert found["update_norm"] is None
+    assert found["figures"]["update_norm"] == [None]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -213,12 +228,12 @@ def gaussian_epsilon(delta: float) -> float:
 
 def test_results_are_kept_and_read_back_and_shown_beside_the_published(fake: Table, tmp_path: Path) -> None:
     found = [runner.summary(cell, [runner.one_seed(cell.id, seed) for seed in (0, 1)]) for cell in fake.cells]
-    runner.store(found, tmp_path / "results")
-    kept = runner.stored(tmp_path / "results")
-    assert kept == {result["id"]: json.loads(json.dumps(result)) for result in found}
-    text = page.page(kept)
+    assert [kept.keep(result, tmp_path / "results") for result in found] == [None, None]
+    read = kept.stored(tmp_path / "results")
+    assert read == {result["id"]: json.loads(json.dumps(result)) for result in found}
+    text = page.page(read)
     assert "## A fake table" in text
-    assert "`sordino papers run 000-fake`. Nothing real." in text
+    assert "`sordino papers run 000-fake`. Nothing real. Chosen by: nobody." in text
     rows = [line for line in text.splitlines() if line.startswith("| one |")]
     assert len(rows) == 1
     assert f"| 90.00 | **{found[0]['ours']:.2f}** | {found[0]['spread']:.2f} | - | 6.00 |" in rows[0]
@@ -236,39 +251,146 @@ def test_a_table_without_results_is_left_out_of_the_page(fake: Table) -> None:
     assert page.page({}).startswith("# The papers' tables")
 
 
+def test_the_papers_protocol_has_a_column_only_where_it_was_followed(fake: Table) -> None:
+    one, two = ({**runner.summary(cell, [runner.one_seed(cell.id, 0)])} for cell in fake.cells)
+    assert "| paper's protocol |" in page.table_text(fake, {one["id"]: one, two["id"]: two})
+    assert "| paper's protocol |" not in page.table_text(fake, {one["id"]: one})
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def ask(folder: Path, **asked: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run the first fake cell here rather than in other processes, and keep it."""
+    wanted = runner.Ask(folder=folder, **asked)
+    found = list(runner.run_cells(FAKE.cells[:1], wanted, pool=Here()))
+    told = [kept.keep(result, folder) for result in found]
+    return found, [*wanted.notes, *(one for one in told if one)]
+
+
+class Here:
+    """A pool that works at once and counts."""
+
+    done: ClassVar[list[int]] = []
+
+    def submit(self, work: Callable[..., Any], name: str, seed: int, device: str) -> Future[Any]:
+        Here.done.append(seed)
+        future: Future[Any] = Future()
+        future.set_result(work(name, seed, device))
+        return future
+
+
+@pytest.fixture
+def seeds_run() -> list[int]:
+    Here.done.clear()
+    return Here.done
+
+
+def test_a_result_grows_seed_by_seed(fake: Table, tmp_path: Path, seeds_run: list[int]) -> None:
+    (first,), _ = ask(tmp_path, seeds=2)
+    (longer,), notes = ask(tmp_path, seeds=4)
+    assert (seeds_run, notes) == ([0, 1, 2, 3], [])
+    assert longer["values"][:2] == first["values"]
+    assert longer["figures"]["loss"][:2] == first["figures"]["loss"]
+    ask(tmp_path, seeds=4, again=True)
+    assert seeds_run == [0, 1, 2, 3] * 2
+    assert kept.stored(tmp_path)["000-fake-one"]["seeds"] == 4
+
+
+def test_a_longer_result_wins(fake: Table, tmp_path: Path, seeds_run: list[int]) -> None:
+    ask(tmp_path, seeds=3)
+    before = (tmp_path / "000-fake-one.json").read_bytes()
+    ask(tmp_path, seeds=1)  # nothing to run: all seeds are there
+    assert seeds_run == [0, 1, 2]
+    _, (said,) = ask(tmp_path, seeds=1, again=True)
+    assert "3 seeds is kept" in said
+    assert "--results" in said
+    assert (tmp_path / "000-fake-one.json").read_bytes() == before
+
+
+def test_a_result_of_other_settings_is_noticed_and_replaced(
+    fake: Table, tmp_path: Path, seeds_run: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(tmp_path, seeds=2)
+    other = replace(small(0).plan, rounds=2)
+    changed = Cell("000-fake-one", "one", lambda seed: replace(small(seed), plan=other))
+    monkeypatch.setattr(runner, "TABLES", (replace(FAKE, cells=(changed,)),))
+    wanted = runner.Ask(folder=tmp_path, seeds=2)
+    (found,) = runner.run_cells((changed,), wanted, pool=Here())
+    assert "other settings" in wanted.notes[0]
+    assert seeds_run == [0, 1, 0, 1]
+    assert kept.keep(found, tmp_path) is None
+    assert kept.stored(tmp_path)["000-fake-one"]["settings"] == changed.build(0).settings != small(0).settings
+
+
+def test_a_result_from_before_settings_were_kept_is_run_anew(fake: Table, tmp_path: Path, seeds_run: list[int]) -> None:
+    (found,), _ = ask(tmp_path, seeds=2)
+    old = {name: one for name, one in found.items() if name not in ("settings", "figures", "code")}
+    (tmp_path / "000-fake-one.json").write_text(json.dumps(old))
+    _, (said,) = ask(tmp_path, seeds=2)
+    assert "does not say its settings" in said
+    assert "settings" in kept.stored(tmp_path)["000-fake-one"]
+
+
+def test_a_study_of_fewer_repeats_replaces_none_of_more(tmp_path: Path) -> None:
+    many, few = ({"id": "s", "rows": [{"x": 1, "repeats": n}], "repeats": n} for n in (5, 2))
+    assert kept.keep({name: one for name, one in many.items() if name != "repeats"}, tmp_path) is None  # as once kept
+    assert "5 seeds" in str(kept.keep(few, tmp_path))
+    assert kept.keep(many, tmp_path) is None
+
+
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
 
 def every_result(ours: float) -> dict[str, dict[str, Any]]:
     """The same figures for every cell there is."""
-    same = {"ours": ours, "spread": 0.5, "update_norm": 1.0}
+    same = {"ours": ours, "spread": 0.0, "seeds": 5, "values": [ours] * 5, "figures": {"update_norm": [1.0] * 5}}
     return {name: {"title": cell.title, "published": cell.published, **same} for name, cell in CELLS.items()}
 
 
 def test_once_every_cell_has_run_every_claim_is_judged() -> None:
     """A cell that was renamed would make its claim vanish without a word."""
-    found = claims.claims(every_result(85.0))
-    words = ["Table 2 reproduces", "beats none", "tight accounting", "reaches 90", "CNN", "LSTM", "James-Stein"]
-    words += ["femnist: DP-FedSAM beats", "mnist: the best sound top_k", "smaller updates", "adult", "writers"]
-    assert [word for word in words if not any(word in claim.text for claim in found)] == []
-    assert len({claim.text for claim in found}) == len(found)
-    assert claims.claims({}) == []
+    results = every_result(85.0)
+    found = [row for table in TABLES for row in table.claims(results)]
+    assert {row["verdict"] for row in found} <= {"yes", "no", "undecided"}
+    assert len({row["text"] for row in found}) == len(found)
+    assert all(row["chosen"] for row in found)
+    assert [row for row in page.judged({}) if row] == []
+
+
+def test_every_table_says_who_chose() -> None:
+    assert [table.id for table in TABLES if not table.chosen] == []
+
+
+def shifted(results: dict[str, dict[str, Any]], name: str, by: float) -> None:
+    """Another mean, with seeds that differ a little."""
+    values = [85.0 + by + 0.01 * seed for seed in range(5)]
+    results[name] |= {"ours": 85.0 + by, "values": values}
 
 
 def test_a_claim_holds_only_where_the_numbers_say_so() -> None:
-    def verdict(results: dict[str, dict[str, Any]], word: str) -> bool:
-        (found,) = [claim for claim in claims.claims(results) if word in claim.text]
-        return found.holds
+    def answer(results: dict[str, dict[str, Any]], word: str) -> str:
+        (found,) = [row for row in page.judged(results) if word in row["text"]]
+        return str(found["verdict"])
 
     results = every_result(85.0)
-    assert not verdict(results, "beats none in every column")  # equal is not above
-    assert not verdict(results, "reaches 90")
-    assert verdict(results, "femnist: the best sound top_k")  # equal is no worse
+    assert answer(results, "beats none in every column") == "undecided"  # equal is not above
+    assert answer(results, "reaches 90") == "no"
     for name in results:
         if name.startswith("000-table2-") and name.endswith("sigma1"):
-            results[name]["ours"] = 86.0
-    assert verdict(results, "beats none in every column")
-    assert verdict(results, "Table 2 reproduces")
+            shifted(results, name, 1.0)
+    assert answer(results, "beats none in every column") == "yes"
+    assert answer(results, "Table 2 reproduces") == "yes"
+    shifted(results, "000-table2-uniform-eps6-sigma0", 2.0)
+    assert answer(results, "beats none in every column") == "no"
     results["000-table2-uniform-eps6-sigma0"]["ours"] = 82.87 - 2.6
-    assert not verdict(results, "Table 2 reproduces")
-    assert "| **no** |" in page.claims_text(results)
+    assert answer(results, "Table 2 reproduces") == "no"
+    text = page.claims_text(results)
+    assert "| **no** |" in text
+    assert "| undecided |" in text
+
+
+def test_claims_of_cells_that_have_not_run_are_left_out() -> None:
+    some = {name: one for name, one in every_result(85.0).items() if not name.startswith("000-table2-uniform")}
+    assert not any("Table 2 reproduces" in row["text"] for row in page.judged(some))
+    assert any("reaches 90" in row["text"] for row in page.judged(some))

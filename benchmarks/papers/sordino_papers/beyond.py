@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.server import ServerOptimizer
 from sordino.privacy.certificate import default_delta
 from sordino.recipes.best import best, bold
-from sordino_papers.cells import Cell, Job, Table
+from sordino_papers.cells import Cell, Job, Results, Row, Table
+from sordino_papers.claims import beats
 from sordino_papers.paper_000 import mnist_logistic
 
 
@@ -67,7 +68,21 @@ def job(task: str, variant: str, seed: int) -> Job:
 def _table(task: str) -> Table:
     _, population, epsilon, _ = TASKS[task]
     cells = tuple(Cell(f"beyond-{task}-{_slug(variant)}", variant, partial(job, task, variant)) for variant in VARIANTS)
-    return Table(f"beyond-{task}", f"Beyond: {task}, N = {population}, epsilon {epsilon:g}", cells, ABOUT)
+    title = f"Beyond: {task}, N = {population}, epsilon {epsilon:g}"
+    return Table(f"beyond-{task}", title, cells, ABOUT, CHOSEN, partial(against_last, task))
+
+
+CHOSEN = "the defaults of recipes.best were picked on the test figures of these three tables"
+
+
+def against_last(task: str, results: Results) -> Iterator[Row]:
+    """Every variant against the last model at step 1."""
+    base = f"beyond-{task}-last-model"
+    for variant in VARIANTS:
+        name = f"beyond-{task}-{_slug(variant)}"
+        if name in results and name != base:
+            known = " (the defaults of recipes.best)" if VARIANTS[variant] == (MEAN, None) else ""
+            yield beats(results, f"beyond: {task}, {variant}{known} beats the last model", name, base, CHOSEN)
 
 
 def _slug(variant: str) -> str:

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from sordino.codec import digest
 from sordino.data.task import Records, Task
 from sordino.plan import Plan
+from sordino.run import Round
+
+Result = dict[str, Any]
+Results = Mapping[str, Result]
+Row = dict[str, Any]
+
+
+def no_claims(results: Results) -> Iterable[Row]:
+    """A table about which nothing is claimed."""
+    return ()
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a cell: the plan, the task, and the delta its epsilon is stated at."""
+    """One run of a cell: the plan, the task, and the delta its epsilon is stated at.
+
+    `figures` reads further numbers off the last round (a train accuracy, say); they are kept seed by seed.
+    """
 
     plan: Plan
     task: Task
     delta: float
     validation: Records | None = None  # for the paper's own protocol, where it picks a round by validation
+    figures: Callable[[Round], Mapping[str, float | None]] | None = None
+
+    @property
+    def settings(self) -> str:
+        """What a result depends on, short of the code: plan, delta, model and the sizes of the data, as one hash."""
+        clients, test = self.task.clients, self.task.test
+        shapes = {slot.name: list(slot.shape) for slot in self.task.layout.slots}
+        sizes = [clients.population, len(clients.records), 0 if test is None else len(test)]
+        known = {"plan": self.plan.hash, "delta": self.delta, "model": shapes, "sizes": sizes}
+        return digest(known)[:16]
 
 
 @dataclass(frozen=True)
@@ -34,12 +59,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells that belong together, under one id."""
+    """Cells that belong together, under one id.
+
+    `chosen` says which data chose which hyper-parameter. `claims(results)` gives rows of `verdicts.verdict` and
+    `verdicts.fact`; a KeyError means that a cell has not been run yet. `quick` names the cell that stands for the table
+    where one is asked for (none: the one that took least). A table with `full` needs more than two cores: it is run by
+    `--full` only, takes about `hours`, and is no part of `all`.
+    """
 
     id: str
     title: str
     cells: tuple[Cell, ...]
     about: str = ""
+    chosen: str = ""
+    claims: Callable[[Results], Iterable[Row]] = no_claims
+    quick: str | None = None
+    full: bool = False
+    hours: str = ""
 
 
 def index(tables: Iterable[Table]) -> dict[str, tuple[Cell, ...]]:

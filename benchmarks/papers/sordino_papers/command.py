@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from sordino_papers.cells import Cell
+    from sordino_papers.runner import Ask
+    from sordino_papers.studies import Study
 
 app = typer.Typer(no_args_is_help=True, help="The papers' tables, ours beside theirs.", rich_markup_mode=None)
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Results = Annotated[Path, typer.Option(help="Where results are kept.")]
+Result = dict[str, Any]
+Found = tuple[list[Result], list[str]]  # results, and what there is to say of them
 KEPT = Path("benchmarks/papers/results")
 
 
@@ -39,9 +47,13 @@ def run(
     seeds: Annotated[int | None, typer.Option(help="Runs per cell; default: the cell's own.")] = None,
     workers: Annotated[int, typer.Option(help="Processes, one thread each.")] = 2,
     results: Results = KEPT,
+    again: Annotated[bool, typer.Option("--again", help="Run seeds anew that are kept already.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a table or a cell, print ours beside theirs, and keep the results."""
+    """Run a table, a cell or a study, print ours beside theirs, and keep the results.
+
+    Seeds that are kept already are not run again, and a result of fewer seeds replaces none of more.
+    """
     from sordino.errors import ConfigError
     from sordino_papers import runner
 
@@ -50,17 +62,47 @@ def run(
             raise ConfigError(f"{option} {count}", "at least 1")
     one = runner.study(name)
     if one is not None:
-        found = [runner.run_study(one, seeds, workers)]
-        if not as_json:
-            _show_study(found[0])
+        found, notes = _run_study(one, seeds, workers, results, as_json)
     else:
-        found = runner.run_cells(name, seeds, workers, (lambda result: None) if as_json else _show)
-    runner.store(found, results)
+        ask = runner.Ask(seeds, workers, results, again)
+        found, notes = _run_cells(runner.chosen(name), ask, as_json), ask.notes
     if as_json:
-        print(json.dumps({"id": name, "results": found}))
+        print(json.dumps({"id": name, "results": found, "notes": notes}))
 
 
-def _show(result: dict[str, Any]) -> None:
+def _run_cells(cells: tuple[Cell, ...], ask: Ask, as_json: bool) -> list[Result]:
+    """Run, show and keep cell by cell; what there is to say goes to standard error unless it is in the JSON."""
+    from sordino_papers import kept, runner
+
+    assert ask.folder is not None
+    found = []
+    for result in runner.run_cells(cells, ask):
+        told = kept.keep(result, ask.folder)
+        ask.notes += [told] if told else []
+        found.append(result)
+        if not as_json:
+            _show(result)
+            _tell(ask.notes)
+    return found
+
+
+def _run_study(one: Study, repeats: int | None, workers: int, folder: Path, as_json: bool) -> Found:
+    from sordino_papers import kept, page, runner
+
+    found = runner.run_study(one, repeats, workers)
+    notes = [told for told in (kept.keep(found, folder),) if told]
+    if not as_json:
+        _show_study(found, page.study_claims(one, found))
+        _tell(notes)
+    return [found], notes
+
+
+def _tell(notes: list[str]) -> None:
+    while notes:
+        print(notes.pop(0), file=sys.stderr, flush=True)
+
+
+def _show(result: Result) -> None:
     published = "" if result["published"] is None else f" (published {result['published']:.2f})"
     spread = "" if result["spread"] is None else f" +- {result['spread']:.2f}"
     claimed = "" if result["epsilon_claimed"] is None else f", claimed {result['epsilon_claimed']:g}"
@@ -68,11 +110,11 @@ def _show(result: dict[str, Any]) -> None:
     print(f"{result['id']}: {result['ours']:.2f}{spread}{published}; epsilon {epsilon}{claimed}", flush=True)
 
 
-def _show_study(found: dict[str, Any]) -> None:
+def _show_study(found: Result, claims: list[dict[str, Any]]) -> None:
     for row in found["rows"]:
         print("  ".join(f"{key}={_short(value)}" for key, value in row.items()))
-    for claim in found["claims"]:
-        print(f"{'holds' if claim['holds'] else 'DOES NOT HOLD'}: {claim['text']}: {claim['measured']}")
+    for claim in claims:
+        print(f"{claim['verdict']}: {claim['text']}: {claim['measured']}")
 
 
 def _short(value: Any) -> str:
@@ -86,8 +128,8 @@ def page(
     as_json: JsonFlag = False,
 ) -> None:
     """Render the kept results as a page."""
+    from sordino_papers import kept
     from sordino_papers import page as pages
-    from sordino_papers import runner
 
-    pages.write(runner.stored(results), out)
+    pages.write(kept.stored(results), out)
     print(json.dumps({"written": str(out)}) if as_json else f"written: {out}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,9 @@ from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
-from sordino_papers.cells import Cell, Job, Table
+from sordino_papers.cells import Cell, Job, Results, Row, Table
+from sordino_papers.claims import beats, common, every
+from sordino_papers.verdicts import verdict
 
 RHO = 0.01
 METHODS: dict[str, tuple[Callable[..., Plan], dict[str, Any]]] = {
@@ -71,7 +73,29 @@ def job(setting: str, method: str, seed: int) -> Job:
 
 def _table(setting: str, title: str) -> Table:
     cells = tuple(Cell(f"003-{setting}-{_slug(method)}", method, partial(job, setting, method)) for method in METHODS)
-    return Table(f"003-{setting}", title, cells, "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 8, rho 0.01.")
+    about = "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 8, rho 0.01."
+    return Table(f"003-{setting}", title, cells, about, CHOSEN, every(partial(above, setting), partial(norms, setting)))
+
+
+CHOSEN = "by hand, on which data is not recorded; the same step, clip and rho for all methods"
+
+
+def above(setting: str, results: Results) -> Iterator[Row]:
+    """DP-FedSAM against DP-FedAvg, and every other method that was run against DP-FedSAM."""
+    sam = f"003-{setting}-dp-fedsam"
+    text = f"003: {setting}, DP-FedSAM beats DP-FedAvg at equal epsilon"
+    yield beats(results, text, sam, f"003-{setting}-dp-fedavg", CHOSEN)
+    for method in METHODS:
+        name = f"003-{setting}-{_slug(method)}"
+        if name in results and method not in ("DP-FedAvg", "DP-FedSAM"):
+            yield beats(results, f"003: {setting}, {method} beats DP-FedSAM", name, sam, CHOSEN)
+
+
+def norms(setting: str, results: Results) -> Iterator[Row]:
+    """Median norms of the last round's updates."""
+    names = (f"003-{setting}-dp-fedavg", f"003-{setting}-dp-fedsam")
+    larger, smaller = common(results, *names, figure="update_norm")
+    yield verdict(f"003: {setting}, DP-FedSAM has smaller updates (median)", larger, smaller, CHOSEN, unit="(norm)")
 
 
 def _slug(method: str) -> str:

@@ -1,30 +1,33 @@
-"""Run cells, keep results, render the page: ours beside theirs."""
+"""Run cells and studies: seeds side by side, those that are kept already not again."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Protocol
 
 import torch
 
 from sordino.codec import nearest
 from sordino.data.task import Records, evaluate
+from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.privacy.certificate import headline
 from sordino.rng import Seeded
 from sordino.run import Round, run
 from sordino.training import final_model
-from sordino_papers.cells import Cell, Job, index
+from sordino_papers import kept
+from sordino_papers.cells import Cell, Job, Result, index
 from sordino_papers.studies import Study
 from sordino_papers.tables import STUDIES, TABLES
 
-Result = dict[str, Any]
+DIGITS = 6  # of a percentage; 10,000 test images need two
 
 
 def chosen(name: str) -> tuple[Cell, ...]:
@@ -36,23 +39,31 @@ def chosen(name: str) -> tuple[Cell, ...]:
     return known[name]
 
 
-def one_seed(name: str, seed: int) -> Result:
-    """One run of one cell."""
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def one_seed(name: str, seed: int, device: str = "cpu") -> Result:
+    """One run of one cell: its accuracy, and every figure that is kept beside it."""
     (cell,) = chosen(name)
     job, began = cell.build(seed), time.perf_counter()
-    every = 1 if job.validation is not None else job.plan.rounds
-    rounds = run(job.plan, job.task, streams=Seeded(seed), eval_every=job.plan.rounds)
-    picked = _paper_protocol(job) if every == 1 else None
+    picked = _paper_protocol(job) if job.validation is not None else None
     last: Round | None = None
-    for last in rounds:
+    engine = InProcess(device=device)
+    for last in run(job.plan, job.task, engine=engine, streams=Seeded(seed), eval_every=job.plan.rounds):
         if picked is not None:
             picked(last)
     assert last is not None
-    figures = dict(last.metrics)
-    clients = job.plan.unit == "client"
-    norms = last.diagnostics.get("update_norm_p50") if clients else None  # the median: a few clients diverge
-    protocol = picked.best if picked is not None else None
-    return {"seed": seed, **figures, "update_norm": norms, "protocol": protocol, "seconds": time.perf_counter() - began}
+    figures = _figures(job, last) | ({"protocol": 100 * picked.best} if picked is not None else {})
+    figures["seconds"] = round(time.perf_counter() - began, 2)
+    return {"seed": seed, "accuracy": last.metrics["accuracy"], "figures": figures, "code": kept.code()}
+
+
+def _figures(job: Job, last: Round) -> dict[str, float | None]:
+    """The other metrics of the last round, the median norm of its updates, and what the job itself reads off it."""
+    figures: dict[str, float | None] = {name: one for name, one in last.metrics.items() if name != "accuracy"}
+    if job.plan.unit == "client":
+        figures["update_norm"] = last.diagnostics.get("update_norm_p50")  # the median: a few clients diverge
+    return figures | dict(job.figures(last) if job.figures is not None else {})
 
 
 class _paper_protocol:  # noqa: N801
@@ -72,50 +83,101 @@ class _paper_protocol:  # noqa: N801
             self.top, self.best = score, evaluate(model, self.first, self.job.task.losses)["accuracy"]
 
 
-def summary(cell: Cell, runs: list[Result]) -> Result:
-    """Mean and spread over seeds, beside what was published; epsilon as claimed and as it is."""
+# ---- all seeds of a cell ---------------------------------------------------------------------------------------------
+
+
+def known(cell: Cell) -> Result:
+    """What is known of a cell before it runs: the hash of its settings, its delta, and the epsilon of its bill."""
     job = cell.build(0)
     line = headline(job.plan.bill().of("models"), job.delta)
+    return {
+        "settings": job.settings,
+        "delta": job.delta,
+        "epsilon": line["epsilon"],
+        "relation": line["relation"],
+        "epsilon_claimed": cell.claimed,
+        "published": cell.published,
+    }
+
+
+def summary(cell: Cell, runs: list[Result], facts: Result | None = None) -> Result:
+    """Mean and spread over seeds, beside what was published; epsilon as claimed and as it is; figures seed by seed."""
     values = [100 * result["accuracy"] for result in runs]
-    norms = [result["update_norm"] for result in runs if result["update_norm"] is not None]
-    protocol = [100 * result["protocol"] for result in runs if result["protocol"] is not None]
+    names = dict.fromkeys(name for result in runs for name in result["figures"])
+    figures = {name: [_short(result["figures"].get(name)) for result in runs] for name in names}
     return {
         "id": cell.id,
         "title": cell.title,
-        "published": cell.published,
         "ours": round(mean(values), 2),
         "spread": round(stdev(values), 2) if len(values) > 1 else None,
-        "values": [round(value, 2) for value in values],
-        "paper_protocol": round(mean(protocol), 2) if protocol else None,
-        "update_norm": round(mean(norms), 4) if norms else None,
-        "epsilon_claimed": cell.claimed,
-        "epsilon": line["epsilon"],
-        "delta": job.delta,
-        "relation": line["relation"],
         "seeds": len(values),
-        "seconds": round(sum(result["seconds"] for result in runs), 1),
+        "values": [round(value, DIGITS) for value in values],
+        "figures": figures,
+        **(facts or known(cell)),
+        "code": [result["code"] for result in runs],
     }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.7g}")
+
+
+@dataclass
+class Ask:
+    """What is wanted of a run of cells: how many seeds, where, and what is kept already."""
+
+    seeds: int | None = None
+    workers: int = 2
+    folder: Path | None = None  # where results are kept
+    again: bool = False  # run seeds anew that are kept
+    device: str = "cpu"
+    notes: list[str] = field(default_factory=list)  # what there is to say, a sentence each
+
+    def have(self, cell: Cell, settings: str) -> list[Result]:
+        """The seeds that need not be run."""
+        old = kept.recalled(self.folder, cell.id) if self.folder is not None and not self.again else None
+        if old is None:
+            return []
+        notice = kept.stale(old, settings)
+        if notice is not None:
+            self.notes.append(notice)
+            return []
+        return kept.seed_by_seed(old)
+
+
+class Pool(Protocol):
+    """Whoever runs a seed for us."""
+
+    def submit(self, work: Callable[..., Result], name: str, seed: int, device: str, /) -> Future[Result]: ...
+
+
+@contextmanager
+def processes(workers: int) -> Iterator[Pool]:
+    """Processes of one thread each."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_quiet) as pool:
+        yield pool
+
+
+def run_cells(cells: tuple[Cell, ...], ask: Ask, pool: Pool | None = None) -> Iterator[Result]:
+    """All cells, seeds side by side; results in the order of the table."""
+    with processes(ask.workers) if pool is None else nullcontext(pool) as hands:
+        for cell, facts, runs, jobs in [_begun(hands, cell, ask) for cell in cells]:
+            yield summary(cell, [*runs, *(job.result() for job in jobs)], facts)
+
+
+def _begun(pool: Pool, cell: Cell, ask: Ask) -> tuple[Cell, Result, list[Result], list[Future[Result]]]:
+    """A cell with what is known of it, its runs that are there already, and those that are on their way."""
+    facts = known(cell)
+    runs = ask.have(cell, facts["settings"])
+    missing = range(len(runs), ask.seeds or cell.seeds)
+    return cell, facts, runs, [pool.submit(one_seed, cell.id, seed, ask.device) for seed in missing]
 
 
 def _quiet() -> None:
     torch.set_num_threads(1)
 
 
-def run_cells(name: str, seeds: int | None, workers: int, tell: Callable[[Result], None]) -> list[Result]:
-    """All cells of an id, seeds side by side; results in the order of the table."""
-    cells = chosen(name)
-    return list(_results(cells, seeds, workers, tell))
-
-
-def _results(
-    cells: tuple[Cell, ...], seeds: int | None, workers: int, tell: Callable[[Result], None]
-) -> Iterator[Result]:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_quiet) as pool:
-        jobs = {c.id: [pool.submit(one_seed, c.id, s) for s in range(seeds or c.seeds)] for c in cells}
-        for cell in cells:
-            found = summary(cell, [job.result() for job in jobs[cell.id]])
-            tell(found)
-            yield found
+# ---- studies ---------------------------------------------------------------------------------------------------------
 
 
 def study(name: str) -> Study | None:
@@ -124,20 +186,8 @@ def study(name: str) -> Study | None:
 
 
 def run_study(one: Study, repeats: int | None, workers: int) -> Result:
-    """Measure, judge, and say how long it took."""
-    began = time.perf_counter()
-    rows = one.rows(repeats or one.repeats, workers)
+    """Measure, and say how long it took."""
+    began, count = time.perf_counter(), repeats or one.repeats
+    rows = one.rows(count, workers)
     seconds = round(time.perf_counter() - began, 1)
-    return {"id": one.id, "title": one.title, "rows": rows, "claims": one.claims(rows), "seconds": seconds}
-
-
-def store(found: list[Result], folder: Path) -> None:
-    """One JSON file per cell."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for result in found:
-        (folder / f"{result['id']}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def stored(folder: Path) -> dict[str, Result]:
-    """All results kept so far, by id."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    return {"id": one.id, "title": one.title, "repeats": count, "rows": rows, "seconds": seconds, "code": kept.code()}

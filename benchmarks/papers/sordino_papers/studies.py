@@ -12,14 +12,20 @@ from typing import Any, TypeVar
 
 import torch
 
+from sordino_papers.verdicts import fact
+
 T = TypeVar("T")
 Row = dict[str, Any]
-Findings = dict[str, Any]  # {"id", "title", "rows": [...], "claims": [{"text", "measured", "holds"}], "seconds"}
 
 
 @dataclass(frozen=True)
 class Study:
-    """`rows(repeats, workers)` measures; `claims(rows)` judges; `draw(rows, path)` plots."""
+    """`rows(repeats, workers)` measures; `claims(rows)` judges; `draw(rows, path)` plots.
+
+    Claims are rows of `verdicts`; they are made from the kept rows whenever they are shown, and never kept. `chosen`
+    says which data chose which hyper-parameter. `quick()` computes one cheap row again, with the keys of a kept one and
+    `measure` as its number: `papers run all --quick` compares the two.
+    """
 
     id: str
     title: str
@@ -28,11 +34,14 @@ class Study:
     claims: Callable[[list[Row]], list[Row]]
     draw: Callable[[list[Row], Path], None]
     repeats: int = 5
+    chosen: str = ""
+    quick: Callable[[], Row] | None = None
+    measure: str = ""
 
 
 def claim(text: str, measured: str, holds: bool) -> Row:
     """A sentence of the paper, what we saw, and whether it held."""
-    return {"text": text, "measured": measured, "holds": bool(holds)}
+    return fact(text, measured, bool(holds))
 
 
 def side_by_side(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], workers: int) -> list[T]:
