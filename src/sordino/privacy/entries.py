@@ -1,0 +1,151 @@
+"""The lines of a ledger, and their sum: an account for every data set.
+
+A line is data, written by the codec as JSON (`journal` keeps them in order); an account is what all lines of a data set
+come to. Nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from sordino import codec
+from sordino.codec import Part
+from sordino.errors import ConfigError, shown
+from sordino.parts.bounds import Unit
+from sordino.parts.events import Relation
+from sordino.privacy.spending import Item, Limit, Total, items, total
+
+
+class Entry(Part):
+    """One line of a ledger."""
+
+    dataset: str
+    at: str
+
+
+@dataclass(frozen=True)
+class Limited(Entry, kind="limit"):
+    """The operator sets what a data set may spend."""
+
+    dataset: str
+    limit: Limit
+    at: str
+
+
+@dataclass(frozen=True)
+class Admitted(Entry, kind="run"):
+    """A run on a data set. `items` are charged whole, now; a later line of the same run stands for all of it.
+
+    `jobs` of its messages are paid for by them; every other, and every one that is drawn again, is charged by itself.
+    """
+
+    dataset: str
+    run: str
+    unit: Unit
+    relation: Relation
+    items: tuple[Item, ...]
+    jobs: int
+    at: str
+
+
+@dataclass(frozen=True)
+class Charged(Entry, kind="job"):
+    """One message of a run, before its noise is drawn; no items: the run has paid for it."""
+
+    dataset: str
+    run: str
+    job: str
+    items: tuple[Item, ...]
+    at: str
+
+
+def parse(body: str) -> Entry:
+    """A line as this program writes it."""
+    found: Entry = codec.read(Entry, json.loads(body), "entry")
+    return found
+
+
+@dataclass
+class Run:
+    """A run: its line, what it was charged whole, and what its jobs were charged, and how often each."""
+
+    line: Admitted
+    whole: Total
+    single: Total = field(default_factory=Counter)
+    jobs: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def paid(self) -> Total:
+        """All that this run was charged."""
+        return self.whole + self.single
+
+    def covers(self, job: str) -> bool:
+        """Whether the next message of a job is among those that the run has paid for whole."""
+        return job not in self.jobs and len(self.jobs) < self.line.jobs
+
+
+@dataclass
+class Account:
+    """One data set: its limit, its runs, and all that they have spent."""
+
+    limit: Limit
+    held: Total = field(default_factory=Counter)
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def admit(self, line: Admitted) -> None:
+        """The line stands in the place of the run's line before, which is never more."""
+        run = self.runs.setdefault(line.run, Run(line, Counter()))
+        self.held = self.held - run.whole + total(line.items)
+        run.line, run.whole = line, total(line.items)
+
+    def charge(self, line: Charged) -> None:
+        """One message."""
+        run = self.runs[line.run]
+        self.held.update(total(line.items))
+        run.single.update(total(line.items))
+        run.jobs[line.job] += 1
+
+    def merged(self, line: Admitted) -> Admitted:
+        """The line, with no less than the run was charged whole before."""
+        if line.run not in self.runs:
+            return line
+        before = self.runs[line.run].line
+        if (before.unit, before.relation) != (line.unit, line.relation):
+            found = f"the run {shown(line.run)} again, for one {line.unit}, {line.relation}"
+            raise ConfigError(found, f"one {before.unit}, {before.relation}, as it was admitted", "name it otherwise")
+        both = total(before.items) | total(line.items)
+        merged = replace(line, items=items(both), jobs=max(before.jobs, line.jobs))
+        return before if (both, merged.jobs) == (total(before.items), before.jobs) else merged
+
+    def with_all(self, run: str, asked: Total) -> Total:
+        """Everything spent, if the run came to no less than it asks for."""
+        paid = self.runs[run].paid if run in self.runs else Counter()
+        return self.held - paid + (paid | asked)
+
+
+@dataclass
+class Accounts:
+    """All data sets of a ledger."""
+
+    of: dict[str, Account] = field(default_factory=dict)
+
+    def take(self, entry: Entry) -> None:
+        """One more line; KeyError if it speaks of what was never entered."""
+        match entry:
+            case Limited():
+                self.of.setdefault(entry.dataset, Account(entry.limit)).limit = entry.limit
+            case Admitted():
+                self.of[entry.dataset].admit(entry)
+            case Charged():
+                self.of[entry.dataset].charge(entry)
+
+    def run(self, name: str) -> Account | None:
+        """The account that a run is charged to."""
+        return next((account for account in self.of.values() if name in account.runs), None)
+
+    def whose(self, job: str) -> str | None:
+        """The run that a job was charged for."""
+        runs = (found for account in self.of.values() for found in account.runs.items())
+        return next((name for name, run in runs if job in run.jobs), None)
