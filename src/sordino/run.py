@@ -157,7 +157,7 @@ def released(
     """From the sum to the next state, and what an onlooker who must not exist would have seen."""
     after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
     after = replace(after, secret=after.secret | collected.secret) if collected.secret else after
-    if encoded is None:
+    if encoded is None or collected.deployed or collected.noised:
         return after, collected
     clean = collected.total / plan.release.denominator(plan.clients.expected, collected.received)
     return after, replace(collected, diagnostics={**collected.diagnostics, **of_release(clean, encoded)})
@@ -173,7 +173,7 @@ def advanced(
     encoded, noise = noised_mean(plan, collected, cohort, streams, t, state.noise)
     mean, shared = plan.split(plan.decode(encoded, public), public)
     if plan.postprocess:
-        std = mean_std(plan, cohort, collected.received, public)
+        std = mean_std(plan, collected.came(cohort), collected.received, public)
         mean = plan.refine(mean, Noised(layout, std[: len(mean)] if isinstance(std, Tensor) else std, t))
     learnt = plan.learn(encoded, mean, public, state) | {f"{SHARED}{name}": held for name, held in shared.items()}
     secret = state.secret | {f"{NOISE}{name}": held for name, held in noise.items()}
@@ -184,10 +184,11 @@ def noised_mean(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum, noised, over a public number: what is released, still encoded; and what the noise remembers."""
-    release = plan.release
-    total, noise = release.noised(collected.total, cohort, partial(streams.at, t), memory)
+    release, came = plan.release, collected.came(cohort)
+    silent = came[:0] if collected.noised else came  # whose noise is still to be drawn
+    total, noise = release.noised(collected.total, silent, partial(streams.at, t), memory)
     if streams.mode == "secure":
-        total = on_grid(total, release.noise_std(cohort))
+        total = on_grid(total, release.noise_std(came))
     return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
 
 

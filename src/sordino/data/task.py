@@ -34,12 +34,14 @@ class Records:
 class Clients:
     """All clients' records in one table; client i holds rows index[offsets[i] : offsets[i + 1]].
 
-    Nothing is kept per client but one offset, so a million clients cost eight megabytes.
+    Nothing is kept per client but one offset, so a million clients cost eight megabytes. `here` says whose records
+    these are: everybody's in a simulation, one silo's own in that silo, nobody's on a server that holds none.
     """
 
     records: Records
     index: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    here: tuple[int, ...] | None = None  # None: everybody's
 
     @classmethod
     def of(cls, clients: Sequence[Any]) -> Clients:
@@ -53,6 +55,27 @@ class Clients:
         table = Records(torch.cat([part.x for part in full]), torch.cat([part.y for part in full]))
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(table, np.arange(offsets[-1], dtype=np.int64), offsets)
+
+    @classmethod
+    def elsewhere(cls, population: int, like: Records | None = None) -> Clients:
+        """So many clients and none of their records; `like` are public ones of the same kind."""
+        sides = (torch.empty(0), torch.empty(0)) if like is None else (like.x, like.y)
+        x, y = (side.new_empty(0, *side.shape[1:]) for side in sides)
+        return cls(Records(x, y), np.zeros(0, dtype=np.int64), np.zeros(population + 1, dtype=np.int64), ())
+
+    @classmethod
+    def alone(cls, client: int, population: int, own: Records) -> Clients:
+        """One client of so many, with its own records and nobody else's."""
+        if not 0 <= client < population:
+            raise DataError(f"silo {client} of {population}", f"a number from 0 to {population - 1}")
+        offsets = np.zeros(population + 1, dtype=np.int64)
+        offsets[client + 1 :] = len(own)
+        return cls(own, np.arange(len(own), dtype=np.int64), offsets, (client,))
+
+    @property
+    def held(self) -> NDArray[np.int64]:
+        """The clients whose records are here."""
+        return np.arange(self.population) if self.here is None else np.asarray(self.here, dtype=np.int64)
 
     @property
     def population(self) -> int:
@@ -90,6 +113,42 @@ class Task:
         known = [None if data is None else _records(data, name) for data, name in ((test, "test"), (public, "public"))]
         return cls(model, Clients.of(clients), known[0], loss, known[1])
 
+    @classmethod
+    def server(
+        cls,
+        model: nn.Module,
+        population: int,
+        test: Any = None,
+        loss: str | Loss | LossFunction = "cross_entropy",
+        public: Any = None,
+    ) -> Task:
+        """What a server holds: the model, how many clients there are, and public records; not one of theirs."""
+        known = [None if data is None else _records(data, name) for data, name in ((test, "test"), (public, "public"))]
+        like = known[0] if known[0] is not None else known[1]
+        return cls(model, Clients.elsewhere(population, like), known[0], loss, known[1])
+
+    @classmethod
+    def silo(
+        cls,
+        model: nn.Module,
+        client: int,
+        population: int,
+        own: Any,
+        loss: str | Loss | LossFunction = "cross_entropy",
+    ) -> Task:
+        """What one silo holds: the model and its own records; `client` is its number in the plan."""
+        return cls(model, Clients.alone(client, population, _records(own, f"silo {client}")), None, loss)
+
+    def as_server(self) -> Task:
+        """This task as its server has it, where everything is on one machine."""
+        return replace(self, clients=Clients.elsewhere(self.clients.population, self.clients.records))
+
+    def as_silo(self, client: int) -> Task:
+        """This task as one of its clients has it: its own records, copied, and no others."""
+        rows, records = torch.from_numpy(self.clients.rows(client)), self.clients.records
+        own = Records(records.x[rows], records.y[rows])
+        return replace(self, clients=Clients.alone(client, self.clients.population, own), test=None, public=None)
+
     def __post_init__(self) -> None:
         loss_of(self.loss)
         wide = next((n for n, p in self.model.named_parameters() if p.dtype != torch.float32), None)
@@ -104,6 +163,8 @@ class Task:
     def _check_fit(self) -> None:
         """One loss per record, labels that the model has a class for, no statistics that noise would break."""
         refuse_statistics(self.model)
+        if len(self.clients.index) == 0:
+            return self._check_public()
         records = self.clients.records
         pair = torch.from_numpy(np.resize(self.clients.index[:2], 2))
         x, y = records.x[pair].to(self.device), records.y[pair].to(self.device)
@@ -121,6 +182,12 @@ class Task:
         check_losses(self.losses, outputs, y, name)
         if self.losses.has_slope and not keeps_apart(self.losses):
             check_slope(self.losses, outputs, y, name)
+
+    def _check_public(self) -> None:
+        """Without a client's record, the public ones must fit the model."""
+        known = self.test if self.test is not None else self.public
+        if known is not None and len(known):
+            Task(self.model, Clients.of([known]), self.test, self.loss, self.public)
 
     @property
     def layout(self) -> Layout:

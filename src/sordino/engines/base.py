@@ -26,6 +26,14 @@ class ClientJob:
 
 
 @dataclass(frozen=True)
+class Receipt:
+    """What a silo says that it has paid: how often this run was charged to its data so far."""
+
+    client: int
+    charges: int
+
+
+@dataclass(frozen=True)
 class Collected:
     """The sum of the encoded messages, and how many came. `diagnostics` are for simulation: not private."""
 
@@ -33,6 +41,15 @@ class Collected:
     received: int
     diagnostics: dict[str, float] = field(default_factory=dict)
     secret: dict[str, Tensor] = field(default_factory=dict)  # what clients remember: for the checkpoint, never released
+    noised: bool = False  # every client has noised its own message: the sum of it is in the total
+    deployed: bool = False  # clients are elsewhere: nothing of a single round is looked at but what is released
+    reported: Cohort | None = None  # who is in the total; None: the whole cohort
+    refused: Mapping[int, str] = field(default_factory=dict)  # who said no, and why: no message left
+    receipts: tuple[Receipt, ...] = ()
+
+    def came(self, cohort: Cohort) -> Cohort:
+        """Who of the cohort is in the total."""
+        return cohort if self.reported is None else self.reported
 
 
 class Worker(Protocol):

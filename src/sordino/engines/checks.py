@@ -38,13 +38,16 @@ def check_records(plan: Plan, task: Task) -> None:
 
 
 def _check_sizes(reads: RecordSampler, task: Task) -> None:
-    held = np.diff(task.clients.offsets)
-    declared = np.asarray([reads.size(silo) for silo in range(len(held))])
+    here = task.clients.held
+    held, declared = (np.diff(task.clients.offsets)[here], np.asarray([reads.size(int(silo)) for silo in here]))
     wrong = np.flatnonzero(held != declared) if reads.fixed else np.flatnonzero(held == 0)
     if len(wrong):
         first = int(wrong[0])
-        found = f"silo {first} with {held[first]} records where the plan declares {declared[first]}"
-        raise DataError(found, "the declared sizes", f"set sizes = {held.tolist()} in records, if they may be public")
+        found = f"silo {here[first]} with {held[first]} records where the plan declares {declared[first]}"
+        fix = f"set sizes = {held.tolist()} in records, if they may be public"
+        if task.clients.here is not None:
+            fix = "declare this silo's own size in the plan's records, if it may be public"
+        raise DataError(found, "the declared sizes", fix)
 
 
 def _check_model(model: nn.Module) -> None:

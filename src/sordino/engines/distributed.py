@@ -105,7 +105,8 @@ class Rank:
         """The whole cohort's sum: tell, run the own share, add."""
         total, rest = self._led(Order(job.public, job.cohort), job.start)
         norms = [rest[1:]] if len(job.cohort) else []
-        return Collected(total, int(rest[0]), of_updates(norms, job.public.radius))
+        figures = of_updates(norms, job.public.radius)
+        return Collected(total, int(rest[0]), figures, noised=self.worker.own_noise)
 
     def evaluate(self, vector: Tensor) -> dict[str, float]:
         """What `Task.evaluate` finds, each rank on its part of the test records."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from sordino.parts.encode import Public, finite_rows
 from sordino.parts.gradients import Objective
 from sordino.parts.local import Coins, Work
 from sordino.parts.norms import row_norms
+from sordino.parts.release import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
@@ -38,6 +39,7 @@ class InProcess:
     chunk: int | None = None
     device: str = "cpu"  # where clients train; the server's noise and step stay on the CPU
     winograd: bool = True  # wide 5 x 5 convolutions with fewer products, where clients go one at a time on a CPU
+    own_noise: bool = False  # every client draws its own noise, as in a deployment; else all of it in one go
 
     @property
     def offers(self) -> frozenset[str]:
@@ -46,12 +48,14 @@ class InProcess:
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the way once (engines/paths.py), from the model and the plan, never from a clock."""
         allocator.tune()
+        if self.own_noise:
+            plan.release.check_own_noise()
         task = task.on(known_device(self.device))
         way = chosen(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
             raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
-        return InProcessWorker(plan, task, streams, way, chunk, self.winograd)
+        return InProcessWorker(plan, task, streams, way, chunk, self.winograd, self.own_noise)
 
 
 def known_device(name: str) -> torch.device:
@@ -68,9 +72,18 @@ def known_device(name: str) -> torch.device:
 class InProcessWorker:
     """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
 
-    def __init__(self, plan: Plan, task: Task, streams: Streams, way: Way, chunk: int, winograd: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        streams: Streams,
+        way: Way,
+        chunk: int,
+        winograd: bool = True,
+        own_noise: bool = False,
+    ) -> None:
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
-        self.path, self.chunk, self.device = way.path, chunk, task.device
+        self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, Settings(winograd, streams))
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, Spent)
@@ -88,26 +101,43 @@ class InProcessWorker:
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
         total, norms = self.fold(job)
-        return Collected(total, len(job.cohort), of_updates(norms, job.public.radius), self.kept.state())
+        figures = of_updates(norms, job.public.radius)
+        return Collected(total, len(job.cohort), figures, self.kept.state(), noised=self.own_noise)
 
     def recall(self, secret: Mapping[str, Tensor]) -> None:
         """Clients remember what a checkpoint has kept for them."""
         self.kept.load(secret)
 
     def fold(self, job: ClientJob) -> tuple[Tensor, list[Tensor]]:
-        """The sum [d'] of the cohort's messages, and the norms of its updates; clients of like size share a chunk."""
+        """The sum [d'] of the cohort's messages, and the norms of its updates."""
+        total = torch.zeros(self.plan.length(len(job.start)), dtype=torch.float64, device=self.device)
+        norms: list[Tensor] = []
+        for chunk, rows, lengths in self.encoded(job):
+            norms.append(lengths)
+            leaving = self.sent(chunk, rows, job.public.t) if self.own_noise else rows
+            total += leaving.sum(0, dtype=torch.float64)
+        return total.cpu(), [part.cpu() for part in norms]
+
+    def encoded(self, job: ClientJob) -> Iterator[tuple[Cohort, Tensor, Tensor]]:
+        """Chunk by chunk: who, their rows [m, d'] before noise, norms of their updates; those of like size together."""
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         order = job.cohort[np.argsort(sizes, kind="stable")]
         job = replace(job, public=job.public.on(self.device), start=job.start.to(self.device))
-        total = torch.zeros(self.plan.length(len(job.start)), dtype=torch.float64, device=self.device)
-        norms: list[Tensor] = []
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)
-            norms.append(row_norms(rows))
+            norms = row_norms(rows)
             slopes = self._slopes(chunk, job) if self.slopes else None
             self.objective.untouched()
-            total += self._encode(finite_rows(rows, norms[-1]), job, slopes).sum(0, dtype=torch.float64)
-        return total.cpu(), [part.cpu() for part in norms]
+            yield chunk, self._encode(finite_rows(rows, norms), job, slopes), norms
+
+    def sent(self, clients: Cohort, rows: Tensor, t: int) -> Tensor:
+        """The rows [m, d'] as they leave their clients, each with the noise of its own stream; noise is of the CPU."""
+        secure, drawn = self.streams.mode == "secure", [self.streams.at(t, "client noise", int(c)) for c in clients]
+        each = [
+            own_message(self.plan.release, row, int(client), rng, secure=secure)
+            for client, row, rng in zip(clients, rows.cpu(), drawn, strict=True)
+        ]
+        return torch.stack(each).to(rows.device)
 
     def solve(self, clients: Cohort, public: Public, start: Tensor) -> Tensor:
         """Messages [m, d] of a chunk."""
@@ -167,8 +197,13 @@ class InProcessWorker:
 
     def public_update(self, start: Tensor, t: int) -> Tensor:
         """The update of the plan's own local solver on the task's public records: what a public mask is read from."""
-        assert self.task.public is not None
-        alone = replace(self.task, clients=Clients.of([self.task.public])).on(self.device)
-        worker = InProcessWorker(self.plan, alone, self.streams, chosen(self.plan, alone, "sequential"), 1)
-        start = start.to(self.device)
-        return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()
+        return public_update(self.plan, self.task, self.streams, start, t)
+
+
+def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: int) -> Tensor:
+    """One update [d] on the public records of a task: no client's."""
+    assert task.public is not None
+    alone = replace(task, clients=Clients.of([task.public])).on(task.device)
+    worker = InProcessWorker(plan, alone, streams, chosen(plan, alone, "sequential"), 1)
+    start = start.to(task.device)
+    return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sordino.codec import Part
-from sordino.errors import PlanError
+from sordino.errors import EngineError, PlanError
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.events import Event, GaussianNoise, Shuffled, Unprotected
 from sordino.parts.mechanisms import Gaussian, Mechanism
@@ -41,8 +41,14 @@ class Release(Part):
     def suits(self, clients: Sampler) -> None:
         """Refuse a cohort that this release cannot work with."""
 
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        """What one client adds to its own message [d'] before anybody else sees it; in a deployment the only way."""
+        return row
+
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
-        """All clients' noise at once: equal in law to the sum of their own draws; simulation only."""
+        """The noise of a cohort at once: equal in law to the sum of what each adds itself; a simulation's shortcut."""
+        for client in cohort:
+            total = self.on_client(total, int(client), rng)
         return total
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
@@ -56,12 +62,31 @@ class Release(Part):
     def noised(
         self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum with all its noise, and what is remembered of it; a stream is opened only for those who draw."""
-        if type(self).in_sum is not Release.in_sum:
+        """The sum with all its noise, and what is remembered of it; a stream is opened only for those who draw.
+
+        `cohort` are those whose noise is still to be drawn: nobody, where every client has noised its own message.
+        """
+        if self.noises_sums or self.noises_messages:
             total = self.in_sum(total, cohort, coins("client noise"))
         if type(self).on_server is not Release.on_server:
             total = self.on_server(total, coins("server noise"))
         return total, dict(memory)
+
+    @property
+    def noises_messages(self) -> bool:
+        """Whether clients draw noise, each its own."""
+        return type(self).on_client is not Release.on_client
+
+    @property
+    def noises_sums(self) -> bool:
+        """Whether their noise can be drawn in one go."""
+        return type(self).in_sum is not Release.in_sum
+
+    def check_own_noise(self) -> None:
+        """Refuse a release whose clients' noise exists in a sum only: alone they would add none."""
+        if self.noises_sums and not self.noises_messages:
+            found = f"release {self.kind!r}, whose clients' noise is drawn for all of them at once"
+            raise EngineError(found, "on_client, which one client calls for its own message", "add it to the release")
 
     def accepts(self, received: int) -> bool:
         """Whether a round with this many reports counts; a void round releases nothing and moves nothing."""
@@ -168,6 +193,17 @@ def on_grid(noised: Tensor, std: float) -> Tensor:
     return (noised / grid).round_() * grid
 
 
+def own_message(release: Release, row: Tensor, client: int, rng: np.random.Generator, *, secure: bool) -> Tensor:
+    """The message [d'], float32, as it leaves a client: with its own noise, and for release rounded to that grid.
+
+    A row to which the client adds nothing leaves as it is. What is rounded after the noise is post-processing.
+    """
+    if not release.noises_messages:
+        return row
+    noised = release.on_client(row.double(), client, rng)
+    return (on_grid(noised, release.noise_std(np.array([client]))) if secure else noised).to(row.dtype)
+
+
 def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:
     """`on_grid` for rows [m, d], each with its own standard deviation [m, 1]."""
     grids = 2.0 ** (stds.log2().floor() - 20)
@@ -208,6 +244,9 @@ class NoiseShares(Release, kind="noise_shares"):
 
     def check(self, bound: Bound | Spent) -> None:
         _need_bound(bound, self.share)
+
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return _add(row, self.share, rng)
 
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         if len(cohort) == 0:
@@ -263,15 +302,16 @@ class LocalNoise(Release, kind="local_noise"):
             found = f"{len(self.multipliers)} multipliers for {clients.population} clients"
             raise PlanError("local noise", found, "one multiplier per client")
 
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return _add(row, self.of(client), rng)
+
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         if not self.multipliers and isinstance(self.mechanism, Gaussian) and len(cohort):
             return _add(total, Gaussian(self.mechanism.std * math.sqrt(len(cohort))), rng)
         noises = [self.of(int(client)) for client in cohort]
         if noises and all(isinstance(noise, Gaussian) for noise in noises):
             return _add(total, Gaussian(math.sqrt(sum(noise.std**2 for noise in noises))), rng)
-        for noise in noises:
-            total = _add(total, noise, rng)
-        return total
+        return super().in_sum(total, cohort, rng)
 
     def denominator(self, expected: float, received: int) -> float:
         return float(max(received, 1))
@@ -321,6 +361,9 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
 
     def suits(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)
+
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return _add(row, self.mechanism, rng)
 
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         return LocalNoise(self.mechanism).in_sum(total, cohort, rng)

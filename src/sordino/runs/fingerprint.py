@@ -76,7 +76,8 @@ def _keyed(key: str, *tensors: Tensor) -> str:
     found = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-        for block in torch.split(tensor.detach().cpu(), 65536) if tensor.dim() else (tensor,):
+        blocks = torch.split(tensor.detach().cpu(), 65536) if tensor.dim() else (tensor,)
+        for block in blocks if tensor.numel() else ():
             found.update(block.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 

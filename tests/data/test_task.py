@@ -1,0 +1,64 @@
+"""Promises of who holds what: a server no record, a silo its own, a simulation all; and a plan is checked on each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.silos import SIZES, planned, silos
+from tests.tiny import clients, mlp, noise, plan, task
+
+from sordino.data.task import Task
+from sordino.engines.inprocess import InProcess
+from sordino.errors import DataError
+from sordino.run import check
+from sordino.runs.fingerprint import Fingerprint
+
+
+def test_a_servers_task_holds_no_record_and_passes_every_check() -> None:
+    for held, wanted in ((task(), plan()), (silos(), planned())):
+        server = held.as_server()
+        assert (len(server.clients.records), len(server.clients.index)) == (0, 0)
+        check(wanted, server, InProcess())
+        assert Fingerprint.of(server, "00" * 32).changed(server) == []
+        assert Fingerprint.of(server, "00" * 32).changed(held) != []
+
+
+def test_a_server_needs_no_public_records() -> None:
+    server = Task.server(mlp(), 6)
+    check(plan(), server, InProcess())
+    assert server.evaluate(server.layout.flatten(server.model)) == {}
+
+
+def test_public_records_on_a_server_must_fit_the_model() -> None:
+    with pytest.raises(DataError, match="class"):
+        Task.server(mlp(), 6, test=(noise(5, 4), torch.full((5,), 9)))
+
+
+def test_a_silos_task_holds_its_own_records_and_no_others() -> None:
+    whole = task()
+    for client, (x, y) in enumerate(clients()):
+        for own in (whole.as_silo(client), Task.silo(mlp(), client, 6, (x, y))):
+            assert torch.equal(own.clients.records.x, x)
+            assert torch.equal(own.clients.records.y, y)
+            assert [own.clients.size(i) for i in range(6)] == [len(x) if i == client else 0 for i in range(6)]
+            assert own.test is None
+            assert own.public is None
+    assert whole.as_silo(1).clients.records.x.data_ptr() != whole.clients.records.x.data_ptr()
+
+
+def test_a_silo_is_checked_against_its_own_declared_size_alone() -> None:
+    whole = silos()
+    for silo in range(len(SIZES)):
+        check(planned(), whole.as_silo(silo), InProcess())
+    short = whole.as_silo(1)
+    short = replace(short, clients=replace(short.clients, offsets=np.array([0, 0, 3, 3]), index=np.arange(3)))
+    with pytest.raises(DataError, match="silo 1 with 3 records where the plan declares 4"):
+        check(planned(), short, InProcess())
+
+
+def test_a_silo_that_the_population_does_not_have_is_refused() -> None:
+    with pytest.raises(DataError, match="silo 6 of 6"):
+        Task.silo(mlp(), 6, 6, clients()[0])
