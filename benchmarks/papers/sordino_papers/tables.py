@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sordino_papers.beyond import TABLES as BEYOND
+from sordino_papers.bounds import STUDIES as BOUNDS
 from sordino_papers.cells import Cell, Job, Table
 from sordino_papers.paper_000 import TABLES as PAPER_000
 from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
@@ -24,6 +25,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_001_SCALING,
     *PAPER_002,
     *PAPER_004_STUDIES,
+    *BOUNDS,
 )
 
 __all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]
