@@ -3,6 +3,8 @@
     convex, strongly_convex, non_smooth, one_pass, accelerated, multi_stage, shuffled    paper 001
     local_steps, Upload, best_rounds                                                     paper 002
     require_convex, heterogeneity                                                        of a task at hand
+    convergence: how far DP-Fed-LS and DP-LSSGD are from the optimum                     papers 000 and 004
+    sharpness: what is claimed of DP-FedSAM, and refuted                                 paper 003
 
 A side condition that fails is a `SideConditionError`. The noise of a prescription is the theorem's, which is loose:
 take rounds, batch and server from here, and calibrate the noise with the accountant. None of it feeds a certificate.
