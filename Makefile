@@ -1,4 +1,4 @@
-# make install | demo | test | nightly | lint. Needs Python 3.11 and pip; torch is installed exactly as constraints.txt says.
+# make install | demo | test | test-deploy | nightly | lint. Needs Python 3.11 and pip; torch is installed exactly as constraints.txt says.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -18,6 +18,19 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n 2
+
+# A federation of real processes on the loopback, with Flower and the versions it wants. About six minutes.
+DEPLOY := tests/deploy/.venv
+.PHONY: test-deploy
+test-deploy: $(DEPLOY)/.installed
+	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default tests/deploy
+
+$(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.txt
+	$(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/pip install --quiet --upgrade pip
+	$(DEPLOY)/bin/pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(DEPLOY)/bin/pip install --quiet -c tests/deploy/constraints.txt -e '.[flower]' pytest hypothesis cryptography numba
+	touch $@
 
 # Ten thousand mutated configurations, each with five seconds and a gigabyte. A few minutes.
 nightly: install

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
 import stat
@@ -158,6 +159,40 @@ class RunSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FederationSpec:
+    """Who takes part over a network; nothing of it changes the guarantee.
+
+    `silos` are the names under which nodes are registered, in the order in which the plan counts its clients. A round
+    of fewer than `quorum` reports (default: all that it asks) is asked again, `tries` times in all, each `timeout`
+    seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
+    number), and `test` names a file of public rows (.npz with x and y), if there is one.
+    """
+
+    silos: tuple[str, ...]
+    inputs: tuple[int, ...] = ()
+    classes: int = 2
+    test: str | None = None
+    quorum: int | None = None
+    timeout: float = 60.0
+    tries: int = 3
+    port: int = 8000
+
+    def __post_init__(self) -> None:
+        wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
+        if wrong is not None:
+            raise ConfigError(f"silo {wrong!r} in [federation]", "letters, digits, - and _, at most 64 of them")
+        if len(set(self.silos)) != len(self.silos) or not self.silos:
+            raise ConfigError(f"[federation] silos = {list(self.silos)}", "at least one name, and each once")
+        if self.tries < 1 or not 0 < self.timeout < math.inf or not 0 < self.port < 2**16:
+            found = f"[federation] tries = {self.tries}, timeout = {self.timeout:g}, port = {self.port}"
+            raise ConfigError(found, "at least one try, seconds above 0, a port below 65536")
+        if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
+            raise ConfigError(
+                f"[federation] quorum = {self.quorum} of {len(self.silos)} silos", "from 1 to all of them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole file."""
 
@@ -165,10 +200,23 @@ class Config:
     plan: Plan
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     run: RunSpec = field(default_factory=RunSpec)
+    federation: FederationSpec | None = None
 
     def __post_init__(self) -> None:
         check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
         self._check_names()
+        self._check_federation()
+
+    def _check_federation(self) -> None:
+        """The federation's silos are the plan's clients, one by one."""
+        if self.federation is None:
+            return
+        names, population = self.federation.silos, self.plan.clients.population
+        if len(names) != population:
+            raise ConfigError(f"{len(names)} silos in [federation] and a plan for {population}", "one silo per client")
+        if self.task.silos and names != self.task.silos:
+            found = f"[federation] silos = {list(names)} and values for {list(self.task.silos)}"
+            raise ConfigError(found, "the same names in the same order", f"silos = {list(self.task.silos)}")
 
     def _check_names(self) -> None:
         """A list has an order, and the data's order of named silos is nobody's choice: values of theirs have names."""

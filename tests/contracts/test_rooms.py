@@ -18,7 +18,7 @@ ORDER = (
     *("parts", "privacy", "plan", "recipes"),  # what an algorithm is made of, what it costs, the algorithm, the papers'
     *("data", "models", "per_record", "engines"),  # whose records, which net, who computes
     *("run", "training", "config"),  # the loop, the loop in one call, the file
-    *("theory", "report", "optim", "runs", "tuning", "audit", "cli"),  # what is built on it
+    *("theory", "report", "optim", "runs", "flower", "tuning", "audit", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

@@ -1,0 +1,58 @@
+"""Jobs to silos and replies from them, as messages through a SuperLink: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sordino.errors import EngineError
+from sordino.flower import internals
+
+PULSE = 0.2  # seconds between two looks for replies
+
+
+@dataclass(frozen=True)
+class Link:
+    """The silos of a federation, each behind the one node that is registered under its name."""
+
+    grid: Any
+    silos: Sequence[str]  # in the plan's order
+
+    def ask(self, jobs: Mapping[int, bytes], deadline: float) -> dict[int, bytes]:
+        """Send each silo its job; the replies that came until `deadline` (seconds since 1970). Silence is no error."""
+        there = self.wait_for(set(jobs), deadline)
+        asked = {silo: job for silo, job in jobs.items() if silo in there}
+        ttl = max(1.0, deadline - time.time())
+        messages = [internals.question(job, there[silo], str(silo), ttl) for silo, job in asked.items()]
+        sent = {str(number): silo for number, silo in zip(self.grid.push_messages(messages), asked, strict=False)}
+        replies: dict[int, bytes] = {}
+        while sent and time.time() < deadline:
+            for message in self.grid.pull_messages(list(sent)):
+                silo = sent.pop(str(message.metadata.reply_to_message_id), None)
+                data = internals.unpacked(message)
+                if silo is not None and data is not None:
+                    replies[silo] = data
+            time.sleep(PULSE if sent else 0.0)
+        return replies
+
+    def wait_for(self, wanted: set[int], deadline: float) -> dict[int, int]:
+        """The node of every silo that is online; waits for those that are wanted, and no longer than the deadline."""
+        while True:
+            there = self.nodes()
+            if wanted <= set(there) or time.time() + PULSE > deadline:
+                return there
+            time.sleep(PULSE)
+
+    def nodes(self) -> dict[int, int]:
+        """Silo to node, by the names under which keys were registered; strangers are not asked."""
+        found: dict[int, int] = {}
+        for node, name, _key in internals.nodes(self.grid):
+            if name not in self.silos:
+                continue
+            silo = list(self.silos).index(name)
+            if silo in found:
+                raise EngineError(f"two nodes for the silo {name!r}", "one", "flwr supernode unregister the other")
+            found[silo] = node
+        return found

@@ -1,0 +1,212 @@
+"""A whole federation on this machine: SuperLink, a SuperNode and a silo process per silo, over TLS, with node keys.
+
+Everything listens on 127.0.0.1. Whatever happens, no process is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tomli_w
+
+from sordino.errors import EngineError
+from sordino.flower import keys
+from sordino.flower.internals import register
+
+HERE = "127.0.0.1"
+PATIENCE = 60.0  # seconds until a process that does not come up is given up
+GRACE = 3.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HERE, port)) == 0
+
+
+@dataclass
+class Loopback:
+    """The folder of `sordino federation new`, brought to life; `silos` are its names in the plan's order."""
+
+    folder: Path
+    silos: tuple[str, ...]
+    home: Path  # where keys, logs, the SuperLink's database and FLWR_HOME are
+    port: int = field(default_factory=free_port)
+    nodes: dict[str, int] = field(default_factory=dict)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "flwr").mkdir(exist_ok=True)
+        keys.certificates(self.home)
+        link = {"address": f"{HERE}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
+        (self.home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "here", "here": link}}))
+        for name in self.silos:
+            self.nodes.setdefault(name, free_port())
+            keys.node_key(self.home / name)
+            secret = self.home / f"{name}.secret"
+            if not secret.exists():
+                keys.write(secret, secrets.token_bytes(32))
+
+    # ---- processes -------------------------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # its tools call others
+        own = {
+            "PATH": path,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_HOME": str(self.home / "flwr"),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1", **own}
+
+    def start(self, name: str, command: list[str], changes: Mapping[str, str] | None = None) -> None:
+        """One process in a group of its own, its output in home/NAME.log."""
+        with open(self.home / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                cwd=self.home,
+                env={**self.environment, **(changes or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
+        """A process, and what it has started, at once."""
+        process = self.running.pop(name, None)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, how)
+            process.wait()
+
+    def stop(self) -> None:
+        """All of them: asked first, then killed."""
+        for process in self.running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        until = time.monotonic() + GRACE
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        for name in list(self.running):
+            self.kill(name)
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ---- who is who ------------------------------------------------------------------------------------------------
+
+    def superlink(self) -> None:
+        """The SuperLink, with a database, and closed to keys that were not registered."""
+        if answers(self.port):
+            raise EngineError(f"port {self.port} of {HERE}, which is taken", "a free port", "set [federation] port")
+        command = [tool("flower-superlink"), "--host", HERE, "--port", str(self.port), "--database", "link.db"]
+        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+        self.start("superlink", command)
+        self.wait_for("superlink", self.port)
+
+    def supernode(self, name: str, link: int | None = None) -> None:
+        """The node of a silo; it runs no code."""
+        port = self.nodes[name]
+        command = [tool("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(port)]
+        command += ["--superlink", f"{HERE}:{link or self.port}", "--root-certificates", "ca.crt"]
+        command += ["--auth-supernode-private-key", name, "--superexec-auth-secret-file", f"{name}.secret"]
+        self.start(f"node.{name}", command)
+
+    def silo(self, name: str) -> None:
+        """The process that holds a silo's data and decides what they may spend."""
+        folder = self.folder / "silos" / name
+        where = ["--node", f"{HERE}:{self.nodes[name]}", "--secret", str(self.home / f"{name}.secret")]
+        self.start(f"silo.{name}", [sys.executable, "-P", "-m", "sordino", "silo", "serve", str(folder), *where])
+
+    def register(self) -> None:
+        """Bind every silo's key to its name."""
+        ca = (self.home / "ca.crt").read_bytes()
+        for name in self.silos:
+            register(f"{HERE}:{self.port}", ca, keys.public_key(self.home / f"{name}.pub"), name)
+
+    def up(self) -> None:
+        """All of it."""
+        self.superlink()
+        for name in self.silos:
+            self.silo(name)  # they take longest to load
+        self.register()
+        for name in self.silos:
+            self.supernode(name)
+
+    def flwr(self, *words: str) -> str:
+        """A command of Flower's, to its end; what it said."""
+        done = subprocess.run(
+            [tool("flwr"), *words], cwd=self.home, env=self.environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())
+            raise EngineError(f"flwr {words[0]} that ended with code {done.returncode} ({said})")
+        return done.stdout
+
+    def submit(self, out: Path, resume: bool = False, **more: str) -> int:
+        """Hand the app to the SuperLink; Flower's number of the run. Its end says nothing: look for the certificate."""
+        given = {"out": str(out), **more}
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in given.items())
+        said = self.flwr(
+            "run", str(self.folder), "here", "--run-config", f"{words} resume={json.dumps(resume)}", "--format", "json"
+        )
+        try:
+            return int(json.loads(said)["run-id"])
+        except (ValueError, KeyError):
+            raise EngineError(f"flwr run without a run ({' '.join(said.split())})") from None
+
+    def wait_for(self, name: str, port: int) -> None:
+        """Until a process listens; what it said last, if it ends instead."""
+        until = time.monotonic() + PATIENCE
+        while not answers(port):
+            process = self.running[name]
+            if process.poll() is not None or time.monotonic() > until:
+                raise EngineError(f"{name} that does not come up ({self.last_words(name)})")
+            time.sleep(0.1)
+
+    def last_words(self, name: str) -> str:
+        """The end of a log, in one line."""
+        return " ".join((self.home / f"{name}.log").read_text(errors="replace").split())[-400:]
+
+
+def tool(name: str) -> str:
+    """A command that came with flwr: beside this Python."""
+    found = Path(sys.executable).with_name(name)
+    if not found.exists():
+        raise EngineError(f"no {name} beside {sys.executable}", "flwr", "pip install 'sordino[flower]'")
+    return str(found)
+
+
+@contextmanager
+def running(folder: Path, silos: tuple[str, ...], home: Path) -> Iterator[Loopback]:
+    """A federation for the time of a block."""
+    with Loopback(folder, silos, home) as federation:
+        federation.up()
+        yield federation
