@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sordino_papers.cells import Cell
+    from sordino_papers.checks import Outcome
     from sordino_papers.runner import Ask
     from sordino_papers.studies import Study
 
 app = typer.Typer(no_args_is_help=True, help="The papers' tables, ours beside theirs.", rich_markup_mode=None)
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Results = Annotated[Path, typer.Option(help="Where results are kept.")]
+Workers = Annotated[int, typer.Option(help="Processes, one thread each.")]
 Result = dict[str, Any]
-Found = tuple[list[Result], list[str]]  # results, and what there is to say of them
 KEPT = Path("benchmarks/papers/results")
 
 
@@ -31,70 +34,142 @@ def list_ids(as_json: JsonFlag = False) -> None:
         {
             "id": table.id,
             "title": table.title,
+            "full": table.full,
+            "hours": table.hours,
             "cells": [{"id": cell.id, "title": cell.title, "published": cell.published} for cell in table.cells],
         }
         for table in TABLES
     ]
     studies = [{"id": study.id, "title": study.title} for study in STUDIES]
-    lines = [f"{table['id']:<20} {len(table['cells']):>3} cells  {table['title']}" for table in tables]
+    lines = [_line(table) for table in tables if not table["full"]]
     lines += [f"{study['id']:<20}     study  {study['title']}" for study in studies]
+    lines += [f"{_line(table)} (--full; about {table['hours']}, an estimate)" for table in tables if table["full"]]
     print(json.dumps({"tables": tables, "studies": studies}) if as_json else "\n".join(lines))
+
+
+def _line(table: dict[str, Any]) -> str:
+    return f"{table['id']:<20} {len(table['cells']):>3} cells  {table['title']}"
 
 
 @app.command()
 def run(
-    name: Annotated[str, typer.Argument(metavar="ID")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="A table, a cell, a study, or 'all'.")],
     seeds: Annotated[int | None, typer.Option(help="Runs per cell; default: the cell's own.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes, one thread each.")] = 2,
+    workers: Workers = 2,
     results: Results = KEPT,
     again: Annotated[bool, typer.Option("--again", help="Run seeds anew that are kept already.")] = False,
+    device: Annotated[str, typer.Option(help="Where clients train, 'cuda' for one.")] = "cpu",
+    full: Annotated[
+        bool, typer.Option("--full", help="Allow a table of the papers' own size: hours on a GPU.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compute one cheap figure again, compare, keep nothing.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a table, a cell or a study, print ours beside theirs, and keep the results.
 
     Seeds that are kept already are not run again, and a result of fewer seeds replaces none of more.
     """
-    from sordino.errors import ConfigError
-    from sordino_papers import runner
+    from sordino_papers import checks, kept, runner
 
-    for option, count in (("--seeds", seeds), ("--workers", workers)):
+    _counts(("--seeds", seeds), ("--workers", workers))
+    tables, studies = runner.wanted(name, full)
+    if quick:
+        _answer(name, checks.quick(tables, studies, kept.stored(results), workers), as_json)
+        return
+    _cpu_only(studies, device)
+    asked = runner.Ask(seeds, workers, results, again, device)
+    found = [result for table in tables for result in _run_cells(table.cells, asked, as_json)]
+    found += [_run_study(one, asked, as_json) for one in studies]
+    if as_json:
+        print(json.dumps({"id": name, "results": found, "notes": asked.notes}))
+
+
+def _counts(*options: tuple[str, int | None]) -> None:
+    from sordino.errors import ConfigError
+
+    for option, count in options:
         if count is not None and count < 1:
             raise ConfigError(f"{option} {count}", "at least 1")
-    one = runner.study(name)
-    if one is not None:
-        found, notes = _run_study(one, seeds, workers, results, as_json)
-    else:
-        ask = runner.Ask(seeds, workers, results, again)
-        found, notes = _run_cells(runner.chosen(name), ask, as_json), ask.notes
-    if as_json:
-        print(json.dumps({"id": name, "results": found, "notes": notes}))
 
 
-def _run_cells(cells: tuple[Cell, ...], ask: Ask, as_json: bool) -> list[Result]:
-    """Run, show and keep cell by cell; what there is to say goes to standard error unless it is in the JSON."""
-    from sordino_papers import kept, runner
+def _cpu_only(studies: tuple[Study, ...], device: str) -> None:
+    """A device is refused before any work if torch cannot use it, or if nobody would."""
+    from sordino.engines.inprocess import known_device
+    from sordino.errors import ConfigError
 
-    assert ask.folder is not None
+    known_device(device)
+    if studies and device != "cpu":
+        raise ConfigError(f"--device {device} for {studies[0].id}", "the CPU: studies run there", "leave it out")
+
+
+def _answer(name: str, outcomes: Iterable[Outcome], as_json: bool) -> list[Outcome]:
+    """Print every outcome as it comes; exit code 1 if a figure differs."""
     found = []
-    for result in runner.run_cells(cells, ask):
-        told = kept.keep(result, ask.folder)
-        ask.notes += [told] if told else []
-        found.append(result)
+    for one in outcomes:
+        found.append(one)
         if not as_json:
-            _show(result)
-            _tell(ask.notes)
+            print(one, flush=True)
+    differs = [one.id for one in found if one.answer == "differs"]
+    if as_json:
+        rows = [{"id": one.id, "answer": one.answer, "kept": one.kept, "found": one.found} for one in found]
+        print(json.dumps({"id": name, "outcomes": rows, "differs": differs}))
+    else:
+        print(
+            f"{len(found) - len(differs)} of {len(found)} agree"
+            + (f"; differs: {', '.join(differs)}" if differs else "")
+        )
+    if differs:
+        raise typer.Exit(1)
     return found
 
 
-def _run_study(one: Study, repeats: int | None, workers: int, folder: Path, as_json: bool) -> Found:
+@app.command()
+def check(
+    names: Annotated[list[str], typer.Argument(metavar="ID...", help="Tables or cells.")],
+    seeds: Annotated[int, typer.Option(help="How many of the kept seeds.")] = 1,
+    workers: Workers = 2,
+    results: Results = KEPT,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compute kept cells again and compare to the digits kept; the outcome is kept beside the results."""
+    from sordino_papers import checks, kept, runner
+
+    _counts(("--seeds", seeds), ("--workers", workers))
+    cells = [cell for name in names for cell in runner.chosen(name)]
+    found = list(checks.check(cells, kept.stored(results), seeds, workers))
+    checks.remember(found, results)
+    _answer(" ".join(names), found, as_json)
+
+
+def _run_cells(cells: tuple[Cell, ...], asked: Ask, as_json: bool) -> list[Result]:
+    """Run, show and keep cell by cell; what there is to say goes to standard error unless it is in the JSON."""
+    from sordino_papers import kept, runner
+
+    assert asked.folder is not None
+    found = []
+    for result in runner.run_cells(cells, asked):
+        told = kept.keep(result, asked.folder)
+        asked.notes += [told] if told else []
+        found.append(result)
+        if not as_json:
+            _show(result)
+            _tell(asked.notes)
+    return found
+
+
+def _run_study(one: Study, asked: Ask, as_json: bool) -> Result:
     from sordino_papers import kept, page, runner
 
-    found = runner.run_study(one, repeats, workers)
-    notes = [told for told in (kept.keep(found, folder),) if told]
+    assert asked.folder is not None
+    found = runner.run_study(one, asked.seeds, asked.workers)
+    told = kept.keep(found, asked.folder)
+    asked.notes += [told] if told else []
     if not as_json:
         _show_study(found, page.study_claims(one, found))
-        _tell(notes)
-    return [found], notes
+        _tell(asked.notes)
+    return found
 
 
 def _tell(notes: list[str]) -> None:

@@ -50,13 +50,15 @@ def keep(result: Result, folder: Path) -> str | None:
     return None
 
 
-def stale(old: Result, settings: str) -> str | None:
-    """One line if a kept result was made with other settings than those of today."""
-    made = old.get("settings")
-    if made == settings:
+def stale(old: Result, settings: str, device: str = "cpu") -> str | None:
+    """One line if a kept result was made with other settings than those of today, or on another device."""
+    made, where = old.get("settings"), old.get("device", "cpu")
+    if (made, where) == (settings, device):
         return None
-    how = "does not say its settings" if made is None else f"was made with other settings ({made}, now {settings})"
-    return f"{old['id']}: the kept result {how}: run anew"
+    if made is None:
+        return f"{old['id']}: the kept result does not say its settings: run anew"
+    how = f"on {where}, now {device}" if made == settings else f"with other settings ({made}, now {settings})"
+    return f"{old['id']}: the kept result was made {how}: run anew"
 
 
 def seed_by_seed(old: Result) -> list[Result]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,7 +23,7 @@ from sordino.rng import Seeded
 from sordino.run import Round, run
 from sordino.training import final_model
 from sordino_papers import kept
-from sordino_papers.cells import Cell, Job, Result, index
+from sordino_papers.cells import Cell, Job, Result, Table, index
 from sordino_papers.studies import Study
 from sordino_papers.tables import STUDIES, TABLES
 
@@ -35,8 +35,23 @@ def chosen(name: str) -> tuple[Cell, ...]:
     known = index(TABLES)
     if name not in known:
         ids = [*known, *(one.id for one in STUDIES)]
-        raise ConfigError(f"id {name!r}", "an id of 'sordino papers list'", nearest(name, ids))
+        raise ConfigError(f"id {name!r}", "an id of 'sordino papers list', or all", nearest(name, ids))
     return known[name]
+
+
+def wanted(name: str, full: bool = False) -> tuple[tuple[Table, ...], tuple[Study, ...]]:
+    """The tables (a cell: its table with that cell only) and studies of an id; `all` is what two cores can run."""
+    if name == "all":
+        return tuple(table for table in TABLES if not table.full), STUDIES
+    one = study(name)
+    if one is not None:
+        return (), (one,)
+    cells = chosen(name)
+    (table,) = [table for table in TABLES if cells[0] in table.cells]
+    if table.full and not full:
+        found = f"{name} without --full"
+        raise ConfigError(found, f"--full: it takes about {table.hours} (an estimate)", "see 'sordino papers list'")
+    return (replace(table, cells=cells),), ()
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -138,7 +153,7 @@ class Ask:
         old = kept.recalled(self.folder, cell.id) if self.folder is not None and not self.again else None
         if old is None:
             return []
-        notice = kept.stale(old, settings)
+        notice = kept.stale(old, settings, self.device)
         if notice is not None:
             self.notes.append(notice)
             return []
@@ -167,7 +182,7 @@ def run_cells(cells: tuple[Cell, ...], ask: Ask, pool: Pool | None = None) -> It
 
 def _begun(pool: Pool, cell: Cell, ask: Ask) -> tuple[Cell, Result, list[Result], list[Future[Result]]]:
     """A cell with what is known of it, its runs that are there already, and those that are on their way."""
-    facts = known(cell)
+    facts = known(cell) | {"device": ask.device}
     runs = ask.have(cell, facts["settings"])
     missing = range(len(runs), ask.seeds or cell.seeds)
     return cell, facts, runs, [pool.submit(one_seed, cell.id, seed, ask.device) for seed in missing]

@@ -31,6 +31,8 @@ class Interval:
         return "no" if self.high < margin else "undecided"
 
     def __str__(self) -> str:
+        if self.pairs < 2:
+            return f"{self.mean:+.3g} (one seed, no interval)"
         return f"{self.mean:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
 
 

@@ -1,0 +1,145 @@
+"""Kept results computed again: one cheap row of everything (quick), or cells to the digits that are kept (check)."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from sordino.errors import ConfigError
+from sordino_papers import kept, runner
+from sordino_papers.cells import Cell, Results, Table
+from sordino_papers.studies import Row, Study, side_by_side
+
+SPREADS = 4  # how many kept spreads a quick figure may be off
+LEAST, UNKNOWN = 0.01, 0.1  # the tolerance is a hundredth of the figure at least, a tenth where no spread is kept
+Answer = Literal["same", "ok", "differs", "nothing kept"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One figure computed again: what is kept and to which grain, what was found, and how far apart they may be."""
+
+    id: str
+    kept: float | None
+    found: float | None
+    tolerance: float = 0.0
+    of: str = ""
+    grain: float = 1e-6  # the last digit that was kept
+
+    @property
+    def answer(self) -> Answer:
+        """`same` to the digits kept; `ok` within the tolerance."""
+        if self.kept is None or self.found is None:
+            return "nothing kept"
+        if abs(self.kept - self.found) <= 0.51 * self.grain:
+            return "same"
+        return "ok" if abs(self.kept - self.found) <= self.tolerance else "differs"
+
+    def __str__(self) -> str:
+        if self.kept is None or self.found is None:
+            return f"{self.id}: {self.answer}"
+        figures = f"{self.found:.6g}, kept {self.kept:.6g}, tolerance {self.tolerance:.2g}"
+        return f"{self.id}: {self.answer} ({self.of}: {figures})"
+
+
+def tolerance(value: float, spread: float | None) -> float:
+    """Four spreads of the kept seeds, and one hundredth of the figure at least; without a spread one tenth."""
+    return UNKNOWN * abs(value) if spread is None else max(SPREADS * spread, LEAST * abs(value))
+
+
+# ---- quick -----------------------------------------------------------------------------------------------------------
+
+
+def stand_in(table: Table, results: Results) -> Cell | None:
+    """The cell that stands for a table: the one it names, or the kept one that takes least."""
+    there = [cell for cell in table.cells if cell.id in results and table.quick in (None, cell.id)]
+    return min(there, key=lambda cell: kept.middle(results[cell.id], "seconds") or 0.0, default=None)
+
+
+def quick(tables: Iterable[Table], studies: Iterable[Study], results: Results, workers: int) -> Iterator[Outcome]:
+    """One cell of every table and one row of every study, computed again and compared; nothing is kept."""
+    stand_ins = {table.id: stand_in(table, results) for table in tables}
+    jobs = [(name, cell.id) for name, cell in stand_ins.items() if cell is not None]
+    jobs += [(study.id, "") for study in studies if study.quick is not None and study.id in results]
+    done = dict(zip(jobs, side_by_side(_again, jobs, workers), strict=True))
+    for name, cell in stand_ins.items():
+        yield Outcome(name, None, None) if cell is None else _cell(results[cell.id], done[name, cell.id])
+    for study in studies:
+        row = done.get((study.id, ""))
+        yield Outcome(study.id, None, None) if row is None else _study(study, results[study.id]["rows"], row)
+
+
+def _again(name: str, cell: str) -> Row:
+    """Seed 0 of a cell, or the quick row of a study."""
+    study = None if cell else runner.study(name)
+    if study is None:
+        return runner.one_seed(cell, 0)
+    assert study.quick is not None
+    return study.quick()
+
+
+def _cell(old: dict[str, Any], found: Row) -> Outcome:
+    value, near = float(old["values"][0]), tolerance(float(old["values"][0]), old["spread"])
+    return Outcome(old["id"], value, 100 * found["accuracy"], near, "accuracy of seed 0", grain(old))
+
+
+def grain(old: dict[str, Any]) -> float:
+    """The last digit of a kept accuracy; results without figures are older, and have two digits."""
+    return 10.0**-runner.DIGITS if "figures" in old else 0.01
+
+
+def _study(study: Study, rows: list[Row], found: Row) -> Outcome:
+    """The kept row with the keys of the found one; the seed's own value where it is kept, or else the mean."""
+    keys = {name: one for name, one in found.items() if name != study.measure}
+    row = next((row for row in rows if all(row.get(name) == one for name, one in keys.items())), None)
+    if row is None:
+        raise ConfigError(f"the quick row {keys} of {study.id}", "the keys of a kept row", "run the study anew")
+    value = float(row["values"][0] if row.get("values") else row[study.measure])
+    of = ", ".join([study.measure, *(f"{name} {one}" for name, one in keys.items())])
+    near, last = tolerance(value, row.get("spread")), 1e-5 * abs(value)  # six digits are kept
+    return Outcome(study.id, value, float(found[study.measure]), near, of, last)
+
+
+# ---- to the digits ---------------------------------------------------------------------------------------------------
+
+
+def check(cells: Iterable[Cell], results: Results, seeds: int, workers: int) -> Iterator[Outcome]:
+    """The first seeds of every cell that is kept, computed again; equal means equal in every digit that is kept."""
+    jobs = [(cell.id, seed) for cell in cells if cell.id in results for seed in range(seeds)]
+    jobs = [(name, seed) for name, seed in jobs if seed < results[name]["seeds"]]
+    for (name, seed), found in zip(jobs, side_by_side(runner.one_seed, jobs, workers), strict=True):
+        old = results[name]
+        yield Outcome(name, float(old["values"][seed]), 100 * found["accuracy"], of=f"seed {seed}", grain=grain(old))
+
+
+def machine() -> dict[str, str]:
+    """What a figure's last digits hang on beside the code: torch, and what it compiled for."""
+    return {
+        "code": kept.code(),
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def remember(found: list[Outcome], folder: Path) -> Path:
+    """Keep the outcomes beside the results, the newest of every cell and seed."""
+    path = folder / "checks" / "reproduced.json"
+    rows = {(row["id"], row["of"]): row for row in recalled(folder)}
+    rows |= {(one.id, one.of): {**asdict(one), "answer": one.answer, **machine()} for one in found}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def recalled(folder: Path) -> list[Row]:
+    """All outcomes kept."""
+    path = folder / "checks" / "reproduced.json"
+    rows: list[Row] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return rows
