@@ -203,8 +203,8 @@ def page(
     as_json: JsonFlag = False,
 ) -> None:
     """Render the kept results as a page."""
-    from sordino_papers import kept
+    from sordino_papers import checks, kept
     from sordino_papers import page as pages
 
-    pages.write(kept.stored(results), out)
+    pages.write(kept.stored(results), out, checks.recalled(results))
     print(json.dumps({"written": str(out)}) if as_json else f"written: {out}")
