@@ -11,6 +11,7 @@
     │   └── UnreachableError    a calibration target that no value can meet
     ├── BudgetError             a round that would overspend: the run stops before it
     ├── DivergedError           a round after which the model is not finite: the run stops, the state before it is kept
+    ├── QuorumError             a round that too few clients answered: exit code 3, continue with --resume
     ├── RankError               a process of a distributed run that ended early: exit code 3, continue with --resume
     └── CertificateError        a certificate that disagrees with what ran: exit code 1
 
@@ -104,6 +105,14 @@ class BudgetError(SordinoError):
 
 class DivergedError(SordinoError):
     """A round whose step left NaN or infinity in the server's state; the state before it is the last good one."""
+
+
+class QuorumError(SordinoError):
+    """A round that stayed void, however often it was asked for. `collected` is what came of it: it is settled."""
+
+    def __init__(self, what: str, collected: Any = None) -> None:
+        self.collected = collected
+        super().__init__(f"{what}; nothing of the round was released; continue with --resume")
 
 
 class RankError(SordinoError):

@@ -12,7 +12,7 @@ import typer
 
 from sordino.cli import audit, calibrate, certify, epsilon, explain, papers, plan, recipes, run, schema, tune
 from sordino.cli.app import app, listened
-from sordino.errors import BudgetError, CertificateError, DivergedError, RankError, UserError
+from sordino.errors import BudgetError, CertificateError, DivergedError, QuorumError, RankError, UserError
 from sordino.runs import launch
 from sordino.version import __version__
 
@@ -35,6 +35,8 @@ def main() -> None:
         _stop(str(error), 2)
     except (CertificateError, BudgetError, DivergedError) as error:
         _stop(str(error), 1)
+    except QuorumError as error:
+        _stop(str(error), launch.FAILED)
     except RankError as error:
         _stop("" if error.said else str(error), launch.code_of(error))
     except UsageError as error:

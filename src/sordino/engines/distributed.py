@@ -24,7 +24,7 @@ from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.orders import END, Limits, Order
 from sordino.engines.shares import costs, shares
-from sordino.errors import RankError
+from sordino.errors import DataError, RankError
 from sordino.plan import Plan
 from sordino.rng import Streams
 
@@ -145,7 +145,7 @@ class Rank:
         limits = Limits(self.task.clients.population, self.task.layout.size)
         try:
             return limits.read(self.group.hear(limits.most))
-        except (ValueError, RecursionError):  # not JSON, or not an order
+        except DataError:  # not a frame, or not an order
             raise self.group.misheard("what is no order") from None
 
     def _do(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:

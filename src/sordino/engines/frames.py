@@ -1,0 +1,196 @@
+"""One form for all that processes say to one another: a line of JSON, then arrays. Nothing that is read can run code.
+
+    {"format": 1, "kind": "job", ..., "arrays": [["start", "<f4", 7850], ...]}\\n   then their bytes, in that order
+
+Who reads says how long it may be and what must stand in it; anything else is a `DataError` in one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.errors import DataError, shown
+from sordino.parts.encode import Public
+
+FORMAT = 1
+DTYPES = ("<f4", "<f8", "<i8")
+MOST_SHARED = 4  # vectors that a solver may be told of earlier releases
+SHARED = "shared."
+_PUBLIC = ("t", "radius", "size")
+Array = NDArray[Any]
+
+
+def bad(found: str, needed: str = "") -> DataError:
+    """What was sent is not what this program sends."""
+    return DataError(f"a message with {found}", needed)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is said, and the arrays [n] that go with it."""
+
+    kind: str
+    said: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        held = {
+            name: np.ascontiguousarray(array).astype(_little(array), copy=False) for name, array in self.arrays.items()
+        }
+        declared = [[name, _little(array), len(array)] for name, array in held.items()]
+        head = {"format": FORMAT, "kind": self.kind, **self.said, "arrays": declared}
+        return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in held.values())])
+
+    @classmethod
+    def of_bytes(cls, body: bytes, most: int, head: int) -> Frame:
+        """What `to_bytes` wrote: at most so many bytes in all, and so many of them before the arrays."""
+        if len(body) > most:
+            raise bad(f"{len(body)} bytes", f"at most {most}")
+        end = body.find(b"\n", 0, head)
+        if end < 0:
+            raise bad("no line of JSON at its beginning", f"one of at most {head} bytes")
+        said = _table(body[:end])
+        version, kind, declared = (said.pop(name, None) for name in ("format", "kind", "arrays"))
+        if type(version) is not int or version != FORMAT:
+            raise bad(f"format {shown(version)}", f"format {FORMAT}: the same version of sordino on both sides")
+        if not isinstance(kind, str):
+            raise bad(f"kind {shown(kind)}", "a word")
+        return cls(kind, said, _arrays(declared, memoryview(body)[end + 1 :]))
+
+    def holds(self, said: tuple[str, ...], arrays: frozenset[str] | set[str]) -> None:
+        """Refuse other words or arrays than these."""
+        for found, needed in ((set(self.said), set(said)), (set(self.arrays), set(arrays))):
+            if found != needed:
+                other = sorted(found ^ needed)[0]
+                raise bad(
+                    f"{shown(other)} {'missing' if other in needed else 'in it'}", f"a {self.kind} as it is written"
+                )
+
+
+def _little(array: Array) -> str:
+    found = array.dtype.newbyteorder("<").str
+    assert found in DTYPES, found
+    return found
+
+
+def _table(line: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        raise bad("a first line that is not JSON", "a table") from None
+    if not isinstance(said, dict):
+        raise bad("a first line that is no table", "a table")
+    return said
+
+
+def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
+    """The arrays as declared: known types, lengths that make up the bytes that are there."""
+    if not isinstance(declared, list):
+        raise bad(f"arrays {shown(declared)}", "a list of [name, type, length]")
+    found: dict[str, Array] = {}
+    place = 0
+    for one in declared:
+        if not (isinstance(one, list) and len(one) == 3 and isinstance(one[0], str) and one[0] not in found):
+            raise bad(f"an array {shown(one)}", "[name, type, length], each name once")
+        name, dtype, length = one
+        if dtype not in DTYPES:
+            raise bad(f"an array of type {shown(dtype)}", f"one of {', '.join(DTYPES)}")
+        size = count(length, f"the length of {shown(name)}") * np.dtype(dtype).itemsize
+        if place + size > len(raw):
+            raise bad(
+                f"{len(raw) - place} bytes left for {shown(name)}, which takes {size}", "all of it: was it cut short?"
+            )
+        found[name] = np.frombuffer(raw[place : place + size], dtype=dtype)
+        place += size
+    if place != len(raw):
+        raise bad(f"{len(raw) - place} bytes after its last array", "nothing there")
+    return found
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def count(value: Any, name: str, end: int = 2**63) -> int:
+    """A whole number from 0, below `end`."""
+    if type(value) is not int or not 0 <= value < end:
+        raise bad(f"{name} = {shown(value)}", f"a whole number from 0 to {end - 1}")
+    return value
+
+
+def text(value: Any, name: str, longest: int = 600) -> str:
+    if not isinstance(value, str) or len(value) > longest:
+        raise bad(f"{name} = {shown(value)}", f"text of at most {longest} characters")
+    return value
+
+
+def vector(array: Array, name: str, length: int) -> Tensor:
+    """A finite float32 vector [length]."""
+    if array.dtype != np.dtype("<f4"):
+        raise bad(f"{name} of type {array.dtype.str}", "<f4")
+    if len(array) != length:
+        raise bad(f"{name} of {len(array)} numbers", f"{length}")
+    if not bool(np.isfinite(array).all()):
+        raise bad(f"NaN or infinity in {name}", "finite numbers")
+    return torch.from_numpy(array.astype(np.float32))
+
+
+def within(array: Array, name: str, end: int) -> NDArray[np.int64]:
+    """Distinct whole numbers from 0, below `end`."""
+    if array.dtype != np.dtype("<i8"):
+        raise bad(f"{name} of type {array.dtype.str}", "<i8")
+    if len(array) and not 0 <= array.min() <= array.max() < end:
+        raise bad(f"a number out of range in {name}", f"0 to {end - 1}")
+    if len(np.unique(array)) != len(array):
+        raise bad(f"a number twice in {name}", "each at most once")
+    return array.astype(np.int64)
+
+
+# ---- what everybody knows in a round --------------------------------------------------------------------------------
+
+
+def public_said(public: Public) -> dict[str, Any]:
+    """The numbers of it; a radius that bounds nothing is null."""
+    return {"t": public.t, "radius": None if public.radius == math.inf else public.radius, "size": public.size}
+
+
+def public_arrays(public: Public) -> dict[str, Array]:
+    """The arrays of it."""
+    mask = {} if public.mask is None else {"mask": public.mask.cpu().numpy().astype("<i8")}
+    return {**mask, **{f"{SHARED}{name}": held.cpu().numpy().astype("<f4") for name, held in public.shared.items()}}
+
+
+def public_of(frame: Frame, size: int) -> Public:
+    """What `public_said` and `public_arrays` wrote, for a model of `size` numbers."""
+    t, radius, length = (frame.said.get(name) for name in _PUBLIC)
+    if radius is not None and not (type(radius) in (int, float) and 0 < radius < math.inf):
+        raise bad(f"radius {shown(radius)}", "a number above 0, or null")
+    shared = [name for name in frame.arrays if name.startswith(SHARED)]
+    if len(shared) > MOST_SHARED:
+        raise bad(f"{len(shared)} shared vectors", f"at most {MOST_SHARED}")
+    mask = frame.arrays.get("mask")
+    return Public(
+        count(t, "t"),
+        math.inf if radius is None else float(radius),
+        count(length, "size", size + 1),
+        None if mask is None else torch.from_numpy(within(mask, "mask", size)),
+        {name.removeprefix(SHARED): vector(frame.arrays[name], name, size) for name in shared},
+    )
+
+
+def public_names(frame: Frame) -> set[str]:
+    """The arrays in a frame that belong to `Public`."""
+    return {name for name in frame.arrays if name == "mask" or name.startswith(SHARED)}
+
+
+def public_bytes(size: int) -> int:
+    """The most that its arrays take for a model of `size` numbers."""
+    return (8 + 4 * MOST_SHARED) * size

@@ -1,0 +1,188 @@
+"""What a server asks of one client in one round, and what comes back: bytes of one form, versioned, never a pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, get_args
+
+from torch import Tensor
+
+from sordino import codec
+from sordino.codec import plugins
+from sordino.engines.frames import (
+    Frame,
+    bad,
+    count,
+    public_arrays,
+    public_bytes,
+    public_names,
+    public_of,
+    public_said,
+    text,
+    vector,
+)
+from sordino.errors import UserError, short, shown
+from sordino.parts.encode import Public
+from sordino.plan import Plan
+from sordino.rng import Mode
+
+HEAD = 4 << 20  # bytes of JSON: a plan may hold a number for every silo
+WORDS = 4096  # bytes of JSON in a reply
+_RUN = re.compile(r"[0-9a-f]{32}")
+_JOB = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's work in one round; without `public` and `start` the question whether it will take part at all.
+
+    The same work has the same `id`, whenever it is asked for: a silo that has answered sends the same bytes again. The
+    seed of a simulation is in it; in a run for release there is none, and one that is sent is refused.
+    """
+
+    run: str
+    plan: Plan
+    client: int
+    mode: Mode
+    seed: int | None = None
+    deadline: float = math.inf  # seconds since 1970, after which nobody waits for an answer
+    public: Public | None = None
+    start: Tensor | None = None  # [d]
+
+    @property
+    def admission(self) -> bool:
+        """Whether nothing is computed yet."""
+        return self.public is None
+
+    @cached_property
+    def id(self) -> str:
+        """sha256 of all but the deadline."""
+        return hashlib.sha256(replace(self, deadline=math.inf).to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        deadline = self.deadline if math.isfinite(self.deadline) else None
+        said = {"run": self.run, "client": self.client, "mode": self.mode, "seed": self.seed, "deadline": deadline}
+        said["plan"] = codec.dump(self.plan)
+        if self.public is None or self.start is None:
+            return Frame("admission", said).to_bytes()
+        arrays = {"start": self.start.cpu().numpy(), **public_arrays(self.public)}
+        return Frame("round", {**said, **public_said(self.public)}, arrays).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, body: bytes, size: int) -> Job:
+        """What `to_bytes` wrote for a model of `size` numbers; else a `DataError` in one sentence."""
+        frame = Frame.of_bytes(body, HEAD + 4 * size + public_bytes(size), HEAD)
+        words = ("run", "client", "mode", "seed", "deadline", "plan")
+        if frame.kind == "admission":
+            frame.holds(words, set())
+            return _question(frame)
+        if frame.kind != "round":
+            raise bad(f"kind {shown(frame.kind)}", "admission or round")
+        frame.holds((*words, "t", "radius", "size"), {"start", *public_names(frame)})
+        job = replace(
+            _question(frame), public=public_of(frame, size), start=vector(frame.arrays["start"], "start", size)
+        )
+        _check_round(job, size)
+        return job
+
+
+def _question(frame: Frame) -> Job:
+    """All of a job that is not the round's."""
+    said = frame.said
+    if not (isinstance(said["run"], str) and _RUN.fullmatch(said["run"])):
+        raise bad(f"run = {shown(said['run'])}", "the 32 hexadecimal digits of a run")
+    if said["mode"] not in get_args(Mode):
+        raise bad(f"mode = {shown(said['mode'])}", "simulation or secure")
+    plan = _plan(said["plan"])
+    client = count(said["client"], "client", plan.clients.population)
+    return Job(said["run"], plan, client, said["mode"], _seed(said["seed"], said["mode"]), _deadline(said["deadline"]))
+
+
+def _seed(seed: Any, mode: Mode) -> int | None:
+    """A simulation's; in a run for release a seed would be somebody's knowledge of the noise."""
+    if mode == "secure" and seed is not None:
+        raise bad("a seed in secure mode", "none: every silo's noise comes from its own operating system")
+    if mode == "simulation" and not (type(seed) is int and -(2**63) <= seed < 2**63):
+        raise bad(f"seed = {shown(seed)}", "a whole number of at most 64 bits, in a simulation")
+    found: int | None = seed
+    return found
+
+
+def _deadline(value: Any) -> float:
+    if value is None:
+        return math.inf
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise bad(f"deadline = {shown(value)}", "seconds since 1970, or null")
+    return float(value)
+
+
+def _plan(table: Any) -> Plan:
+    if not isinstance(table, dict):
+        raise bad(f"plan = {shown(table)}", "a table")
+    try:
+        return read_plan(json.dumps(table, sort_keys=True))
+    except UserError as error:
+        raise bad(f"a plan that cannot run: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def read_plan(written: str) -> Plan:
+    """A plan from its JSON. Every kind there is stands ready before the first is looked up."""
+    from sordino import recipes
+
+    assert recipes.RECIPES  # importing them has brought in every part of our own
+    plugins.load()
+    table = json.loads(written)
+    codec.check_plain(table)
+    found: Plan = codec.read(Plan, table)
+    return found
+
+
+def _check_round(job: Job, size: int) -> None:
+    """The round's numbers are those of the plan."""
+    public, plan = job.public, job.plan
+    assert public is not None
+    count(public.t, "t", plan.rounds)
+    if public.size != size:
+        raise bad(f"size = {public.size}", f"the model's {size}")
+    wanted = None if plan.mask is None else plan.mask.length(size)
+    found = None if public.mask is None else len(public.mask)
+    if found != wanted:
+        raise bad(f"a mask of {found} coordinates", f"{wanted}, as the plan says")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's answer: its noised row; or why there is none; or, to the first question, that it takes part.
+
+    `charges` is the receipt: how often this run has been charged to the client's data so far, this message included.
+    """
+
+    job: str
+    client: int
+    row: Tensor | None = None  # [d'], float32
+    refused: str = ""
+    charges: int = 0
+
+    def to_bytes(self) -> bytes:
+        said = {"job": self.job, "client": self.client, "refused": short(self.refused), "charges": self.charges}
+        return Frame("reply", said, {} if self.row is None else {"row": self.row.cpu().numpy()}).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, body: bytes, job: Job, length: int) -> Reply:
+        """The answer to `job`, whose row has `length` numbers; else a `DataError` in one sentence."""
+        frame = Frame.of_bytes(body, WORDS + 4 * length, WORDS)
+        if frame.kind != "reply":
+            raise bad(f"kind {shown(frame.kind)}", "reply")
+        said, refused = frame.said, text(frame.said.get("refused"), "refused")
+        sent = {"row"} if not refused and not job.admission else set[str]()
+        frame.holds(("job", "client", "refused", "charges"), sent)
+        if said["job"] != job.id or count(said["client"], "client") != job.client:
+            raise bad("an answer to another job", f"client {job.client}'s to this one: the same plan, round and start")
+        row = vector(frame.arrays["row"], "row", length) if sent else None
+        return cls(job.id, job.client, row, refused, count(said["charges"], "charges"))
