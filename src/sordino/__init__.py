@@ -77,10 +77,13 @@ if TYPE_CHECKING:
     from sordino.parts.samplers import Sampler as Sampler
     from sordino.parts.schedules import Constant as Constant
     from sordino.parts.schedules import Decay as Decay
+    from sordino.parts.schedules import InverseTime as InverseTime
     from sordino.parts.schedules import Linear as Linear
+    from sordino.parts.schedules import PerStep as PerStep
     from sordino.parts.schedules import Piecewise as Piecewise
     from sordino.parts.schedules import Scaled as Scaled
     from sordino.parts.schedules import Schedule as Schedule
+    from sordino.parts.schedules import Travelled as Travelled
     from sordino.parts.server import Adagrad as Adagrad
     from sordino.parts.server import Adam as Adam
     from sordino.parts.server import Average as Average
@@ -113,6 +116,9 @@ _HOME = {
     "Adaptive": "parts.encode",
     "Piecewise": "parts.schedules",
     "Linear": "parts.schedules",
+    "InverseTime": "parts.schedules",
+    "PerStep": "parts.schedules",
+    "Travelled": "parts.schedules",
     "ShuffledNoise": "parts.release",
     "LocalNoise": "parts.release",
     "NoiseShares": "parts.release",

@@ -21,6 +21,7 @@ from sordino import codec
 from sordino.codec import plugins
 from sordino.data import datasets
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
+from sordino.data.initial import begun
 from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.task import Clients, Records, Task
@@ -33,12 +34,17 @@ from sordino.privacy.budget import Budget, Filter, check_affordable, client_filt
 from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded
-from sordino.run import check_early
+from sordino.run import check_early, check_train_metrics
+from sordino.training import declared_weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Which data, cut how, and which model. Without a partition: the data's natural clients, else iid."""
+    """Which data, cut how, and which model. Without a partition: the data's natural clients, else iid.
+
+    `init` is a safetensors file with the model's first weights. They are declared public by whoever writes this file:
+    what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
+    """
 
     dataset: str = "digits"
     options: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +52,7 @@ class TaskSpec:
     model: Spec = field(default_factory=Logistic)
     loss: Loss | None = None
     silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
+    init: str | None = None  # a safetensors file of weights to begin with, declared public
 
     @property
     def named(self) -> bool:
@@ -59,15 +66,17 @@ class TaskSpec:
         data = self._load()
         clients = self._clients(data, population, seed)
         model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
+        model, init = (model, None) if self.init is None else begun(model, self.init)
         test = _records(data.test_x, data.test_y) if len(data.test_y) else None
-        task = Task(model, clients, test, self.loss or _loss(data))
+        task = Task(model, clients, test, self.loss or _loss(data), init=init)
         _try_loss(task)
         return task
 
     def declared(self, task: Task) -> tuple[Declared, ...]:
-        """The rows of the built task that are public, and by whose word."""
+        """The rows of the built task, and the weights, that are public, and by whose word."""
         what, by = declared_by(self.dataset, self.options)
-        return () if task.test is None else (Declared(len(task.test), what, by),)
+        rows = () if task.test is None else (Declared(len(task.test), what, by),)
+        return (*rows, *declared_weights(task))
 
     def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
         if data.offsets is not None:
@@ -150,6 +159,7 @@ class RunSpec:
 
     seed: int = 0
     eval_every: int = 1
+    train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -206,6 +216,7 @@ class Config:
         check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
         self._check_names()
         self._check_federation()
+        check_train_metrics(self.run.train_metrics, self.privacy.noise)
 
     def _check_federation(self) -> None:
         """The federation's silos are the plan's clients, one by one."""

@@ -54,6 +54,11 @@ class Layout:
         return self.slots[-1].stop
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Entries of every tensor, in order."""
+        return tuple(slot.stop - slot.start for slot in self.slots)
+
+    @property
     def trainable(self) -> int:
         """How many entries, from the front, are trained (the rest are buffers)."""
         return max(slot.stop for slot in self.slots if slot.trainable)

@@ -127,7 +127,9 @@ class Plan(_Kept):
 
     def _check_lengths(self) -> None:
         """Steps that look at the model's coordinates need messages of one model."""
-        looks = next((step for step in self.encode if step.needs_slopes or step is self.mask), None)
+        looks = next(
+            (step for step in self.encode if step.needs_slopes or step.needs_tensors or step is self.mask), None
+        )
         if looks is not None and self.local.length(1) != 1:
             found = f"{looks.kind} on messages of {self.local.kind}, which hold more than an update"
             raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")

@@ -17,7 +17,7 @@ from sordino.engines.base import ClientJob, Collected, Engine, Leads, Remembers,
 from sordino.engines.checks import check_records
 from sordino.engines.diagnostics import of_release
 from sordino.engines.inprocess import InProcess
-from sordino.errors import DataError, DivergedError, EngineError
+from sordino.errors import ConfigError, DataError, DivergedError, EngineError
 from sordino.layout import Layout
 from sordino.parts.encode import Public, Spread
 from sordino.parts.postprocess import Noised
@@ -25,7 +25,7 @@ from sordino.parts.release import on_grid
 from sordino.parts.samplers import Cohort
 from sordino.plan import NOISE, SHARED, Plan, State
 from sordino.privacy.budget import Filter
-from sordino.rng import Seeded, Streams
+from sordino.rng import Mode, Seeded, Streams
 
 
 class Charges(Protocol):
@@ -65,6 +65,14 @@ def check(plan: Plan, task: Task, engine: Engine) -> None:
     check_records(plan, task)
 
 
+def check_train_metrics(asked: bool | None, mode: Mode) -> None:
+    """Figures of private records have no place beside a release."""
+    if asked and mode != "simulation":
+        found = f"train_metrics = true in a run whose noise is {mode}"
+        needed = "figures of public records only: those of the clients' own are not private"
+        raise ConfigError(found, needed, 'drop train_metrics, or set noise = "simulation" under [privacy]')
+
+
 def check_early(plan: Plan, population: int | None, public: bool, engine: Engine) -> None:
     """What can be refused before any data is read: who takes part (None: not known yet), and what the plan needs."""
     if population is not None and plan.clients.population != population:
@@ -91,15 +99,19 @@ def run(
     state: State | None = None,
     budget: Filter | None = None,
     eval_every: int = 1,
+    train_metrics: bool = False,
     announce: Callable[[dict[str, str | int]], None] | None = None,
 ) -> Iterator[Round]:
     """Run the plan from `state` to its last round; yields every round as a frozen value.
 
     `announce` is told before the first round how the engine works: path, device, how many clients at once.
+    With `train_metrics`, what is evaluated is evaluated on the clients' own records too, among the diagnostics: they
+    are NOT private, so a run whose noise is for release refuses them.
     With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     check(plan, task, engine)
+    check_train_metrics(train_metrics, streams.mode)
     worker = engine.prepare(plan, task, streams)
     state = state or State.initial(plan, task.layout.flatten(task.model))
     if isinstance(worker, Remembers):
@@ -116,10 +128,11 @@ def run(
                 announce = None
             state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
             check_finite(state)
-            last = t + 1 == plan.rounds
-            metrics = judge.evaluate(plan.server.result(state.memory)) if last or (t + 1) % eval_every == 0 else {}
+            due, result = t + 1 == plan.rounds or (t + 1) % eval_every == 0, plan.server.result(state.memory)
+            metrics = judge.evaluate(result) if due else {}
+            own = task.evaluate_clients(result) if due and train_metrics else {}
             spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
-            yield Round(t, state, metrics, collected.diagnostics, spent, void)
+            yield Round(t, state, metrics, {**collected.diagnostics, **own}, spent, void)
     finally:
         if isinstance(worker, Leads):
             worker.dismiss()

@@ -18,7 +18,16 @@ from sordino.engines.inprocess import InProcess
 from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import Declared, Facts, certificate, check_deltas, default_delta, priced, silo_deltas
+from sordino.privacy.certificate import (
+    WEIGHTS,
+    Declared,
+    Facts,
+    certificate,
+    check_deltas,
+    default_delta,
+    priced,
+    silo_deltas,
+)
 from sordino.rng import Mode, streams
 from sordino.run import Round, Tally, check, run
 
@@ -45,9 +54,13 @@ def train(
     noise: Mode = "simulation",
     engine: Engine | None = None,
     eval_every: int = 1,
+    train_metrics: bool = False,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
-    """Run every round of the plan; delta defaults to population^-1.1, for records to size^-1.1 of their silo."""
+    """Run every round of the plan; delta defaults to population^-1.1, for records to size^-1.1 of their silo.
+
+    `train_metrics` adds train_loss, train_accuracy, ... to the diagnostics of every round that is evaluated.
+    """
     engine = engine or InProcess()
     check(plan, task, engine)
     deltas = tuple(deltas) or (silo_deltas(plan) if delta is None else ())
@@ -56,8 +69,9 @@ def train(
     priced(plan, delta, deltas)
     tally, history, state = Tally(), [], State.initial(plan, task.layout.flatten(task.model))
     for done in run(
-        plan, task, engine=engine, streams=streams(noise, seed), charges=tally, state=state, eval_every=eval_every
-    ):
+        plan, task, engine=engine, streams=streams(noise, seed), charges=tally, state=state, eval_every=eval_every,
+        train_metrics=train_metrics,
+    ):  # fmt: skip
         state = done.state
         history.append(entry(done))
         if on_round:
@@ -74,7 +88,14 @@ def declared_by_caller(task: Task) -> tuple[Declared, ...]:
         "test rows": (task.test, "the caller: test of the task"),
         "rows": (task.public, "the caller: public of it"),
     }
-    return tuple(Declared(len(rows), what, by) for what, (rows, by) in given.items() if rows is not None)
+    rows = [Declared(len(rows), what, by) for what, (rows, by) in given.items() if rows is not None]
+    return (*rows, *declared_weights(task))
+
+
+def declared_weights(task: Task) -> tuple[Declared, ...]:
+    """Weights that a task begins with, where they were read from a file: public by the user's word alone."""
+    init = task.init
+    return () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
 
 
 def entry(done: Round) -> dict[str, Any]:

@@ -23,7 +23,12 @@ SAMPLERS: tuple[Sampler, ...] = (
     FixedSize(17, 17),
     RoundRobin(17, 5),
     RoundRobin(17, 17),
+    RoundRobin(17, 5, seed=4),
+    RoundRobin(5, 2, order=(4, 2, 0, 1, 3)),
 )
+
+
+SHUFFLED = (RoundRobin(9, 4, seed=1), RoundRobin(5, 2, order=(4, 2, 0, 1, 3)))
 
 
 def draws(sampler: Sampler, count: int, seed: int = 3) -> list[Cohort]:
@@ -94,7 +99,7 @@ def test_round_robin_is_fair_and_bills_each_client_its_own_rounds(population: in
     assert each.max() - each.min() <= 1
 
 
-@pytest.mark.parametrize("sampler", [Everyone(7), RoundRobin(7, 3), RoundRobin(5, 5), RoundRobin(9, 4)])
+@pytest.mark.parametrize("sampler", [Everyone(7), RoundRobin(7, 3), RoundRobin(5, 5), RoundRobin(9, 4), *SHUFFLED])
 @pytest.mark.parametrize("rounds", [1, 2, 8])
 def test_turns_of_public_cohorts_are_those_that_are_drawn(sampler: Sampler, rounds: int) -> None:
     assert sampler.turns(rounds).tolist() == counts(draws(sampler, rounds), sampler.population).tolist()
@@ -172,3 +177,38 @@ def test_each_sampler_wraps_the_event_it_is_proved_for() -> None:
 def test_impossible_samplers_are_refused(make: object) -> None:
     with pytest.raises(PlanError, match="sampling"):
         make()  # type: ignore[operator]
+
+
+def test_a_public_order_changes_who_comes_when_and_nothing_of_the_bill() -> None:
+    """The cohorts are those of the plain order under one renaming of the clients."""
+    plain, other = RoundRobin(7, 3), RoundRobin(7, 3, order=(6, 3, 0, 5, 1, 4, 2))
+    rng = np.random.default_rng(0)
+    for t in range(12):
+        wanted = sorted(other.order[c] for c in plain.draw(t, rng))  # type: ignore[index]
+        assert other.draw(t, rng).tolist() == wanted
+    noise = GaussianNoise(1.0)
+    assert other.amplify(noise) == plain.amplify(noise) == noise
+    assert [other.most(r) for r in range(1, 9)] == [plain.most(r) for r in range(1, 9)]
+
+
+def test_a_seeded_order_is_public_and_the_coins_of_a_run_do_not_touch_it() -> None:
+    one = [RoundRobin(50, 10, seed=3).draw(t, np.random.default_rng(t)).tolist() for t in range(5)]
+    assert one == [RoundRobin(50, 10, seed=3).draw(t, np.random.default_rng(99)).tolist() for t in range(5)]
+    assert one != [RoundRobin(50, 10, seed=4).draw(t, np.random.default_rng(t)).tolist() for t in range(5)]
+    assert sorted(c for cohort in one for c in cohort) == list(range(50))
+
+
+def test_the_plain_order_keeps_its_written_form() -> None:
+    from sordino import codec
+
+    assert codec.dump(RoundRobin(7, 3)) == {"kind": "roundrobin", "population": 7, "cohort": 3}
+    assert codec.read(Sampler, codec.dump(SHUFFLED[0])) == SHUFFLED[0]
+    assert codec.read(Sampler, codec.dump(SHUFFLED[1])) == SHUFFLED[1]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (0, 1, 1), (0, 1, 3), (), (0, 1, 2, 3)])
+def test_an_order_that_leaves_somebody_out_is_refused(order: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match="no permutation"):
+        RoundRobin(3, 1, order=order)
+    with pytest.raises(PlanError, match="one of them"):
+        RoundRobin(3, 1, seed=1, order=(0, 1, 2))

@@ -254,3 +254,65 @@ def test_a_public_mask_is_clipped_by_the_norm_of_what_is_sent() -> None:
     alone = replace(masked(RandomMask(), local=wide, release=NoNoise(), clients=Everyone(1)), rounds=1)
     one = Task.of(data.model, clients((6,)))
     assert float((final(alone, one) - one.layout.flatten(one.model)).norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+# ---- tensor by tensor -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["magnitude", "influence"])
+def test_top_k_of_each_tensor_is_top_k_of_each_alone(by: Literal["magnitude", "influence"]) -> None:
+    sizes, rows, slopes = (5, 1, 12), noise(4, 18, seed=1), noise(4, 18, seed=2)
+    found = SparsifyUpdate(0.4, by, per="tensor").encode(rows, Public(0, tensors=sizes), slopes)
+    alone = [
+        SparsifyUpdate(0.4, by).encode(part, Public(0), slope)
+        for part, slope in zip(torch.split(rows, sizes, 1), torch.split(slopes, sizes, 1), strict=True)
+    ]
+    assert torch.equal(found, torch.cat(alone, 1))
+    assert [int(part.count_nonzero(1)[0]) for part in torch.split(found, sizes, 1)] == [2, 1, 5]
+    whole = SparsifyUpdate(0.4, by).encode(rows, Public(0), slopes)
+    assert not torch.equal(found, whole)
+
+
+def test_top_k_of_each_tensor_behind_a_public_mask_counts_what_the_mask_left() -> None:
+    mask = torch.tensor([0, 2, 3, 7, 8, 9, 17])  # 3 of the first five, none of the sixth, 4 of the last twelve
+    rows = noise(3, 18, seed=1)
+    known = Public(0, size=18, mask=mask, tensors=(5, 1, 12))
+    found = SparsifyUpdate(0.5, per="tensor").encode(rows[:, mask], known)
+    assert [int(part.count_nonzero(1)[0]) for part in torch.split(found, [3, 4], 1)] == [2, 2]
+
+
+@pytest.mark.parametrize("way", ["batched", "sequential"])
+def test_a_run_sparsifies_every_tensor_of_its_model(way: Way) -> None:
+    own = plan(rounds=1, encode=(SparsifyUpdate(0.25, per="tensor"), Clip(1e3)), release=NoNoise())
+    one = Task.of(mlp(), clients((6,)))
+    own = replace(own, clients=Everyone(1))
+    moved = one.layout.flatten(one.model) - final(own, one, InProcess(path=way))
+    left = [int(moved[slot.start : slot.stop].count_nonzero()) for slot in one.layout.slots]
+    assert left == [math.ceil(0.25 * size) for size in one.layout.sizes]
+
+
+def test_top_k_of_each_tensor_of_the_mean_is_post_processing() -> None:
+    from sordino.parts.denoise import SparsifyMean
+    from sordino.parts.postprocess import Noised
+
+    layout = task().layout
+    mean = noise(layout.size, seed=5)
+    kept = SparsifyMean(0.25, per="tensor").apply(mean, Noised(layout, 1.0, 0))
+    left = [int(kept[slot.start : slot.stop].count_nonzero()) for slot in layout.slots]
+    assert left == [math.ceil(0.25 * size) for size in layout.sizes]
+    assert plan(postprocess=(SparsifyMean(0.25, per="tensor"),)).forecast == plan().forecast
+
+
+def test_a_share_of_each_tensor_has_the_bill_of_a_share_of_all_and_the_old_form_stays() -> None:
+    from sordino import codec
+
+    one, other = (plan(encode=(SparsifyUpdate(0.4, per=per), Clip(1.0))) for per in (None, "tensor"))  # type: ignore[arg-type]
+    assert one.forecast == other.forecast
+    assert codec.dump(SparsifyUpdate(0.4)) == {"kind": "sparsify_update", "keep": 0.4, "by": "magnitude"}
+
+
+def test_a_message_of_more_than_a_model_has_no_tensors() -> None:
+    from sordino.parts.scaffold import Scaffold
+
+    with pytest.raises(PlanError, match="more than an update"):
+        plan(local=Scaffold(lr=0.1, steps=1), encode=(SparsifyUpdate(0.4, per="tensor"), Clip(1.0)))

@@ -29,7 +29,7 @@ from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords
 from sordino.parts.release import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize
-from sordino.parts.schedules import at
+from sordino.parts.schedules import at, paces, travelled
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
@@ -289,12 +289,14 @@ def _pace(plan: Plan, t: int) -> float:
     local = plan.local
     if not isinstance(local, NoisyLocalSgd):
         return 1.0
-    return local.steps * at(local.lr, t) * at(local.radius, t) / local.records.count
+    return travelled(local.lr, t, local.steps) * at(local.radius, t) / local.records.count
 
 
 def _std(plan: Plan, job: ClientJob) -> float:
     """Of the noise in the sum, about."""
     local = plan.local
     if isinstance(local, NoisyLocalSgd):
-        return float(np.sqrt(sum(local.noise(int(c)).std ** 2 for c in job.cohort) / local.steps)) or 1.0
+        lrs = np.asarray(paces(local.lr, job.public.t, local.steps))
+        share = float(np.sqrt((lrs**2).sum())) / abs(lrs.sum())  # 1 / sqrt(steps) where all are the same
+        return share * float(np.sqrt(sum(local.noise(int(c)).std ** 2 for c in job.cohort))) or 1.0
     return float(plan.release.noise_std(job.cohort)) or 1.0

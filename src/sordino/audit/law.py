@@ -22,7 +22,7 @@ from sordino.audit.rehearsal import Rehearsal, Seen
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
-from sordino.parts.schedules import at
+from sordino.parts.schedules import at, paces
 from sordino.plan import Plan
 
 Array = NDArray[np.float64]
@@ -127,8 +127,8 @@ def _update(plan: Plan, seen: Seen, encoded: Tensor) -> Tensor:
 
 def _step_noise(plan: Plan, local: NoisyLocalSgd, seen: Seen) -> float:
     """Standard deviation of the sum of silos whose every step adds noise of its own."""
-    pace = at(local.lr, seen.t) * at(local.radius, seen.t) / local.records.count
-    return pace * math.sqrt(local.steps * sum(local.noise(int(silo)).std ** 2 for silo in seen.cohort))
+    pace = math.hypot(*paces(local.lr, seen.t, local.steps)) * at(local.radius, seen.t) / local.records.count
+    return pace * math.sqrt(sum(local.noise(int(silo)).std ** 2 for silo in seen.cohort))
 
 
 def normals(plan: Plan, seen: Seen, noise: Array) -> Array:

@@ -21,7 +21,7 @@ from sordino.engines.paths import Path
 from sordino.parts.bounds import Spent
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.samplers import Cohort
-from sordino.parts.schedules import at
+from sordino.parts.schedules import at, travelled
 from sordino.plan import Plan
 from sordino.rng import Seeded
 
@@ -95,7 +95,7 @@ def _unit(plan: Plan, t: int) -> float:
     """What a movement of 1 is in the message: the pace of all steps, where the silo itself takes them."""
     local = plan.local
     if isinstance(local, NoisyLocalSgd):
-        return local.steps * at(local.lr, t) * at(local.radius, t) / local.records.count
+        return travelled(local.lr, t, local.steps) * at(local.radius, t) / local.records.count
     return 1.0
 
 

@@ -133,6 +133,8 @@ def fewer_clients(clients: Sampler) -> Sampler:
     if shrink == 1.0 or not isinstance(clients, Everyone | Poisson | FixedSize | RoundRobin):
         return clients
     population = max(1, round(clients.population * shrink))
+    if isinstance(clients, RoundRobin) and clients.order is not None:
+        clients = replace(clients, order=None)  # any public order is billed alike
     if isinstance(clients, FixedSize | RoundRobin):
         return replace(clients, population=population, cohort=max(1, round(clients.cohort * shrink)))
     if isinstance(clients, Poisson) and clients.cap is not None:

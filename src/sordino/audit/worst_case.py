@@ -41,7 +41,8 @@ class Pipeline:
     def public(self) -> Public:
         """What everybody knows; an update on public records, where a mask asks for one, is anything."""
         size = TENSORS * WIDTH
-        return self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
+        known = self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
+        return replace(known, tensors=(WIDTH,) * TENSORS)
 
     def cohort(self, rng: np.random.Generator) -> Cohort:
         """Who takes part."""

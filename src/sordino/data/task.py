@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_statistics
+from sordino.data.initial import Initial, begun
 from sordino.errors import DataError
 from sordino.layout import Layout
 from sordino.parts.losses import Loss, LossFunction, keeps_apart, loss_of
@@ -99,6 +101,7 @@ class Task:
     test: Records | None = None
     loss: str | Loss | LossFunction = "cross_entropy"  # a kind, a part, or (outputs, targets) -> one value per record
     public: Records | None = None  # declared public: a server may train on them
+    init: Initial | None = None  # the file that the model's weights were read from, declared public; `of` reads it
 
     @classmethod
     def of(
@@ -108,10 +111,17 @@ class Task:
         test: Any = None,
         loss: str | Loss | LossFunction = "cross_entropy",
         public: Any = None,
+        init: str | Path | None = None,
     ) -> Task:
-        """From a module and a list with one data set per client: (x, y) tensors or map-style data sets."""
+        """From a module and a list with one data set per client: (x, y) tensors or map-style data sets.
+
+        `init` is a safetensors file of weights to begin with. It is declared public: what it was trained on is not
+        protected by this run, and the certificate says so.
+        """
         known = [None if data is None else _records(data, name) for data, name in ((test, "test"), (public, "public"))]
-        return cls(model, Clients.of(clients), known[0], loss, known[1])
+        begun_with = None if init is None else begun(model, init)
+        model, source = begun_with or (model, None)
+        return cls(model, Clients.of(clients), known[0], loss, known[1], source)
 
     @classmethod
     def server(
@@ -221,18 +231,32 @@ class Task:
         self.layout.load(model, vector)
         return evaluate(model.eval(), self.test, self.losses, batch)
 
+    def evaluate_clients(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
+        """The same figures over all records that clients hold, as train_loss, ...: NOT private, for simulation."""
+        model = copy.deepcopy(self.model)
+        self.layout.load(model, vector)
+        records, held = self.clients.records, torch.from_numpy(self.clients.index)
+        pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, batch))
+        found = _figures(model.eval(), pairs, len(held), self.losses)
+        return {f"train_{name}": value for name, value in found.items()}
+
 
 def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> dict[str, float]:
     """Metrics of a model in eval mode over all of `test`."""
-    total, figure = 0.0, 0.0
+    pairs = zip(torch.split(test.x, batch), torch.split(test.y, batch), strict=True)
+    return _figures(model, pairs, len(test), losses)
+
+
+def _figures(model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], count: int, losses: Loss) -> dict[str, float]:
+    """Mean loss of `count` records, read part by part; accuracy for classes, root mean square error for numbers."""
+    total, figure, classes = 0.0, 0.0, True
     with torch.no_grad():
-        for x, y in zip(torch.split(test.x, batch), torch.split(test.y, batch), strict=True):
-            out = model(x)
+        for x, y in pairs:
+            classes, out = _is_label(y), model(x)
             total += float(losses(out, y).double().sum())
-            figure += float(_hits(out, y) if _is_label(y) else (out.reshape(y.shape) - y).square().double().sum())
-    mean = figure / len(test)
-    named = {"accuracy": mean} if _is_label(test.y) else {"rmse": mean**0.5}
-    return {"loss": total / len(test), **named}
+            figure += float(_hits(out, y) if classes else (out.reshape(y.shape) - y).square().double().sum())
+    mean = figure / count
+    return {"loss": total / count, **({"accuracy": mean} if classes else {"rmse": mean**0.5})}
 
 
 def _is_label(y: Tensor) -> bool:

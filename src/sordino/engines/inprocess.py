@@ -122,7 +122,8 @@ class InProcessWorker:
         """Chunk by chunk: who, their rows [m, d'] before noise, norms of their updates; those of like size together."""
         sizes = self.task.clients.offsets[job.cohort + 1] - self.task.clients.offsets[job.cohort]
         order = job.cohort[np.argsort(sizes, kind="stable")]
-        job = replace(job, public=job.public.on(self.device), start=job.start.to(self.device))
+        public = replace(job.public.on(self.device), tensors=self.task.layout.sizes)
+        job = replace(job, public=public, start=job.start.to(self.device))
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)
             norms = row_norms(rows)

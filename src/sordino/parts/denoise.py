@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from sordino.parts.postprocess import Noised, Postprocess
-from sordino.parts.sparsify import check_keep, keep_largest
+from sordino.parts.sparsify import check_keep, keep_largest, keep_largest_of_each
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,18 @@ class SoftThreshold(Postprocess, kind="soft_threshold"):
 
 @dataclass(frozen=True)
 class SparsifyMean(Postprocess, kind="sparsify_mean"):
-    """Keep the largest entries of the noised mean: top-k AFTER the sum, so post-processing (a sound top_k form)."""
+    """Keep the largest entries of the noised mean: top-k AFTER the sum, so post-processing (a sound top_k form).
+
+    With per = "tensor" it keeps that share of every tensor of the model by itself.
+    """
 
     keep: float
+    per: Literal["tensor"] | None = None  # None: one share of the whole mean
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
 
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
-        return keep_largest(mean[None], mean.abs()[None], self.keep)[0]
+        if self.per is None:
+            return keep_largest(mean[None], mean.abs()[None], self.keep)[0]
+        return keep_largest_of_each(mean, mean.abs(), self.keep, known.layout.sizes)

@@ -29,6 +29,7 @@ class Public:
     size: int = 0  # d, the length of a message before any step
     mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the local solver reads off earlier releases, [d]
+    tensors: tuple[int, ...] = ()  # sizes of the model's tensors, in the order of the message
 
     def on(self, device: torch.device) -> Public:
         """The same, with its tensors there."""
@@ -45,6 +46,11 @@ class Step(Part):
     @property
     def needs_slopes(self) -> bool:
         """Whether `encode` wants the clients' gradients at the round's start."""
+        return False
+
+    @property
+    def needs_tensors(self) -> bool:
+        """Whether `encode` looks at where one tensor of the model ends and the next begins."""
         return False
 
     @abstractmethod

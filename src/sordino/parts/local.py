@@ -20,7 +20,7 @@ from sordino.parts.events import Event
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
 from sordino.parts.numbers import MOST, finite, natural
 from sordino.parts.records import RecordSampler
-from sordino.parts.schedules import Schedule, at
+from sordino.parts.schedules import Schedule, at, changes_inside, paces, span_of_steps
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,11 @@ class LocalSolver(Part):
 
 @dataclass(frozen=True)
 class LocalSgd(LocalSolver, kind="local_sgd"):
-    """w <- w - lr_t * v,  v <- momentum * v + grad f(w; batch) + weight_decay * w;  message = w_t - w.
+    """w <- w - lr * v,  v <- momentum * v + grad f(w; batch) + weight_decay * w;  message = w_t - w.
 
     Either `epochs` over the client's data or `steps` minibatches; batch = None is the full batch. With `project`,
-    w - w_t is pulled back into the ball of the plan's clip radius after EVERY step (paper 000, Algorithm 1).
+    w - w_t is pulled back into the ball of the plan's clip radius after EVERY step (paper 000, Algorithm 1). lr is that
+    of the round, or of the step of the whole run (`PerStep`).
     Bound: none; only Clip gives one.
     """
 
@@ -138,6 +139,14 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
             found = f"epochs = {shown(self.epochs)}, steps = {shown(self.steps)}, batch = {shown(self.batch)}"
             raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
+        if changes_inside(self.lr) and self.steps is None:
+            found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
+            raise PlanError("local work", found, "the same number of steps for all", "set steps, and drop epochs")
+
+    def lasts(self, rounds: int) -> None:
+        if not finite(*span_of_steps(self.lr, rounds, self.steps or 1)):
+            needed = "finite numbers that float32 holds in every local step"
+            raise PlanError("schedule", f"lr = {shown(self.lr)} over {rounds} rounds", needed)
 
     @property
     def projects(self) -> bool:
@@ -159,14 +168,17 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
 
     def solve(self, work: Work) -> Tensor:
         objective, start, public = work.objective, work.start, work.public
+        varied = changes_inside(self.lr)
         lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)
-        if type(self.gradient) is Plain and not self.momentum and not self.project:
+        if type(self.gradient) is Plain and not (self.momentum or self.project or varied):
             descended = objective.descend(start, work.batches, work.m, lr, self.weight_decay)
             if descended is not None:
                 return start - descended
         w = objective.place(start, work.m)
         velocity = torch.zeros_like(w) if self.momentum else None
-        for batch in work.batches:
+        each = paces(self.lr, public.t, self.steps or 0) if varied else ()
+        for j, batch in enumerate(work.batches):
+            lr = each[j] if varied else lr
             direction = self._direction(objective, w, batch, velocity, anchor)
             w.add_(direction if batch.active is None else direction * batch.active[:, None], alpha=-lr)
             if self.project and math.isfinite(public.radius):

@@ -21,7 +21,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import MOST, finite
 from sordino.parts.records import RecordSampler, batches
 from sordino.parts.release import on_grid_rows
-from sordino.parts.schedules import Schedule, at
+from sordino.parts.schedules import Schedule, at, paces, span_of_steps
 
 NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 
@@ -119,6 +119,11 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
             found = f"steps = {shown(self.steps)}, lr = {shown(self.lr)}"
             raise PlanError("local work", found, f"from 1 to {MOST:,} steps, and a finite lr")
 
+    def lasts(self, rounds: int) -> None:
+        if not finite(*span_of_steps(self.lr, rounds, self.steps)):
+            needed = "finite numbers that float32 holds in every local step"
+            raise PlanError("schedule", f"lr = {shown(self.lr)} over {rounds} rounds", needed)
+
     def suits(self, population: int) -> None:
         if self.multipliers and len(self.multipliers) != population:
             found = f"{len(self.multipliers)} multipliers for {population} silos"
@@ -149,10 +154,11 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
         own = [each.solver if isinstance(each.solver, NoisyLocalSgd) else self for each in coins]
         noises = [solver.noise(each.client) for solver, each in zip(own, coins, strict=True)]
         scales = w.new_tensor([noise.std for noise in noises], dtype=torch.float64)[:, None]
-        paces = w.new_tensor([at(solver.lr, t) * ball.radius / solver.records.count for solver in own])[:, None]
-        for batch, noise in zip(work.batches, self._noise(w.shape[1], noises, coins), strict=True):
+        lrs = [[lr * ball.radius / each.records.count for lr in paces(each.lr, t, self.steps)] for each in own]
+        moves = w.new_tensor(lrs).T[:, :, None]  # [steps, m, 1]
+        for move, batch, noise in zip(moves, work.batches, self._noise(w.shape[1], noises, coins), strict=True):
             noised = objective.clipped(w, batch, ball).double() / ball.radius + noise.to(w.device)
-            w.sub_(on_grid_rows(noised, scales).to(w.dtype).mul_(paces))
+            w.sub_(on_grid_rows(noised, scales).to(w.dtype).mul_(move))
         return work.start - w
 
     def _noise(self, size: int, noises: Sequence[Gaussian], coins: Sequence[Coins]) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
 from sordino.parts.numbers import CLIENTS, share
+from sordino.rng import Seeded
 
 Cohort = NDArray[np.int64]
 _TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at most this probability
@@ -209,10 +211,17 @@ class FixedSize(Sampler, kind="fixed"):
 
 @dataclass(frozen=True)
 class RoundRobin(Sampler, kind="roundrobin"):
-    """Clients in turn, `cohort` at a time: public, so no amplification; each is billed for its own rounds."""
+    """Clients in turn, `cohort` at a time: public, so no amplification; each is billed for its own rounds.
+
+    They come in the order 0, 1, 2, ..., or in another one that is public too and fixed before the run: `order` names
+    every client once, `seed` shuffles them. Where clients are sorted (silos by target), a shuffled order lets every
+    round see all kinds. Guarantee: who is in which round depends on no data, so the bill is the same for any order.
+    """
 
     population: int
     cohort: int
+    seed: int | None = None
+    order: tuple[int, ...] | None = None
     relation: ClassVar[Relation] = "zero_out"
     random: ClassVar[bool] = False
 
@@ -222,14 +231,31 @@ class RoundRobin(Sampler, kind="roundrobin"):
             raise PlanError(
                 "sampling", f"a cohort of {self.cohort} out of {self.population}", "1 <= cohort <= population"
             )
+        self._check_order()
+
+    def _check_order(self) -> None:
+        if self.seed is not None and self.order is not None:
+            raise PlanError("sampling", f"seed = {self.seed} and an order", "one of them", "drop one")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise PlanError("sampling", f"seed = {shown(self.seed)}", "a whole number of at most 64 bits")
+        if self.order is not None and sorted(self.order) != list(range(self.population)):
+            found = f"an order of {len(self.order)} that is no permutation of {self.population} clients"
+            raise PlanError("sampling", found, f"each of 0 to {self.population - 1} once")
 
     @property
     def expected(self) -> float:
         return float(self.cohort)
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
-        first = t * self.cohort
-        return np.sort(np.arange(first, first + self.cohort, dtype=np.int64) % self.population)
+        places = np.arange(t * self.cohort, (t + 1) * self.cohort, dtype=np.int64) % self.population
+        turns = self._turns()
+        return np.sort(places if turns is None else turns[places])
+
+    def _turns(self) -> Cohort | None:
+        """Who comes first, second, ...; None where that is 0, 1, ..."""
+        if self.order is not None:
+            return np.asarray(self.order, dtype=np.int64)
+        return None if self.seed is None else _shuffled(self.population, self.seed)
 
     def amplify(self, event: Event) -> Event:
         return event
@@ -239,4 +265,15 @@ class RoundRobin(Sampler, kind="roundrobin"):
 
     def turns(self, rounds: int) -> NDArray[np.float64]:
         taken = rounds * self.expected - np.arange(self.population)  # in turn, from the first
-        return np.maximum(np.ceil(taken / self.population), 0.0)
+        counts, turns = np.maximum(np.ceil(taken / self.population), 0.0), self._turns()
+        if turns is None:
+            return counts
+        found = np.empty_like(counts)
+        found[turns] = counts
+        return found
+
+
+@lru_cache(maxsize=4)
+def _shuffled(population: int, seed: int) -> Cohort:
+    """A public order of all clients."""
+    return Seeded(seed).at(0, "turns").permutation(population).astype(np.int64)

@@ -16,7 +16,7 @@ from sordino.parts.gradients import Anchor, Gradient, Plain
 from sordino.parts.local import LocalSgd, LocalSolver, Work
 from sordino.parts.norms import row_norms
 from sordino.parts.numbers import positive
-from sordino.parts.schedules import Schedule, at
+from sordino.parts.schedules import Schedule, paces, span_of_steps, travelled
 
 CONTROL = "control"
 
@@ -45,7 +45,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
         self._plain()
 
     def lasts(self, rounds: int) -> None:
-        if not positive(*(self.lr.span(rounds) if isinstance(self.lr, Schedule) else (self.lr,))):
+        if not positive(*span_of_steps(self.lr, rounds, self.steps)):
             needed = "a step above 0 in every round: controls are divided by it"
             raise PlanError("local work", f"lr = {shown(self.lr)}", needed)
 
@@ -71,21 +71,22 @@ class Scaffold(LocalSolver, kind="scaffold"):
 
     def solve(self, work: Work) -> Tensor:
         objective, start, public, m = work.objective, work.start, work.public, work.m
-        lr, anchor, w = at(self.lr, public.t), Anchor(start, public.radius), objective.place(start, m)
+        anchor, w = Anchor(start, public.radius), objective.place(start, m)
+        way = travelled(self.lr, public.t, self.steps)
         own = torch.zeros_like(w) if work.kept is None else work.kept
         control, taken = public.shared.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
-        for batch in work.batches:
+        for lr, batch in zip(paces(self.lr, public.t, self.steps), work.batches, strict=False):
             active = w.new_ones(m, 1) if batch.active is None else batch.active[:, None]
             w.sub_((self.gradient.at(objective, w, batch, anchor) - own + control) * active, alpha=lr)
             taken += active
         moved = start - w
-        drift = torch.where(taken > 0, self.steps * lr * control - moved, torch.zeros_like(moved))
+        drift = torch.where(taken > 0, way * control - moved, torch.zeros_like(moved))
         message = torch.cat([moved, drift], 1)
         message *= (public.radius / row_norms(message)).clamp(max=1.0).to(message.dtype)[:, None]
-        own.sub_(message[:, len(start) :], alpha=1 / (self.steps * lr))
+        own.sub_(message[:, len(start) :], alpha=1 / way)
         return message
 
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         update, drift = mean.chunk(2)
         control = public.shared.get(CONTROL, torch.zeros_like(update))
-        return update, {CONTROL: control - rate / (self.steps * at(self.lr, public.t)) * drift}
+        return update, {CONTROL: control - rate / travelled(self.lr, public.t, self.steps) * drift}

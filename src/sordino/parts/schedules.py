@@ -21,6 +21,15 @@ class Schedule(Part):
     def at(self, t: int) -> float:
         """The value in round t, counted from 0."""
 
+    @property
+    def per_step(self) -> bool:
+        """Whether the value changes from one local step of a round to the next."""
+        return False
+
+    def at_step(self, t: int, j: int, steps: int) -> float:
+        """The value in local step j of round t, both counted from 0, where a round has so many steps."""
+        return self.at(t)
+
     def span(self, rounds: int) -> tuple[float, float]:
         """The least and the largest value of a run; NaN, twice, if one is not a number."""
         low, high = math.inf, -math.inf
@@ -95,6 +104,27 @@ class Linear(Schedule, kind="linear"):
 
 
 @dataclass(frozen=True)
+class InverseTime(Schedule, kind="inverse_time"):
+    """scale / (shift + k), k the round.
+
+    Inside `PerStep`, k counts local steps: scale = 2 / mu and shift = max(8 lambda / mu, E) is the step of paper 002,
+    Theorem 3. As the server's step of a run with one gradient a round, scale / (1 + k) is that of paper 004.
+    """
+
+    scale: float
+    shift: float = 1.0
+    monotone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _finite(scale=self.scale, shift=self.shift)
+        if not self.shift > 0:
+            raise PlanError("schedule", f"shift = {self.shift}", "a positive number", "1 begins at `scale`")
+
+    def at(self, t: int) -> float:
+        return self.scale / (self.shift + t)
+
+
+@dataclass(frozen=True)
 class Piecewise(Schedule, kind="piecewise"):
     """start * factor^(number of milestones passed)."""
 
@@ -118,6 +148,56 @@ def at(value: float | Schedule, t: int) -> float:
 
 
 @dataclass(frozen=True)
+class PerStep(Schedule, kind="per_step"):
+    """schedule(k) in local step j of round t, k = t E + j: a step size that changes inside a round.
+
+    E is the `steps` of the local solver, a public number of the plan; with `epochs` it would depend on a client's data,
+    so that is refused. Where there are no local steps (a server, a radius) k is the round.
+    Guarantee: the step size is public and bounds nothing; clip, event and bill are those of any other schedule.
+    """
+
+    schedule: Schedule
+
+    @property
+    def per_step(self) -> bool:
+        return True
+
+    def span(self, rounds: int) -> tuple[float, float]:
+        return self.schedule.span(rounds)
+
+    def at(self, t: int) -> float:
+        return self.schedule.at(t)
+
+    def at_step(self, t: int, j: int, steps: int) -> float:
+        return self.schedule.at(t * steps + j)
+
+
+@dataclass(frozen=True)
+class Travelled(Schedule, kind="travelled"):
+    """sum of schedule(k) over the `steps` local steps k = t steps, ..., (t + 1) steps - 1 of round t.
+
+    How far a model can go in a round whose gradients are in the unit ball: the radius that goes with a `PerStep` size.
+    """
+
+    schedule: Schedule
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 10**6:
+            raise PlanError(
+                "schedule", f"travelled over {shown(self.steps)} steps", "from 1 to 1,000,000 steps a round"
+            )
+
+    def span(self, rounds: int) -> tuple[float, float]:
+        """Bounds: all steps as small, or as large, as any."""
+        low, high = self.schedule.span(rounds * self.steps)
+        return low * self.steps, high * self.steps
+
+    def at(self, t: int) -> float:
+        return math.fsum(self.schedule.at(t * self.steps + j) for j in range(self.steps))
+
+
+@dataclass(frozen=True)
 class Scaled(Schedule, kind="scaled"):
     """factor * schedule."""
 
@@ -131,10 +211,41 @@ class Scaled(Schedule, kind="scaled"):
         ends = [self.factor * end for end in self.schedule.span(rounds)]
         return min(ends), max(ends)
 
+    @property
+    def per_step(self) -> bool:
+        return self.schedule.per_step
+
     def at(self, t: int) -> float:
         return self.factor * self.schedule.at(t)
+
+    def at_step(self, t: int, j: int, steps: int) -> float:
+        return self.factor * self.schedule.at_step(t, j, steps)
 
 
 def scaled(value: float | Schedule, factor: float) -> float | Schedule:
     """factor times a number or a schedule."""
     return Scaled(value, factor) if isinstance(value, Schedule) else factor * value
+
+
+def changes_inside(value: float | Schedule) -> bool:
+    """Whether a number changes from one local step of a round to the next."""
+    return isinstance(value, Schedule) and value.per_step
+
+
+def paces(value: float | Schedule, t: int, steps: int) -> list[float]:
+    """What a field means in each of the local steps of round t."""
+    if isinstance(value, Schedule) and value.per_step:
+        return [value.at_step(t, j, steps) for j in range(steps)]
+    return [at(value, t)] * steps
+
+
+def travelled(value: float | Schedule, t: int, steps: int) -> float:
+    """The sum of `paces`."""
+    return math.fsum(paces(value, t, steps)) if changes_inside(value) else steps * at(value, t)
+
+
+def span_of_steps(value: float | Schedule, rounds: int, steps: int) -> tuple[float, float]:
+    """The least and the largest value in any local step of a run."""
+    if isinstance(value, Schedule):
+        return value.span(rounds * steps if value.per_step else rounds)
+    return float(value), float(value)

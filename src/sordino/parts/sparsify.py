@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -25,6 +26,12 @@ def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
     return torch.zeros_like(rows).scatter_(-1, where, rows.gather(-1, where))
 
 
+def keep_largest_of_each(rows: Tensor, scores: Tensor, keep: float, sizes: Sequence[int]) -> Tensor:
+    """`keep_largest` of every tensor by itself: rows [m, d] are tensors of these sizes, one behind the other."""
+    parts = zip(torch.split(rows, list(sizes), -1), torch.split(scores, list(sizes), -1), strict=True)
+    return torch.cat([keep_largest(part, score, keep) for part, score in parts], -1)
+
+
 def check_keep(keep: float) -> None:
     """A fraction of the coordinates."""
     if not share(keep):
@@ -35,12 +42,14 @@ def check_keep(keep: float) -> None:
 class SparsifyUpdate(Step, kind="sparsify_update"):
     """A client keeps the largest entries of its own update: by magnitude, or by influence |gradient * update| (LUS).
 
+    With per = "tensor" it keeps that share of every tensor of the model by itself, so no layer is left out.
     Bound: the norm does not grow, so a client bound stays. Which entries are kept depends on the data, so the noise
     stays on ALL coordinates, and a record bound is refused: one record can swap the whole support.
     """
 
     keep: float
     by: Literal["magnitude", "influence"] = "magnitude"
+    per: Literal["tensor"] | None = None  # None: one share of the whole message
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
@@ -49,11 +58,18 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
     def needs_slopes(self) -> bool:
         return self.by == "influence"
 
+    @property
+    def needs_tensors(self) -> bool:
+        return self.per == "tensor"
+
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
-        if slopes is None or self.by == "magnitude":
-            return keep_largest(rows, rows.abs(), self.keep)
-        masked = public.mask is not None and rows.shape != slopes.shape  # a PublicMask came before
-        return keep_largest(rows, (rows * (slopes[:, public.mask] if masked else slopes)).abs(), self.keep)
+        scores = rows.abs()
+        if slopes is not None and self.by == "influence":
+            masked = public.mask is not None and rows.shape != slopes.shape  # a PublicMask came before
+            scores = (rows * (slopes[:, public.mask] if masked else slopes)).abs()
+        if self.per is None:
+            return keep_largest(rows, scores, self.keep)
+        return keep_largest_of_each(rows, scores, self.keep, sizes_sent(public, rows.shape[-1]))
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         return mean
@@ -67,6 +83,18 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
 
     def spread(self, std: Spread, public: Public) -> Spread:
         return std
+
+
+def sizes_sent(public: Public, length: int) -> list[int]:
+    """How many entries of every tensor are in a message of this length: all of them, or those of the mask."""
+    if sum(public.tensors) == length:
+        return list(public.tensors)
+    ends = torch.tensor(public.tensors).cumsum(0)
+    if public.mask is None or not len(ends) or len(public.mask) != length:
+        found = f"a message of {length} numbers and tensors of {sum(public.tensors)}"
+        raise PlanError("sparsity", found, "a message of one model", 'drop per = "tensor"')
+    upto = torch.searchsorted(public.mask.cpu(), ends)  # the mask ascends
+    return torch.diff(upto, prepend=upto.new_zeros(1)).tolist()
 
 
 class MaskSource(Part):

@@ -18,6 +18,7 @@ from sordino.version import __version__
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
+WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
 FORMAT = 2  # of the certificate: privacy/certificate.schema.json
 WHO: dict[Adversary, str] = {
     "models": "sees every released model and nothing else",
@@ -28,11 +29,16 @@ WHO: dict[Adversary, str] = {
 
 @dataclass(frozen=True)
 class Declared:
-    """Rows that nobody protects, because somebody has said that they are public."""
+    """Rows, or weights to begin with, that nobody protects, because somebody has said that they are public."""
 
     rows: int
     what: str
     by: str
+    sha256: str = ""  # of the file, where it is one
+
+    def written(self) -> dict[str, Any]:
+        """As plain data; no hash where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "sha256" or value}
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
-        "declared_public": [asdict(one) for one in facts.public],
+        "declared_public": [one.written() for one in facts.public],
         "assumptions": [
             *assumptions(plan, bill, counts, facts.public),
             *(_loop_assumptions(facts.loop) if facts.loop is not None else ()),
@@ -291,7 +297,9 @@ def declared(public: tuple[Declared, ...]) -> str:
     if not public:
         return "no row of the data is"
     said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
-    return f"so are {said}: these rows are not protected"
+    rows = ["these rows"] if any(one.what != WEIGHTS for one in public) else []
+    weights = ["what the weights were trained on"] if any(one.what == WEIGHTS for one in public) else []
+    return f"so are {said}: {' and '.join([*rows, *weights])} {'are' if rows else 'is'} not protected"
 
 
 def _record_assumptions(plan: Plan, public: tuple[Declared, ...]) -> list[str]:
@@ -325,6 +333,6 @@ def not_covered() -> list[str]:
     """What the certificate does not speak of."""
     return [
         "choosing settings by earlier runs on the same data: tuning is not accounted",
-        "diagnostics of a simulation (update norms, clipped fraction): they are not private",
+        "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",
         "other releases of the same data: a budget is the sum over all of them",
     ]

@@ -8,7 +8,7 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import RoundRobin
-from sordino.parts.schedules import Schedule, scaled
+from sordino.parts.schedules import PerStep, Schedule, Travelled, scaled
 from sordino.parts.server import Sgd
 from sordino.plan import Plan
 
@@ -22,17 +22,20 @@ def client_side_fed_avg(
     steps: int,
     radius: float,
     mechanism: Mechanism,
+    turns_seed: int | None = None,
 ) -> Plan:
     """`steps` full-batch steps with gradients clipped to `radius` (zeta), then noise on the upload; cohorts take turns.
 
     An upload moves by at most lr * steps * radius (L1 for Laplace, L2 for Gaussian), so that is the clip of the whole
-    message; neighbours replace a client's data, which moves it by twice that (the paper bills once).
+    message; neighbours replace a client's data, which moves it by twice that (the paper bills once). With a `PerStep`
+    lr (Theorem 3) lr * steps is the sum over the round's steps. `turns_seed` shuffles the public order of turns.
     """
+    way = Travelled(lr.schedule, steps) if isinstance(lr, PerStep) else None
     return Plan(
         rounds=rounds,
-        clients=RoundRobin(population, cohort),
+        clients=RoundRobin(population, cohort, turns_seed),
         local=LocalSgd(lr=lr, steps=steps, gradient=Bounded(radius, mechanism.norm)),
-        encode=(Clip(scaled(lr, steps * radius), mechanism.norm),),
+        encode=(Clip(scaled(way or lr, radius if way else steps * radius), mechanism.norm),),
         release=LocalNoise(mechanism),
         server=Sgd(),
     )

@@ -131,7 +131,7 @@ def _remaining(config: Config, task: Task, start: Resumed, engine: Engine, state
     every = config.run.eval_every
     return run(
         config.plan, task, engine=engine, streams=source, charges=start.book, state=state, budget=budget,
-        eval_every=every, announce=partial(start.book.announce, state.t),
+        eval_every=every, train_metrics=bool(config.run.train_metrics), announce=partial(start.book.announce, state.t),
     )  # fmt: skip
 
 

@@ -42,7 +42,8 @@ class Fingerprint:
             "the test records": _records(key, task.test),
             "the public records": _records(key, task.public),
         }
-        return cls(key, parts)
+        weights = {} if task.init is None else {"the initial weights": task.init.sha256}
+        return cls(key, parts | weights)
 
     def changed(self, task: Task) -> list[str]:
         """The parts of the data that are not what they were."""

@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
-        said = {"declared_public": [asdict(one) for one in self.public], "sordino": self.sordino}
+        said = {"declared_public": [one.written() for one in self.public], "sordino": self.sordino}
         return json.dumps({"format": 2, "run": self.run, **hashes, **said}, indent=2).encode() + b"\n"
 
     @classmethod

@@ -119,7 +119,7 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
             raise PlanError("grid", found, "the same population in all")
         if plan.local.keeps(1) or plan.release.init(1):
             raise PlanError("grid", "a plan whose clients or whose noise remember", "plans without a memory")
-        if plan.mask is not None or any(step.needs_slopes for step in plan.encode):
+        if plan.mask is not None or any(step.needs_slopes or step.needs_tensors for step in plan.encode):
             raise PlanError("grid", "a plan whose steps look at the model", "plans without masks")
     check(first, task, InProcess())
     if not isinstance(InProcess(path="batched").prepare(first, task, Seeded(0)).objective, LinearClients):
