@@ -261,8 +261,8 @@ def test_a_public_mask_is_clipped_by_the_norm_of_what_is_sent() -> None:
 
 @pytest.mark.parametrize("by", ["magnitude", "influence"])
 def test_top_k_of_each_tensor_is_top_k_of_each_alone(by: Literal["magnitude", "influence"]) -> None:
-    sizes, rows, slopes = (5, 1, 12), noise(4, 18, seed=1), noise(4, 18, seed=2)
-    found = SparsifyUpdate(0.4, by, per="tensor").encode(rows, Public(0, tensors=sizes), slopes)
+    sizes, rows, slopes = [5, 1, 12], noise(4, 18, seed=1), noise(4, 18, seed=2)
+    found = SparsifyUpdate(0.4, by, per="tensor").encode(rows, Public(0, tensors=tuple(sizes)), slopes)
     alone = [
         SparsifyUpdate(0.4, by).encode(part, Public(0), slope)
         for part, slope in zip(torch.split(rows, sizes, 1), torch.split(slopes, sizes, 1), strict=True)
@@ -306,7 +306,7 @@ def test_top_k_of_each_tensor_of_the_mean_is_post_processing() -> None:
 def test_a_share_of_each_tensor_has_the_bill_of_a_share_of_all_and_the_old_form_stays() -> None:
     from sordino import codec
 
-    one, other = (plan(encode=(SparsifyUpdate(0.4, per=per), Clip(1.0))) for per in (None, "tensor"))  # type: ignore[arg-type]
+    one, other = (plan(encode=(SparsifyUpdate(0.4, per=per), Clip(1.0))) for per in (None, "tensor"))
     assert one.forecast == other.forecast
     assert codec.dump(SparsifyUpdate(0.4)) == {"kind": "sparsify_update", "keep": 0.4, "by": "magnitude"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -86,11 +87,15 @@ def loop(model: nn.Module, data: tuple[Tensor, Tensor], lrs: list[float]) -> Ten
     return flat[0] - flat[1]
 
 
-MODELS = {"linear": lambda: seeded(nn.Linear(4, 3)), "dense": mlp, "conv": lambda: _curved()}
-
-
 def _curved() -> nn.Module:
     return seeded(nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3)))
+
+
+def _linear() -> nn.Module:
+    return seeded(nn.Linear(4, 3))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"linear": _linear, "dense": mlp, "any": _curved}
 
 
 @pytest.mark.parametrize("path", ["batched", "sequential"])
