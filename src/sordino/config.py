@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import re
-import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sordino import codec
-from sordino.codec import plugins
+from sordino.codec import plugins, toml
 from sordino.data import datasets
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.initial import begun
@@ -316,40 +313,7 @@ def _differ(plan: Plan) -> bool:
 
 def load_config(path: Path) -> Config:
     """Read a file; every mistake in it is one sentence."""
-    return parse(_table(path))
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}, which cannot be read ({reason})", "a TOML file") from None
-    except RecursionError:
-        raise ConfigError(f"{path}, whose lists or tables are nested too deep", f"at most {codec.DEEPEST}") from None
-    except ValueError as error:  # not TOML, or an integer of thousands of digits
-        raise ConfigError(
-            f"{path} that is not TOML ({error})", "a TOML file", "see 'sordino recipes show dp_fed_ls'"
-        ) from None
-
-
-LARGEST = 4 << 20  # bytes of a configuration
-_KEY = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
-_DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_KEY}(?:\.[ \t]*+{_KEY}){{{codec.DEEPEST}}}")  # a.b.c: a level for each
-
-
-def _text(path: Path) -> str:
-    """The whole of a file that has an end, and keys that a parser can follow in time."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ConfigError(f"{path}, which is a device or a pipe", "a TOML file", "write it to a file first")
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ConfigError(f"{path} of more than {LARGEST:,} bytes", "a configuration, at most that long")
-    text = data.decode("utf-8")
-    if _DEEP.search(text):
-        raise ConfigError(f"{path}, which holds a key of more than {codec.DEEPEST} parts", "at most that many")
-    return text
+    return parse(toml.table(path, "see 'sordino recipes show dp_fed_ls'"))
 
 
 def parse(table: Mapping[str, Any]) -> Config:

@@ -16,7 +16,7 @@ from tests.commands import contents, federation, lines, sordino, spelt_out
 from tests.test_codec import EXAMPLES, FAMILIES, KINDS, example
 
 from sordino import codec, recipes
-from sordino.config import LARGEST
+from sordino.codec.toml import LARGEST
 from sordino.errors import LONGEST, DivergedError, UserError
 from sordino.models import Mlp, SmallCnn, build_seeded
 from sordino.parts.encode import Clip

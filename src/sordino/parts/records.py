@@ -57,6 +57,10 @@ class RecordSampler(Part):
         """In how many of the first `steps` steps one record is read, at most."""
         return self.epoch(steps - 1, silo) + 1 if steps > 0 else 0
 
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        """All that a step reads: positions start to stop of public order o, as (o, start, stop); None: nobody says."""
+        return None
+
     def again(self, steps: int, silo: int) -> int:
         """In how many of any `steps` steps in a row one record is read, at most: what running them again costs."""
         return steps
@@ -197,6 +201,9 @@ class OnePass(RecordSampler, kind="one_pass"):
     def epoch(self, step: int, silo: int) -> int:
         return 0
 
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        return 0, step * self.batch, (step + 1) * self.batch
+
     def again(self, steps: int, silo: int) -> int:
         return 1
 
@@ -229,6 +236,10 @@ class ShuffledRecords(RecordSampler, kind="shuffled_records"):
 
     def epoch(self, step: int, silo: int) -> int:
         return step // (self.size(silo) // self.batch)
+
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        first = step % (self.size(silo) // self.batch) * self.batch
+        return 1 + self.epoch(step, silo), first, first + self.batch
 
     def again(self, steps: int, silo: int) -> int:
         return min(steps, 1 + -(-(steps - 1) // (self.size(silo) // self.batch)))

@@ -10,6 +10,7 @@ Theorem: Mironov 2017; the conversion is Canonne, Kamath, Steinke 2020, Prop. 12
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -42,6 +43,7 @@ def laplace(size: float) -> Array:
     return np.asarray(np.logaddexp(first, second) / (a - 1))
 
 
+@lru_cache(maxsize=256)
 def present(rate: float, mu: float) -> Array:
     """(1-q) N(0) + q N(mu) against N(0), which is the larger order of the two (Mironov, Talwar, Zhang 2019).
 
@@ -50,6 +52,7 @@ def present(rate: float, mu: float) -> Array:
     return np.asarray([_log_moment(rate, mu, float(a), -_REACH) / (a - 1) for a in ORDERS])
 
 
+@lru_cache(maxsize=256)
 def mirrored(rate: float, mu: float) -> Array:
     """The pair `Mirrored(rate, Gauss(mu))`: E_P[exp((a-1) L)] above 0, at 0, and below 0 by the mirror."""
     at_zero = (1 - rate) * math.erf(min(mu, 1e9) / math.sqrt(8))

@@ -9,24 +9,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from sordino import codec
-from sordino.codec import Part
 from sordino.errors import ConfigError, shown
 from sordino.parts.bounds import Unit
 from sordino.parts.events import Relation
 from sordino.privacy.spending import Item, Limit, Total, items, total
 
 
-class Entry(Part):
-    """One line of a ledger."""
-
-    dataset: str
-    at: str
-
-
 @dataclass(frozen=True)
-class Limited(Entry, kind="limit"):
+class Limited:
     """The operator sets what a data set may spend."""
 
     dataset: str
@@ -35,7 +28,7 @@ class Limited(Entry, kind="limit"):
 
 
 @dataclass(frozen=True)
-class Admitted(Entry, kind="run"):
+class Admitted:
     """A run on a data set. `items` are charged whole, now; a later line of the same run stands for all of it.
 
     `jobs` of its messages are paid for by them; every other, and every one that is drawn again, is charged by itself.
@@ -51,7 +44,7 @@ class Admitted(Entry, kind="run"):
 
 
 @dataclass(frozen=True)
-class Charged(Entry, kind="job"):
+class Charged:
     """One message of a run, before its noise is drawn; no items: the run has paid for it."""
 
     dataset: str
@@ -61,9 +54,29 @@ class Charged(Entry, kind="job"):
     at: str
 
 
+Entry = Limited | Admitted | Charged
+_LINES: dict[str, type[Entry]] = {"limit": Limited, "run": Admitted, "job": Charged}
+
+
+def written(entry: Entry) -> str:
+    """A line as JSON."""
+    name = next(name for name, kind in _LINES.items() if isinstance(entry, kind))
+    return codec.to_json({"line": name, **codec.dump(entry)})
+
+
 def parse(body: str) -> Entry:
-    """A line as this program writes it."""
-    found: Entry = codec.read(Entry, json.loads(body), "entry")
+    """A line as this program writes it; items that are the same in many lines are read once."""
+    table = json.loads(body)
+    kind = _LINES[table.pop("line")]
+    if "items" in table:
+        table["items"] = _items(json.dumps(table["items"]))
+    found: Entry = codec.read(kind, table, "line")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _items(text: str) -> tuple[Item, ...]:
+    found: tuple[Item, ...] = codec.read(tuple[Item, ...], json.loads(text), "items")
     return found
 
 

@@ -250,7 +250,7 @@ class Ledger:
         self._accounts.take(entries.parse(body))
 
     def _append(self, entry: Entry) -> None:
-        self.journal.append(codec.to_json(entry))
+        self.journal.append(entries.written(entry))
         self.journal.follow(self._take)
 
     def _account(self, name: str) -> Account:
@@ -272,11 +272,11 @@ class Ledger:
         reason = limit.prices(line.unit, line.relation)
         if reason is not None:
             raise ConfigError(f"a charge to {name!r} in {self.path} where {reason}", "one that the limit can price")
-        if not limit.holds(needed):
-            spent, more = limit.spent(account.held), limit.spent(needed)
+        beyond = limit.beyond(needed)
+        if beyond is not None:
             raise BudgetError(
-                f"the data set {name!r} has spent epsilon {spent:.4g} of {limit.epsilon:g} at delta {limit.delta:.3g}, "
-                f"and this would make it {more:.4g}; nothing was charged to {self.path}"
+                f"the data set {name!r} would have spent epsilon {beyond:.4g} with this, and may spend "
+                f"{limit.epsilon:g} at delta {limit.delta:.3g}; nothing was charged to {self.path}"
             )
 
 

@@ -92,26 +92,33 @@ class Limit:
 
     def holds(self, held: Mapping[Held, int]) -> bool:
         """Whether all of it together is within the limit; an event that states nothing for the relation is not."""
-        try:
-            return all(self._keeps(entries) for entries in records(held) if entries)
-        except PlanError:
-            return False
+        return self.beyond(held) is None
 
-    def _keeps(self, entries: Entries) -> bool:
-        """Any upper bound will do, the cheap ones first: so the answer depends on nothing but the events."""
-        second = accounting.rdp_epsilon(entries, self.relation, self.delta) if self.delta > 0 else None
-        if second is not None and second <= self.epsilon:
-            return True
-        rough = accounting.bound(entries, self.relation, self.delta, rough=True)
-        return rough.value <= self.epsilon or self._epsilon(entries) <= self.epsilon
+    def beyond(self, held: Mapping[Held, int]) -> float | None:
+        """The epsilon of it, if that is more than the limit.
+
+        Any upper bound will do, the cheap one first: the answer depends on nothing but the events.
+        """
+        try:
+            over = [self._epsilon(each) for each in records(held) if each and self._rough(each) > self.epsilon]
+        except PlanError:
+            return math.inf
+        return next((found for found in over if not found <= self.epsilon), None)
+
+    def _rough(self, entries: Entries) -> float:
+        return accounting.bound(entries, self.relation, self.delta, rough=True).value
 
     def _epsilon(self, entries: Entries) -> float:
+        first = accounting.bound(entries, self.relation, self.delta)
+        return first.value if first.value <= self.epsilon else self._proved(entries)
+
+    def _proved(self, entries: Entries) -> float:
         return accounting.epsilon(entries, self.relation, self.delta).value
 
     def spent(self, held: Mapping[Held, int]) -> float:
         """The epsilon of the records that most was read of, at the limit's delta; inf: nothing is guaranteed."""
         try:
-            return max((self._epsilon(entries) for entries in records(held) if entries), default=0.0)
+            return max((self._proved(entries) for entries in records(held) if entries), default=0.0)
         except PlanError:
             return math.inf
 
