@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sordino_papers import coverage
 from sordino_papers.cells import Results, Table
 from sordino_papers.claims import settled
 from sordino_papers.kept import middle
@@ -39,7 +40,9 @@ def page(results: Results, reproduced: list[dict[str, Any]] | None = None) -> st
     """The whole page; a table without results is left out."""
     parts = [table_text(table, results) for table in TABLES if any(cell.id in results for cell in table.cells)]
     parts += [study_text(study, results[study.id]) for study in STUDIES if study.id in results]
-    return "\n\n".join([HEAD.strip(), claims_text(results), digits_text(reproduced or []), *parts]) + "\n"
+    return (
+        "\n\n".join([HEAD.strip(), coverage.text(), claims_text(results), digits_text(reproduced or []), *parts]) + "\n"
+    )
 
 
 def digits_text(rows: list[dict[str, Any]]) -> str:

@@ -1,0 +1,209 @@
+"""What became of every algorithm, table, figure and theorem of the five papers: a row each, nothing left out.
+
+run: as in the paper. scaled: a smaller form, said how. refused: not shipped or not run, with the reason. full scale: a
+command for those with a GPU and the data, not run here. not done: nobody has done it yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["run", "scaled", "refused", "full scale", "not done"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a paper; `where` names ids of `sordino papers list` and functions, `note` the scale or the reason."""
+
+    name: str
+    status: Status
+    where: tuple[str, ...] = ()
+    note: str = ""
+
+
+def _items(status: Status, *rows: tuple[str, str, str]) -> tuple[Item, ...]:
+    return tuple(Item(name, status, tuple(where.split()), note) for name, where, note in rows)
+
+
+PAPER_000 = (
+    *_items(
+        "run",
+        ("Algorithm 1 (DP-Fed-LS)", "sordino.recipes.dp_fed_ls", ""),
+        ("Table 2 (logistic regression)", "000-table2 000-table2-tight 000-best", "tight: the same with PLD's noise"),
+        ("Theorem 1 (noise, fixed cohorts)", "sordino.theory.central_noise.uniform_noise", "with both side conditions"),
+        ("Theorem 2 (noise, Poisson)", "sordino.theory.central_noise.poisson_noise", "with both side conditions"),
+        ("Theorems 3 to 6 (convergence)",
+         "theory-bounds sordino.theory.convergence.strongly_convex_error sordino.theory.convergence.convex_error "
+         "sordino.theory.convergence.nonconvex_error", "bound beside measurement"),
+        ("Corollary 1 (rounds), Table 1 (rates)", "sordino.theory.convergence.rounds_to_reach", "as a function"),
+        ("Corollary 2 (Theorem 3 at an epsilon)", "sordino.theory.convergence.private_federation", "as a function"),
+        ("Proposition 1, Figure 1 (bias and variance)", "sordino.theory.smoothing.smoothing_risk",
+         "Figure 1's signal is a test of it"),
+        ("Lemmas 3, 4 (subsampling)", "sordino.theory.central_noise.subsampled_rdp", ""),
+        ("Figure E.8 (closed forms beside accountants)", "sordino.theory.central_noise.uniform_noise",
+         "docs/privacy.md has the numbers"),
+        ("Table H.7 (settings)", "000-table2", "the logistic column is what 000-table2 runs"),
+    ),
+    *_items(
+        "scaled",
+        ("Table 3 (CNN on SVHN)", "000-cnn", "MNIST by writer, 55,338 parameters, N = 500, T = 40, E = 2"),
+        ("Table 4 (LSTM)", "000-lstm", "100 roles, one layer of 64, T = 30"),
+        ("Table 6 (James-Stein, soft threshold)", "000-denoisers", "the task of 000-cnn"),
+        ("Figure 7, Table H.12 (membership attack)", "000-figure7", "500 MNIST images, a perceptron"),
+    ),
+    *_items(
+        "not done",
+        ("Table 5 (order of flattening)", "sordino.parts.postprocess.LaplacianSmoothing", "`order` does it"),
+        ("Figure 2, G.10, G.11 (spectra of updates)", "", ""),
+        ("Figures 3, 4, 5 (training curves)", "", ""),
+        ("Figure 6, Table H.11 (large noise, several steps)", "", ""),
+        ("Tables H.8, H.9, H.10 (other clips and steps)", "", ""),
+    ),
+    *_items("refused", ("Figure F.9 (a demonstration in two dimensions)", "", "a drawing, with no number in it")),
+)  # fmt: skip
+
+PAPER_001 = (
+    *_items(
+        "run",
+        ("Algorithm 1 (noisy minibatch SGD)", "sordino.recipes.noisy_minibatch_sgd", ""),
+        ("Algorithm 2 (accelerated)", "sordino.recipes.accelerated_minibatch_sgd 001-rounds", ""),
+        ("One pass, and stages for strongly convex losses", "001-scaling", "exponents in n, M and epsilon measured"),
+        ("Figures 3, 6 (odd against even digits)", "001-figure3", "records clipped, split before drawing"),
+        ("Figure 4 (medical charges)", "001-figure4", "N = 3 and 10"),
+        ("Theorem 2.1 (convex, strongly convex)",
+         "sordino.theory.prescriptions.convex sordino.theory.prescriptions.strongly_convex", "prescription"),
+        ("Theorem 2.2 (non-smooth)", "sordino.theory.prescriptions.non_smooth", "prescription"),
+        ("Theorem 2.3 (one pass)", "sordino.theory.prescriptions.one_pass", "prescription"),
+        ("Theorems 2.4, E.1 (accelerated, stages)",
+         "sordino.theory.prescriptions.accelerated sordino.theory.prescriptions.multi_stage", "prescription"),
+        ("Theorem 4.1 (shuffled)", "sordino.theory.prescriptions.shuffled sordino.theory.local_noise.shuffled_std", ""),
+        ("v_*^2 (heterogeneity)", "sordino.theory.tasks.heterogeneity", "as a function"),
+    ),
+    *_items(
+        "not done",
+        ("Figure 5 (homogeneous silos)", "", ""),
+        ("Figures 7, 8 (charges: other N and M)", "", ""),
+        ("Theorems 3.1, F.1, F.4 (lower bounds)", "", ""),
+    ),
+    *_items(
+        "refused",
+        ("Figures 1, 2 (a drawing, a table of rates)", "", "no number to compute"),
+        ("Algorithm 3 (a counter-example)", "", "made to fail: it is no method"),
+        ("Theorem F.2, Corollary F.1 (amplification in the lower bounds' proofs)", "",
+         "billed by a tighter shuffling bound instead (docs/privacy.md)"),
+        ("Theorems F.3, F.5, A.2 (others' results)", "", "cited in proofs, nothing to run"),
+    ),
+)  # fmt: skip
+
+PAPER_002 = (
+    *_items(
+        "run",
+        ("Algorithm 1 (client-side DP-FedAvg)", "sordino.recipes.client_side_fed_avg", ""),
+        ("Figures 3, 5, 7 (loans: T, E, rules for E)", "002-loans", "replace-one sensitivity, twice the paper's"),
+        ("Theorem 1, Corollary 1.1 (Laplace)", "sordino.theory.local_noise.client_laplace_scale", ""),
+        ("Theorem 2, Corollary 2.1 (Gaussian)",
+         "sordino.theory.local_noise.client_gaussian_std sordino.theory.local_noise.sound_client_gaussian_std",
+         "as published and sound: the published one lacks a factor"),
+        ("Theorem 3 (bound)", "sordino.theory.local_noise.client_distance_bound", ""),
+        ("Theorems 4, 5 (E by T)", "sordino.theory.iterations.local_steps", ""),
+        ("Corollary 5.1 (a best T)", "sordino.theory.iterations.best_rounds", ""),
+    ),
+    *_items("scaled", ("Figure 6 (FEMNIST: E)", "002-femnist", "105 writers, a linear model")),
+    *_items(
+        "not done",
+        ("Figure 1 (loans: loss by iteration)", "", ""),
+        ("Figure 2 (FEMNIST: accuracy by iteration)", "", ""),
+        ("Figure 4 (FEMNIST: T)", "", ""),
+    ),
+)  # fmt: skip
+
+PAPER_003 = (
+    *_items(
+        "run",
+        ("Algorithm 1 (DP-FedSAM)", "sordino.recipes.dp_fed_sam", ""),
+        ("Algorithm 1 (top_k)", "sordino.recipes.dp_fed_sam_top_k", "three sound forms; as published: refused, below"),
+        ("Baselines: DP-FedAvg, Fed-SMP, BLUR, BLUR+LUS",
+         "sordino.recipes.dp_fed_avg sordino.recipes.fed_smp sordino.recipes.blur", ""),
+        ("Theorem 1 (sensitivity), Theorem 3 (convergence)",
+         "sordino.theory.sharpness.claimed_sensitivity sordino.theory.sharpness.claimed_descent",
+         "as claimed, beside what is true (docs/privacy.md)"),
+        ("Theorem 4 (epsilon of a round), Theorem 5 (generalisation)",
+         "sordino.theory.sharpness.claimed_round_epsilon sordino.theory.sharpness.claimed_generalisation "
+         "sordino.theory.sharpness.generalisation_gap", "as claimed, and the gap that an epsilon does bound"),
+    ),
+    *_items(
+        "scaled",
+        ("Table 1, Figure 2 (all methods)", "003-mnist 003-femnist", "26,000 to 30,000 parameters, T = 30 or 40"),
+        ("Figure 4 (norms of updates)", "003-mnist", "medians of the last round"),
+    ),
+    *_items(
+        "refused",
+        ("Algorithm 1 (top_k as published)", "", "masks each client's noised update: its epsilon does not follow"),
+        ("Theorem 2 (accountant)", "", "bills fixed cohorts as Poisson; every epsilon here is our certificate's"),
+    ),
+    *_items(
+        "not done",
+        ("Figures 1, 3 (loss landscapes)", "sordino.audit.landscape", "the tool is there"),
+        ("Table 2 (several epsilons)", "", ""),
+        ("Table 3 (share kept)", "", ""),
+        ("Table 4 (train and test accuracy)", "", ""),
+        ("Figure 5 (rho, K, M)", "", ""),
+    ),
+)  # fmt: skip
+
+PAPER_004 = (
+    *_items(
+        "run",
+        ("Algorithm 1 (DP-LSSGD), DP-LSAdam", "sordino.recipes.dp_ls_sgd sordino.recipes.dp_ls_adam "
+         "sordino.optim.make_private", ""),
+        ("Table 2 (logistic regression)", "004-table2", "sigma 0 and 3"),
+        ("Figures 5, 7 (CNN on MNIST)", "004-cnn", "26,010 parameters, 6 epochs"),
+        ("Theorem 2 (noise)", "sordino.theory.central_noise.lssgd_noise", "says where its condition cannot be met"),
+        ("Theorems 4, 7 (utility), Table 1", "theory-bounds sordino.theory.convergence.lssgd_convex_error "
+         "sordino.theory.convergence.lssgd_nonconvex_error", "bound beside measurement"),
+        ("Propositions 5, 8, Tables 3, 4 (gamma, beta)",
+         "sordino.theory.smoothing.smoothing_gamma sordino.theory.smoothing.smoothing_beta", "the tables are tests"),
+    ),
+    *_items(
+        "not done",
+        ("Figures 1, 3 (losses by epoch)", "", ""),
+        ("Figure 4 (step sizes)", "", ""),
+        ("Figure 6 (CIFAR-10)", "", ""),
+    ),
+    *_items("refused", ("Figure 2 (a smoothed signal and picture)", "", "an illustration, with no number in it")),
+)  # fmt: skip
+
+BEYOND = _items(
+    "run",
+    (
+        "recipes.best: tasks that chose its defaults",
+        "beyond-mnist beyond-adult beyond-writers sordino.recipes.best",
+        "",
+    ),
+    ("recipes.best: tasks that had no part in it", "beyond-cifar beyond-loans", "confirm or refute"),
+)
+
+COVERAGE: dict[str, tuple[Item, ...]] = {
+    "Paper 000, DP-Fed-LS": PAPER_000,
+    "Paper 001, silos without a trusted server": PAPER_001,
+    "Paper 002, local and global iterations": PAPER_002,
+    "Paper 003, DP-FedSAM": PAPER_003,
+    "Paper 004, DP-LSSGD": PAPER_004,
+    "Beyond the papers": BEYOND,
+}
+
+
+def text() -> str:
+    """The section of the page: a table per paper."""
+    parts = [f"### {title}\n\n{_table(items)}" for title, items in COVERAGE.items()]
+    return "\n\n".join(["## What became of every item", __doc__.partition("\n\n")[2].strip(), *parts])
+
+
+def _table(items: tuple[Item, ...]) -> str:
+    rows = [f"| {one.name} | {one.status} | {_where(one)} | {one.note or '-'} |" for one in items]
+    return "\n".join(["| item | status | id or function | note |", "|---|---|---|---|", *rows])
+
+
+def _where(one: Item) -> str:
+    return ", ".join(f"`{name}`" for name in one.where) or "-"
