@@ -1,6 +1,8 @@
 """What the theorems of papers 001 and 002 prescribe: rounds, batch, server, and the risk they promise for it.
 
     convex, strongly_convex, non_smooth, one_pass, accelerated, multi_stage, shuffled    paper 001
+    unequal_minibatch, unequal_accelerated: silos of their own size, budget and weight   paper 001
+    lower_bound: what no algorithm of a class can beat                                   paper 001
     local_steps, Upload, best_rounds                                                     paper 002
     require_convex, heterogeneity                                                        of a task at hand
     convergence: how far DP-Fed-LS and DP-LSSGD are from the optimum                     papers 000 and 004
@@ -11,6 +13,7 @@ take rounds, batch and server from here, and calibrate the noise with the accoun
 """
 
 from sordino.theory.iterations import GROWTH, Mechanism, Upload, best_rounds, local_steps
+from sordino.theory.lower_bounds import LowerBound, Rounds, lower_bound
 from sordino.theory.prescriptions import (
     Federation,
     Prescription,
@@ -23,22 +26,31 @@ from sordino.theory.prescriptions import (
     strongly_convex,
 )
 from sordino.theory.tasks import heterogeneity, require_convex
+from sordino.theory.unequal import Silo, Unequal, UnequalPrescription, unequal_accelerated, unequal_minibatch
 
 __all__ = [
     "GROWTH",
     "Federation",
+    "LowerBound",
     "Mechanism",
     "Prescription",
+    "Rounds",
+    "Silo",
+    "Unequal",
+    "UnequalPrescription",
     "Upload",
     "accelerated",
     "best_rounds",
     "convex",
     "heterogeneity",
     "local_steps",
+    "lower_bound",
     "multi_stage",
     "non_smooth",
     "one_pass",
     "require_convex",
     "shuffled",
     "strongly_convex",
+    "unequal_accelerated",
+    "unequal_minibatch",
 ]
