@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from sordino.data.task import Task
-from sordino.engines.base import ClientJob, Collected, Engine, Leads, Remembers, Worker
+from sordino.engines.base import ClientJob, Collected, Engine, Leads, Receipt, Remembers, Worker
 from sordino.engines.checks import check_records
 from sordino.engines.diagnostics import of_release
 from sordino.engines.inprocess import InProcess
-from sordino.errors import ConfigError, DataError, DivergedError, EngineError
+from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
 from sordino.layout import Layout
 from sordino.parts.encode import Public, Spread
 from sordino.parts.postprocess import Noised
@@ -34,12 +34,32 @@ class Charges(Protocol):
     def charge(self, t: int, cohort: Cohort | None) -> None: ...
 
 
+@runtime_checkable
+class Settles(Protocol):
+    """Charges that are told what became of a round whose clients are elsewhere."""
+
+    def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is known after so many charges: who of the last cohort refused, and what silos say that they have paid."""
+
+    after: int
+    refused: tuple[int, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+
+
 @dataclass
 class Tally:
     """Charges kept in memory: how many releases, and, where the cohort is seen anyway, who was in them."""
 
     rounds: list[int] = field(default_factory=list)
     cohorts: list[Cohort] = field(default_factory=list)
+    settled: list[Settled] = field(default_factory=list)
+
+    def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None:
+        self.settled.append(Settled(len(self.rounds), refused, receipts))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
         self.rounds.append(t)
@@ -112,6 +132,8 @@ def run(
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     check(plan, task, engine)
     check_train_metrics(train_metrics, streams.mode)
+    if train_metrics and task.clients.here is not None:
+        raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
     worker = engine.prepare(plan, task, streams)
     state = state or State.initial(plan, task.layout.flatten(task.model))
     if isinstance(worker, Remembers):
@@ -158,10 +180,26 @@ def one_round(
         charges.charge(t, seen)
     start = plan.server.query(state.memory)
     public = plan.public(t, len(start), state.learnt, lambda: worker.public_update(start, t))
-    collected = worker.collect(ClientJob(public, start, cohort))
+    try:
+        collected = worker.collect(ClientJob(public, start, cohort))
+    except QuorumError as error:  # messages may have left: what they have cost is written down
+        _settle(plan, charges, error.collected, charged=release.local)
+        raise
     if not release.local:
         charges.charge(t, seen)
+    _settle(plan, charges, collected, charged=True)
     return released(plan, task, streams, state, public, collected, cohort)
+
+
+def told(plan: Plan) -> bool:
+    """Whether it may be written down who was asked: it is public, or seen by design."""
+    return not plan.clients.random or bool({"cohort", "messages"} & plan.release.sees)
+
+
+def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
+    """Of a round elsewhere, who refused and what was paid; a refusal takes back a charge, if there was one."""
+    if collected.deployed and told(plan) and isinstance(charges, Settles):
+        charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
 
 
 def released(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
+from numpy.typing import NDArray
 from torch import nn
 
 from sordino.data.task import Task
@@ -28,8 +29,8 @@ from sordino.privacy.certificate import (
     priced,
     silo_deltas,
 )
-from sordino.rng import Mode, streams
-from sordino.run import Round, Tally, check, run
+from sordino.rng import Mode, Seeded, streams
+from sordino.run import Round, Settled, Tally, check, run
 
 DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand
 
@@ -78,7 +79,7 @@ def train(
             on_round(history[-1])
     model = final_model(plan, task, state)
     known = Facts(delta, noise, 0, model=model_digest(model), deltas=deltas, public=declared_by_caller(task))
-    facts = counted(plan, tally.rounds, tally.cohorts, known)
+    facts = counted(plan, tally.rounds, tally.cohorts, known, tally.settled)
     return Result(model, history, certificate(plan, facts))
 
 
@@ -124,14 +125,35 @@ def model_digest(model: nn.Module) -> str:
     return hashlib.sha256(model_bytes(model)).hexdigest()
 
 
-def counted(plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts) -> Facts:
+def counted(
+    plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[Settled] = ()
+) -> Facts:
     """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
     again = len(rounds) - len(set(rounds))
     facts = replace(facts, charged=len(rounds), repeats=again)
-    if not cohorts or not plan.clients.random:
+    if not settled and (not cohorts or not plan.clients.random):
         return facts
-    each = np.zeros(plan.clients.population, dtype=np.int64)
-    for cohort in cohorts:
-        each[cohort] += 1
+    each = spent(plan, rounds, cohorts, settled)
+    if settled:
+        facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(again, int(each.max()) - len(set(rounds))))
     own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
     return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
+
+
+def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> NDArray[np.int64]:
+    """How often every client was charged: what its last receipt says, and since then asked minus refused."""
+    if not plan.clients.random:
+        cohorts = [plan.clients.draw(t, _NO_COINS) for t in rounds]
+    receipts, since = (np.zeros(plan.clients.population, dtype=np.int64) for _ in range(2))
+    notes = list(settled)
+    for charged, cohort in enumerate([np.zeros(0, dtype=np.int64), *cohorts]):
+        since[cohort] += 1
+        while notes and notes[0].after == charged:
+            note = notes.pop(0)
+            since[list(note.refused)] -= 1
+            for receipt in note.receipts:
+                receipts[receipt.client], since[receipt.client] = max(receipts[receipt.client], receipt.charges), 0
+    return np.asarray(receipts + np.maximum(since, 0), dtype=np.int64)
+
+
+_NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none

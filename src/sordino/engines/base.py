@@ -76,6 +76,13 @@ class Remembers(Protocol):
     def recall(self, secret: Mapping[str, Tensor]) -> None: ...
 
 
+@runtime_checkable
+class Deployed(Protocol):
+    """An engine whose clients are elsewhere: they are told in the name of which run they are asked."""
+
+    def of_run(self, run: str) -> Engine: ...
+
+
 class Engine(Protocol):
     """Where clients run. `offers` is what it can do: "secure_sum", "shuffler", "client_state"."""
 

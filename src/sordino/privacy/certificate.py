@@ -70,6 +70,7 @@ class Facts:
     stopped: bool = False  # it ended because a budget refused the next cohort, and for no other reason
     foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
     loop: Loop | None = None  # of a private PyTorch loop
+    receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
 
 
 def default_delta(population: int) -> float:
@@ -153,6 +154,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "assumptions": [
             *assumptions(plan, bill, counts, facts.public),
             *(_loop_assumptions(facts.loop) if facts.loop is not None else ()),
+            *(("what a silo says that it was charged is what stands in its own ledger",) if facts.receipts else ()),
             *(trusted(part) for part in others),
         ],
         "foreign_parts": [codec.dump(part) for part in others],
@@ -257,6 +259,8 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
     seen: dict[str, Any] = {} if facts.most is None else {"most_rounds_of_a_client": facts.most}
     if facts.each:
         seen["rounds_of_each_silo"] = list(facts.each)
+    if facts.receipts:
+        seen["charged_by_each_silo"] = list(facts.receipts)
     if plan.local.reads is not None and plan.local.reads.disjoint:
         seen["rounds_charged_again"] = facts.repeats
     if facts.stopped:

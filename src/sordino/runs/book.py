@@ -19,12 +19,14 @@ from typing import Any
 
 from sordino import codec
 from sordino.config import Config
+from sordino.engines.base import Receipt
 from sordino.errors import ConfigError, StorageError
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.privacy.certificate import Declared
 from sordino.privacy.stored import text_of
-from sordino.runs import chain, files
+from sordino.run import Settled
+from sordino.runs import chain, files, receipts
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, software, versions
@@ -43,6 +45,8 @@ class Book:
     noted: Log
     history: Log
     engine: Log
+    receipts: Log
+    charged: int  # how often
 
     @classmethod
     def at(cls, folder: RunFolder, config: str, found: Chain, history: bytes, engine: bytes) -> Book:
@@ -51,16 +55,23 @@ class Book:
         lines = b"".join(charge.line() + b"\n" for charge in found.charges)
         notes = "".join(f"{head}\n" for head in found.heads).encode()
         logs = Log(path / chain.NAME, lines), Log(folder.private / "charged", notes)
-        return cls(
-            folder, config, found.head, *logs, Log(path / "history.jsonl", history), Log(path / "engine.jsonl", engine)
-        )
+        grown = Log(path / "history.jsonl", history), Log(path / "engine.jsonl", engine)
+        paid = Log(path / receipts.NAME, receipts.whole(receipts.read(path) or b""))
+        return cls(folder, config, found.head, *logs, *grown, paid, len(found.charges))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
         """One release, written down twice before any of its noise exists; who took part only where that is seen."""
         line = chain.next_charge(t, cohort, self.config, self.head).line()
         self.charges.append(line)
+        self.charged += 1
         self.head = chain.digest(line)
         self.noted.append(self.head.encode())
+
+    def settle(self, refused: tuple[int, ...], paid: tuple[Receipt, ...]) -> None:
+        """What became of the last charge, by those who paid it."""
+        if not self.receipts.file.exists():
+            files.write(self.receipts.file, b"")
+        self.receipts.append(receipts.line(Settled(self.charged, refused, paid)))
 
     def announce(self, rounds: int, header: dict[str, str | int]) -> None:
         """How the rounds from here on are computed: one line each time the run is started or continued."""

@@ -14,7 +14,7 @@ import torch
 from sordino import codec
 from sordino.config import Config
 from sordino.data.task import Task
-from sordino.engines.base import Engine
+from sordino.engines.base import Deployed, Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.ranks import local_rank
@@ -54,10 +54,14 @@ def execute(
     engine: Engine | None = None,
     on_round: OnRound | None = None,
     sign: Path | None = None,
+    task: Task | None = None,
 ) -> Executed:
-    """Every mistake is found before the first byte is written. A rank other than 0 serves, and never returns."""
+    """Every mistake is found before the first byte is written. A rank other than 0 serves, and never returns.
+
+    `task` stands in for the data that the file names, where they are not here: a server's holds no record.
+    """
     engine = engine or InProcess()
-    task = config.build()
+    task = task or config.build()
     check(config.plan, task, engine)
     if isinstance(engine, Distributed) and not engine.leads:
         engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
@@ -93,6 +97,7 @@ def _rounds(
     config: Config, task: Task, start: Resumed, engine: Engine, show: OnRound, finish: Callable[[bytes], dict[str, Any]]
 ) -> Executed:
     plan, book = config.plan, start.book
+    engine = engine.of_run(start.held.header.run) if isinstance(engine, Deployed) else engine
     first = State.initial(plan, task.layout.flatten(task.model))
     state = _fitting(start.state, first)
     refused = start.refused

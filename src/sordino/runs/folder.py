@@ -4,6 +4,7 @@
                       declared public; root of the chain
     plan.toml         the configuration                 charges.jsonl   the chain of charges
     history.jsonl     one line per round (owner only)   engine.jsonl    how it was computed (owner only)
+    receipts.jsonl    who refused and what each silo has paid, where clients are elsewhere and the cohort is no secret
     refused.json      where a budget ended the run      certificate.sig optional
     model.safetensors, certificate.json
     checkpoint/       owner only, never released: the state and the one before it, the keyed fingerprint of the data, a
@@ -30,7 +31,7 @@ from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
 from sordino.privacy.certificate import Declared, Facts, certificate
 from sordino.privacy.stored import compare_text, parsed
-from sordino.runs import chain, checkpoint, ending, files, logs
+from sordino.runs import chain, checkpoint, ending, files, logs, receipts
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
@@ -179,7 +180,8 @@ class RunFolder:
         digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
         known = Facts(config.delta, config.privacy.noise, 0, None, digest, held.header.config)
         known = replace(known, **config.facts, public=held.header.public, stopped=self.refusal(held) is not None)
-        return counted(config.plan, held.chain.rounds, held.cohorts, known)
+        settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.chain.charges))
+        return counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""
@@ -195,7 +197,7 @@ class RunFolder:
         ran: list[Any] = []
         for line in engine:
             ran += [line.get("versions")] * (line.get("versions") not in ran)
-        bound = {
+        bound: dict[str, Any] = {
             "id": held.header.run,
             "header_sha256": held.header.root,
             "charges_sha256": held.chain.head,
@@ -204,6 +206,11 @@ class RunFolder:
             "checkpoint_sha256": last,
             "versions": ran,
         }
+        paid = receipts.read(self.path)
+        if paid is not None:
+            if receipts.whole(paid) != paid:
+                raise CertificateError(receipts.NAME, f"{receipts.NAME} ends in half a line")
+            bound["receipts_sha256"] = Mark.of(paid).sha256
         self.history()
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
         plain: dict[str, Any] = json.loads(json.dumps(made))

@@ -10,7 +10,7 @@ from sordino.config import Config
 from sordino.data.task import Task
 from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
 from sordino.plan import State
-from sordino.runs import chain, checkpoint, files, logs
+from sordino.runs import chain, checkpoint, files, logs, receipts
 from sordino.runs.book import Book
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import software, versions
@@ -115,6 +115,9 @@ def _mend(folder: RunFolder, held: Contents, history: Mark, engine: Mark, why: s
         files.write(private / "charged", notes, files.PRIVATE)
     files.cut(path / "history.jsonl", history.size)
     files.cut(path / "engine.jsonl", engine.size)
+    paid = receipts.read(path)
+    if paid is not None:
+        files.cut(path / receipts.NAME, len(receipts.whole(paid)))
     if why:
         files.move(private / checkpoint.BEFORE, private / checkpoint.STATE)
     for left in [*path.glob(f"*{files.PARTIAL}"), *private.glob(f"*{files.PARTIAL}")]:

@@ -1,0 +1,67 @@
+"""receipts.jsonl: what became of every charge of a deployed run, from the silos themselves.
+
+One line after each round: who refused (no message left), and how often each silo says that this run was charged to its
+data. Only where who is asked is public or seen by design: of a secret cohort nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sordino.engines.base import Receipt
+from sordino.errors import CertificateError
+from sordino.plan import Plan
+from sordino.run import Settled, told
+from sordino.runs import files
+
+NAME = "receipts.jsonl"
+
+
+def line(note: Settled) -> bytes:
+    """The one way to write it."""
+    paid = [[receipt.client, receipt.charges] for receipt in note.receipts]
+    return json.dumps({"after": note.after, "refused": list(note.refused), "paid": paid}).encode()
+
+
+def read(folder: Path) -> bytes | None:
+    """The file's bytes; None where no silo has ever said anything."""
+    return files.read(folder / NAME) if (folder / NAME).exists() else None
+
+
+def whole(data: bytes) -> bytes:
+    """Without half a line, which a kill leaves."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def parse(data: bytes, plan: Plan, charges: int) -> tuple[Settled, ...]:
+    """The notes of a file, every number checked, or `CertificateError`."""
+    found = tuple(_read(one, number) for number, one in enumerate(whole(data).split(b"\n")[:-1], start=1))
+    if found and not told(plan):
+        raise CertificateError(NAME, f"{NAME} names clients of a cohort that is secret")
+    last = 0
+    for number, note in enumerate(found, start=1):
+        people = [*note.refused, *(receipt.client for receipt in note.receipts)]
+        known = all(0 <= client < plan.clients.population for client in people) and len(set(people)) == len(people)
+        if not known or not last <= note.after <= charges:
+            raise _wrong(number, "names a client twice, or one that is none, or does not follow the charges")
+        last = note.after
+    return found
+
+
+def _read(data: bytes, number: int) -> Settled:
+    try:
+        table: dict[str, Any] = json.loads(data)
+        paid = tuple(Receipt(client, charges) for client, charges in table["paid"])
+        found = Settled(table["after"], tuple(table["refused"]), paid)
+        numbers = [found.after, *found.refused, *(n for one in paid for n in (one.client, one.charges))]
+        if all(type(n) is int and n >= 0 for n in numbers) and line(found) == data:
+            return found
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise _wrong(number, "is not a receipt as this program writes one")
+
+
+def _wrong(number: int, what: str) -> CertificateError:
+    return CertificateError(NAME, f"{NAME} line {number} {what}")
