@@ -191,12 +191,13 @@ def test_a_summary_has_mean_spread_and_both_epsilons() -> None:
 
 def test_a_job_may_read_further_figures_off_its_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(seed: int) -> Job:
-        return replace(small(seed), figures=lambda last: {"rounds": float(last.t + 1)})
+        return replace(small(seed), figures=lambda last: {"rounds": float(last.t + 1)}, train=True)
 
     cell = Cell("000-more", "more", build)
     monkeypatch.setattr(runner, "TABLES", (Table("000-extra", "extra", (cell,)),))
     found = runner.summary(cell, [runner.one_seed("000-more", seed) for seed in (0, 1)])
     assert found["figures"]["rounds"] == [3.0, 3.0]
+    assert len(found["figures"]["train_accuracy"]) == 2
 
 
 def nobody(seed: int) -> Job:

@@ -33,6 +33,7 @@ class Job:
     delta: float
     validation: Records | None = None  # for the paper's own protocol, where it picks a round by validation
     figures: Callable[[Round], Mapping[str, float | None]] | None = None
+    train: bool = False  # keep train_accuracy and train_loss of the last round too: not private, for simulation
 
     @property
     def settings(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -63,8 +63,8 @@ def one_seed(name: str, seed: int, device: str = "cpu") -> Result:
     job, began = cell.build(seed), time.perf_counter()
     picked = _paper_protocol(job) if job.validation is not None else None
     last: Round | None = None
-    engine = InProcess(device=device)
-    for last in run(job.plan, job.task, engine=engine, streams=Seeded(seed), eval_every=job.plan.rounds):
+    how: Any = {"engine": InProcess(device=device), "eval_every": job.plan.rounds, "train_metrics": job.train}
+    for last in run(job.plan, job.task, streams=Seeded(seed), **how):
         if picked is not None:
             picked(last)
     assert last is not None
@@ -76,6 +76,7 @@ def one_seed(name: str, seed: int, device: str = "cpu") -> Result:
 def _figures(job: Job, last: Round) -> dict[str, float | None]:
     """The other metrics of the last round, the median norm of its updates, and what the job itself reads off it."""
     figures: dict[str, float | None] = {name: one for name, one in last.metrics.items() if name != "accuracy"}
+    figures |= {name: one for name, one in last.diagnostics.items() if name.startswith("train_")}
     if job.plan.unit == "client":
         figures["update_norm"] = last.diagnostics.get("update_norm_p50")  # the median: a few clients diverge
     return figures | dict(job.figures(last) if job.figures is not None else {})
