@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.codec import Foreign, nearest, package_of
-from sordino.data import bundled, images, mapped, own, tabular, text
+from sordino.data import archives, bundled, images, leaf, mapped, own, tabular, text
 from sordino.data.records import Dataset, finish, take
 from sordino.errors import ConfigError
 
@@ -39,6 +39,12 @@ _SETS = {
         images.femnist, "LEAF FEMNIST, 62 characters, 105 real writers as clients", "public domain (NIST SD19)"
     ),
     "cifar10": _Entry(images.cifar10, "pictures of 10 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
+    "femnist_leaf": _Entry(
+        leaf.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", "public domain (NIST SD19)"
+    ),
+    "cifar100": _Entry(archives.cifar100, "pictures of 100 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
+    "svhn": _Entry(archives.svhn, "house numbers, 3x32x32; extra = true: 604,388 of them", "non-commercial use only"),
+    "emnist": _Entry(archives.emnist, "handwritten characters, 28x28, six splits", "public domain (NIST)"),
     "adult": _Entry(tabular.adult, "UCI Adult: income above 50,000 dollars", "CC BY 4.0"),
     "insurance": _Entry(tabular.insurance, "1,338 yearly medical charges (regression)", "public domain / DbCL"),
     "heart_disease": _Entry(tabular.heart_disease, "UCI heart disease, 4 hospitals as clients", "CC BY 4.0"),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import pickle
-import tarfile
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from sordino.data.records import Array, Dataset, Ints
+from sordino.data import leaf
+from sordino.data.archives import cifar10_archive
+from sordino.data.idx import idx
+from sordino.data.records import Array, Dataset
 from sordino.data.sources import Source, find, read
-from sordino.errors import DataError
 
 _FILES = (
     "train-images-idx3-ubyte.gz",
@@ -64,12 +62,9 @@ QMNIST = (
     ),
 )
 FEMNIST = Source(
-    "femnist/femnist_leaf_subset.npz", "sha256:3558f0b1cea35aec0137ce3407e9cbdffd3004f7067cc4f73faf9eb1723470af"
-)
-CIFAR10 = Source(
-    "cifar10/cifar-10-python.tar.gz",
-    "md5:c58f30108f718f92721af3b95e74349a",
-    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "femnist/femnist_leaf_subset.npz",
+    "sha256:3558f0b1cea35aec0137ce3407e9cbdffd3004f7067cc4f73faf9eb1723470af",
+    advice=leaf.HOW.format(folder=f"{leaf.FOLDER} below SORDINO_DATA or the cache"),
 )
 CIFAR10_LABELS = Source("cifar10/labels.npz", "sha256:b4f5bb8db0d9df30be17bb35661f3814077d871968ecc4ff7e4afc0995d2aad8")
 CIFAR10_SHEETS = (  # two of training images, one of test images
@@ -77,18 +72,6 @@ CIFAR10_SHEETS = (  # two of training images, one of test images
     Source("cifar10/train_2.webp", "sha256:f0cd79b244135a07833be96f5a711f71baf12b52ebbb0558a5e2b87a0fb99d41"),
     Source("cifar10/test.webp", "sha256:1925251749113162ebc2866d7e46840a66fa4573713aa743599fd9d0370e7362"),
 )
-
-_IDX_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
-
-
-def idx(packed: bytes) -> Array:
-    """An array in the idx format: two zero bytes, type, number of axes, their lengths, the values."""
-    raw = gzip.decompress(packed)
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES:
-        raise DataError("a file that is not idx", "the idx header of unsigned bytes or 32-bit integers")
-    kind, axes = _IDX_TYPES[raw[2]], raw[3]
-    shape = tuple(int(n) for n in np.frombuffer(raw, ">i4", axes, 4))
-    return np.frombuffer(raw, kind, offset=4 + 4 * axes).reshape(shape)
 
 
 def mnist(standard: bool = False) -> Dataset:
@@ -132,7 +115,13 @@ def _writer_numbers() -> tuple[Array, Array]:
 
 
 def femnist() -> Dataset:
-    """62 handwritten characters; the groups are the writers, each with training and test images. White is 1."""
+    """62 handwritten characters; the groups are the writers, each with training and test images. White is 1.
+
+    The packed subset of 105 writers where the data folder has it; else as many writers, by name, of LEAF's own files
+    (other writers, and another split: figures come near, not out the same).
+    """
+    if find(FEMNIST) is None and leaf.there() is not None:
+        return leaf.femnist_leaf(writers=105, least=100)
     with np.load(io.BytesIO(read(FEMNIST))) as file:
         return Dataset(
             x=file["x_train"][:, None],
@@ -147,7 +136,7 @@ def femnist() -> Dataset:
 
 def cifar10() -> Dataset:
     """Ten kinds of objects, canonical order: the first 20,000 where the data folder has sheets, else all 50,000."""
-    return _cifar_from_sheets() if find(CIFAR10_LABELS) else _cifar_from_tar(read(CIFAR10))
+    return _cifar_from_sheets() if find(CIFAR10_LABELS) else cifar10_archive()
 
 
 def _cifar_from_sheets() -> Dataset:
@@ -165,36 +154,3 @@ def _tiles(webp: bytes) -> Array:
     with Image.open(io.BytesIO(webp)) as image:
         sheet = np.asarray(image.convert("RGB"))
     return sheet.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
-
-
-def _cifar_from_tar(packed: bytes) -> Dataset:
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as tar:
-        batches = [_cifar_batch(tar, f"data_batch_{i}") for i in range(1, 6)]
-        test_x, test_y = _cifar_batch(tar, "test_batch")
-    x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
-    return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=10)
-
-
-def _cifar_batch(tar: tarfile.TarFile, name: str) -> tuple[Array, Ints]:
-    member = tar.extractfile(f"cifar-10-batches-py/{name}")
-    if member is None:
-        raise DataError(f"no {name} in the CIFAR-10 archive", "the canonical archive")
-    batch = _ArraysOnly(member, encoding="bytes").load()
-    return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], dtype=np.int64)
-
-
-def _dtype(spec: str | bytes, *_: Any) -> np.dtype[Any]:
-    """np.dtype as old pickles call it: dtype("u1", 0, 1)."""
-    return np.dtype(spec.decode() if isinstance(spec, bytes) else spec, copy=True)
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles NumPy arrays and nothing else, so that an archive cannot run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.empty(0).__reduce__()[0]
-        known = {"numpy ndarray": np.ndarray, "numpy dtype": _dtype}
-        if f"{module} {name}" not in known:
-            raise DataError(f"{module}.{name} in the CIFAR-10 archive", "arrays only", "restore the canonical archive")
-        return known[f"{module} {name}"]

@@ -28,8 +28,9 @@ class Source:
     """One file: where it lies below a data folder, its sum, and its canonical address if it has one."""
 
     path: str  # "adult/adult.data"; a local copy may also be stored as "adult/adult.data.gz"
-    digest: str  # "md5:..." or "sha256:..." of the content at `path`
+    digest: str  # "md5:..." or "sha256:..." of the content at `path`; empty: whoever parses it checks what it says
     url: str = ""  # empty: there is no canonical download
+    advice: str = ""  # then: which file to get from where, and where to put it
 
 
 def cache_folder() -> Path:
@@ -71,6 +72,8 @@ def _content(path: Path, unpack: bool) -> bytes:
 
 
 def _verify(source: Source, content: bytes, where: str, fix: str) -> None:
+    if not source.digest:
+        return
     kind, _, wanted = source.digest.partition(":")
     found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
     if found != wanted:
@@ -83,7 +86,7 @@ def _download(source: Source) -> Path:
         raise DataError(
             f"no local copy of {source.path}, which has no canonical download",
             f"the file {source.path} with {source.digest}",
-            "set SORDINO_DATA to a folder that holds it",
+            source.advice or "set SORDINO_DATA to a folder that holds it",
         )
     target = cache_folder() / source.path
     part = _temporary(target)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from typing import Any
 
 import numpy as np
 
+from sordino.data.plays import roles_of, text_of
 from sordino.data.records import Array, Dataset, Ints, fixed_order
-from sordino.data.sources import Source, read
+from sordino.data.sources import Source, find, read
 from sordino.errors import DataError
 
 WINDOW = 80
 # LEAF's alphabet, fixed and public: a character's label is its place here.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
-ROLES = Source("shakespeare/roles.jsonl.gz", "sha256:dd931f361ba16df6b2ab7da694ab3cd7154b6783284a13b081da3f0b748a9c78")
+ROLES = Source("shakespeare/roles.jsonl", "sha256:8780a0e6c6009d1753aa2b3f102a59309977e3565756213af5bbbd61b38e8020")
+PLAYS = Source(  # no sum of the archive is published; that of the text in it is checked (plays.TEXT_SUM)
+    "shakespeare/1994-01-100.zip", "", "https://www.gutenberg.org/files/100/old/old/1994-01-100.zip"
+)
 
 
 def shakespeare(*, roles: int = 100, per_role: int = 500, least: int = 100) -> Dataset:
@@ -27,7 +29,7 @@ def shakespeare(*, roles: int = 100, per_role: int = 500, least: int = 100) -> D
     """
     if min(roles, per_role, least) < 1:
         raise DataError(f"roles = {roles}, per_role = {per_role}, least = {least}", "each at least 1")
-    texts = [np.asarray(encode(role["text"]), dtype=np.int64) for role in _roles(roles, least)]
+    texts = [np.asarray(encode(said), dtype=np.int64) for said in _roles(roles, least)]
     cuts = [len(text) * 4 // 5 for text in texts]
     train = [windows(text[:cut], per_role) for text, cut in zip(texts, cuts, strict=True)]
     test = [windows(text[cut:], max(per_role // 4, 1)) for text, cut in zip(texts, cuts, strict=True)]
@@ -55,13 +57,19 @@ def windows(text: Ints, most: int) -> tuple[Ints, Ints]:
     return text[starts[:, None] + np.arange(WINDOW)], text[starts + WINDOW]
 
 
-def _roles(asked: int, least: int) -> list[dict[str, Any]]:
+def _roles(asked: int, least: int) -> list[str]:
     """The first `asked` roles, in the fixed order, among those with enough samples."""
-    lines = gzip.decompress(read(ROLES)).decode("utf-8").splitlines()
-    able = [role for role in map(json.loads, lines) if len(role["text"]) - WINDOW >= least]
+    able = [text for text in _texts() if len(text) - WINDOW >= least]
     if asked > len(able):
         raise DataError(f"{len(able)} roles with {least} samples or more", f"{asked}", "ask for fewer roles")
     return [able[i] for i in fixed_order(len(able))[:asked]]
+
+
+def _texts() -> list[str]:
+    """What every role says, in the order of their names: the packed file if there is one, else Gutenberg's archive."""
+    if find(ROLES) is None:
+        return list(roles_of(text_of(read(PLAYS))).values())
+    return [json.loads(line)["text"] for line in read(ROLES).decode("utf-8").splitlines()]
 
 
 def _stack(parts: list[tuple[Ints, Ints]]) -> tuple[Array, Array, Ints]:
