@@ -140,7 +140,8 @@ class PrivacySpec:
 
     `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
     `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
-    would cost one more is not run.
+    would cost one more is not run. `ledger` is a file that all runs on the same data are charged to, before the first
+    round; `dataset` is the name that the data have in it.
     """
 
     delta: float | None = None
@@ -148,6 +149,13 @@ class PrivacySpec:
     noise: Mode = "simulation"
     client_epsilon: float | None = None
     silos: tuple[SiloBudget, ...] = ()
+    ledger: str | None = None
+    dataset: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.ledger is None) != (self.dataset is None):
+            found, lacks = ("ledger", "dataset") if self.dataset is None else ("dataset", "ledger")
+            raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
 
 
 @dataclass(frozen=True, kw_only=True)

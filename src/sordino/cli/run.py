@@ -69,6 +69,10 @@ def result_text(done: Executed) -> str:
     tested = f"{figures} on the whole test set" if figures else NO_TEST
     lines = [f"round {last['round']}: {tested}", guarantee(done.certificate)]
     lines.append(f"noise: {done.certificate['noise']['mode']} ({done.certificate['noise']['note']})")
+    if done.certificate["ledger"] is not None:
+        from sordino.report.explain import in_all
+
+        lines.append(f"ledger: {in_all(done.certificate['ledger'])}")
     lines += [f"note: {note}" for note in done.notes]
     return "\n".join([*lines, f"files: {done.path}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"])
 

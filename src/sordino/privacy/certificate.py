@@ -12,6 +12,7 @@ from sordino.errors import ConfigError
 from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.privacy.spending import Standing
 from sordino.rng import Mode
 from sordino.version import __version__
 
@@ -71,6 +72,7 @@ class Facts:
     foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
     loop: Loop | None = None  # of a private PyTorch loop
     receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
+    ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
 
 
 def default_delta(population: int) -> float:
@@ -156,14 +158,16 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
             *(_loop_assumptions(facts.loop) if facts.loop is not None else ()),
             *(("what a silo says that it was charged is what stands in its own ledger",) if facts.receipts else ()),
             *(trusted(part) for part in others),
+            *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
         ],
         "foreign_parts": [codec.dump(part) for part in others],
-        "not_covered": not_covered(),
+        "not_covered": not_covered(facts.ledger),
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,
         "model_sha256": facts.model,
         "sordino": __version__,
         "loop": None if facts.loop is None else _loop(plan, facts, facts.loop),
+        "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
         "run": None,  # what a folder binds
     }
 
@@ -333,10 +337,35 @@ def _loop_assumptions(loop: Loop) -> list[str]:
     ]
 
 
-def not_covered() -> list[str]:
+def not_covered(ledger: Standing | None = None) -> list[str]:
     """What the certificate does not speak of."""
+    others = "other releases of the same data: a budget is the sum over all of them"
     return [
         "choosing settings by earlier runs on the same data: tuning is not accounted",
-        "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",
-        "other releases of the same data: a budget is the sum over all of them",
+        "diagnostics of a simulation (update norms, clipped fraction): they are not private",
+        others if ledger is None else "releases of the same data that were not charged to the ledger",
     ]
+
+
+def ledger_entry(found: Standing) -> dict[str, Any]:
+    """What a data set has spent over all runs, with the events that say so."""
+    return {
+        "dataset": found.dataset,
+        "unit": found.limit.unit,
+        "relation": found.limit.relation,
+        "epsilon": upward(found.epsilon),
+        "delta": found.limit.delta,
+        "limit": found.limit.epsilon,
+        "runs": found.runs,
+        "lines": found.lines,
+        "sha256": found.digest,
+        "events": [codec.dump(item) for item in found.items],
+    }
+
+
+def _ledger_assumptions(found: Standing) -> list[str]:
+    """What a sum over all runs rests on."""
+    said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]
+    if all(isinstance(item.event, GaussianNoise) for item in found.items):
+        return said
+    return [*said, "the settings of the runs on the ledger were not chosen by what earlier ones of them had released"]

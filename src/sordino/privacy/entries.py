@@ -58,10 +58,14 @@ Entry = Limited | Admitted | Charged
 _LINES: dict[str, type[Entry]] = {"limit": Limited, "run": Admitted, "job": Charged}
 
 
+def name_of(entry: Entry) -> str:
+    """Which sort of line it is."""
+    return next(name for name, kind in _LINES.items() if isinstance(entry, kind))
+
+
 def written(entry: Entry) -> str:
     """A line as JSON."""
-    name = next(name for name, kind in _LINES.items() if isinstance(entry, kind))
-    return codec.to_json({"line": name, **codec.dump(entry)})
+    return codec.to_json({"line": name_of(entry), **codec.dump(entry)})
 
 
 def parse(body: str) -> Entry:

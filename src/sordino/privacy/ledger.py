@@ -27,7 +27,7 @@ from sordino.parts.events import Relation
 from sordino.privacy import entries
 from sordino.privacy.entries import Account, Accounts, Admitted, Charged, Entry, Limited
 from sordino.privacy.journal import ROOT, Journal
-from sordino.privacy.spending import Item, Limit, Total, items, total
+from sordino.privacy.spending import Item, Limit, Standing, Total, items, total
 
 WAIT = 30.0  # seconds until a ledger that others write to is given up
 LONGEST = 200  # characters of a name
@@ -133,6 +133,13 @@ class Ledger:
             if not known or line is not account.runs[run].line:
                 self._append(line)
 
+    def consider(self, name: str, asked: Asked) -> None:
+        """Refuse what the data set cannot pay for now; nothing is charged and nothing set aside."""
+        with self._looking():
+            line = Admitted(name, "", asked.unit, asked.relation, (), 0, "")
+            account = self._account(name)
+            self._afford(account, line, account.held + total(asked.items))
+
     def settle(self, run: str, spent: tuple[Item, ...]) -> None:
         """What a run has cost after all, where that is more than it was charged: written down whatever the limit."""
         with self._writing():
@@ -205,6 +212,15 @@ class Ledger:
             at, digest = self.journal.read, self.journal.digest
         charges = sum(run.jobs.total() for run in runs)
         return Statement(name, limit, limit.spent(held), len(runs), charges, items(held), at, digest)
+
+    def standing(self, run: str) -> Standing:
+        """The data set that a run was charged to, as it is now."""
+        with self._looking():
+            account = self._of_run(run)
+            entered, held = account.runs[run], items(account.held)
+            at, digest = self.journal.read, self.journal.digest
+            name, own = entered.line.dataset, items(entered.paid)
+            return Standing(name, account.limit, len(account.runs), at, digest, held, own)
 
     def paid(self, run: str) -> tuple[Item, ...]:
         """What one run was charged."""

@@ -123,6 +123,28 @@ class Limit:
             return math.inf
 
 
+@dataclass(frozen=True)
+class Standing:
+    """A data set after a run was charged: its limit, all that was spent, and what of it was this run's."""
+
+    dataset: str
+    limit: Limit
+    runs: int
+    lines: int  # of the ledger, up to here
+    digest: str  # of the last of them
+    items: tuple[Item, ...]
+    own: tuple[Item, ...]
+
+    @property
+    def epsilon(self) -> float:
+        """What the data set has spent in all."""
+        return self.limit.spent(total(self.items))
+
+    def covers(self, bill: tuple[Item, ...]) -> bool:
+        """Whether a bill is within what this run was charged, and that within what the data set has spent."""
+        return total(bill) <= total(self.own) <= total(self.items)
+
+
 def records(held: Mapping[Held, int]) -> list[Entries]:
     """Everything that one record was in, for each kind of record."""
     silos = sorted({silo for _, _, silo in held if silo}) or [""]

@@ -96,6 +96,18 @@ def _counted(certificate: dict[str, Any]) -> str:
         f"was drawn, {counts['rounds_billed']} are in the bill."
         + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
         + (_so_far(certificate["loop"]) if certificate["loop"] is not None else "")
+        + (f" {in_all(certificate['ledger'])}" if certificate["ledger"] is not None else "")
+    )
+
+
+def in_all(ledger: dict[str, Any]) -> str:
+    """What the data set has spent over every run, in one sentence."""
+    runs = f"{ledger['runs']} run" + "s" * (ledger["runs"] != 1)
+    if ledger["epsilon"] is None:
+        return f"The data set {ledger['dataset']!r} has no guarantee after {runs}."
+    return (
+        f"The data set {ledger['dataset']!r} has spent epsilon {ledger['epsilon']:.4g} of {ledger['limit']:g} in all, "
+        f"at delta {ledger['delta']:.3g}, relation {ledger['relation']}, in {runs} that were charged to its ledger."
     )
 
 

@@ -26,7 +26,7 @@ from sordino.plan import State
 from sordino.privacy.certificate import Declared
 from sordino.privacy.stored import text_of
 from sordino.run import Settled
-from sordino.runs import chain, files, receipts
+from sordino.runs import chain, files, purse, receipts
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, software, versions
@@ -88,6 +88,7 @@ class Book:
     def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
         """Model and certificate, from what the folder says happened; signed if somebody signs."""
         files.write(self.folder.path / "model.safetensors", model)
+        purse.settle(self.folder)
         made = self.folder.certificate()
         files.write(self.folder.path / "certificate.json", text_of(made).encode())
         if sign is not None:

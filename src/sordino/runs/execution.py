@@ -23,7 +23,7 @@ from sordino.plan import State
 from sordino.privacy.certificate import priced
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
-from sordino.runs import ending, signature
+from sordino.runs import ending, purse, signature
 from sordino.runs.book import Book, create
 from sordino.runs.files import SAFE
 from sordino.runs.fingerprint import Fingerprint
@@ -69,6 +69,8 @@ def execute(
     priced(config.plan, config.delta, config.deltas)
     key = None if sign is None else signature.private_key(sign)
     there = resume and path.exists()
+    if not there:
+        purse.consider(config)
     folder = (
         RunFolder.open(path, config)
         if there
@@ -76,6 +78,7 @@ def execute(
     )
     with folder.locked(), _enough_memory():
         start = resumed(folder, config, task)
+        purse.admit(config, start.held.header.run, start.held.chain.rounds, 0 if start.state is None else start.state.t)
         finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
         return _rounds(config, task, start, engine, on_round or (lambda line: None), finish)
 

@@ -6,6 +6,7 @@
     history.jsonl     one line per round (owner only)   engine.jsonl    how it was computed (owner only)
     receipts.jsonl    who refused and what each silo has paid, where clients are elsewhere and the cohort is no secret
     refused.json      where a budget ended the run      certificate.sig optional
+    ledger.json       what the data set had spent in all when this run was charged, where a ledger is named
     model.safetensors, certificate.json
     checkpoint/       owner only, never released: the state and the one before it, the keyed fingerprint of the data, a
                       second note of every charge, a lock
@@ -31,7 +32,7 @@ from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.parts.samplers import Cohort
 from sordino.privacy.certificate import Declared, Facts, certificate
 from sordino.privacy.stored import compare_text, parsed
-from sordino.runs import chain, checkpoint, ending, files, logs, receipts
+from sordino.runs import chain, checkpoint, ending, files, logs, purse, receipts
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
@@ -181,7 +182,8 @@ class RunFolder:
         known = Facts(config.delta, config.privacy.noise, 0, None, digest, held.header.config)
         known = replace(known, **config.facts, public=held.header.public, stopped=self.refusal(held) is not None)
         settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.chain.charges))
-        return counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
+        found = counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
+        return replace(found, ledger=purse.standing(self.path, config, found))
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""

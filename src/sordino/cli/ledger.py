@@ -1,0 +1,104 @@
+"""`sordino ledger`: what data sets have spent over all runs, and what they may; needs no torch and no data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino.cli.app import JsonFlag, Own, app, bring, say
+
+if TYPE_CHECKING:
+    from sordino.privacy.entries import Entry
+    from sordino.privacy.ledger import Statement
+
+ledger_app = typer.Typer(no_args_is_help=True, help="The budget of a data set over all runs.", rich_markup_mode=None)
+app.add_typer(ledger_app, name="ledger")
+LedgerFile = Annotated[Path, typer.Argument(help="The file of the ledger.")]
+Dataset = Annotated[str, typer.Argument(help="The name that its operator gave the data set.")]
+
+
+@ledger_app.command("show")
+def ledger_show(
+    file: LedgerFile,
+    dataset: Annotated[str | None, typer.Argument(help="One data set; default: all.")] = None,
+    own: Own = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What data sets have spent in all, and what they may spend."""
+    bring(own)
+    from sordino.privacy.ledger import Ledger
+
+    with Ledger.open(file) as ledger:
+        found = [ledger.spent(name) for name in ([dataset] if dataset is not None else ledger.names)]
+    text = "\n".join(map(_line, found)) or "no data set has a limit yet"
+    say(as_json, {"ledger": str(file), "datasets": [_entry(one) for one in found]}, text)
+
+
+@ledger_app.command("limit")
+def ledger_limit(
+    file: LedgerFile,
+    dataset: Dataset,
+    epsilon: Annotated[float, typer.Option(help="The most that all runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="At this delta.")],
+    unit: Annotated[str, typer.Option(help="What one neighbour may change: client | record")],
+    relation: Annotated[str, typer.Option(help="replace_one | add_remove | zero_out")] = "replace_one",
+    as_json: JsonFlag = False,
+) -> None:
+    """Set, raise or lower what a data set may spend; makes the ledger if there is none."""
+    from sordino import codec
+    from sordino.privacy.ledger import Ledger
+    from sordino.privacy.spending import Limit
+
+    asked = {"epsilon": epsilon, "delta": delta, "unit": unit, "relation": relation}
+    limit: Limit = codec.read(Limit, asked, "--")
+    with Ledger.open(file, create=True) as ledger:
+        ledger.limit(dataset, limit)
+        found = ledger.spent(dataset)
+    say(as_json, {"ledger": str(file), **_entry(found)}, _line(found))
+
+
+@ledger_app.command("history")
+def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json: JsonFlag = False) -> None:
+    """Every line of one data set: limits, runs and jobs, with the events that were charged."""
+    bring(own)
+    from sordino import codec
+    from sordino.privacy.entries import name_of
+    from sordino.privacy.ledger import Ledger
+
+    with Ledger.open(file) as ledger:
+        found = ledger.history(dataset)
+    lines = [{"line": name_of(entry), **codec.dump(entry)} for entry in found]
+    say(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(map(_told, found)))
+
+
+def _entry(found: Statement) -> dict[str, Any]:
+    from sordino import codec
+    from sordino.privacy.certificate import upward
+
+    limit = codec.dump(found.limit)
+    events = [codec.dump(item) for item in found.items]
+    counts = {"runs": found.runs, "charges": found.charges}
+    return {"dataset": found.dataset, "spent": upward(found.epsilon), "limit": limit, **counts, "events": events}
+
+
+def _line(found: Statement) -> str:
+    limit = found.limit
+    return (
+        f"{found.dataset}: epsilon {found.epsilon:.4g} of {limit.epsilon:g} spent, delta {limit.delta:g}, "
+        f"unit {limit.unit}, relation {limit.relation}; runs {found.runs}, jobs charged {found.charges}"
+    )
+
+
+def _told(entry: Entry) -> str:
+    """One line of history: when, what, and what it cost."""
+    from sordino.privacy.entries import Admitted, Limited
+
+    if isinstance(entry, Limited):
+        limit = entry.limit
+        what = f"limit  epsilon {limit.epsilon:g}, delta {limit.delta:g}, unit {limit.unit}, relation {limit.relation}"
+        return f"{entry.at}  {what}"
+    cost = ", ".join(f"{item.count} x {item.event}" for item in entry.items) or "nothing"
+    what = f"run    {entry.run}" if isinstance(entry, Admitted) else f"job    {entry.job} of {entry.run}"
+    return f"{entry.at}  {what}: {cost}"

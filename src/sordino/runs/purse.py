@@ -1,0 +1,109 @@
+"""A run that pays from a ledger: charged whole before its first round, so that of two who race one gets the last.
+
+What is charged is the bill that the certificate will show, as planned. A run that stops early gets nothing back:
+whoever stopped it has seen its models. One that is continued pays nothing twice; if rounds are run again after a kill,
+it pays for them before they are. What the data set has spent in all is noted at the end, in ledger.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sordino import codec
+from sordino.config import Config
+from sordino.errors import CertificateError, ConfigError, UserError
+from sordino.privacy.bill import Line
+from sordino.privacy.certificate import Facts, participation
+from sordino.privacy.ledger import Asked, Ledger
+from sordino.privacy.spending import Item, Standing
+from sordino.runs import files
+
+if TYPE_CHECKING:
+    from sordino.runs.folder import RunFolder
+
+NAME = "ledger.json"
+
+
+def asked(config: Config, facts: Facts) -> Asked:
+    """The first line of the bill, in the ledger's terms: by name where silos have names."""
+    bill = config.plan.bill(participation(config.plan, facts))
+    lines = bill.of("models")
+    return Asked(bill.unit, lines[0].relation, _items(lines, config.task.silos))
+
+
+def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
+    """Silos by name; without names nobody knows whose records they were in another run, so they must be alike."""
+    if names:
+        whose = [(line, name) for line in lines for k, name in enumerate(names) if not line.silos or k in line.silos]
+        return tuple(Item(event, count, silo=name) for line, name in whose for event, count in line.entries if count)
+    if len({tuple(event for event, _ in line.entries) for line in lines}) > 1:
+        found = "a ledger, and silos that differ in their noise or size and have no names"
+        raise ConfigError(found, "names, by which a silo is known in the next run", "set [task] silos")
+    most = max(lines, key=lambda line: [count for _, count in line.entries])
+    return tuple(Item(event, count) for event, count in most.entries if count)
+
+
+def _planned(config: Config, charged: Sequence[int] = (), t: int = 0) -> Asked:
+    """What the run will have cost if it goes on from round t to its end."""
+    rounds = [*charged, *range(t, config.plan.rounds)]
+    again = len(rounds) - len(set(rounds))
+    facts = Facts(config.delta, config.privacy.noise, len(rounds), repeats=again, **config.facts)
+    return asked(config, facts)
+
+
+def _named(config: Config) -> tuple[Path, str] | None:
+    file, name = config.privacy.ledger, config.privacy.dataset
+    return None if file is None or name is None else (Path(file), name)
+
+
+def consider(config: Config) -> None:
+    """Refuse a run that its data set cannot pay for, before anything is written."""
+    named = _named(config)
+    if named is not None:
+        with Ledger.open(named[0]) as ledger:
+            ledger.consider(named[1], _planned(config))
+
+
+def admit(config: Config, run: str, charged: Sequence[int], t: int) -> None:
+    """Pay for the whole run, or for what it must run again, before any of it is run."""
+    named = _named(config)
+    if named is not None:
+        with Ledger.open(named[0]) as ledger:
+            ledger.admit(run, named[1], _planned(config, charged, t), whole=True)
+
+
+def settle(folder: RunFolder) -> None:
+    """Note what the data set has spent, once; if the run has cost more than was planned, that is written down too."""
+    held = folder.contents()
+    named = _named(held.config)
+    if named is None or (folder.path / NAME).exists():
+        return
+    with Ledger.open(named[0]) as ledger:
+        ledger.settle(held.header.run, asked(held.config, folder.facts(held)).items)
+        found = ledger.standing(held.header.run)
+    files.write(folder.path / NAME, (json.dumps(codec.dump(found), indent=1) + "\n").encode())
+
+
+def standing(path: Path, config: Config, facts: Facts) -> Standing | None:
+    """What ledger.json says, if it is of this data set and pays for this run; nothing before it is written."""
+    file, named = path / NAME, _named(config)
+    if named is None or not file.exists():
+        if file.exists() or (named is not None and (path / "certificate.json").exists()):
+            raise CertificateError(
+                NAME, f"{NAME} is {'not asked for by' if file.exists() else 'missing beside'} plan.toml"
+            )
+        return None
+    try:
+        found: Standing = codec.read(Standing, json.loads(files.read(file)), NAME)
+    except (ValueError, TypeError, RecursionError, UserError) as error:
+        raise CertificateError(NAME, f"{NAME} cannot be read ({str(error)[:200]})") from None
+    need = asked(config, replace(facts, ledger=None))
+    if found.dataset != named[1] or found.limit.prices(need.unit, need.relation) is not None:
+        raise CertificateError(NAME, f"{NAME} is of another data set than {named[1]!r}, unit or relation")
+    if not found.covers(need.items):
+        raise CertificateError(NAME, f"{NAME} holds less than this run was billed")
+    return found
