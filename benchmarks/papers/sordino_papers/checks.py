@@ -95,12 +95,13 @@ def grain(old: dict[str, Any]) -> float:
 
 
 def _study(study: Study, rows: list[Row], found: Row) -> Outcome:
-    """The kept row with the keys of the found one; the seed's own value where it is kept, or else the mean."""
-    keys = {name: one for name, one in found.items() if name != study.measure}
+    """The kept row with the keys of the found one: its first seed if the found row is one run, else its mean."""
+    keys = {name: one for name, one in found.items() if name not in (study.measure, "spread", "repeats", "values")}
     row = next((row for row in rows if all(row.get(name) == one for name, one in keys.items())), None)
     if row is None:
         raise ConfigError(f"the quick row {keys} of {study.id}", "the keys of a kept row", "run the study anew")
-    value = float(row["values"][0] if row.get("values") else row[study.measure])
+    one_run = "values" not in found and row.get("values")
+    value = float(row["values"][0] if one_run else row[study.measure])
     of = ", ".join([study.measure, *(f"{name} {one}" for name, one in keys.items())])
     near, last = tolerance(value, row.get("spread")), 1e-5 * abs(value)  # six digits are kept
     return Outcome(study.id, value, float(found[study.measure]), near, of, last)

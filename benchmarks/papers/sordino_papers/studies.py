@@ -24,7 +24,7 @@ class Study:
 
     Claims are rows of `verdicts`; they are made from the kept rows whenever they are shown, and never kept. `chosen`
     says which data chose which hyper-parameter. `quick()` computes one cheap row again, with the keys of a kept one and
-    `measure` as its number: `papers run all --quick` compares the two.
+    `measure` as its number (seed 0 alone, or several seeds `gathered`): `papers run all --quick` compares the two.
     """
 
     id: str

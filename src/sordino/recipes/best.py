@@ -35,8 +35,9 @@ def best(
     """w <- w - step (noised mean); the result is a mean of all w in which about the last `window` of them count.
 
     The multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`, `window`,
-    `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks: `sordino papers run
-    beyond-mnist` (-adult, -writers) compares the choices.
+    `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino papers run
+    beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) they are neither better nor worse
+    than the last model: docs/papers.md has the intervals.
     """
     server, clients = bold(rounds, step, window), Poisson(population, rate)
     target = default_delta(population) if delta is None else delta
