@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from sordino.errors import StorageError, UserError
@@ -28,6 +29,7 @@ _TABLES = (
     "digest TEXT NOT NULL)",
     f"INSERT INTO head VALUES (1, 0, '{ROOT}')",
 )
+_MARKS = ("application_id", "user_version")
 Take = Callable[[str], None]
 
 
@@ -37,47 +39,30 @@ class Journal:
     def __init__(self, path: Path, wait: float, create: bool = False) -> None:
         self.path, self.wait = path, wait
         self.read, self.digest = 0, ROOT
-        if not path.is_file() and (path.exists() or not create):
+        if create and not path.exists():
+            with self._sentences():
+                _make(path)
+        if not path.is_file():
             what = "which is not a file" if path.exists() else "which is not there"
             raise StorageError(f"the ledger {path}, {what}", "a ledger", MAKES)
         with self._sentences():
-            if create:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             address = f"{path.absolute().as_uri()}?mode=rw"
             self._database = sqlite3.connect(address, timeout=wait, isolation_level=None, uri=True)
             try:
-                self._prepare(create)
+                self._prepare()
             except BaseException:
                 self.close()
                 raise
 
-    def _prepare(self, create: bool) -> None:
-        """A file of ours, of this format; an empty one becomes one."""
-        if create and self._empty():
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._make()
-        mark, version = self._number("application_id"), self._number("user_version")
+    def _prepare(self) -> None:
+        """A file of ours, of this format."""
+        mark, version = (int(self._database.execute(f"PRAGMA {name}").fetchone()[0]) for name in _MARKS)
         if mark != MARK:
             raise StorageError(f"{self.path}, which is not a ledger", "a ledger", MAKES)
         if version != FORMAT:
             found = f"the ledger {self.path} of format {version}"
             raise StorageError(found, f"format {FORMAT}", "use the version of sordino that wrote it")
         self._database.execute("PRAGMA synchronous=FULL")
-
-    def _number(self, pragma: str) -> int:
-        return int(self._database.execute(f"PRAGMA {pragma}").fetchone()[0])
-
-    def _empty(self) -> bool:
-        tables = int(self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        return tables == 0 and self._number("application_id") == 0 and self._number("user_version") == 0
-
-    def _make(self) -> None:
-        """Tables and marks, at once; two who make the same file make it once."""
-        self._database.execute("PRAGMA synchronous=FULL")
-        with self.writing():
-            if self._empty():
-                for statement in (*_TABLES, f"PRAGMA application_id={MARK}", f"PRAGMA user_version={FORMAT}"):
-                    self._database.execute(statement)
 
     def close(self) -> None:
         """Nothing is lost by not calling it."""
@@ -169,7 +154,8 @@ class Journal:
         except sqlite3.Error as error:
             raise self._sentence(str(error)) from None
         except OSError as error:
-            raise StorageError(f"the ledger {self.path}, which cannot be opened ({error.strerror})") from None
+            found = f"the ledger {self.path}, which cannot be opened ({error.strerror})"
+            raise StorageError(found, "a folder to write to") from None
 
     def _sentence(self, said: str) -> UserError:
         path, held = self.path, f"which others have held for {self.wait:g} seconds"
@@ -183,6 +169,22 @@ class Journal:
         }
         words = next((words for word, words in known.items() if word in said), None)
         return self.damaged(said) if words is None else StorageError(*words)
+
+
+def _make(path: Path) -> None:
+    """A new file under another name, whole, then its own; of two who make it one is first. Nothing is written over."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(sqlite3.connect(partial, isolation_level=None)) as database:
+            marks = (f"PRAGMA application_id={MARK}", f"PRAGMA user_version={FORMAT}")
+            for statement in ("PRAGMA journal_mode=WAL", "BEGIN IMMEDIATE", *_TABLES, *marks, "COMMIT"):
+                database.execute(statement)
+        with suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        for left in path.parent.glob(f"{partial.name}*"):
+            left.unlink(missing_ok=True)
 
 
 def _next(before: str, body: str) -> str:
