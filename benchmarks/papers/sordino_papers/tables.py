@@ -5,6 +5,7 @@ from __future__ import annotations
 from sordino_papers.beyond import TABLES as BEYOND
 from sordino_papers.bounds import STUDIES as BOUNDS
 from sordino_papers.cells import Cell, Job, Table
+from sordino_papers.full import TABLES as FULL
 from sordino_papers.paper_000 import TABLES as PAPER_000
 from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
 from sordino_papers.paper_001 import STUDIES as PAPER_001
@@ -16,7 +17,7 @@ from sordino_papers.paper_004 import STUDIES as PAPER_004_STUDIES
 from sordino_papers.paper_004 import TABLES as PAPER_004
 from sordino_papers.studies import Study
 
-TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_003, *PAPER_004, *BEYOND)
+TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_003, *PAPER_004, *BEYOND, *FULL)
 
 STUDIES: tuple[Study, ...] = (
     *PAPER_000_ATTACK,
