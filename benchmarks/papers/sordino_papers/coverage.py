@@ -46,6 +46,11 @@ PAPER_000 = (
         ("Table H.7 (settings)", "000-table2", "the logistic column is what 000-table2 runs"),
     ),
     *_items(
+        "full scale",
+        ("Table 3 (the paper's own size)", "000-table3", "from scratch; plans billed in a test, not run here"),
+        ("Table 4 (the paper's own size)", "000-table4", "plans billed in a test, not run here"),
+    ),
+    *_items(
         "scaled",
         ("Table 3 (CNN on SVHN)", "000-cnn", "MNIST by writer, 55,338 parameters, N = 500, T = 40, E = 2"),
         ("Table 4 (LSTM)", "000-lstm", "100 roles, one layer of 64, T = 30"),
@@ -133,6 +138,10 @@ PAPER_003 = (
          "sordino.theory.sharpness.generalisation_gap", "as claimed, and the gap that an epsilon does bound"),
     ),
     *_items(
+        "full scale",
+        ("Table 1 (the paper's own size)", "003-emnist 003-cifar10 003-cifar100", "plans billed in a test, not run here"),
+    ),
+    *_items(
         "scaled",
         ("Table 1, Figure 2 (all methods)", "003-mnist 003-femnist", "26,000 to 30,000 parameters, T = 30 or 40"),
         ("Figure 4 (norms of updates)", "003-mnist", "medians of the last round"),
@@ -171,6 +180,7 @@ PAPER_004 = (
         ("Figure 4 (step sizes)", "", ""),
         ("Figure 6 (CIFAR-10)", "", ""),
     ),
+    *_items("full scale", ("Figure 6 (the paper's own size)", "004-cifar10-full", "plans billed in a test, not run here")),
     *_items("refused", ("Figure 2 (a smoothed signal and picture)", "", "an illustration, with no number in it")),
 )  # fmt: skip
 
