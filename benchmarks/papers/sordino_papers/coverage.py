@@ -47,8 +47,8 @@ PAPER_000 = (
     ),
     *_items(
         "full scale",
-        ("Table 3 (the paper's own size)", "000-table3", "from scratch; plans billed in a test, not run here"),
-        ("Table 4 (the paper's own size)", "000-table4", "plans billed in a test, not run here"),
+        ("Table 3 (the paper's own size)", "000-table3", "from scratch; billed in a test, not run here"),
+        ("Table 4 (the paper's own size)", "000-table4", "billed in a test, not run here"),
     ),
     *_items(
         "scaled",
@@ -139,7 +139,7 @@ PAPER_003 = (
     ),
     *_items(
         "full scale",
-        ("Table 1 (the paper's own size)", "003-emnist 003-cifar10 003-cifar100", "plans billed in a test, not run here"),
+        ("Table 1 (the paper's own size)", "003-emnist 003-cifar10 003-cifar100", "billed in a test, not run here"),
     ),
     *_items(
         "scaled",
@@ -180,7 +180,7 @@ PAPER_004 = (
         ("Figure 4 (step sizes)", "", ""),
         ("Figure 6 (CIFAR-10)", "", ""),
     ),
-    *_items("full scale", ("Figure 6 (the paper's own size)", "004-cifar10-full", "plans billed in a test, not run here")),
+    *_items("full scale", ("Figure 6 (the paper's own size)", "004-cifar10-full", "billed in a test, not run here")),
     *_items("refused", ("Figure 2 (a smoothed signal and picture)", "", "an illustration, with no number in it")),
 )  # fmt: skip
 
