@@ -74,19 +74,20 @@ def _named(name: str, title: str, one: Full, published: float | None, claimed: f
 # ---- 000, Tables 3 and 4 ---------------------------------------------------------------------------------------------
 
 STRENGTHS = (0.0, 0.5, 1.0, 1.5)
-TABLE3 = {  # z: epsilon as published and accuracies of STRENGTHS, uniform and Poisson
+Row = tuple[float, tuple[float, ...]]
+Published = dict[float, tuple[Row, Row]]
+TABLE3: Published = {  # z: epsilon as published and accuracies of STRENGTHS, uniform and Poisson
     2.4: ((2.83, (76.14, 80.67, 80.82, 81.02)), (1.39, (75.93, 80.68, 80.82, 80.79))),
     2.2: ((3.15, (78.56, 82.18, 82.17, 81.38)), (1.55, (78.23, 81.86, 82.10, 81.80))),
     2.0: ((3.53, (80.28, 82.94, 83.19, 82.93)), (1.74, (79.94, 82.87, 82.89, 82.83))),
     1.8: ((4.05, (82.05, 84.17, 84.40, 83.51)), (2.00, (82.01, 83.94, 83.85, 83.74))),
 }
-TABLE4 = {
+TABLE4: Published = {
     1.4: ((17.69, (38.79, 39.97, 40.36, 40.76)), (8.23, (38.58, 39.44, 40.73, 40.60))),
     1.2: ((22.43, (39.05, 41.44, 41.90, 42.04)), (10.41, (39.84, 40.87, 42.20, 42.27))),
     1.0: ((27.25, (41.48, 43.66, 44.29, 43.68)), (14.05, (41.49, 43.70, 44.06, 43.92))),
     0.8: ((39.90, (43.96, 45.49, 45.35, 44.91)), (20.92, (43.78, 45.24, 45.03, 45.06))),
 }
-Published = dict[float, tuple[tuple[float, tuple[float, ...]], tuple[float, tuple[float, ...]]]]
 
 
 def svhn(seed: int) -> Task:
@@ -211,7 +212,7 @@ def _paper_003(data: str, title: str, one_run: float) -> Table:
 # ---- 004, Figure 6 ---------------------------------------------------------------------------------------------------
 
 CIFAR_RECORDS, CIFAR_BATCH, EPOCHS = 50_000, 256, 60
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, tuple[Callable[..., Plan], float, float]] = {
     "DP-SGD": (dp_ls_sgd, 0.15, 0.0),
     "DP-LSSGD": (dp_ls_sgd, 0.15, 1.0),
     "DP-Adam": (dp_ls_adam, 0.001, 0.0),
