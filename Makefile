@@ -35,6 +35,7 @@ $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.tx
 # Ten thousand mutated configurations, each with five seconds and a gigabyte. A few minutes.
 nightly: install
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/contracts/test_any_configuration.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/privacy/test_ledger_processes.py tests/privacy/test_ledger_damage.py
 
 lint: install
 	$(BIN)/ruff check src tests examples benchmarks/papers

@@ -292,6 +292,14 @@ def test_a_run_stays_with_its_data_set(ledger: Ledger) -> None:
         ledger.charge("b", "0", (Item(GAUSS),))
 
 
+def test_a_run_is_admitted_for_one_plan(ledger: Ledger) -> None:
+    """Else jobs of a louder plan would be paid for by what a quieter one was charged whole."""
+    ledger.admit("a", "heart", Asked("record", "replace_one", (Item(GAUSS, 5),), "quiet"), whole=True, jobs=5)
+    for whole in (True, False):
+        with pytest.raises(ConfigError, match="plan quiet, one record, replace_one, as it was admitted"):
+            ledger.admit("a", "heart", Asked("record", "replace_one", (), "loud"), whole=whole)
+
+
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 

@@ -14,13 +14,14 @@ import pytest
 from tests.commands import ROUNDS, federation, sordino
 
 from sordino.config import load_config
-from sordino.errors import CertificateError
-from sordino.parts.events import GaussianNoise, PoissonSampled
+from sordino.errors import CertificateError, ConfigError
+from sordino.parts.events import Event, GaussianNoise, PoissonSampled
 from sordino.privacy import accounting
+from sordino.privacy.bill import Line
 from sordino.privacy.certificate import upward
 from sordino.privacy.entries import Account, Admitted, Run
 from sordino.privacy.ledger import Ledger
-from sordino.privacy.spending import total
+from sordino.privacy.spending import Item, total
 from sordino.privacy.stored import schema
 from sordino.runs import execution, purse
 from sordino.runs.folder import RunFolder
@@ -169,3 +170,17 @@ def test_a_relation_that_the_limit_cannot_price_is_one_sentence(tmp_path: Path) 
         tmp_path, ('{ kind = "poisson", population = 60, rate = 0.5 }', '{ kind = "everyone", population = 60 }')
     )
     assert "differ by replace_one" in sordino("run", file, "--out", tmp_path / "a").sentence
+
+
+def line(event: Event, count: int, *silos: int) -> Line:
+    return Line("models", "replace_one", ((event, count),), silos)
+
+
+def test_silos_with_names_are_charged_by_name_and_others_must_be_alike() -> None:
+    loud, quiet = GaussianNoise(1.0), GaussianNoise(2.0)
+    named = purse._items((line(loud, 3, 0, 2), line(quiet, 4, 1)), ("va", "basel", "bern"))
+    assert named == (Item(loud, 3, silo="va"), Item(loud, 3, silo="bern"), Item(quiet, 4, silo="basel"))
+    assert purse._items((line(loud, 3),), ("va", "basel")) == (Item(loud, 3, silo="va"), Item(loud, 3, silo="basel"))
+    assert purse._items((line(loud, 3, 0), line(loud, 5, 1)), ()) == (Item(loud, 5),)
+    with pytest.raises(ConfigError, match=r"silos that differ .* and have no names"):
+        purse._items((line(loud, 3, 0), line(quiet, 3, 1)), ())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sordino.parts.bounds import Spent
+from sordino.parts.events import Unprotected
 from sordino.parts.release import Release
 from sordino.privacy.bill import Adversary, Line, Participation
 from sordino.privacy.ledger import Asked
@@ -34,8 +35,12 @@ class Cost:
         """Whether the run is charged at admission."""
         plan = self.plan
         hidden = plan.clients.random and plan.clients.amplifies and plan.release.hides(plan.clients)
-        coins = self.adversary == "models" and plan.unit == "client" and hidden
-        return coins or type(plan.release).over is not Release.over
+        return self._one_event or (self.adversary == "models" and plan.unit == "client" and hidden)
+
+    @property
+    def _one_event(self) -> bool:
+        """The noise of all rounds is one event: a round that is drawn again has no price."""
+        return type(self.plan.release).over is not Release.over
 
     @property
     def jobs(self) -> int:
@@ -48,12 +53,14 @@ class Cost:
         line = self.plan.forecast.line(self.adversary, self.silo)
         if self.whole:
             items = tuple(Item(event, count) for event, count in line.entries if count)
-            return Asked(self.plan.unit, line.relation, items)
+            return Asked(self.plan.unit, line.relation, items, self.plan.hash)
         rounds = math.ceil(float(self.plan.clients.turns(self.plan.rounds)[self.silo]))
-        return Asked(self.plan.unit, line.relation, self._rounds(rounds))
+        return Asked(self.plan.unit, line.relation, self._rounds(rounds), self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:
-        """One message of round t."""
+        """One message of round t; of a run that is charged whole, one that is drawn again."""
+        if self._one_event:
+            return (Item(Unprotected()),)
         blocks = self._blocks(t)
         if blocks is None:
             return tuple(Item(event, count) for event, count in self._line(1).entries)

@@ -40,6 +40,7 @@ class Admitted:
     relation: Relation
     items: tuple[Item, ...]
     jobs: int
+    plan: str  # its hash: a run is admitted for one plan
     at: str
 
 
@@ -129,9 +130,10 @@ class Account:
         if line.run not in self.runs:
             return line
         before = self.runs[line.run].line
-        if (before.unit, before.relation) != (line.unit, line.relation):
-            found = f"the run {shown(line.run)} again, for one {line.unit}, {line.relation}"
-            raise ConfigError(found, f"one {before.unit}, {before.relation}, as it was admitted", "name it otherwise")
+        if (before.unit, before.relation, before.plan) != (line.unit, line.relation, line.plan):
+            found = f"the run {shown(line.run)} again, with plan {line.plan[:12]}, one {line.unit}, {line.relation}"
+            needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as it was admitted"
+            raise ConfigError(found, needed, "give it a name of its own")
         both = total(before.items) | total(line.items)
         merged = replace(line, items=items(both), jobs=max(before.jobs, line.jobs))
         return before if (both, merged.jobs) == (total(before.items), before.jobs) else merged

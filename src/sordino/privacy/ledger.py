@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,11 +59,15 @@ class Statement:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run asks of a data set: events for one `unit`, proved when neighbours differ by `relation`."""
+    """What a run asks of a data set: events for one `unit`, proved when neighbours differ by `relation`.
+
+    `plan` is the hash of its plan: who asks again under the name of the same run must ask for the same plan.
+    """
 
     unit: Unit
     relation: Relation
     items: tuple[Item, ...]
+    plan: str = ""
 
 
 class Ledger:
@@ -125,7 +129,7 @@ class Ledger:
             if self._accounts.run(run) not in (None, account):
                 raise ConfigError(f"the run {shown(run)} again, on {name!r}", "the data set that it was admitted to")
             paid = asked.items if whole else ()
-            line = Admitted(name, run, asked.unit, asked.relation, paid, jobs if whole else 0, _now())
+            line = Admitted(name, run, asked.unit, asked.relation, paid, jobs if whole else 0, asked.plan, _now())
             line, known = account.merged(line), run in account.runs
             if known and whole and line is account.runs[run].line:
                 return  # paid for already
@@ -136,7 +140,7 @@ class Ledger:
     def consider(self, name: str, asked: Asked) -> None:
         """Refuse what the data set cannot pay for now; nothing is charged and nothing set aside."""
         with self._looking():
-            line = Admitted(name, "", asked.unit, asked.relation, (), 0, "")
+            line = Admitted(name, "", asked.unit, asked.relation, (), 0, asked.plan, "")
             account = self._account(name)
             self._afford(account, line, account.held + total(asked.items))
 
@@ -145,9 +149,7 @@ class Ledger:
         with self._writing():
             account = self._of_run(run)
             before = account.runs[run].line
-            line = account.merged(
-                Admitted(before.dataset, run, before.unit, before.relation, spent, before.jobs, _now())
-            )
+            line = account.merged(replace(before, items=spent, at=_now()))
             if line is not before:
                 self._append(line)
 

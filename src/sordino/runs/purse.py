@@ -32,7 +32,7 @@ def asked(config: Config, facts: Facts) -> Asked:
     """The first line of the bill, in the ledger's terms: by name where silos have names."""
     bill = config.plan.bill(participation(config.plan, facts))
     lines = bill.of("models")
-    return Asked(bill.unit, lines[0].relation, _items(lines, config.task.silos))
+    return Asked(bill.unit, lines[0].relation, _items(lines, config.task.silos), config.plan.hash)
 
 
 def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
