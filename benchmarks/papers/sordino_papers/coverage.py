@@ -41,8 +41,6 @@ PAPER_000 = (
         ("Proposition 1, Figure 1 (bias and variance)", "sordino.theory.smoothing.smoothing_risk",
          "Figure 1's signal is a test of it"),
         ("Lemmas 3, 4 (subsampling)", "sordino.theory.central_noise.subsampled_rdp", ""),
-        ("Figure E.8 (closed forms beside accountants)", "sordino.theory.central_noise.uniform_noise",
-         "docs/privacy.md has the numbers"),
         ("Table H.7 (settings)", "000-table2", "the logistic column is what 000-table2 runs"),
     ),
     *_items(
@@ -53,6 +51,8 @@ PAPER_000 = (
     *_items(
         "scaled",
         ("Table 3 (CNN on SVHN)", "000-cnn", "MNIST by writer, 55,338 parameters, N = 500, T = 40, E = 2"),
+        ("Figure E.8 (closed forms beside accountants)", "000-table2 000-table2-tight",
+         "at Table 2's setting: the theorems' noise, and the noise of tight accounting"),
         ("Table 4 (LSTM)", "000-lstm", "100 roles, one layer of 64, T = 30"),
         ("Table 6 (James-Stein, soft threshold)", "000-denoisers", "the task of 000-cnn"),
         ("Figure 7, Table H.12 (membership attack)", "000-figure7", "500 MNIST images, a perceptron"),
