@@ -342,7 +342,7 @@ def not_covered(ledger: Standing | None = None) -> list[str]:
     others = "other releases of the same data: a budget is the sum over all of them"
     return [
         "choosing settings by earlier runs on the same data: tuning is not accounted",
-        "diagnostics of a simulation (update norms, clipped fraction): they are not private",
+        "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",
         others if ledger is None else "releases of the same data that were not charged to the ledger",
     ]
 
