@@ -28,7 +28,7 @@ def _correlate(a: Floats, b: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a strategy is for: patterns of rounds, and what the server makes of a round (first column, or the matrix)."""
+    """What a strategy is for: patterns of rounds, and what the server makes of a round."""
 
     patterns: Patterns
     work: Floats  # [T]: Toeplitz; [T, T]: any
@@ -61,7 +61,7 @@ class Goal:
         column = padded(column, self.rounds)
         if np.count_nonzero(column) <= self.patterns.apart and not column[self.patterns.apart :].any():
             return self._apart(column)
-        starts, total, slope = self.patterns.earliest.astype(np.int64), np.zeros(self.rounds), np.zeros(self.rounds)
+        starts, total, slope = self.patterns.earliest, np.zeros(self.rounds), np.zeros(self.rounds)
         for start in starts:
             total[start:] += column[: self.rounds - start]
         for start in starts:
@@ -79,11 +79,13 @@ class Goal:
         return float(np.log(error) + np.log(size)), by_error / error + by_size / size
 
 
-def _least(loss: Callable[[Floats], tuple[float, Floats]], start: Floats) -> Floats:
+def _least(
+    loss: Callable[[Floats], tuple[float, Floats]], start: Floats, bounds: list[tuple[float, float]] | None = None
+) -> Floats:
     from scipy.optimize import minimize
 
     options = {"maxiter": _STEPS, "maxfun": 4 * _STEPS, "ftol": _ENOUGH, "gtol": 1e-10}
-    return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x)
+    return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)
 
 
 def banded(goal: Goal, bands: int) -> Floats:
@@ -139,6 +141,7 @@ class _Search:
 def buffered(goal: Goal, buffers: int) -> Buffers:
     """The best sum of so many falling powers. Nonnegative weights keep c falling, where they add up to at most 1."""
     search = _Search(goal, buffers)
-    weights, decays = search.read(_least(search.loss, search.start))
+    bounds = [(-30.0, 0.0)] * buffers + [(-10.0, 15.0)] * buffers
+    weights, decays = search.read(_least(search.loss, search.start, bounds))
     order = np.argsort(decays)
     return Buffers(tuple(float(w) for w in weights[order]), tuple(float(d) for d in decays[order]))

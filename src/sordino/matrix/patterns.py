@@ -1,19 +1,19 @@
 """Sensitivity: how far one client moves C X, over all patterns of rounds that it may be in.
 
-A pattern has at most `most` rounds of T, any two of them at least `apart` rounds from each other. A client adds u_t with
-||u_t|| <= 1 in each of its rounds, so it moves C X by at most
+A pattern has at most `most` rounds of T, any two of them at least `apart` rounds from each other. A client adds u_t,
+||u_t|| <= 1, in each of its rounds, so it moves C X by at most
 
     max_pattern sqrt(sum_{s, t in pattern} |<C[:, s], C[:, t]>|)
 
 with equality where no inner product is negative. `toeplitz_sensitivity` is exact for entries that are nonnegative and
-never rise, `banded_sensitivity` for columns of different rounds that do not meet, `sensitivity_bound` is for any matrix.
+never rise, and for columns of one pattern that do not meet; `sensitivity_bound` is for any matrix.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,9 @@ class Patterns:
         return min(self.most, 1 + (self.rounds - 1) // self.apart)
 
     @property
-    def earliest(self) -> Floats:
+    def earliest(self) -> NDArray[np.int64]:
         """0, apart, 2 apart, ...: the pattern that begins at once and never waits."""
-        return np.arange(self.reachable) * self.apart
+        return np.arange(self.reachable, dtype=np.int64) * self.apart
 
 
 def falls(column: Floats) -> bool:
@@ -54,8 +54,8 @@ def falls(column: Floats) -> bool:
 def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     """Of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
 
-    Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j apart]||. Columns that do
-    not meet (bands <= apart) need no order: sqrt(sum_j ||C[:, j apart]||^2). Anything else gets the bound for any matrix.
+    Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j apart]||. Columns that
+    do not meet (bands <= apart) need no order: sqrt(sum_j ||C[:, j apart]||^2). All else gets the bound for any matrix.
     """
     if patterns.reachable == 0:
         return 0.0
@@ -70,13 +70,13 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
 def _apart(column: Floats, patterns: Patterns) -> float:
     """Columns that do not meet; later ones are cut off at the end of the run and count for no more."""
     energy = np.cumsum(column**2)
-    left = np.minimum(patterns.rounds - patterns.earliest, len(column)).astype(np.int64)
+    left = np.minimum(patterns.rounds - patterns.earliest, len(column))
     return math.sqrt(float(energy[left - 1].sum()))
 
 
 def _together(column: Floats, patterns: Patterns) -> Floats:
     total = np.zeros(patterns.rounds)
-    for start in patterns.earliest.astype(np.int64):
+    for start in patterns.earliest:
         total[start:] += column[: patterns.rounds - start]
     return total
 
@@ -104,7 +104,7 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
 def _allowed(i: int, patterns: Patterns) -> NDArray[np.bool_]:
     """Rounds that may stand beside round i in one pattern, and i itself."""
     away = np.abs(np.arange(patterns.rounds) - i)
-    return (away >= patterns.apart) | (away == 0)
+    return np.asarray((away >= patterns.apart) | (away == 0))
 
 
 def _best(gains: Floats, patterns: Patterns, through: int | None = None) -> float:
@@ -134,7 +134,6 @@ def every_pattern(patterns: Patterns) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     for count in range(patterns.reachable + 1):
         for chosen in combinations(range(patterns.rounds), count):
-            if all(b - a >= patterns.apart for a, b in zip(chosen, chosen[1:], strict=False)):
+            if all(b - a >= patterns.apart for a, b in pairwise(chosen)):
                 found.append(chosen)
     return found
-

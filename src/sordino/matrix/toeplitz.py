@@ -14,7 +14,7 @@ def padded(column: Floats, rounds: int) -> Floats:
 
 
 def product(a: Floats, b: Floats, rounds: int) -> Floats:
-    """First column of the product of two: a polynomial product, cut off. By FFT; errors of 1e-16 of the largest entry."""
+    """First column of the product of two: a product of polynomials, cut off. By FFT, to 1e-16 of the largest."""
     size = 1 << max(2 * rounds - 1, 1).bit_length()
     both = np.fft.rfft(a[:rounds], size) * np.fft.rfft(b[:rounds], size)
     return np.asarray(np.fft.irfft(both, size)[:rounds])
@@ -33,7 +33,7 @@ def inverse(column: Floats, rounds: int) -> Floats:
 
 
 def square_root(rounds: int) -> Floats:
-    """c of C with C C = the matrix of ones below the diagonal: c_0 = 1, c_t = c_{t-1} (2t - 1)/(2t)  (Fichtenberger)."""
+    """c of the C with C C = A, A the matrix of sums: c_0 = 1, c_t = c_{t-1} (2t - 1)/(2t)  (Fichtenberger 2023)."""
     steps = np.arange(1, rounds, dtype=np.float64)
     return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
 
