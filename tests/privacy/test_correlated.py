@@ -22,7 +22,7 @@ from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sam
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Sgd
 from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
-from sordino.plan import Plan
+from sordino.plan import Plan, State
 from sordino.privacy.bill import Participation
 from sordino.privacy.calibrated import calibrated
 from sordino.rng import Seeded
@@ -149,7 +149,8 @@ def test_calibration_finds_the_multiplier() -> None:
 
 
 def test_whoever_was_drawn_rests() -> None:
-    sampler, last = Separated(60, 7, 8, seed=3), {}
+    sampler = Separated(60, 7, 8, seed=3)
+    last: dict[int, int] = {}
     counts = np.zeros(60)
     for t in range(200):
         for client in sampler.draw(t, np.random.default_rng(t)):
@@ -203,7 +204,7 @@ def test_a_run_that_goes_on_from_its_state_is_the_same_run() -> None:
     assert torch.equal(whole[-1].memory["params"], part[-1].memory["params"])
 
 
-def _kept(made: Plan, task: Task, rounds: int) -> object:
+def _kept(made: Plan, task: Task, rounds: int) -> State:
     import copy
 
     for done in run(made, task, streams=Seeded(2)):
