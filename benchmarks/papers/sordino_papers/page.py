@@ -12,6 +12,8 @@ from sordino_papers.kept import middle
 from sordino_papers.studies import Study
 from sordino_papers.tables import STUDIES, TABLES
 
+PER_SEED = ("values", "figures")  # of a row of a study: kept, judged and drawn, not shown
+
 HEAD = """# The papers' tables, ours beside theirs
 
 Made by `sordino papers run ID` and `sordino papers page`; the raw results are in `benchmarks/papers/results`.
@@ -68,7 +70,7 @@ def study_text(study: Study, found: dict[str, Any]) -> str:
     head = f"## {study.title}\n\n" + " ".join(text for text in (made, study.about, _chosen(study.chosen)) if text)
     shapes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in found["rows"]:
-        shapes.setdefault(tuple(key for key in row if key != "values"), []).append(row)
+        shapes.setdefault(tuple(key for key in row if key not in PER_SEED), []).append(row)
     tables = [_plain_table(keys, rows) for keys, rows in shapes.items()]
     return "\n\n".join([head, f"![{study.title}](figures/{study.id}.png)", *tables])
 

@@ -12,12 +12,16 @@ from sordino_papers.paper_001 import STUDIES as PAPER_001
 from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
 from sordino_papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
 from sordino_papers.paper_002 import STUDIES as PAPER_002
-from sordino_papers.paper_003 import TABLES as PAPER_003
+from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
+from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
+from sordino_papers.paper_003_fair import STUDIES as PAPER_003
+from sordino_papers.paper_003_landscape import STUDIES as PAPER_003_LANDSCAPE
+from sordino_papers.paper_003_tuning import STUDIES as PAPER_003_TUNING
 from sordino_papers.paper_004 import STUDIES as PAPER_004_STUDIES
 from sordino_papers.paper_004 import TABLES as PAPER_004
 from sordino_papers.studies import Study
 
-TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_003, *PAPER_004, *BEYOND, *FULL)
+TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_004, *BEYOND, *FULL)
 
 STUDIES: tuple[Study, ...] = (
     *PAPER_000_ATTACK,
@@ -25,6 +29,11 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_001_CHARGES,
     *PAPER_001_SCALING,
     *PAPER_002,
+    *PAPER_003,
+    *PAPER_003_TUNING,
+    *PAPER_003_LANDSCAPE,
+    *PAPER_003_ABLATIONS,
+    *PAPER_003_CLAIMED,
     *PAPER_004_STUDIES,
     *BOUNDS,
 )
