@@ -52,10 +52,11 @@ class Paid:
         refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model)
         if refused is not None:
             raise ConfigError(refused, "a plan that this silo's policy allows")
-        if job.run not in self.admitted:
+        key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
+        if key not in self.admitted:
             cost = self._cost(job)
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
-            self.admitted.add(job.run)
+            self.admitted.add(key)
             self.say(f"run {job.run}: admitted")
 
     def charge(self, job: Job) -> int:
