@@ -8,33 +8,40 @@ from sordino_papers.cells import Cell, Job, Table
 from sordino_papers.full import TABLES as FULL
 from sordino_papers.paper_000 import TABLES as PAPER_000
 from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
+from sordino_papers.paper_000_curves import STUDIES as PAPER_000_CURVES
+from sordino_papers.paper_000_nets import TABLES as PAPER_000_NETS
+from sordino_papers.paper_000_small import TABLES as PAPER_000_SMALL
+from sordino_papers.paper_000_spectra import STUDIES as PAPER_000_SPECTRA
 from sordino_papers.paper_001 import STUDIES as PAPER_001
 from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
 from sordino_papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
 from sordino_papers.paper_002 import STUDIES as PAPER_002
-from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
-from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
-from sordino_papers.paper_003_fair import STUDIES as PAPER_003
-from sordino_papers.paper_003_landscape import STUDIES as PAPER_003_LANDSCAPE
-from sordino_papers.paper_003_tuning import STUDIES as PAPER_003_TUNING
-from sordino_papers.paper_004 import STUDIES as PAPER_004_STUDIES
+from sordino_papers.paper_003 import TABLES as PAPER_003
 from sordino_papers.paper_004 import TABLES as PAPER_004
+from sordino_papers.paper_004_cnn import STUDIES as PAPER_004_CNN
+from sordino_papers.paper_004_protocol import STUDIES as PAPER_004_PROTOCOL
 from sordino_papers.studies import Study
 
-TABLES: tuple[Table, ...] = (*PAPER_000, *PAPER_004, *BEYOND, *FULL)
+TABLES: tuple[Table, ...] = (
+    *PAPER_000,
+    *PAPER_000_NETS,
+    *PAPER_000_SMALL,
+    *PAPER_003,
+    *PAPER_004,
+    *BEYOND,
+    *FULL,
+)
 
 STUDIES: tuple[Study, ...] = (
     *PAPER_000_ATTACK,
+    *PAPER_000_CURVES,
+    *PAPER_000_SPECTRA,
     *PAPER_001,
     *PAPER_001_CHARGES,
     *PAPER_001_SCALING,
     *PAPER_002,
-    *PAPER_003,
-    *PAPER_003_TUNING,
-    *PAPER_003_LANDSCAPE,
-    *PAPER_003_ABLATIONS,
-    *PAPER_003_CLAIMED,
-    *PAPER_004_STUDIES,
+    *PAPER_004_CNN,
+    *PAPER_004_PROTOCOL,
     *BOUNDS,
 )
 

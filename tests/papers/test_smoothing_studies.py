@@ -1,0 +1,121 @@
+"""Promises of the studies on papers 000 and 004: choices never see the test images, and the closed forms are right."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from sordino.data.task import Records
+from sordino.parts.postprocess import smooth_cycle
+from sordino_papers import paper_000, paper_000_small, paper_000_spectra, paper_004_cnn
+from sordino_papers import paper_004_protocol as protocol
+from sordino_papers.paper_004 import Setting
+
+needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
+
+
+def images(count: int, seed: int) -> Records:
+    coins = torch.Generator().manual_seed(seed)
+    return Records(torch.rand(count, 1, 14, 14, generator=coins), torch.randint(0, 10, (count,), generator=coins))
+
+
+def bench(test: Any) -> paper_004_cnn.Bench:
+    parts = images(40, 0), images(20, 1)
+    return paper_004_cnn.Bench("tiny", Setting(records=40, batch=20, epochs=1, radius=0.5), (8.0,), lambda: parts, test)
+
+
+class LookedAtTheTestError(Exception):
+    pass
+
+
+def refused() -> Records:
+    raise LookedAtTheTestError
+
+
+def test_choosing_a_step_never_reads_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(paper_004_cnn.BENCHES, "tiny", bench(refused))
+    row = paper_004_cnn.tried("tiny", 8.0, "DP-LSSGD", 1.0)
+    assert 0 <= row["validation"] <= 100
+    with pytest.raises(LookedAtTheTestError):  # the run that is reported does
+        paper_004_cnn.reported("tiny", 8.0, "DP-LSSGD", 1.0, 0)
+
+
+def test_the_step_of_a_method_is_the_one_that_validated_best_for_it() -> None:
+    found = {("DP-SGD", 4.0): 80.0, ("DP-SGD", 8.0): 70.0, ("DP-LSSGD", 4.0): 60.0, ("DP-LSSGD", 8.0): 65.0}
+    rows = [{"epsilon": 2.0, "method": m, "step": s, "validation": v} for (m, s), v in found.items()]
+    assert paper_004_cnn.best_step(rows, 2.0, "DP-SGD") == 4.0
+    assert paper_004_cnn.best_step(rows, 2.0, "DP-LSSGD") == 8.0
+
+
+def test_the_sigma_of_table_2_is_chosen_on_validation_images_against_the_test() -> None:
+    held, tested = {1: 80.0, 2: 82.0, 3: 81.0}, {1: 99.0, 2: 1.0, 3: 50.0}
+    results = {
+        f"x-sigma{s}": {"values": [tested[s]], "ours": tested[s], "figures": {"validation": [None, held[s]]}}
+        for s in held
+    }
+    assert paper_000.best_sigma(results, "x-sigma") == 2
+
+
+@needs_data
+def test_no_client_of_the_small_cnn_holds_a_validation_image() -> None:
+    train, held, _ = paper_000_small.images()
+    seen = {row.numpy().tobytes() for row in train.x}
+    assert not any(row.numpy().tobytes() in seen for row in held.x)
+    assert sorted(paper_000_small.small_task(0).clients.index.tolist()) == list(range(len(train)))
+
+
+def test_the_paper_s_protocol_smooths_as_our_part_does() -> None:
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    sigma = torch.tensor([0.0, 1.0, 3.0])
+    found = protocol.smoothed(rows, sigma)
+    for r in range(3):
+        wanted = smooth_cycle(rows[r], float(sigma[r])) if sigma[r] else rows[r]
+        torch.testing.assert_close(found[r], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradients_of_many_models_are_those_of_autograd() -> None:
+    coins = torch.Generator().manual_seed(1)
+    x, y = torch.randn(7, 5, generator=coins), torch.randint(0, 10, (7,), generator=coins)
+    w, c = torch.randn(2, 10, 5, generator=coins), torch.randn(2, 10, generator=coins)
+    made_w, made_c = protocol.gradients(w, c, x, y)
+    for r in range(2):
+        one_w, one_c = w[r].clone().requires_grad_(), c[r].clone().requires_grad_()
+        wanted = torch.autograd.grad(cross_entropy(x @ one_w.T + one_c, y), (one_w, one_c))
+        torch.testing.assert_close((made_w[r], made_c[r]), wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_a_clipped_mean_bounds_no_record_which_is_why_the_protocol_is_not_private() -> None:
+    """Of 128 records one changes: clipping each would allow 2 C / 128; the clipped mean moves by more than C."""
+    still = torch.zeros(127, 3)
+    means = [torch.cat([still, one[None]]).mean(0, keepdim=True) for one in (torch.eye(3) * 1e4)[:2]]
+    moved = float((protocol.clipped(means[0]) - protocol.clipped(means[1])).norm())
+    assert moved > protocol.RADIUS > 2 * protocol.RADIUS / 128
+
+
+def test_a_wave_stands_in_the_band_of_its_frequency() -> None:
+    wave = torch.sin(2 * torch.pi * 40 * torch.arange(1000, dtype=torch.float64) / 1000)
+    sizes = dict(paper_000_spectra.bands(wave))
+    top = max(sizes, key=lambda frequency: sizes[frequency])
+    assert 30 < top < 55
+    assert all(size < 1e-9 for frequency, size in sizes.items() if frequency != top)
+
+
+def test_an_impulse_has_the_flat_spectrum_of_white_noise() -> None:
+    impulse = torch.zeros(400, dtype=torch.float64)
+    impulse[0] = 0.3 * 20
+    assert [size for _, size in paper_000_spectra.bands(impulse)] == pytest.approx([0.3] * 12)
+
+
+def test_smoothing_a_sine_pays_where_noise_is_large_and_costs_where_it_is_small() -> None:
+    assert paper_000_spectra.reduced(3.0, 0.01, 0)["reduction"] < 0
+    assert paper_000_spectra.reduced(3.0, 1.0, 0)["reduction"] > paper_000_spectra.reduced(0.5, 1.0, 0)["reduction"] > 0
+
+
+def test_a_bench_reports_the_validation_images_on_the_way() -> None:
+    tiny = replace(bench(refused))
+    assert tiny.task(0).test is tiny.held()[1]
