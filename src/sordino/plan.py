@@ -12,6 +12,8 @@ from torch import Tensor
 from sordino import codec
 from sordino.codec import digest, genuine
 from sordino.errors import PlanError, shown
+from sordino.matrix.optimise import Goal
+from sordino.matrix.patterns import Patterns
 from sordino.parts.bounds import Bound, Spent, Unit
 from sordino.parts.encode import Adaptive, Clip, Public, Step
 from sordino.parts.events import billable
@@ -61,6 +63,7 @@ class Plan(_Kept):
         self.local.lasts(self.rounds)
         self.release.check(self.bound)
         self.release.suits(self.clients)
+        object.__setattr__(self, "release", self.release.fitted(self._goal))
         self._check_records()
         self._check_stages()
         self._check_denoisers()
@@ -78,6 +81,11 @@ class Plan(_Kept):
                 "a radius to project on",
                 "add Clip(radius) to encode",
             )
+
+    def _goal(self) -> Goal:
+        """What noise over rounds is for: the patterns of rounds of one client, and what the server makes of a round."""
+        allowed = Patterns(self.rounds, self.clients.most(self.rounds), self.clients.apart or 1)
+        return Goal(allowed, self.server.workload(self.rounds))
 
     def _check_schedules(self) -> None:
         """A step size that overflows in some round leaves no model."""

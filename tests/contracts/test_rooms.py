@@ -14,7 +14,16 @@ from statistics import median
 import sordino
 
 ORDER = (
-    *("version", "errors", "rng", "codec", "layout", "kernels", "pld"),  # words, bytes, coins, machine code, losses
+    *(
+        "version",
+        "errors",
+        "rng",
+        "codec",
+        "layout",
+        "kernels",
+        "pld",
+        "matrix",
+    ),  # words, bytes, coins, code, losses, noise
     *("parts", "privacy", "plan", "recipes"),  # what an algorithm is made of, what it costs, the algorithm, the papers'
     *("data", "models", "per_record", "engines"),  # whose records, which net, who computes
     *("run", "training", "config"),  # the loop, the loop in one call, the file

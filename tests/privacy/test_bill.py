@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.tiny import plan
 
+from sordino.matrix.patterns import Patterns
 from sordino.parts.encode import Clip
 from sordino.parts.events import (
     CappedPoisson,
@@ -217,8 +218,8 @@ class Thinned(Poisson, kind="test_thinned"):
 class Woven(CentralNoise, kind="test_woven"):
     """A stranger's noise that depends on earlier noise: one event stands for all rounds of a client."""
 
-    def over(self, rounds: int) -> tuple[tuple[Event, int], ...]:
-        return ((GaussianNoise(2.0 / math.log2(2 + rounds)), 1),)
+    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+        return ((GaussianNoise(2.0 / math.log2(2 + allowed.most)), 1),)
 
     def hides(self, clients: Sampler) -> bool:
         return False

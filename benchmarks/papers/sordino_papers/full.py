@@ -200,7 +200,7 @@ def _paper_003(data: str, title: str, one_run: float) -> Table:
     for skew, row in zip(SKEWS, TABLE1[data], strict=True):
         for method, published in zip(METHODS, row, strict=True):
             one = Full(partial(sam_plan, data, method), partial(images, data, skew), 1 / 500, train=True)
-            slug = method.lower().replace(" ", "-")
+            slug = method.lower().replace(" ", "-").replace("+", "-")
             cells.append(_named(f"003-{data}-{skew}-{slug}", f"{skew}, {method}", one, published))
     about = (
         "z = 0.95 and delta = 1/500 as published; top_k in a sound form (a client's own, dense noise), clipped whole. "

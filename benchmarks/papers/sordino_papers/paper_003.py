@@ -1,105 +1,148 @@
-"""Paper 003 (DP-FedSAM): its comparison, scaled to two CPU cores, every method at the same epsilon."""
+"""Paper 003 (DP-FedSAM): one run of any of its methods, all at the same epsilon, from the same start on the same data.
+
+A seed draws the split of the images, the initial model, the cohorts and the noise: the same for every method.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
-from typing import Any
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from statistics import mean
+from typing import Any, Literal
 
-from sordino.config import TaskSpec
-from sordino.data.partition import Dirichlet, Natural
-from sordino.data.task import Records, Task
-from sordino.models import DpMnistCnn
+import torch
+from torch import nn
+
+from sordino.audit.landscape import landscape
+from sordino.data.datasets import Dataset, load
+from sordino.data.partition import Dirichlet, Iid
+from sordino.data.task import Clients, Records, Task, evaluate
+from sordino.models import Mlp, build_seeded
 from sordino.parts.denoise import SparsifyMean
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
-from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
+from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.certificate import default_delta
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
-from sordino_papers.cells import Cell, Job, Results, Row, Table
-from sordino_papers.claims import beats, common, every
-from sordino_papers.verdicts import verdict
+from sordino.rng import Seeded
+from sordino.run import Round, run
+from sordino.training import final_model
+from sordino_papers.span import InSpan
 
-RHO = 0.01
-METHODS: dict[str, tuple[Callable[..., Plan], dict[str, Any]]] = {
-    "DP-FedAvg": (dp_fed_avg, {"momentum": 0.5, "weight_decay": 5e-4}),
-    "DP-FedSAM": (dp_fed_sam, {"rho": RHO}),
-    "DP-FedSAM, ASAM": (dp_fed_sam, {"rho": 0.1, "adaptive": True}),
-    "top_k of the update": (dp_fed_sam_top_k, {"rho": RHO, "sparsify": SparsifyUpdate(0.4)}),
-    "top_k of the mean": (dp_fed_sam, {"rho": RHO, "denoiser": SparsifyMean(0.4)}),
-    "top_k by public mask": (dp_fed_sam_top_k, {"rho": RHO}),
-    "Fed-SMP-rand_k": (fed_smp, {}),
-    "Fed-SMP-top_k": (fed_smp, {"mask": PublicDataMask()}),
-    "BLUR": (blur, {"strength": 0.1}),
-    "BLUR+LUS": (blur, {"strength": 0.1, "sparsify": SparsifyUpdate(0.4)}),
+Row = dict[str, Any]
+Judge = Literal["test", "validation"]
+IMAGES = 10_000  # the clients', the first of the 60,000
+PUBLIC = slice(10_000, 10_500)  # declared public, for Fed-SMP-top_k
+VALIDATION = slice(50_000, 60_000)  # to tune on
+REACH = 0.5  # of the landscape, in lengths of the model's own filters
+MOMENTUM = {"momentum": 0.5, "weight_decay": 5e-4}  # of all methods
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with its numbers. `own` is what only it has: rho of SAM, the pull of BLUR, the share kept by Fed-SMP."""
+
+    method: str
+    lr: float = 0.1
+    radius: float = 0.2
+    own: float = 0.05
+    skew: float | None = 0.6  # of Dirichlet; None: iid
+    keep: float = 0.4
+    epochs: int = 10
+    rounds: int = 100
+    multiplier: float = 0.95
+    population: int = 500
+
+
+METHODS: dict[str, Callable[[Setting, int], tuple[Callable[..., Plan], dict[str, Any]]]] = {
+    "DP-FedAvg": lambda s, seed: (dp_fed_avg, MOMENTUM),
+    "DP-FedSAM": lambda s, seed: (dp_fed_sam, {"rho": s.own}),
+    "DP-FedSAM, ASAM": lambda s, seed: (dp_fed_sam, {"rho": s.own, "adaptive": True}),
+    "top_k of the update": lambda s, seed: (dp_fed_sam_top_k, {"rho": s.own, "sparsify": SparsifyUpdate(s.keep)}),
+    "top_k of the mean": lambda s, seed: (dp_fed_sam, {"rho": s.own, "denoiser": SparsifyMean(s.keep)}),
+    "top_k by public mask": lambda s, seed: (
+        dp_fed_sam_top_k,
+        {"rho": s.own, "sparsify": PublicMask(s.keep, ReleasedMask(seed))},
+    ),
+    "Fed-SMP-rand_k": lambda s, seed: (fed_smp, {"keep": s.own, "mask": RandomMask(seed)}),
+    "Fed-SMP-top_k": lambda s, seed: (fed_smp, {"keep": s.own, "mask": PublicDataMask()}),
+    "BLUR": lambda s, seed: (blur, {"strength": s.own}),
+    "BLUR+LUS": lambda s, seed: (blur, {"strength": s.own, "sparsify": SparsifyUpdate(s.keep)}),
 }
+SOUND_TOP_K = ("top_k of the update", "top_k of the mean", "top_k by public mask")
 
 
-def _with_public(task: Task) -> Task:
-    """The first 500 test records declared public; they are taken out of the test."""
-    assert task.test is not None
-    test = Records(task.test.x[500:], task.test.y[500:])
-    return replace(task, public=Records(task.test.x[:500], task.test.y[:500]), test=test)
+def plan(setting: Setting, seed: int) -> Plan:
+    """E epochs of b = 32, lr x 0.998 per round, momentum 0.5, weight decay 5e-4; Poisson cohorts of a tenth."""
+    recipe, own = METHODS[setting.method](setting, seed)
+    return recipe(
+        rounds=setting.rounds,
+        clients=Poisson(setting.population, 0.1),
+        lr=Decay(setting.lr, 0.998),
+        epochs=setting.epochs,
+        batch=32,
+        radius=setting.radius,
+        multiplier=setting.multiplier,
+        **own,
+    )
 
 
-def femnist(seed: int) -> Task:
-    """FEMNIST by its real writers: 105 of them, 62 characters."""
-    spec = TaskSpec(dataset="femnist", partition=Natural(), model=DpMnistCnn())
-    return _with_public(spec.build(105, seed))
+@cache
+def mnist(judge: Judge) -> Dataset:
+    """MNIST whose test part is what judges: the test images, or, to tune, the last 10,000 training images."""
+    if judge == "validation":
+        return load("mnist", train=VALIDATION.start, validation=True, standard=True)
+    return load("mnist", standard=True)
 
 
-def mnist_dirichlet(seed: int) -> Task:
-    """20,000 MNIST images over 300 clients with Dirichlet(0.3) label skew."""
-    options = {"train": 20_000, "standard": True}
-    spec = TaskSpec(dataset="mnist", options=options, partition=Dirichlet(300, 0.3), model=DpMnistCnn())
-    return _with_public(spec.build(300, seed))
+def task(setting: Setting, seed: int, judge: Judge = "test") -> Task:
+    """10,000 images over the clients, 784-128-10: 101,770 parameters, five thousand for every record of a client."""
+    data = mnist(judge)
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    cut = Iid(setting.population) if setting.skew is None else Dirichlet(setting.population, setting.skew)
+    split = cut.split(data.y[:IMAGES], None, Seeded(seed).at(0, "partition"))
+    return Task(
+        build_seeded(Mlp((128,)), data.x.shape[1:], 10, seed),
+        Clients(Records(x[:IMAGES], y[:IMAGES]), split.index, split.offsets),
+        Records(torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)),
+        public=Records(x[PUBLIC], y[PUBLIC]),
+    )
 
 
-SETTINGS: dict[str, tuple[Callable[[int], Task], int, dict[str, Any]]] = {
-    "femnist": (femnist, 105, {"rounds": 30, "clients": Poisson(105, 0.3), "multiplier": 0.4, "radius": 0.5}),
-    "mnist": (mnist_dirichlet, 300, {"rounds": 40, "clients": Poisson(300, 0.1), "multiplier": 0.95, "radius": 0.5}),
-}
+def measured(setting: Setting, seed: int, judge: Judge = "test") -> Row:
+    """One run: accuracy (percent) on what judges and on the clients' own images, update norms, flatness.
+
+    All but the first are of private data: known in simulation only.
+    """
+    began, ours, held = time.perf_counter(), plan(setting, seed), task(setting, seed, judge)
+    rounds = run(ours, held, engine=InSpan(chunk=16), streams=Seeded(seed), eval_every=setting.rounds)
+    figures: list[dict[str, float]] = []
+    last: Round | None = None
+    for last in rounds:
+        figures.append(last.diagnostics)
+    assert last is not None
+    model = final_model(ours, held, last.state)
+    train = 100 * evaluate(model, held.clients.records, held.losses)["accuracy"]
+    test = 100 * last.metrics["accuracy"]
+    return {
+        judge: round(test, 2),
+        "train": round(train, 2),
+        "gap": round(train - test, 2),
+        **_norms(figures),
+        **({"rise": flatness(model, held)} if judge == "test" else {}),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
 
 
-def job(setting: str, method: str, seed: int) -> Job:
-    """One run: E = 8, b = 32, lr 0.1 x 0.998 per round, momentum 0.5, weight decay 5e-4 for all methods."""
-    build, population, shared = SETTINGS[setting]
-    recipe, own = METHODS[method]
-    plan = recipe(**shared, lr=Decay(0.1, 0.998), epochs=8, batch=32, **own)
-    return Job(plan, build(seed), default_delta(population))
+def flatness(model: nn.Module, held: Task) -> float:
+    """Mean rise of the test loss over a square around the model: smaller is flatter."""
+    return float(f"{landscape(model, held, reach=REACH, points=7).sharpness:.4g}")
 
 
-def _table(setting: str, title: str) -> Table:
-    cells = tuple(Cell(f"003-{setting}-{_slug(method)}", method, partial(job, setting, method)) for method in METHODS)
-    about = "Scaled: 26,000 to 30,000 parameters, T = 30 or 40, E = 8, rho 0.01."
-    return Table(f"003-{setting}", title, cells, about, CHOSEN, every(partial(above, setting), partial(norms, setting)))
-
-
-CHOSEN = "by hand, on which data is not recorded; the same step, clip and rho for all methods"
-
-
-def above(setting: str, results: Results) -> Iterator[Row]:
-    """DP-FedSAM against DP-FedAvg, and every other method that was run against DP-FedSAM."""
-    sam = f"003-{setting}-dp-fedsam"
-    text = f"003: {setting}, DP-FedSAM beats DP-FedAvg at equal epsilon"
-    yield beats(results, text, sam, f"003-{setting}-dp-fedavg", CHOSEN)
-    for method in METHODS:
-        name = f"003-{setting}-{_slug(method)}"
-        if name in results and method not in ("DP-FedAvg", "DP-FedSAM"):
-            yield beats(results, f"003: {setting}, {method} beats DP-FedSAM", name, sam, CHOSEN)
-
-
-def norms(setting: str, results: Results) -> Iterator[Row]:
-    """Median norms of the last round's updates."""
-    names = (f"003-{setting}-dp-fedavg", f"003-{setting}-dp-fedsam")
-    larger, smaller = common(results, *names, figure="update_norm")
-    yield verdict(f"003: {setting}, DP-FedSAM has smaller updates (median)", larger, smaller, CHOSEN, unit="(norm)")
-
-
-def _slug(method: str) -> str:
-    return method.lower().replace(",", "").replace("+", "-").replace(" ", "-").replace("_", "")
-
-
-TABLES = (_table("femnist", "FEMNIST by writer"), _table("mnist", "MNIST with Dirichlet(0.3) label skew"))
+def _norms(figures: list[dict[str, float]]) -> Row:
+    """Update norms before the clip and the share that it shortens: means over the rounds."""
+    names = {"norm": "update_norm_mean", "median norm": "update_norm_p50", "clipped": "clipped_fraction"}
+    known = [one for one in figures if "update_norm_mean" in one]
+    return {name: float(f"{mean(one[key] for one in known):.4g}") for name, key in names.items()}

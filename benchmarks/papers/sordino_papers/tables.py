@@ -16,7 +16,11 @@ from sordino_papers.paper_001 import STUDIES as PAPER_001
 from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
 from sordino_papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
 from sordino_papers.paper_002 import STUDIES as PAPER_002
-from sordino_papers.paper_003 import TABLES as PAPER_003
+from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
+from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
+from sordino_papers.paper_003_fair import STUDIES as PAPER_003
+from sordino_papers.paper_003_landscape import STUDIES as PAPER_003_LANDSCAPE
+from sordino_papers.paper_003_tuning import STUDIES as PAPER_003_TUNING
 from sordino_papers.paper_004 import TABLES as PAPER_004
 from sordino_papers.paper_004_cnn import STUDIES as PAPER_004_CNN
 from sordino_papers.paper_004_protocol import STUDIES as PAPER_004_PROTOCOL
@@ -26,7 +30,6 @@ TABLES: tuple[Table, ...] = (
     *PAPER_000,
     *PAPER_000_NETS,
     *PAPER_000_SMALL,
-    *PAPER_003,
     *PAPER_004,
     *BEYOND,
     *FULL,
@@ -40,6 +43,11 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_001_CHARGES,
     *PAPER_001_SCALING,
     *PAPER_002,
+    *PAPER_003,
+    *PAPER_003_TUNING,
+    *PAPER_003_LANDSCAPE,
+    *PAPER_003_ABLATIONS,
+    *PAPER_003_CLAIMED,
     *PAPER_004_CNN,
     *PAPER_004_PROTOCOL,
     *BOUNDS,

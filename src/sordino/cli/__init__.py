@@ -10,15 +10,29 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import audit, calibrate, certify, epsilon, explain, ledger, papers, plan, recipes, run, schema, tune
+from sordino.cli import (
+    audit,
+    calibrate,
+    certify,
+    epsilon,
+    explain,
+    federation,
+    ledger,
+    papers,
+    plan,
+    recipes,
+    run,
+    schema,
+    tune,
+)  # fmt: skip
 from sordino.cli.app import app, listened
 from sordino.errors import BudgetError, CertificateError, DivergedError, QuorumError, RankError, UserError
 from sordino.runs import launch
 from sordino.version import __version__
 
 __all__ = [
-    "app", "audit", "calibrate", "certify", "epsilon", "explain", "ledger", "main", "papers", "plan", "recipes", "run",
-    "schema", "tune",
+    "app", "audit", "calibrate", "certify", "epsilon", "explain", "federation", "ledger", "main", "papers", "plan",
+    "recipes", "run", "schema", "tune",
 ]  # fmt: skip
 STOPPED = "stopped; what was charged stays charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries

@@ -26,7 +26,8 @@ def run(
     out: Annotated[Path, typer.Option(help="A new folder for the run.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     engine: Annotated[
-        str | None, typer.Option(help="inprocess | distributed (--workers and torchrun mean it).")
+        str | None,
+        typer.Option(help="inprocess | distributed (--workers, torchrun) | flower (on this machine)."),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the clients of a round.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
@@ -50,6 +51,12 @@ def run(
     from sordino.runs.execution import execute, named_engine
 
     config = load_config(file)
+    if started.engine == "flower":
+        from sordino.flower.here import run_here
+
+        with progress(config.plan.rounds, quiet=as_json) as on_round:
+            done = run_here(config, out, resume=resume, on_round=heard(on_round))
+        return say(as_json, result(done), result_text(done))
     chosen = named_engine(started.engine, threads, timeout, device)
     with progress(config.plan.rounds, quiet=as_json or not getattr(chosen, "leads", True)) as on_round:
         done = execute(config, out, resume=resume, engine=chosen, on_round=heard(on_round), sign=sign)
@@ -93,7 +100,9 @@ def _plain(line: dict[str, Any], rounds: int) -> str:
     from sordino.training import DIAGNOSTIC
 
     figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
-    return f"round {line['round']}/{rounds} {figures} {line[DIAGNOSTIC]['seconds']:.2f}s{_alarm(line)}"
+    seconds = line.get(DIAGNOSTIC, {}).get("seconds")
+    took = "" if seconds is None else f" {seconds:.2f}s"
+    return f"round {line['round']}/{rounds} {figures}{took}{_alarm(line)}"
 
 
 def _alarm(line: dict[str, Any]) -> str:

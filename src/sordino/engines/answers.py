@@ -81,7 +81,7 @@ def answered(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Re
     charges = pay(job) if worker.noisy else 0
     [(who, rows, _)] = worker.encoded(ClientJob(job.public, job.start, np.array([job.client])))
     charges = charges if worker.noisy else pay(job)
-    return Reply(job.id, job.client, worker.sent(who, rows, job.public.t)[0].cpu(), charges=charges)
+    return Reply(job.id, job.client, worker.sent(who, rows, job.public.t)[0].cpu().float(), charges=charges)
 
 
 @dataclass

@@ -38,6 +38,7 @@ NAMES = {
     "flwr.proto.runtime_pb2": ("AcquireTaskRequest", "SendTaskHeartbeatRequest"),
     "flwr.supercore.constant": ("TaskType",),
     "flwr.supercore.control": ("ControlHttpClient",),
+    "flwr.supercore.exit": ("ExitCode", "flwr_exit"),
     "flwr.supercore.interceptors": (
         "RuntimeTokenHttpInterceptor", "RuntimeVersionHttpInterceptor", "SuperExecAuthHttpInterceptor",
     ),
@@ -47,6 +48,7 @@ NAMES = {
 }  # fmt: skip
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 RECORD, ARRAY = "sordino", "bytes"
+REFUSED = 0  # an error of no kind that Flower knows
 BEAT = 10.0  # seconds between the signs of life of a task: Flower gives a task up after 30
 
 
@@ -115,6 +117,13 @@ class Taken:
         """Hand the answer to the SuperNode, and say that the task is done."""
         f = flower()
         f.push_message(self.client, f.Message(packed(data), reply_to=self.message), self.context)
+        f.push_task_output(self.client, self.context, f.SubStatus.COMPLETED, "")
+
+    def refuse(self, why: str) -> None:
+        """Hand over an error: a SuperNode waits for the answer to its message before it asks for the next."""
+        f = flower()
+        error = f.Error(code=REFUSED, reason=why)
+        f.push_message(self.client, f.Message(error, reply_to=self.message), self.context)
         f.push_task_output(self.client, self.context, f.SubStatus.COMPLETED, "")
 
     @contextmanager

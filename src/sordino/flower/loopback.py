@@ -170,13 +170,10 @@ class Loopback:
             raise EngineError(f"flwr {words[0]} that ended with code {done.returncode} ({said})")
         return done.stdout
 
-    def submit(self, out: Path, resume: bool = False, **more: str) -> int:
+    def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> int:
         """Hand the app to the SuperLink; Flower's number of the run. Its end says nothing: look for the certificate."""
-        given = {"out": str(out), **more}
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in given.items())
-        said = self.flwr(
-            "run", str(self.folder), "here", "--run-config", f"{words} resume={json.dumps(resume)}", "--format", "json"
-        )
+        given = f"out={json.dumps(str(out))} resume={json.dumps(resume)}"
+        said = self.flwr("run", str(app or self.folder), "here", "--run-config", given, "--format", "json")
         try:
             return int(json.loads(said)["run-id"])
         except (ValueError, KeyError):
@@ -190,6 +187,12 @@ class Loopback:
             if process.poll() is not None or time.monotonic() > until:
                 raise EngineError(f"{name} that does not come up ({self.last_words(name)})")
             time.sleep(0.1)
+
+    def check(self) -> None:
+        """Refuse to wait for a process that has ended."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                raise EngineError(f"{name} that has ended ({self.last_words(name)})", "", "add --resume")
 
     def last_words(self, name: str) -> str:
         """The end of a log, in one line."""

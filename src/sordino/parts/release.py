@@ -23,6 +23,8 @@ from sordino.parts.mechanisms import Gaussian, Mechanism
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sordino.matrix.optimise import Goal
+    from sordino.matrix.patterns import Patterns
     from sordino.parts.samplers import Cohort, Sampler
 
 Sees = frozenset[str]
@@ -100,9 +102,13 @@ class Release(Part):
     def event(self) -> Event:
         """One round, for a movement of 1 of one message, to one who sees the sum."""
 
-    def over(self, rounds: int) -> tuple[tuple[Event, int], ...]:
-        """So many rounds of one client: the event of one, counted, unless one event stands for the whole run."""
-        return ((self.event(), rounds),)
+    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+        """All rounds that one client may be in: the event of one, counted, unless one stands for the whole run."""
+        return ((self.event(), allowed.most),)
+
+    def fitted(self, goal: Callable[[], Goal]) -> Release:
+        """With what it can only know from the plan; `goal` is the run that noise over rounds is for."""
+        return self
 
     def hides(self, clients: Sampler) -> bool:
         """Whether what is released, noise included, tells neither who came nor how many."""
@@ -127,7 +133,8 @@ class Release(Part):
         """Exact standard deviation of the noise in one coordinate of this cohort's sum."""
 
 
-def _need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
+def need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
+    """Refuse noise on a message that it does not protect."""
     if isinstance(bound, Spent):
         raise PlanError("spent", "noise on messages that are private already", "release Forward()", "drop the noise")
     if not bound.finite:
@@ -167,7 +174,7 @@ class CentralNoise(Release, kind="central_noise"):
     sees: ClassVar[Sees] = frozenset({"mean"})
 
     def check(self, bound: Bound | Spent) -> None:
-        _need_bound(bound, self.mechanism)
+        need_bound(bound, self.mechanism)
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
         return _add(total, self.mechanism, rng)
@@ -243,7 +250,7 @@ class NoiseShares(Release, kind="noise_shares"):
         return Gaussian(self.multiplier / math.sqrt(self.at_least))
 
     def check(self, bound: Bound | Spent) -> None:
-        _need_bound(bound, self.share)
+        need_bound(bound, self.share)
 
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
         return _add(row, self.share, rng)
@@ -289,7 +296,7 @@ class LocalNoise(Release, kind="local_noise"):
             self.mechanism.with_multiplier(multiplier)
 
     def check(self, bound: Bound | Spent) -> None:
-        _need_bound(bound, self.mechanism)
+        need_bound(bound, self.mechanism)
 
     def of(self, client: int) -> Mechanism:
         """The noise of one client."""
@@ -357,7 +364,7 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
             raise PlanError("shuffling", f"at_least = {self.at_least}", "at least 1 report")
 
     def check(self, bound: Bound | Spent) -> None:
-        _need_bound(bound, self.mechanism)
+        need_bound(bound, self.mechanism)
 
     def suits(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)

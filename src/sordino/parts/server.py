@@ -7,16 +7,20 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
+from sordino.matrix.toeplitz import workload
 from sordino.parts.norms import row_norms
 from sordino.parts.numbers import finite, natural, positive
 from sordino.parts.schedules import Schedule, at
 
 Memory = dict[str, Tensor]
+_DENSE = 4096  # rounds up to which a server with a changing step has its own matrix
 
 
 class ServerOptimizer(Part):
@@ -27,6 +31,10 @@ class ServerOptimizer(Part):
     def init(self, params: Tensor) -> Memory:
         """Memory before the first round."""
         return {"params": params.clone()}
+
+    def workload(self, rounds: int) -> NDArray[np.float64]:
+        """A: what models are made of, w_t = sum_s A_ts (mean of round s); its first column, or all. Else: sums."""
+        return np.ones(rounds)
 
     def query(self, memory: Memory) -> Tensor:
         """The model that goes out to the clients."""
@@ -128,6 +136,14 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     def result(self, memory: Memory) -> Tensor:
         return memory["average"].to(memory["params"].dtype) if self.average else memory["params"]
+
+    def workload(self, rounds: int) -> NDArray[np.float64]:
+        """A_ts = sum_{u = s}^{t} lr_u momentum^(u - s); its first column alone where the step never changes."""
+        if not isinstance(self.lr, Schedule) or rounds > _DENSE:
+            return workload(rounds, self.momentum)
+        steps = np.array([self.lr.at(t) for t in range(rounds)])
+        kept = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+        return np.cumsum(np.where(kept >= 0, float(self.momentum) ** np.maximum(kept, 0), 0.0) * steps[:, None], axis=0)
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
         params = memory["params"]

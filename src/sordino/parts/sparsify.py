@@ -22,7 +22,7 @@ from sordino.rng import Seeded
 def keep_largest(rows: Tensor, scores: Tensor, keep: float) -> Tensor:
     """Rows with all but the ceil(keep * d) entries of largest score set to zero, row by row."""
     kept = math.ceil(keep * rows.shape[-1])
-    where = scores.topk(kept, dim=-1).indices
+    where = scores.topk(kept, dim=-1, sorted=False).indices
     return torch.zeros_like(rows).scatter_(-1, where, rows.gather(-1, where))
 
 

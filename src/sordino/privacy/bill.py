@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from sordino.codec import Part, foreign
+from sordino.matrix.patterns import Patterns
 from sordino.parts.bounds import Spent, Unit
 from sordino.parts.events import Event, Relation, Unprotected
 from sordino.parts.release import LocalNoise, Release, ShuffledNoise
@@ -45,6 +46,10 @@ class Participation:
     def planned(cls, clients: Sampler, rounds: int) -> Participation:
         """Before the run: as many rounds as planned."""
         return cls(releases=rounds, most=clients.most(rounds))
+
+    def patterns(self, clients: Sampler) -> Patterns:
+        """The rounds that one client may have been in."""
+        return Patterns(max(self.releases, self.most, 1), self.most, clients.apart or 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def client_bill(clients: Sampler, release: Release, participation: Participation
     messages = Line("messages", "replace_one", ((release.message_event(), participation.most),))
     if "messages" in release.sees:
         return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
-    seen = Line("cohort", _seen_relation(clients, release), release.over(participation.most))
+    seen = Line("cohort", _seen_relation(clients, release), release.over(participation.patterns(clients)))
     return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
 
 
@@ -170,5 +175,7 @@ def _seen_relation(clients: Sampler, release: Release) -> Relation:
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
     """Amplified where sampler and release both say that neither coins nor cohort are seen."""
     if clients.random and clients.amplifies and release.hides(clients) and not participation.told:
-        return Line("models", clients.relation, ((clients.amplify(release.event()), participation.releases),))
+        return Line(
+            "models", clients.relation, ((clients.amplify(release.event()), clients.exposed(participation.releases)),)
+        )
     return replace(seen, adversary="models")

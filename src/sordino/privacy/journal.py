@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -173,9 +173,10 @@ class Journal:
 
 def _make(path: Path) -> None:
     """A new file under another name, whole, then its own; of two who make it one is first. Nothing is written over."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    made, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)  # its owner's alone
+    os.close(made)
+    partial = Path(name)
     try:
-        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         with closing(sqlite3.connect(partial, isolation_level=None)) as database:
             marks = (f"PRAGMA application_id={MARK}", f"PRAGMA user_version={FORMAT}")
             for statement in ("PRAGMA journal_mode=WAL", "BEGIN IMMEDIATE", *_TABLES, *marks, "COMMIT"):

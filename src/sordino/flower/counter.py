@@ -1,0 +1,106 @@
+"""A silo's counter: policy and ledger are asked before anything is computed, and no message leaves that was not paid.
+
+job -> answered before? the same bytes -> policy -> admission -> solve -> charge -> noise -> store -> send
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sordino import codec
+from sordino.config import Config, load_config
+from sordino.data.task import Task
+from sordino.engines.answers import Drawer, Silo, Till
+from sordino.engines.jobs import Job
+from sordino.errors import ConfigError
+from sordino.flower.internals import Node, installed
+from sordino.flower.post import SiloSpec, Voice, serve, silo_task
+from sordino.privacy import policy as policies
+from sordino.privacy.costs import Cost
+from sordino.privacy.ledger import Ledger, Receipt
+from sordino.privacy.policy import Policy
+
+OPEN = "no policy: these data are served without a limit, so they had better be public"
+
+
+def model_hash(config: Config) -> str:
+    """sha256 of what the federation's file says of the model and the loss: what a policy names it by."""
+    spec = config.federation
+    shape = {} if spec is None else {"inputs": list(spec.inputs), "classes": spec.classes}
+    return codec.digest({"model": config.task.model, "loss": config.task.loss, **shape})
+
+
+@dataclass
+class Paid:
+    """A till over a ledger: every message is charged to the silo's data before its noise is drawn."""
+
+    ledger: Ledger
+    policy: Policy
+    silo: int
+    model: str
+    say: Callable[[str], None]
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    admitted: set[str] = field(default_factory=set)
+
+    def stored(self, job: str) -> bytes | None:
+        return self.ledger.replay(job)
+
+    def allows(self, job: Job) -> None:
+        """The policy, and that the ledger can pay for the run; one that came late is admitted by its first job."""
+        refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model)
+        if refused is not None:
+            raise ConfigError(refused, "a plan that this silo's policy allows")
+        key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
+        if key not in self.admitted:
+            cost = self._cost(job)
+            self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
+            self.admitted.add(key)
+            self.say(f"run {job.run}: admitted")
+
+    def charge(self, job: Job) -> int:
+        assert job.public is not None
+        receipt = self.ledger.charge(job.run, job.id, self._cost(job).job(job.public.t))
+        self.receipts = {job.id: receipt}
+        self.say(f"run {job.run}: round {job.public.t + 1} charged")
+        return sum(self.ledger.charges(job.run).values())
+
+    def store(self, job: Job, reply: bytes) -> None:
+        self.ledger.store(self.receipts.pop(job.id), reply)
+
+    def _cost(self, job: Job) -> Cost:
+        return Cost(job.plan, self.silo, self.policy.adversary)
+
+
+def open_silo(folder: Path, spec: SiloSpec, say: Callable[[str], None]) -> Silo:
+    """The silo of a folder: its data in memory, its policy read, its ledger open and holding the policy's limit."""
+    config = load_config(folder / "fed.toml")
+    return silo_of(folder, spec, silo_task(config, spec), model_hash(config), say)
+
+
+def silo_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[[str], None]) -> Silo:
+    """The same for data that are in memory already."""
+    if not spec.policy:
+        say(OPEN)
+        return Silo(task, Drawer())
+    policy = policies.load(folder / spec.policy)
+    ledger = Ledger.open(folder / spec.ledger, create=True)
+    ledger.limit(policy.dataset, policy.limit)
+    till = Paid(ledger, policy, int(task.clients.held[0]), model, say)
+    kept: Till = till
+    return Silo(task, kept, till.allows)
+
+
+def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
+    """`sordino silo serve`: until it is stopped."""
+    installed()
+    spec, say = SiloSpec.read(folder), Voice(as_json)
+    silo = open_silo(folder, spec, say)
+    place = secret or (folder / spec.secret if spec.secret else None)
+    try:
+        shared = None if place is None else place.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{place}, which cannot be read ({error.strerror})", "the node's secret", "key.sh") from None
+    say(f"silo {spec.name}: {len(silo.task.clients.index)} records, node {node or spec.node}")
+    serve(Node(node or spec.node, shared), silo.reply, say)

@@ -1,0 +1,194 @@
+"""`sordino federation new`: a folder with a Flower app for the server, and one for every silo with its policy and keys.
+
+    DIR/pyproject.toml, sordino_app/     the Flower app: `flwr run DIR`; it ships to nodes, where nobody runs it
+    DIR/server/                          certificates.sh, superlink.sh, superlink.service
+    DIR/silos/NAME/                      silo.toml, policy.toml, key.sh, supernode.service, sordino.service
+
+`flwr new` needs the internet; this needs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from sordino.config import Config, load_config
+from sordino.errors import ConfigError
+from sordino.flower.app import silos_of
+from sordino.flower.counter import model_hash
+from sordino.flower.internals import WANTED
+from sordino.parts.events import Unprotected
+from sordino.privacy import accounting
+from sordino.version import __version__
+
+APP = "sordino_app"
+PROJECT = """[project]
+name = "sordino-federation"
+version = "1.0.0"
+description = "A plan of Sordino over Flower."
+license = "Apache-2.0"
+dependencies = ["{flwr}", "sordino=={sordino}"]
+
+[tool.flwr.app]
+publisher = "sordino"
+fab-include = ["{app}/*.py", "{app}/*.toml"]
+
+[tool.flwr.app.components]
+serverapp = "{app}.server:app"
+clientapp = "{app}.client:app"
+
+[tool.flwr.app.config]
+out = "runs/a"
+resume = false
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+"""
+SERVER = '''"""The server's side: the plan of fed.toml, run by its own loop. Success is certificate.json in `out`."""
+
+from pathlib import Path
+
+from sordino.flower.app import server_app
+
+app = server_app(Path(__file__).with_name("fed.toml"))
+'''
+CLIENT = '''"""Nobody runs this: a silo answers by `sordino silo serve`, beside a SuperNode with --isolation process."""
+
+from sordino.flower.app import no_client
+
+app = no_client()
+'''
+CERTIFICATES = """#!/bin/sh
+# A CA and the server's certificate; HOST is how silos reach the server. Send them ca.crt.
+set -e
+HOST=${1:?usage: certificates.sh HOST}
+case $HOST in *[!0-9.]*) SAN="DNS:$HOST" ;; *) SAN="IP:$HOST" ;; esac
+EC="ec -pkeyopt ec_paramgen_curve:P-384"
+openssl req -x509 -newkey $EC -nodes -days 3650 -subj "/CN=sordino CA" -keyout ca.key -out ca.crt
+openssl req -newkey $EC -nodes -subj "/CN=$HOST" -keyout server.key -out server.csr
+printf 'subjectAltName=%s\\n' "$SAN" > server.ext
+openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile server.ext -out server.crt
+chmod 600 ca.key server.key
+"""
+SUPERLINK = """#!/bin/sh
+# The SuperLink. Its database outlives it: silos reconnect after a restart.
+export FLWR_TELEMETRY_ENABLED=0
+exec flower-superlink --host 0.0.0.0 --port {port} --database link.db --enable-supernode-auth \\
+  --disable-runtime-dependency-installation --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key
+"""
+KEY = """#!/bin/sh
+# The silo's own key pair, and a secret between its two processes. Send node.pub to the server, and nothing else.
+set -e
+ssh-keygen -q -t ecdsa -b 384 -N "" -f node
+head -c 32 /dev/urandom > node.secret
+chmod 600 node node.secret
+"""
+SUPERNODE = """#!/bin/sh
+# The node: it talks to the server, and runs nothing. ca.crt comes from the server. SERVER is its host:port.
+export FLWR_TELEMETRY_ENABLED=0
+exec flower-supernode --isolation process --host 127.0.0.1 --port {node} --superexec-auth-secret-file node.secret \\
+  --superlink ${{1:?usage: supernode.sh SERVER}} --root-certificates ca.crt --auth-supernode-private-key node
+"""
+UNIT = """[Unit]
+Description={what}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=sordino
+WorkingDirectory=/srv/sordino
+ExecStart={command}
+Restart=always
+RestartSec=5
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+ReadWritePaths=/srv/sordino
+
+[Install]
+WantedBy=multi-user.target
+"""
+FIRST_NODE = 9101
+POLICY = """# What this silo's data may be used for, and spend in all runs together: yours to change before you start.
+"""
+
+
+def new_federation(folder: Path, file: Path) -> list[str]:
+    """Write the folder, and say what to do next; every mistake is found before the first byte is written."""
+    config = load_config(file)
+    names = list(silos_of(config))
+    write_federation(folder, config, file.read_text("utf-8"))
+    return names
+
+
+def write_federation(folder: Path, config: Config, text: str) -> None:
+    """The same for a configuration, and the text that it was read from."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}, which is not empty", "a new folder")
+    for path, body in files(config, text).items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(body, "utf-8")
+        place.chmod(0o755 if path.endswith(".sh") else 0o644)
+    (folder / APP / "__init__.py").write_text('"""A plan of Sordino over Flower."""\n')
+
+
+def policy_text(config: Config, place: int) -> str:
+    """A policy that allows this plan and no other, with a limit that this plan uses up; for the operator to change."""
+    name, plan = silos_of(config)[place], config.plan
+    line = plan.forecast.line("cohort", place)
+    own = config.budgets[place] if config.budgets else None
+    delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
+    cost = math.inf if own is None else own.epsilon
+    if own is None and not any(isinstance(event, Unprotected) for event, _ in line.entries):
+        cost = math.ceil(100 * accounting.epsilon(line.entries, line.relation, delta).value) / 100
+    table = {
+        "dataset": name, "epsilon": cost, "delta": delta, "unit": plan.unit, "relation": line.relation,
+        "releases": [plan.release.kind], "noise": [config.privacy.noise], "plans": [plan.hash],
+        "models": [model_hash(config)],
+    }  # fmt: skip
+    return f"{POLICY}{tomli_w.dumps(table)}"
+
+
+def files(config: Config, text: str) -> Mapping[str, str]:
+    """Every file of the folder, by its path."""
+    assert config.federation is not None
+    project = PROJECT.format(flwr=WANTED, sordino=__version__, app=APP)
+    made = {"pyproject.toml": project, f"{APP}/fed.toml": text, f"{APP}/server.py": SERVER, f"{APP}/client.py": CLIENT}
+    made |= {
+        "server/certificates.sh": CERTIFICATES,
+        "server/superlink.sh": SUPERLINK.format(port=config.federation.port),
+    }
+    link = UNIT.format(what="Flower SuperLink", command="/srv/sordino/superlink.sh")
+    made["server/superlink.service"] = link
+    for place, name in enumerate(config.federation.silos):
+        made |= {f"silos/{name}/{path}": body for path, body in silo_files(config, place).items()}
+        made[f"silos/{name}/fed.toml"] = text
+    return made
+
+
+def silo_files(config: Config, place: int) -> dict[str, str]:
+    """What one silo is given: it fills in its data and its limits, and starts two services."""
+    assert config.federation is not None
+    name, node = config.federation.silos[place], FIRST_NODE + place
+    own: dict[str, Any] = {"name": name, "node": f"127.0.0.1:{node}", "secret": "node.secret"}
+    own |= {"dataset": config.task.dataset, "options": dict(config.task.options)}
+    if config.task.named:
+        own["group"] = name
+    if config.plan.release.kind == "no_noise":
+        own["policy"] = ""
+    sordino = UNIT.format(what=f"Sordino silo {name}", command="/srv/sordino/.venv/bin/sordino silo serve /srv/sordino")
+    serve = UNIT.format(what="Flower SuperNode", command="/srv/sordino/supernode.sh SERVER:PORT")
+    return {
+        "silo.toml": tomli_w.dumps(own),
+        **({} if own.get("policy") == "" else {"policy.toml": policy_text(config, place)}),
+        "key.sh": KEY,
+        "supernode.sh": SUPERNODE.format(node=node),
+        "supernode.service": serve,
+        "sordino.service": sordino,
+    }

@@ -1,0 +1,139 @@
+"""Sensitivity: how far one client moves C X, over all patterns of rounds that it may be in.
+
+A pattern has at most `most` rounds of T, any two of them at least `apart` rounds from each other. A client adds u_t,
+||u_t|| <= 1, in each of its rounds, so it moves C X by at most
+
+    max_pattern sqrt(sum_{s, t in pattern} |<C[:, s], C[:, t]>|)
+
+with equality where no inner product is negative. `toeplitz_sensitivity` is exact for entries that are nonnegative and
+never rise, and for columns of one pattern that do not meet; `sensitivity_bound` is for any matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import PlanError
+from sordino.matrix.toeplitz import Floats, padded
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """`rounds` of a run; one client is in at most `most` of them, any two at least `apart` from each other."""
+
+    rounds: int
+    most: int
+    apart: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.rounds, self.apart) < 1 or self.most < 0:
+            found = f"rounds {self.rounds}, most {self.most}, apart {self.apart}"
+            raise PlanError("patterns", found, "rounds and apart of at least 1, most of at least 0")
+
+    @property
+    def reachable(self) -> int:
+        """The most rounds that fit: never more than 1 + (T - 1) // apart."""
+        return min(self.most, 1 + (self.rounds - 1) // self.apart)
+
+    @property
+    def earliest(self) -> NDArray[np.int64]:
+        """0, apart, 2 apart, ...: the pattern that begins at once and never waits."""
+        return np.arange(self.reachable, dtype=np.int64) * self.apart
+
+
+def falls(column: Floats) -> bool:
+    """Whether entries are nonnegative and never rise."""
+    return bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
+
+
+def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
+    """Of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
+
+    Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j apart]||. Columns that
+    do not meet (bands <= apart) need no order: sqrt(sum_j ||C[:, j apart]||^2). All else gets the bound for any matrix.
+    """
+    if patterns.reachable == 0:
+        return 0.0
+    column = np.trim_zeros(column[: patterns.rounds], "b")
+    if len(column) <= patterns.apart:
+        return _apart(column, patterns)
+    if falls(column):
+        return float(np.linalg.norm(_together(padded(column, patterns.rounds), patterns)))
+    return sensitivity_bound(_gram(column, patterns.rounds), patterns)
+
+
+def _apart(column: Floats, patterns: Patterns) -> float:
+    """Columns that do not meet; later ones are cut off at the end of the run and count for no more."""
+    energy = np.cumsum(column**2)
+    left = np.minimum(patterns.rounds - patterns.earliest, len(column))
+    return math.sqrt(float(energy[left - 1].sum()))
+
+
+def _together(column: Floats, patterns: Patterns) -> Floats:
+    total = np.zeros(patterns.rounds)
+    for start in patterns.earliest:
+        total[start:] += column[: patterns.rounds - start]
+    return total
+
+
+def _gram(column: Floats, rounds: int) -> Floats:
+    """C^T C of a Toeplitz matrix."""
+    from scipy.linalg import toeplitz
+
+    matrix = toeplitz(padded(column, rounds), np.zeros(rounds))
+    return np.asarray(matrix.T @ matrix)
+
+
+def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
+    """For any C, from C^T C: never below the truth, and exact where columns of one pattern do not meet.
+
+    sum_{s, t} |G_st| over a pattern is at most the best sum, over patterns, of each row's own best pattern.
+    """
+    if patterns.reachable == 0:
+        return 0.0
+    size = np.abs(gram)
+    rows = np.array([_best(np.where(_allowed(i, patterns), row, 0.0), patterns, i) for i, row in enumerate(size)])
+    return math.sqrt(_best(rows, patterns))
+
+
+def _allowed(i: int, patterns: Patterns) -> NDArray[np.bool_]:
+    """Rounds that may stand beside round i in one pattern, and i itself."""
+    away = np.abs(np.arange(patterns.rounds) - i)
+    return np.asarray((away >= patterns.apart) | (away == 0))
+
+
+def _best(gains: Floats, patterns: Patterns, through: int | None = None) -> float:
+    """The most that one pattern gathers, of gains per round; with `through`, of patterns with that round in them."""
+    if through is None:
+        return float(_table(gains, patterns, patterns.reachable)[-1].max())
+    before = _table(gains[: max(through - patterns.apart + 1, 0)], patterns, patterns.reachable - 1)
+    after = _table(gains[through + patterns.apart :][::-1], patterns, patterns.reachable - 1)
+    ends = [table[:, -1] if table.shape[1] else np.zeros(len(table)) for table in (before, after)]
+    return float(gains[through] + max(ends[0][j] + ends[1][len(ends[1]) - 1 - j] for j in range(len(ends[0]))))
+
+
+def _table(gains: Floats, patterns: Patterns, most: int) -> Floats:
+    """[j, t]: the most that at most j rounds up to t gather."""
+    found = np.zeros((most + 1, len(gains)))
+    for j in range(1, most + 1):
+        taken = gains.copy()
+        if len(gains) > patterns.apart:
+            taken[patterns.apart :] += found[j - 1, : -patterns.apart]
+        found[j] = np.maximum.accumulate(taken)
+        found[j] = np.maximum(found[j], found[j - 1])
+    return found
+
+
+def every_pattern(patterns: Patterns) -> list[tuple[int, ...]]:
+    """All of them: for small sizes."""
+    found: list[tuple[int, ...]] = []
+    for count in range(patterns.reachable + 1):
+        for chosen in combinations(range(patterns.rounds), count):
+            if all(b - a >= patterns.apart for a, b in pairwise(chosen)):
+                found.append(chosen)
+    return found

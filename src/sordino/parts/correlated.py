@@ -1,0 +1,87 @@
+"""Noise that remembers: a release whose rounds share their noise, so that later rounds take back what earlier ones add.
+
+The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian mechanism for all its rounds together,
+with  mu = sensitivity / multiplier,  the sensitivity over all patterns of rounds that the sampler allows a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from sordino.errors import PlanError
+from sordino.matrix.optimise import Goal
+from sordino.matrix.patterns import Patterns
+from sordino.parts.bounds import Bound, Spent
+from sordino.parts.events import Event, GaussianNoise, Unprotected
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.release import Release, Sees, need_bound
+from sordino.parts.strategies import Strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sordino.parts.samplers import Cohort, Sampler
+
+
+@dataclass(frozen=True)
+class CorrelatedNoise(Release, kind="correlated_noise"):
+    """The trusted server adds row t of C^-1 Z to the sum of round t, Z of the mechanism's deviation (DP-FTRL, BandMF).
+
+    Guarantee: mu-GDP for the whole run, mu = movement * sensitivity(C) / multiplier, where a sampler keeps a client's
+    rounds apart; amplified round by round where the groups of `turns` are sampled and the bands fit between them.
+    """
+
+    mechanism: Gaussian
+    strategy: Strategy
+    sees: ClassVar[Sees] = frozenset({"mean"})
+
+    def check(self, bound: Bound | Spent) -> None:
+        need_bound(bound, self.mechanism)
+
+    def suits(self, clients: Sampler) -> None:
+        if clients.apart is None:
+            found = f"correlated noise and sampler {clients.kind!r}, under which a client may come in any two rounds"
+            fix = "roundrobin, separated or turns; with poisson or fixed use central_noise"
+            raise PlanError("correlated noise", found, "a sampler that keeps a client's rounds apart", fix)
+        if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.apart):
+            found = f"{self.strategy.bands or 'all'} bands and turns of {clients.apart} rounds"
+            raise PlanError("correlated noise", found, "at most as many bands as rounds between turns", "fewer bands")
+
+    def fitted(self, goal: Callable[[], Goal]) -> Release:
+        return self if self.strategy.ready else replace(self, strategy=self.strategy.fitted(goal()))
+
+    def init(self, length: int) -> dict[str, Tensor]:
+        return self.strategy.init(length)
+
+    def noised(
+        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
+        rng = coins("server noise")
+        noise, kept = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
+        return total + noise.view_as(total), kept
+
+    def event(self) -> Event:
+        """One round of one client alone: its column of C."""
+        return GaussianNoise(self.mechanism.multiplier / self.strategy.once)
+
+    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+        """One event for the whole run."""
+        sensitivity = self.strategy.sensitivity(allowed)
+        if sensitivity == 0.0:
+            return ((self.event(), 0),)
+        return ((GaussianNoise(self.mechanism.multiplier / sensitivity), 1),)
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return replace(self, mechanism=Gaussian(multiplier))
+
+    def noise_std(self, cohort: Cohort) -> float:
+        return self.mechanism.std * self.strategy.gain

@@ -1,0 +1,290 @@
+"""How rounds share their noise: the strategy C of a matrix mechanism, in which a round's noise is a row of C^-1 Z.
+
+A strategy streams: `step` turns this round's fresh Z into its noise by what it remembers of earlier noise, and a run
+holds so many vectors: bands - 1, or one per buffer, or one per level of the tree. `sordino.matrix` has the mathematics.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sordino.codec import Part
+from sordino.errors import PlanError
+from sordino.matrix import optimise, patterns, toeplitz, trees
+from sordino.matrix.patterns import Patterns
+from sordino.matrix.toeplitz import Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Fresh = Callable[[], "Tensor"]  # one more vector of the mechanism's own noise
+Memory = dict[str, "Tensor"]
+LONG = 4096  # rounds after which the deviation of a round's noise has settled
+
+
+class Strategy(Part):
+    """C, lower triangular. What one client moves is its `sensitivity` over the patterns of rounds it may be in."""
+
+    @abstractmethod
+    def sensitivity(self, allowed: Patterns) -> float:
+        """The most that one client moves C X; never below the truth."""
+
+    @abstractmethod
+    def errors(self, rounds: int, work: Floats | None = None) -> Floats:
+        """The variance of every model's noise, for Z of variance 1; `work` is the first column of the server's A."""
+
+    @property
+    @abstractmethod
+    def once(self) -> float:
+        """The most that one round of one client moves C X: the longest column."""
+
+    @property
+    @abstractmethod
+    def gain(self) -> float:
+        """Standard deviation of one round's noise over that of Z, late in a run."""
+
+    @abstractmethod
+    def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
+        """The noise of the next round, and what later rounds must know of it."""
+
+    def init(self, length: int) -> Memory:
+        """Before the first round."""
+        return {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has all its coefficients."""
+        return True
+
+    def fitted(self, goal: optimise.Goal) -> Strategy:
+        """With its coefficients, for a run like this."""
+        return self
+
+    @property
+    def bands(self) -> int | None:
+        """Columns so many rounds apart do not meet; None: all of them meet."""
+        return None
+
+
+class Toeplitz(Strategy):
+    """C_ts = c_{t-s}."""
+
+    @abstractmethod
+    def column(self, rounds: int) -> Floats:
+        """c_0 = 1, c_1, ...: at most `rounds` entries, zeros at the end left out."""
+
+    def sensitivity(self, allowed: Patterns) -> float:
+        return patterns.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
+
+    def errors(self, rounds: int, work: Floats | None = None) -> Floats:
+        return toeplitz.errors(self.column(rounds), rounds, work)
+
+    @property
+    def once(self) -> float:
+        return float(np.linalg.norm(self.column(LONG)))
+
+    @property
+    def gain(self) -> float:
+        return float(np.linalg.norm(toeplitz.inverse(self.column(LONG), LONG)))
+
+
+@dataclass(frozen=True)
+class Identity(Toeplitz, kind="identity"):
+    """C = I: every round has noise of its own."""
+
+    def column(self, rounds: int) -> Floats:
+        return np.ones(1)
+
+    def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
+        return fresh(), {}
+
+    @property
+    def bands(self) -> int | None:
+        return 1
+
+
+class _Banded(Toeplitz):
+    """n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}: the last rounds' noise is remembered, in float32, one row spare.
+
+    The new row takes the place of one that the state before does not read: that state stays true.
+    """
+
+    def init(self, length: int) -> Memory:
+        import torch
+
+        rows = len(self.column(LONG))
+        return {"past": torch.zeros(rows, length), "next": torch.zeros((), dtype=torch.int64)} if rows > 1 else {}
+
+    def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
+        import torch
+
+        if not memory:
+            return fresh(), {}
+        past, place = memory["past"], int(memory["next"])
+        weights = np.concatenate([[0.0], self.column(LONG)[1:]])[(place - np.arange(len(past))) % len(past)]
+        noise = (fresh() - torch.from_numpy(weights).to(past.dtype) @ past).to(past.dtype)
+        past[place] = noise
+        return noise.double(), {"past": past, "next": torch.tensor((place + 1) % len(past))}
+
+
+def _count(name: str, value: int, most: int = 100_000) -> None:
+    if not 1 <= value <= most:
+        raise PlanError("correlated noise", f"{name} = {value}", f"at least 1, and at most {most:,}")
+
+
+@dataclass(frozen=True)
+class BandedSquareRoot(_Banded, kind="banded_square_root"):
+    """The first `width` entries of the square root of the matrix of sums: c_j = c_{j-1} (2j-1)/(2j)."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        _count("width", self.width)
+
+    def column(self, rounds: int) -> Floats:
+        return toeplitz.square_root(min(self.width, rounds))
+
+    @property
+    def bands(self) -> int | None:
+        return self.width
+
+
+@dataclass(frozen=True)
+class Banded(_Banded, kind="banded"):
+    """`width` entries that make the models' noise least for a run's rounds, patterns and server (BandMF, 2023).
+
+    The plan writes the coefficients down, so that noise, certificate and a resumed run have the same.
+    """
+
+    width: int
+    coefficients: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _count("width", self.width)
+        given = np.asarray(self.coefficients)
+        if len(given) and not (len(given) <= self.width and given[0] == 1.0 and np.isfinite(given).all()):
+            needed = "at most `width` finite numbers that begin with 1"
+            raise PlanError("correlated noise", f"{len(given)} coefficients", needed, "leave them out")
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.coefficients)
+
+    def fitted(self, goal: optimise.Goal) -> Strategy:
+        return replace(self, coefficients=_digits(tuple(optimise.banded(goal, self.width))))
+
+    def column(self, rounds: int) -> Floats:
+        if not self.coefficients:
+            raise PlanError("correlated noise", "bands without coefficients", "a plan: it finds them")
+        return np.asarray(self.coefficients[:rounds])
+
+    @property
+    def bands(self) -> int | None:
+        return self.width
+
+
+@dataclass(frozen=True)
+class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
+    """c_t = sum_j weights_j decays_j^(t-1): n_t = z_t - sum_j weights_j s_j,  s_j <- decays_j s_j + n_t  (BLT, 2024).
+
+    As many vectors of memory as buffers, however long the correlation.
+    """
+
+    buffers: int
+    weights: tuple[float, ...] = ()
+    decays: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _count("buffers", self.buffers, 16)
+        both = np.asarray([self.weights, self.decays]) if len(self.weights) == len(self.decays) else None
+        fine = both is not None and np.isfinite(both).all() and (not both.size or both[1].max() <= 1.0)
+        if not (fine and (not self.weights or (both is not None and both.min() >= 0.0))):
+            needed = "as many weights >= 0 as decays in [0, 1]"
+            raise PlanError("correlated noise", "buffers that do not fall", needed, "leave weights and decays out")
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.weights)
+
+    def fitted(self, goal: optimise.Goal) -> Strategy:
+        found = optimise.buffered(goal, self.buffers)
+        return replace(self, weights=_digits(found.weights), decays=_digits(found.decays))
+
+    def column(self, rounds: int) -> Floats:
+        if not self.weights:
+            raise PlanError("correlated noise", "buffers without weights", "a plan: it finds them")
+        return optimise.Buffers(self.weights, self.decays).column(rounds)
+
+    def init(self, length: int) -> Memory:
+        import torch
+
+        return {"past": torch.zeros(len(self.weights) or self.buffers, length, dtype=torch.float64)}
+
+    def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
+        import torch
+
+        past = memory["past"]
+        weights, decays = (torch.tensor(side, dtype=past.dtype) for side in (self.weights, self.decays))
+        noise = fresh() - weights @ past
+        return noise, {"past": past.mul(decays[:, None]).add_(noise)}
+
+
+def _digits(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(float(f"{value:.12g}") for value in values)
+
+
+@dataclass(frozen=True)
+class Tree(Strategy, kind="tree"):
+    """Noisy sums of dyadic blocks of rounds, each block's own noise weighed against its halves' (Honaker 2015).
+
+    Honest: only blocks that end within the run are released, and the weights need no later round.
+    """
+
+    def sensitivity(self, allowed: Patterns) -> float:
+        return _tree_sensitivity(allowed)
+
+    def errors(self, rounds: int, work: Floats | None = None) -> Floats:
+        made = np.tril(np.ones((rounds, rounds))) if work is None else toeplitz.dense(work, rounds)
+        return np.asarray(np.sum((made @ trees.noise_matrix(rounds)) ** 2, axis=1))
+
+    @property
+    def once(self) -> float:
+        return math.sqrt(1 + math.log2(LONG))
+
+    @cached_property
+    def gain(self) -> float:
+        return float(np.sqrt(np.max(np.sum(trees.noise_matrix(256) ** 2, axis=1))))
+
+    def init(self, length: int) -> Memory:
+        import torch
+
+        return {"blocks": torch.zeros(1, length), "at": torch.zeros((), dtype=torch.int64)}
+
+    def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
+        """The sum of all blocks' noise after this round, less that before it."""
+        import torch
+
+        blocks, at = memory["blocks"].clone(), int(memory["at"])
+        before = blocks.double().sum(0)
+        carry, level = fresh(), 0
+        while at >> level & 1:
+            own = trees.own_weight(level + 1)
+            carry = own * fresh() + (1 - own) * (carry + blocks[level])
+            blocks[level] = 0.0
+            level += 1
+        if level == len(blocks):
+            blocks = torch.cat([blocks, torch.zeros_like(blocks[:1])])
+        blocks[level] = carry
+        return blocks.double().sum(0) - before, {"blocks": blocks, "at": memory["at"] + 1}
+
+
+@lru_cache(maxsize=32)
+def _tree_sensitivity(allowed: Patterns) -> float:
+    return patterns.sensitivity_bound(trees.gram(allowed.rounds), allowed)

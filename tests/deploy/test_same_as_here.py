@@ -1,0 +1,46 @@
+"""Promise: a plan over Flower gives the model that the same plan gives in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.deploy import hospitals
+
+from sordino.engines.inprocess import InProcess
+from sordino.flower.loopback import Loopback
+from sordino.runs.folder import RunFolder
+from sordino.training import train
+
+KINDS = ("no_noise", "central_noise", "local_noise")
+ROUNDS = 10
+
+
+@pytest.fixture(scope="module")
+def runs(federation: Loopback, ground: Path) -> dict[str, Path]:
+    """Three plans at once: nodes take turns."""
+    made = {}
+    for kind in KINDS:
+        app = federation.folder
+        if kind != "no_noise":
+            file = hospitals.file_of(ground, kind, hospitals.planned(kind, ROUNDS))
+            app = hospitals.make(ground / f"app_{kind}", file)
+        made[kind] = ground / "runs" / kind
+        federation.submit(made[kind], app=app)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_rounds_are_those_of_one_process(
+    kind: str, runs: dict[str, Path], federation: Loopback, ground: Path
+) -> None:
+    hospitals.finished(federation, runs[kind])
+    config = hospitals.config_of(ground, kind)
+    here = train(
+        config.plan, hospitals.whole(config), delta=0.01, allow_large_delta=True, engine=InProcess(own_noise=True)
+    )
+    state = here.model.state_dict()
+    alone = torch.cat([state[name].reshape(-1) for name in sorted(state)])
+    assert float((alone - hospitals.parameters(runs[kind])).abs().max()) <= 1e-5
+    assert RunFolder.open(runs[kind]).certify()["adversaries"][0] == here.certificate["adversaries"][0]

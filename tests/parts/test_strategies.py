@@ -1,0 +1,174 @@
+"""Promises of strategies: noise is C^-1 Z row by row; no pattern of rounds moves more than the sensitivity."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sordino.errors import PlanError
+from sordino.matrix import patterns, toeplitz, trees
+from sordino.matrix.optimise import Goal, banded, buffered
+from sordino.matrix.patterns import Patterns
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
+
+ROUNDS = 24
+GOAL = Goal(Patterns(ROUNDS, 6, 4), np.ones(ROUNDS))
+TOEPLITZ = [
+    Identity(),
+    BandedSquareRoot(5),
+    BandedSquareRoot(ROUNDS),
+    Banded(4).fitted(GOAL),
+    Banded(7).fitted(GOAL),
+    BufferedToeplitz(2).fitted(GOAL),
+]
+
+
+def streamed(strategy: Strategy, rounds: int, length: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Noise of every round, and all Z drawn, in order."""
+    rng, drawn = np.random.default_rng(0), []
+
+    def fresh() -> torch.Tensor:
+        drawn.append(rng.standard_normal(length))
+        return torch.from_numpy(drawn[-1])
+
+    memory, noise = strategy.init(length), []
+    for _ in range(rounds):
+        n, memory = strategy.step(fresh, memory)
+        noise.append(n.numpy().copy())
+    return np.stack(noise), np.stack(drawn)
+
+
+@pytest.mark.parametrize("strategy", TOEPLITZ)
+def test_the_noise_of_a_round_is_its_row_of_the_inverse(strategy: Strategy) -> None:
+    noise, z = streamed(strategy, ROUNDS)
+    matrix = toeplitz.dense(strategy.column(ROUNDS), ROUNDS)  # type: ignore[attr-defined]
+    assert np.allclose(noise, np.linalg.solve(matrix, z), atol=1e-5)
+
+
+def test_the_noise_of_a_tree_is_what_its_blocks_say() -> None:
+    noise, z = streamed(Tree(), ROUNDS)
+    assert np.allclose(noise, trees.noise_matrix(ROUNDS) @ z, atol=1e-5)
+
+
+def test_the_tree_estimates_sums_without_bias_from_its_blocks() -> None:
+    """A C^-1 of the tree maps the blocks' sums to the sums of rounds: B C = A."""
+    blocks = []
+    for t in range(ROUNDS):
+        level = 0
+        blocks.append((t, t + 1))
+        while t >> level & 1:
+            level += 1
+            blocks.append((t + 1 - (1 << level), t + 1))
+    c = np.array([[float(a <= s < b) for s in range(ROUNDS)] for a, b in blocks])
+    made = np.cumsum(trees.noise_matrix(ROUNDS), axis=0) @ c
+    assert np.allclose(made, np.tril(np.ones((ROUNDS, ROUNDS))))
+    assert np.allclose(c.T @ c, trees.gram(ROUNDS))
+
+
+@pytest.mark.parametrize("strategy", [*TOEPLITZ, Tree()])
+def test_the_state_before_stays_true(strategy: Strategy) -> None:
+    rng = np.random.default_rng(3)
+    zs = [torch.from_numpy(rng.standard_normal(3)) for _ in range(60)]
+    memory = strategy.init(3)
+    for t in range(9):
+        _, memory = strategy.step(iter(zs[5 * t : 5 * t + 5]).__next__, memory)
+    again = [strategy.step(iter(zs[50:]).__next__, memory)[0].clone() for _ in range(2)]
+    assert torch.equal(again[0], again[1])
+
+
+@pytest.mark.parametrize(("most", "apart"), [(1, 1), (3, 1), (3, 3), (4, 2), (2, 5), (9, 4)])
+@pytest.mark.parametrize("strategy", [BandedSquareRoot(3), BandedSquareRoot(10), Tree(), "rises", "signs"])
+def test_no_pattern_moves_more_than_the_sensitivity(strategy: Strategy | str, most: int, apart: int) -> None:
+    rounds = 10
+    allowed = Patterns(rounds, most, apart)
+    if isinstance(strategy, str):
+        column = {"rises": np.array([1.0, 0.2, 0.9, 0.1, 0.5]), "signs": np.array([1.0, -0.6, 0.4, -0.3, 0.2])}[
+            strategy
+        ]
+        claimed, gram = patterns.toeplitz_sensitivity(column, allowed), patterns._gram(column, rounds)
+    else:
+        claimed = strategy.sensitivity(allowed)
+        gram = trees.gram(rounds) if isinstance(strategy, Tree) else patterns._gram(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
+    worst = max(np.abs(gram[np.ix_(p, p)]).sum() for p in patterns.every_pattern(allowed))
+    assert claimed >= np.sqrt(worst) - 1e-12
+    if isinstance(strategy, BandedSquareRoot):
+        assert claimed == pytest.approx(np.sqrt(worst))  # falls: exact
+
+
+@pytest.mark.parametrize(
+    ("rounds", "apart", "most", "width", "known"),
+    [
+        (20, 3, 4, 20, 4.189687961863782),
+        (50, 5, 10, 20, 6.854215613248186),
+        (100, 7, 3, 100, 3.828931227414473),
+        (64, 1, 64, 8, 24.418861271546355),
+        (64, 4, 16, 4, 4.879805323985784),
+        (30, 30, 1, 30, 1.4650145076844),
+        (200, 10, 20, 200, 16.74628491914926),
+        (33, 8, 5, 12, 3.3388960824867486),
+        (500, 20, 25, 60, 10.60697381141692),
+        (1000, 100, 10, 300, 6.915732797038903),
+    ],
+)
+def test_a_second_library_finds_the_same_sensitivities(
+    rounds: int, apart: int, most: int, width: int, known: float
+) -> None:
+    """jax_privacy 2.0.0, toeplitz.minsep_sensitivity_squared of the square root's first entries."""
+    found = BandedSquareRoot(width).sensitivity(Patterns(rounds, most, apart))
+    assert found == pytest.approx(known, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "apart", "bands", "buffers"), [(200, 10, 17.049073, 18.112980), (2048, 342, 8.799215, 9.178572)]
+)
+def test_optimised_strategies_are_no_worse_than_a_second_library(
+    rounds: int, apart: int, bands: float, buffers: float
+) -> None:
+    """jax_privacy 2.0.0: toeplitz.optimize_banded_toeplitz, buffered_toeplitz.optimize(error="mean"); rms of sums."""
+    allowed = Patterns(rounds, -(-rounds // apart), apart)
+    goal = Goal(allowed, np.ones(rounds))
+    wide, slim = banded(goal, apart), buffered(goal, 2).column(rounds)
+    found = [toeplitz.root_mean_square(c, rounds, patterns.toeplitz_sensitivity(c, allowed)) for c in (wide, slim)]
+    assert found[0] <= bands * 1.0001
+    assert found[1] <= buffers * 1.0001
+    root = toeplitz.square_root(apart)
+    assert found[0] < toeplitz.root_mean_square(root, rounds, patterns.toeplitz_sensitivity(root, allowed))
+
+
+def test_the_gradient_of_the_search_is_right() -> None:
+    from scipy.optimize import check_grad
+
+    work = np.tril(np.ones((ROUNDS, ROUNDS))) * np.linspace(1, 0.5, ROUNDS)
+    for goal in (GOAL, Goal(GOAL.patterns, work)):
+        start = toeplitz.square_root(6)[1:] + 0.01
+        off = check_grad(
+            lambda r, g=goal: g.loss(np.concatenate([[1.0], r]))[0],
+            lambda r, g=goal: g.loss(np.concatenate([[1.0], r]))[1][1:6],
+            start,
+        )
+        assert off < 1e-5
+
+
+def test_a_matrix_workload_of_sums_is_the_toeplitz_one() -> None:
+    dense = Goal(GOAL.patterns, np.tril(np.ones((ROUNDS, ROUNDS))))
+    column = toeplitz.square_root(5)
+    assert dense.error(column)[0] == pytest.approx(GOAL.error(column)[0])
+    assert np.allclose(dense.error(column)[1], GOAL.error(column)[1])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: BandedSquareRoot(0),
+        lambda: Banded(3, (0.5, 0.1)),
+        lambda: Banded(2, (1.0, 0.5, 0.1)),
+        lambda: BufferedToeplitz(2, (0.5,), (0.5, 0.4)),
+        lambda: BufferedToeplitz(1, (-0.5,), (0.5,)),
+        lambda: BufferedToeplitz(1, (0.5,), (1.5,)),
+        lambda: Patterns(0, 1, 1),
+    ],
+)
+def test_strategies_that_mean_nothing_are_refused(call: object) -> None:
+    with pytest.raises(PlanError):
+        call()  # type: ignore[operator]
