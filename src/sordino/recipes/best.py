@@ -36,8 +36,8 @@ def best(
 
     The multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`, `window`,
     `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino papers run
-    beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) they are neither better nor worse
-    than the last model: docs/papers.md has the intervals.
+    beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether they
+    beat the last model: docs/papers.md has the intervals.
     """
     server, clients = bold(rounds, step, window), Poisson(population, rate)
     target = default_delta(population) if delta is None else delta
