@@ -37,7 +37,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"}),  # makes the generators
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
     "parts/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
-    "parts/samplers.py": frozenset({"binomial", "choice"}),  # who takes part
+    "parts/samplers.py": frozenset({"binomial", "choice", "permutation", "random"}),  # who takes part
     "parts/records.py": frozenset({"binomial", "choice", "integers", "permutation", "random"}),  # a silo's batch
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
@@ -47,6 +47,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "per_record/still.py": frozenset({"bernoulli", "bernoulli_", "normal", "randint", "randperm"}),  # made constant
     "runs/book.py": frozenset({"secrets"}),  # the name of a run
     "runs/fingerprint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
+    "flower/loopback.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
 FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released

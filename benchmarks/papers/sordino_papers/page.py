@@ -35,8 +35,9 @@ a CNN and a perceptron). Two threads move a CNN's weights by 4e-7 in two rounds,
 or oneDNN without AVX2) by 1e-5. A logistic regression and a perceptron had the same accuracy under both instruction
 sets at the end. What moves a net's cells is a rewritten inner loop: the perceptron's first cell was 90.15 before its
 gradient was written out and is 90.17 since (a review saw cells of nets move by 0.3 between versions; not measured again
-here). So a net's cells come out again on the same code and instruction set; every kept result names its code. Of the first twenty cells checked, nineteen gave the
-digits that older code had kept; 000-table2-tight-poisson-eps6-sigma1 was 0.01 off, was run anew, and is so below.
+here). So a net's cells come out again on the same code and instruction set; every kept result names its code. Of the
+first twenty cells checked, nineteen gave the digits that older code had kept; 000-table2-tight-poisson-eps6-sigma1 was
+0.01 off, was run anew, and is so below.
 """.strip()
 
 

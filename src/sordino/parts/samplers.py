@@ -348,7 +348,7 @@ class _Rested:
     """The cohorts of a `Separated`, drawn in turn and kept: round t needs those before it."""
 
     def __init__(self, sampler: Separated) -> None:
-        self.sampler, self.rng = sampler, np.random.Generator(np.random.PCG64(sampler.seed % 2**64))
+        self.sampler, self.coins = sampler, Seeded(sampler.seed)
         self.ready = np.zeros(sampler.population, dtype=np.int64)  # the first round that a client may come to
         self.drawn: list[Cohort] = []
 
@@ -356,7 +356,8 @@ class _Rested:
         while len(self.drawn) <= t:
             now = len(self.drawn)
             free = np.flatnonzero(self.ready <= now)
-            chosen = np.sort(self.rng.choice(free, self.sampler.cohort, replace=False).astype(np.int64))
+            rng = self.coins.at(now, "rested")
+            chosen = np.sort(rng.choice(free, self.sampler.cohort, replace=False).astype(np.int64))
             self.ready[chosen] = now + self.sampler.rest
             self.drawn.append(chosen)
         return self.drawn[t]
