@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.commands import sordino
 
 from sordino_papers import kept, page, paper_001_scaling, runner
-from sordino_papers import paper_002 as iterations
 from sordino_papers.studies import Study, gathered, picked, value
 from sordino_papers.tables import STUDIES
 from sordino_papers.verdicts import fact, verdict
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "papers" / "results"
-needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
 ROWS = [{"rule": rule, "x": x, "loss": x + shift} for rule in "ab" for x in (1.0, 2.0) for shift in (0.0, 0.5)]
 
 
@@ -107,25 +103,3 @@ def test_one_pass_with_stages_comes_near_the_best_model() -> None:
     found = paper_001_scaling.part("epsilon", 1.0, seed=0)
     assert len(found) == paper_001_scaling.NOISES
     assert np.mean([row["excess"] for row in found]) < 0.02  # 0.1 before the first round
-
-
-@needs_data
-def test_a_client_pays_for_the_rounds_it_is_in_and_no_more() -> None:
-    plan = iterations.loans_plan(3.0, 20, 2)  # 10 rounds, every client in 5 of them
-    noise = plan.release.noise_std(np.arange(1)) / math.sqrt(2)
-    assert noise == pytest.approx(2 * 5 / 3.0, rel=0.01)  # pure epsilon adds up; replacing a client moves by 2
-
-
-@needs_data
-def test_an_image_of_a_silo_is_in_one_place_only() -> None:
-    from sordino_papers.paper_001 import PER_SILO, SILOS, odd_even
-
-    task = odd_even(0)
-    assert task.test is not None
-    assert task.clients.population == SILOS
-    assert {task.clients.size(silo) for silo in range(SILOS)} == {PER_SILO}
-    seen = {row.numpy().tobytes() for row in task.clients.records.x}
-    assert len(seen) == len(task.clients.records)
-    assert not any(row.numpy().tobytes() in seen for row in task.test.x)
-    labels = [task.clients.records.y[torch.from_numpy(task.clients.rows(silo))] for silo in range(SILOS)]
-    assert all(int(y.sum()) == PER_SILO // 2 for y in labels)

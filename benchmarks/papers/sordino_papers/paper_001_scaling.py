@@ -112,8 +112,10 @@ def scaling_claims(rows: list[Row]) -> list[Row]:
 
 def draw_scaling(rows: list[Row], path: Path) -> None:
     """Three panels."""
-    panels = {axis: {f"slope {slope(rows, axis):.2f}": picked(rows, axis=axis)} for axis in EXPONENTS}
-    curves(panels, "size", "excess", path, ylabel="excess risk", log=True, log_y=True)
+    words = {"n": "records of a silo", "M": "silos", "epsilon": "epsilon of every silo"}
+    panels = {words[axis]: {f"slope {slope(rows, axis):.2f}": picked(rows, axis=axis)} for axis in EXPONENTS}
+    names = {word: f"{word}{'' if axis == 'epsilon' else f' ({axis})'}" for axis, word in words.items()}
+    curves(panels, "size", "excess", path, xlabel=names, ylabel="excess risk", log=True, log_y=True)
 
 
 def _quick() -> Row:

@@ -12,10 +12,12 @@ from sordino_papers.paper_000_curves import STUDIES as PAPER_000_CURVES
 from sordino_papers.paper_000_nets import TABLES as PAPER_000_NETS
 from sordino_papers.paper_000_small import TABLES as PAPER_000_SMALL
 from sordino_papers.paper_000_spectra import STUDIES as PAPER_000_SPECTRA
-from sordino_papers.paper_001 import STUDIES as PAPER_001
 from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
+from sordino_papers.paper_001_claims import STUDIES as PAPER_001
+from sordino_papers.paper_001_lower import STUDIES as PAPER_001_LOWER
 from sordino_papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
-from sordino_papers.paper_002 import STUDIES as PAPER_002
+from sordino_papers.paper_002_claims import STUDIES as PAPER_002
+from sordino_papers.paper_002_theory import STUDIES as PAPER_002_THEORY
 from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
 from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
 from sordino_papers.paper_003_fair import STUDIES as PAPER_003
@@ -42,7 +44,9 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_001,
     *PAPER_001_CHARGES,
     *PAPER_001_SCALING,
+    *PAPER_001_LOWER,
     *PAPER_002,
+    *PAPER_002_THEORY,
     *PAPER_003,
     *PAPER_003_TUNING,
     *PAPER_003_LANDSCAPE,

@@ -15,11 +15,16 @@ def curves(
     y: str,
     path: Path,
     *,
+    xlabel: str | Mapping[str, str] = "",
     ylabel: str = "",
     log: bool = False,
     log_y: bool = False,
 ) -> None:
-    """One panel per entry, one line per label; a row without x (None) is a dashed level, a spread is an error bar."""
+    """One panel per entry, one line per label; a row without x (None) is a dashed level, a spread is an error bar.
+
+    Axes are named in words: `xlabel` for all panels, or one by title of the panel. The legend stands outside the data:
+    to the right where all panels have the same lines, else below each panel.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -30,20 +35,23 @@ def curves(
         for number, (label, rows) in enumerate(lines.items()):
             _line(axis, label, rows, x, y, f"C{number}")
         axis.set_title(title)
-        axis.set_xlabel(x)
+        axis.set_xlabel((xlabel if isinstance(xlabel, str) else xlabel[title]) or x)
         axis.grid(alpha=0.3)
-        if log:
+        places = sorted({row[x] for rows in lines.values() for row in rows if row[x] is not None})
+        if log and places:
             axis.set_xscale("log")
-            _ticks(axis, sorted({row[x] for rows in lines.values() for row in rows if row[x] is not None}))
-        if log_y:
+            _ticks(axis, places)
+        if log_y and any(lines.values()):
             axis.set_yscale("log")
     axes[0][0].set_ylabel(ylabel or y)
-    for axis, lines in zip(axes[0], panels.values(), strict=True):
-        if axis is axes[0][-1] or list(lines) != list(list(panels.values())[-1]):
-            axis.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    if len({tuple(lines) for lines in panels.values()}) == 1:
+        axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    else:
+        for axis in axes[0]:
+            axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
 
 
