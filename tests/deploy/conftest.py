@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli_w
 from tests.deploy import hospitals
 
 from sordino.flower.loopback import Loopback
@@ -26,3 +28,20 @@ def federation(ground: Path) -> Iterator[Loopback]:
     with Loopback(folder, hospitals.SILOS, ground / "home") as found:
         found.up()
         yield found
+
+
+@pytest.fixture(scope="session")
+def guarded(federation: Loopback, ground: Path) -> Path:
+    """The same nodes, behind silos with a policy and a ledger: the folder in which these are.
+
+    The policies allow any number of rounds of the recipe, so that a test can count what is charged.
+    """
+    file = hospitals.file_of(ground, "silo", hospitals.RECIPE.format(rounds=12, noise="secure"))
+    folder = hospitals.make(ground / "guarded", file)
+    for name in hospitals.SILOS:
+        policy = folder / "silos" / name / "policy.toml"
+        table = {**tomllib.loads(policy.read_text()), "epsilon": 1000.0, "plans": []}
+        policy.write_text(tomli_w.dumps(table))
+        federation.kill(f"silo.{name}")
+        federation.silo(name, folder)
+    return folder

@@ -11,6 +11,7 @@ from sordino.errors import ConfigError, SordinoError
 from sordino.flower.internals import flower
 from sordino.flower.link import Link
 from sordino.flower.post import server_task
+from sordino.flower.summing import SecureRemote
 from sordino.runs.execution import Executed, execute
 
 
@@ -46,7 +47,8 @@ def run_plan(config: Config, link: Link, out: Path, resume: bool = False) -> Exe
     """The whole run. Success is the certificate in `out`: how Flower's own commands end says nothing of it."""
     assert config.federation is not None
     spec = config.federation
-    engine = Remote(link, quorum=spec.quorum or len(spec.silos), tries=spec.tries, timeout=spec.timeout)
+    kind = SecureRemote if "secure_sum" in config.plan.needs else Remote
+    engine = kind(link, quorum=spec.quorum or len(spec.silos), tries=spec.tries, timeout=spec.timeout)
 
     def told(line: dict[str, Any]) -> None:
         figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)

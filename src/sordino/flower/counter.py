@@ -5,6 +5,7 @@ job -> answered before? the same bytes -> policy -> admission -> solve -> charge
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,9 @@ from sordino.data.task import Task
 from sordino.engines.answers import Drawer, Silo, Till
 from sordino.engines.jobs import Job
 from sordino.errors import ConfigError
+from sordino.flower.envelope import is_letter
 from sordino.flower.internals import Node, installed
+from sordino.flower.member import Member
 from sordino.flower.post import SiloSpec, Voice, serve, silo_task
 from sordino.privacy import policy as policies
 from sordino.privacy.costs import Cost
@@ -66,6 +69,13 @@ class Paid:
         self.say(f"run {job.run}: round {job.public.t + 1} charged")
         return sum(self.ledger.charges(job.run).values())
 
+    def charge_session(self, job: Job, session: str) -> int:
+        """For one session of a secure sum: its noise is drawn anew, and so paid anew."""
+        assert job.public is not None
+        self.ledger.charge(job.run, f"{job.id}.{session}", self._cost(job).job(job.public.t))
+        self.say(f"run {job.run}: round {job.public.t + 1} charged")
+        return sum(self.ledger.charges(job.run).values())
+
     def store(self, job: Job, reply: bytes) -> None:
         self.ledger.store(self.receipts.pop(job.id), reply)
 
@@ -73,34 +83,48 @@ class Paid:
         return Cost(job.plan, self.silo, self.policy.adversary)
 
 
-def open_silo(folder: Path, spec: SiloSpec, say: Callable[[str], None]) -> Silo:
+@dataclass(frozen=True)
+class Counter:
+    """A silo with two desks: jobs that are answered alone, and letters of secure sums."""
+
+    silo: Silo
+    member: Member
+
+    def reply(self, data: bytes) -> bytes:
+        return self.member.reply(data) if is_letter(data) else self.silo.reply(data)
+
+
+def open_silo(folder: Path, spec: SiloSpec, say: Callable[[str], None]) -> Counter:
     """The silo of a folder: its data in memory, its policy read, its ledger open and holding the policy's limit."""
     config = load_config(folder / "fed.toml")
     return silo_of(folder, spec, silo_task(config, spec), model_hash(config), say)
 
 
-def silo_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[[str], None]) -> Silo:
+def silo_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[[str], None]) -> Counter:
     """The same for data that are in memory already."""
+    own = int(task.clients.held[0])
     if not spec.policy:
         say(OPEN)
-        return Silo(task, Drawer())
+        drawer = Drawer()
+        pays = Member(own, task, lambda job: None, lambda job, session: drawer.charge(job), time.time)
+        return Counter(Silo(task, drawer), pays)
     policy = policies.load(folder / spec.policy)
     ledger = Ledger.open(folder / spec.ledger, create=True)
     ledger.limit(policy.dataset, policy.limit)
-    till = Paid(ledger, policy, int(task.clients.held[0]), model, say)
+    till = Paid(ledger, policy, own, model, say)
     kept: Till = till
-    return Silo(task, kept, till.allows)
+    return Counter(Silo(task, kept, till.allows), Member(own, task, till.allows, till.charge_session, time.time))
 
 
 def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
     """`sordino silo serve`: until it is stopped."""
     installed()
     spec, say = SiloSpec.read(folder), Voice(as_json)
-    silo = open_silo(folder, spec, say)
+    counter = open_silo(folder, spec, say)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:
         shared = None if place is None else place.read_bytes()
     except OSError as error:
         raise ConfigError(f"{place}, which cannot be read ({error.strerror})", "the node's secret", "key.sh") from None
-    say(f"silo {spec.name}: {len(silo.task.clients.index)} records, node {node or spec.node}")
-    serve(Node(node or spec.node, shared), silo.reply, say)
+    say(f"silo {spec.name}: {len(counter.silo.task.clients.index)} records, node {node or spec.node}")
+    serve(Node(node or spec.node, shared), counter.reply, say)

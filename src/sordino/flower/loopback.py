@@ -139,9 +139,9 @@ class Loopback:
         command += ["--auth-supernode-private-key", name, "--superexec-auth-secret-file", f"{name}.secret"]
         self.start(f"node.{name}", command)
 
-    def silo(self, name: str) -> None:
+    def silo(self, name: str, among: Path | None = None) -> None:
         """The process that holds a silo's data and decides what they may spend."""
-        folder = self.folder / "silos" / name
+        folder = (among or self.folder) / "silos" / name
         where = ["--node", f"{HERE}:{self.nodes[name]}", "--secret", str(self.home / f"{name}.secret")]
         self.start(f"silo.{name}", [sys.executable, "-P", "-m", "sordino", "silo", "serve", str(folder), *where])
 
@@ -187,6 +187,13 @@ class Loopback:
             if process.poll() is not None or time.monotonic() > until:
                 raise EngineError(f"{name} that does not come up ({self.last_words(name)})")
             time.sleep(0.1)
+
+    def revive(self) -> None:
+        """Start nodes anew that have ended: one whose key the SuperLink still takes to be in use is sent away."""
+        for name in self.silos:
+            process = self.running.get(f"node.{name}")
+            if process is not None and process.poll() is not None:
+                self.supernode(name)
 
     def check(self) -> None:
         """Refuse to wait for a process that has ended."""

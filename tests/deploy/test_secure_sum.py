@@ -1,0 +1,341 @@
+"""Promise: a server that follows the protocol sees the sum of at least `at_least` silos, and no row of any of them."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from sordino.data.task import Records, Task
+from sordino.engines.base import ClientJob, Collected
+from sordino.engines.inprocess import InProcess
+from sordino.engines.jobs import Job
+from sordino.errors import DataError, EngineError, QuorumError
+from sordino.flower import masks, member
+from sordino.flower.envelope import Letter
+from sordino.flower.internals import flower
+from sordino.flower.member import Member
+from sordino.flower.summing import SecureRemote
+from sordino.parts.encode import Clip
+from sordino.parts.local import LocalSgd
+from sordino.parts.release import NoiseShares
+from sordino.parts.samplers import Everyone
+from sordino.parts.server import Sgd
+from sordino.plan import Plan
+from sordino.rng import Seeded
+
+SILOS, AT_LEAST = 4, 3
+RUN = "ab" * 16
+
+
+def plan(**changes: Any) -> Plan:
+    base = Plan(
+        rounds=5,
+        clients=Everyone(SILOS),
+        local=LocalSgd(lr=0.5, epochs=1),
+        encode=(Clip(1.0),),
+        release=NoiseShares(2.0, AT_LEAST),
+        server=Sgd(),
+    )
+    return replace(base, **changes)
+
+
+def task(inputs: int = 30) -> Task:
+    rng = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    silos = [(torch.randn(12, inputs, generator=rng), torch.arange(12) % 2) for _ in range(SILOS)]
+    return Task.of(nn.Linear(inputs, 2), [Records(*pair) for pair in silos])
+
+
+@dataclass
+class Wire:
+    """Members in this process; `silent` says who does not answer which stage. It keeps all that passed."""
+
+    members: dict[int, Member]
+    silent: Callable[[str, int], bool] = lambda stage, client: False
+    offers: frozenset[str] = frozenset()
+    name: str = "wire"
+    seen: list[Letter] = field(default_factory=list)
+    charged: list[tuple[int, str]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, whole: Task, silent: Callable[[str, int], bool] | None = None) -> Wire:
+        wire = cls({}, silent or (lambda stage, client: False))
+        for client in range(SILOS):
+
+            def pay(job: Job, session: str, client: int = client) -> int:
+                wire.charged.append((client, session))
+                return sum(1 for who, _ in wire.charged if who == client)
+
+            wire.members[client] = Member(client, whole.as_silo(client), lambda job: None, pay, time.time)
+        return wire
+
+    def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
+        for client, body in bodies.items():
+            if not self.silent(Letter.of_bytes(body).stage, client):
+                made = self.members[client].reply(body)
+                self.seen += [Letter.of_bytes(body), Letter.of_bytes(made)]
+                yield client, made
+
+    def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterator[tuple[int, bytes]]:
+        raise AssertionError("admission is not asked here")
+
+
+def worker(wire: Wire, whole: Task, **changes: Any) -> Any:
+    asked = {"quorum": 1, "tries": 2, "timeout": 60.0, "admission": False}
+    return SecureRemote(wire, RUN, **asked).prepare(plan(**changes), whole.as_server(), Seeded(7))
+
+
+def job(whole: Task, t: int = 0) -> ClientJob:
+    start = whole.layout.flatten(whole.model)
+    return ClientJob(plan().public(t, len(start)), start, np.arange(SILOS))
+
+
+def collect(silent: Callable[[str, int], bool] | None = None, t: int = 0) -> tuple[Collected, Wire, Task]:
+    whole = task()
+    wire = Wire.of(whole, silent)
+    return worker(wire, whole).collect(job(whole, t)), wire, whole
+
+
+def expected(whole: Task, clients: list[int], t: int = 0) -> torch.Tensor:
+    """The same rows and noise, in steps of the grid, added by hand."""
+    start = whole.layout.flatten(whole.model)
+    total = np.zeros(len(start), dtype=np.int64)
+    for client in clients:
+        asked = Job(RUN, plan(), client, "simulation", 7, public=plan().public(t, len(start)), start=start)
+        alone = InProcess(own_noise=True).prepare(plan(), whole.as_silo(client), Seeded(7))
+        total += member.clean_steps(alone, asked) + member.noise_steps(asked, len(start))
+    return torch.from_numpy(total.astype(np.float64)) * masks.grid_of(plan().release.share.std)  # type: ignore[attr-defined]
+
+
+def test_the_sum_is_exact() -> None:
+    found, wire, whole = collect()
+    assert torch.equal(found.total, expected(whole, [0, 1, 2, 3]))
+    assert [receipt.charges for receipt in found.receipts] == [1, 1, 1, 1]
+    plain = InProcess(own_noise=True).prepare(plan(), whole, Seeded(7)).collect(job(whole)).total
+    assert float((found.total - plain).abs().max()) < 1e-5
+    assert len(wire.charged) == 4
+
+
+def test_who_dies_after_masking_is_in_the_sum() -> None:
+    found, _, whole = collect(lambda stage, client: stage == "unmask" and client == 2)
+    assert found.received == 4
+    assert torch.equal(found.total, expected(whole, [0, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "mask"])
+def test_who_dies_before_masking_is_not_and_the_survivors_sum_is_exact(stage: str) -> None:
+    found, wire, whole = collect(lambda at, client: at == stage and client == 1)
+    assert found.reported is not None
+    assert found.reported.tolist() == [0, 2, 3]
+    assert torch.equal(found.total, expected(whole, [0, 2, 3]))
+    assert 1 not in {client for client, _ in wire.charged}
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "mask", "unmask"])
+def test_fewer_than_at_least_open_nothing(stage: str) -> None:
+    with pytest.raises(QuorumError, match="fewer than 3 members"):
+        collect(lambda at, client: at == stage and client in (1, 2))
+
+
+def test_a_session_that_is_asked_again_draws_and_pays_anew() -> None:
+    tries: list[str] = []
+
+    def silent(stage: str, client: int) -> bool:
+        tries.extend([stage] if stage == "mask" and client == 0 else [])
+        return stage == "mask" and client in (2, 3) and len(tries) < 2
+
+    found, wire, _ = collect(silent)
+    assert found.received == 4
+    assert len({session for _, session in wire.charged}) == 2
+    assert sum(client == 0 for client, _ in wire.charged) == 2
+
+
+# ---- what a silo refuses ---------------------------------------------------------------------------------------------
+
+
+def stages(whole: Task) -> tuple[Wire, dict[str, dict[int, Letter]]]:
+    """A session as the server asks for it: the letters of each stage."""
+    found, wire, _ = collect()
+    assert found.received == SILOS
+    asked: dict[str, dict[int, Letter]] = {}
+    for letter, _ in zip(wire.seen[::2], wire.seen[1::2], strict=True):
+        asked.setdefault(letter.stage, {})[len(asked.get(letter.stage, {}))] = letter
+    return wire, asked
+
+
+def said(member: Member, letter: Letter) -> str:
+    return str(Letter.of_bytes(member.reply(letter.to_bytes())).said.get("refused", ""))
+
+
+def test_a_sum_is_opened_once_and_never_below_the_threshold() -> None:
+    wire, asked = stages(task())
+    silo, letter = wire.members[0], asked["unmask"][0]
+    assert "and once" in said(silo, letter)
+    session = silo.sessions[letter.session]
+    session.opened = False
+    assert "at least 3" in said(silo, replace(letter, said={"sent": [0, 1]}))
+    assert "at least 3" in said(silo, replace(letter, said={"sent": [0, 1, 9]}))
+    assert session.opened is False
+
+
+def test_never_both_shares_of_one_member() -> None:
+    """Own mask and key of one member together would open its row."""
+    _, wire, _ = collect(lambda stage, client: stage == "mask" and client == 1)
+    given = [letter.said["shares"] for letter in wire.seen if "shares" in letter.said]
+    sessions = [next(iter(silo.sessions.values())) for silo in wire.members.values()]
+    for shares in given:
+        for name, share in shares.items():
+            kinds = {("mask", "key")[i] for one in sessions for i in (0, 1) if name_share(one, int(name), i) == share}
+            assert kinds == ({"key"} if name == "1" else {"mask"})
+
+
+def name_share(session: member.Session, other: int, kind: int) -> str:
+    return session.shares[other][kind].hex() if other in session.shares else ""
+
+
+def test_another_threshold_a_late_job_and_a_second_row_are_refused() -> None:
+    whole = task()
+    wire = Wire.of(whole)
+    silo, letter = wire.members[0], stages(whole)[1]["mask"][0]
+    assert silo.reply  # a fresh member, which knows no session
+    with pytest.raises(DataError, match="does not know"):
+        silo.reply(letter.to_bytes())
+    wire, asked = stages(whole)
+    charged = len(wire.charged)
+    assert "or a second one" in said(wire.members[0], asked["mask"][0])
+    session = wire.members[0].sessions[asked["mask"][0].session]
+    session.sent, session.threshold = False, 2
+    assert "at_least = 3 of the plan" in said(wire.members[0], asked["mask"][0])
+    session.threshold = 3
+    late = replace(wire.members[0], now=lambda: time.time() + 1e6)
+    assert "past its deadline" in said(late, asked["mask"][0])
+    assert len(wire.charged) == charged
+
+
+def test_bad_letters_are_one_sentence() -> None:
+    silo = Wire.of(task()).members[0]
+    good = Letter("keys", "s").to_bytes()
+    for bad in (b"", good[:-3], good.replace(b'"keys"', b'"code"'), good.replace(b'"said": {}', b'"said": []')):
+        with pytest.raises(DataError):
+            silo.reply(bad)
+    silo.reply(good)
+    for told in ({}, {"members": 3}, {"members": {"0": ["zz", ""]}, "threshold": 2}, {"members": {}, "threshold": "x"}):
+        assert "found" in said(silo, Letter("shares", "s", told))
+
+
+def test_a_plan_that_a_secure_sum_cannot_hold_is_refused() -> None:
+    whole = task()
+    with pytest.raises(EngineError, match="at_least 2 or more"):
+        worker(Wire.of(whole), whole, release=NoiseShares(2.0, 1))
+
+
+# ---- the grid --------------------------------------------------------------------------------------------------------
+
+
+def test_on_the_grid_the_bound_of_one_still_holds() -> None:
+    rng, grid = np.random.default_rng(0), masks.grid_of(1e-3)
+    coarse = 0.01
+    for step in (grid, coarse):
+        for _ in range(200):
+            row = rng.standard_normal(50)
+            row = torch.from_numpy(row / np.linalg.norm(row))
+            assert np.linalg.norm(masks.whole(row, step, "client") * step) <= 1.0
+            other = row + torch.from_numpy((move := rng.standard_normal(50)) / np.linalg.norm(move))
+            moved = (masks.whole(row, step, "record") - masks.whole(other, step, "record")) * step
+            assert np.linalg.norm(moved) <= 1.0 + 1e-12
+    near = torch.full((50,), coarse) * 1.0  # sabotage: without the shrinking a step more in every coordinate
+    apart = (masks.whole(near, coarse, "client") - masks.whole(-near * 1e-9, coarse, "client")) * coarse
+    assert np.linalg.norm(apart) <= 1.0
+
+
+# ---- the noise -------------------------------------------------------------------------------------------------------
+
+
+def noise_of_sums(sums: int, factor: float = 1.0) -> np.ndarray[Any, Any]:
+    """The noise of that many opened sums, in deviations of what the plan promises for who came."""
+    whole, found = task(4), []
+    release = NoiseShares(2.0 * factor, AT_LEAST)
+    clean = InProcess(own_noise=False).prepare(plan(), whole, Seeded(7))
+    for t in range(sums):
+        wire = Wire.of(whole)
+        engine = SecureRemote(wire, RUN, 1, 2, 60.0, False)
+        summed = engine.prepare(plan(release=release), whole.as_server(), Seeded(1000 + t)).collect(job(whole, t % 5))
+        found.append((summed.total - clean.collect(job(whole, t % 5)).total).numpy())
+    return np.concatenate(found) / (2.0 * math.sqrt(SILOS / AT_LEAST))
+
+
+def chi_square(noise: np.ndarray[Any, Any]) -> float:
+    return float(2 * min(stats.chi2.cdf((noise**2).sum(), len(noise)), stats.chi2.sf((noise**2).sum(), len(noise))))
+
+
+def test_the_noise_of_two_hundred_sums_is_the_plans_and_half_of_it_is_not() -> None:
+    assert chi_square(noise_of_sums(200)) > 1e-3
+    assert chi_square(noise_of_sums(20, 0.5)) < 1e-6
+
+
+# ---- the masks -------------------------------------------------------------------------------------------------------
+
+
+BITS = 14  # of the search: enough to show it, and the seed is planted where it looks
+
+
+def folded(key: bytes) -> int:
+    seed = 0
+    for place in range(0, len(key), 4):
+        seed ^= int.from_bytes(key[place : place + 4], "little")
+    return seed
+
+
+def search(masked: np.ndarray[Any, Any], high: int) -> int | None:
+    """The seed of Flower's generator whose mask leaves something small: all that share these high bits are tried."""
+    for low in range(1 << BITS):
+        mask = np.random.RandomState((high << BITS) | low).randint(0, (1 << 32) - 1, 4, dtype=np.int64)
+        if (np.abs((masked - mask + (1 << 31)) % (1 << 32) - (1 << 31)) < 1000).all():
+            return (high << BITS) | low
+    return None
+
+
+def test_the_search_that_opens_flowers_masks_does_not_open_ours() -> None:
+    """One pair key, as ECDH gives it; a small row under its mask. Fewer bits than the 28 of an attack, same attack."""
+    f = flower()
+    (one, _), (_, other) = f.generate_key_pairs(), f.generate_key_pairs()
+    key, row = masks.agreed(one, other), np.array([3, -7, 11, 0])
+    theirs = (row + f.pseudo_rand_gen(key, 1 << 32, [(4,)])[0]) % (1 << 32)
+    high = folded(key) >> BITS
+    assert search(theirs, high) == folded(key)
+    ours = (row.astype(np.uint64) + masks.stream(key, 4)) % np.uint64(1 << 32)
+    assert search(ours.astype(np.int64), high) is None
+
+
+def test_flowers_seed_has_28_bits_and_our_key_256() -> None:
+    """A url-safe base64 key is ASCII: the top bit of each byte is 0, and so of each byte of the folded seed."""
+    f = flower()
+    seeds = [folded(masks.agreed(f.generate_key_pairs()[0], f.generate_key_pairs()[1])) for _ in range(200)]
+    varied = 0
+    for seed in seeds:
+        varied |= seed ^ seeds[0]
+    assert bin(varied).count("1") <= 28
+    assert len(masks.stream(secrets.token_bytes(32), 3)) == 3
+    first, second = masks.stream(b"a" * 44, 1000), masks.stream(b"a" * 43 + b"b", 1000)
+    assert not (first == second).any()
+
+
+def test_a_masked_row_looks_like_chance_and_tells_nothing_of_the_clean_one() -> None:
+    _, wire, _ = collect()
+    rows = [
+        np.frombuffer(letter.body, np.uint8)
+        for letter in wire.seen
+        if letter.stage == "mask" and "charges" in letter.said
+    ]
+    counts = np.bincount(np.concatenate(rows), minlength=256)
+    assert stats.chisquare(counts).pvalue > 1e-4
