@@ -52,6 +52,9 @@ class Loop:
     looks: int  # passes in which a record alone was compared with the record in company
 
 
+FOLLOWS = "the server follows the protocol of the secure sum: it hands on the silos' public keys as they are"
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a run adds to its plan: everything here is seen by the adversary anyway, or public."""
@@ -157,6 +160,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
             *assumptions(plan, bill, counts, facts.public),
             *(_loop_assumptions(facts.loop) if facts.loop is not None else ()),
             *(("what a silo says that it was charged is what stands in its own ledger",) if facts.receipts else ()),
+            *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
             *(trusted(part) for part in others),
             *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
         ],
