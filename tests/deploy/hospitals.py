@@ -53,6 +53,17 @@ silos.switzerland = {{ epsilon = 4.0 }}
 silos.va = {{ epsilon = 8.0 }}
 """
 
+UNBUDGETED = """
+[recipe]
+name = "silo"
+rounds = {rounds}
+sizes = {{ cleveland = 243, hungarian = 236, switzerland = 99, va = 160 }}
+epsilons = {{ cleveland = 1.0, hungarian = 2.0, switzerland = 4.0, va = 8.0 }}
+
+[privacy]
+noise = "secure"
+"""
+
 
 def real() -> bool:
     """Whether the hospitals' own tables are here."""

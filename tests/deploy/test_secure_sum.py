@@ -34,6 +34,7 @@ from sordino.plan import Plan
 from sordino.rng import Seeded
 
 SILOS, AT_LEAST = 4, 3
+SHARE = 2.0 / math.sqrt(AT_LEAST)
 RUN = "ab" * 16
 
 
@@ -91,7 +92,7 @@ class Wire:
 
 
 def worker(wire: Wire, whole: Task, **changes: Any) -> Any:
-    asked = {"quorum": 1, "tries": 2, "timeout": 60.0, "admission": False}
+    asked: dict[str, Any] = {"quorum": 1, "tries": 2, "timeout": 60.0, "admission": False}
     return SecureRemote(wire, RUN, **asked).prepare(plan(**changes), whole.as_server(), Seeded(7))
 
 
@@ -114,7 +115,7 @@ def expected(whole: Task, clients: list[int], t: int = 0) -> torch.Tensor:
         asked = Job(RUN, plan(), client, "simulation", 7, public=plan().public(t, len(start)), start=start)
         alone = InProcess(own_noise=True).prepare(plan(), whole.as_silo(client), Seeded(7))
         total += member.clean_steps(alone, asked) + member.noise_steps(asked, len(start))
-    return torch.from_numpy(total.astype(np.float64)) * masks.grid_of(plan().release.share.std)  # type: ignore[attr-defined]
+    return masks.summed(total.view(np.uint64), masks.grid_of(SHARE))
 
 
 def test_the_sum_is_exact() -> None:
@@ -207,7 +208,6 @@ def test_another_threshold_a_late_job_and_a_second_row_are_refused() -> None:
     whole = task()
     wire = Wire.of(whole)
     silo, letter = wire.members[0], stages(whole)[1]["mask"][0]
-    assert silo.reply  # a fresh member, which knows no session
     with pytest.raises(DataError, match="does not know"):
         silo.reply(letter.to_bytes())
     wire, asked = stages(whole)
@@ -242,20 +242,37 @@ def test_a_plan_that_a_secure_sum_cannot_hold_is_refused() -> None:
 # ---- the grid --------------------------------------------------------------------------------------------------------
 
 
+COARSE = 0.01
+
+
+def unit(rng: np.random.Generator, size: int = 45) -> torch.Tensor:
+    drawn = torch.from_numpy(rng.standard_normal(size))
+    return drawn / float(drawn.norm())
+
+
+def length(steps: Any, grid: float) -> float:
+    return float(np.linalg.norm(steps * grid))
+
+
 def test_on_the_grid_the_bound_of_one_still_holds() -> None:
-    rng, grid = np.random.default_rng(0), masks.grid_of(1e-3)
-    coarse = 0.01
-    for step in (grid, coarse):
+    rng = np.random.default_rng(0)
+    for grid in (masks.grid_of(1e-3), COARSE):
         for _ in range(200):
-            row = rng.standard_normal(50)
-            row = torch.from_numpy(row / np.linalg.norm(row))
-            assert np.linalg.norm(masks.whole(row, step, "client") * step) <= 1.0
-            other = row + torch.from_numpy((move := rng.standard_normal(50)) / np.linalg.norm(move))
-            moved = (masks.whole(row, step, "record") - masks.whole(other, step, "record")) * step
-            assert np.linalg.norm(moved) <= 1.0 + 1e-12
-    near = torch.full((50,), coarse) * 1.0  # sabotage: without the shrinking a step more in every coordinate
-    apart = (masks.whole(near, coarse, "client") - masks.whole(-near * 1e-9, coarse, "client")) * coarse
-    assert np.linalg.norm(apart) <= 1.0
+            row, move = unit(rng), unit(rng)
+            assert length(masks.whole(row, grid, "client"), grid) <= 1.0
+            moved = masks.whole(row + move, grid, "record") - masks.whole(row, grid, "record")
+            assert length(moved, grid) <= 1.0 + 1e-12
+
+
+def test_rounding_to_the_nearest_and_cutting_unshrunk_would_break_it() -> None:
+    """All coordinates 1 / sqrt(45) = .149: the nearest step is .15; and from .0099 on, cutting gives 0 and .15."""
+    flat = torch.full((45,), 45**-0.5, dtype=torch.float64)
+    low = torch.full((45,), 0.0099, dtype=torch.float64)
+    assert length(masks.rounded(flat, COARSE), COARSE) > 1.0
+    assert length(masks.whole(flat, COARSE, "client"), COARSE) <= 1.0
+    unshrunk = masks.whole(low + flat, COARSE, "client") - masks.whole(low, COARSE, "client")
+    assert length(unshrunk, COARSE) > 1.0
+    assert length(masks.whole(low + flat, COARSE, "record") - masks.whole(low, COARSE, "record"), COARSE) <= 1.0
 
 
 # ---- the noise -------------------------------------------------------------------------------------------------------

@@ -43,6 +43,25 @@ def answers(port: int) -> bool:
         return probe.connect_ex((HERE, port)) == 0
 
 
+def below(process: int) -> list[int]:
+    """The processes that one has started, and those that they have."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def end(processes: list[int]) -> None:
+    """Kill them; who has ended already is no error."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 @dataclass
 class Loopback:
     """The folder of `sordino federation new`, brought to life; `silos` are its names in the plan's order."""
@@ -93,16 +112,17 @@ class Loopback:
                 start_new_session=True,
             )
 
-    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
+    def kill(self, name: str) -> None:
         """A process, and what it has started, at once."""
         process = self.running.pop(name, None)
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, how)
+            started = below(process.pid)
+            end([process.pid, *started])
             process.wait()
 
     def stop(self) -> None:
-        """All of them: asked first, then killed."""
+        """All of them, and what they have started: asked first, then killed."""
+        started = [one for process in self.running.values() for one in below(process.pid)]
         for process in self.running.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -112,6 +132,7 @@ class Loopback:
                 process.wait(max(0.0, until - time.monotonic()))
         for name in list(self.running):
             self.kill(name)
+        end(started)
 
     def __enter__(self) -> Loopback:
         return self
