@@ -87,45 +87,37 @@ def quick(entries: Callable[[], Iterator[Entry]]) -> Row:
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
 
-def _test(found: list[Row], figure: str = "test", **wanted: Any) -> list[float]:
-    (row,) = picked(found, **wanted)
-    return [float(value) for value in row["figures"][figure]]
+def compared(found: list[Row], text: str, better: Row, worse: Row, figure: str = "test") -> list[Row]:
+    """The verdict on two entries by the same seeds; nothing if one of them has not been run."""
+    rows = [picked(found, **entry) for entry in (better, worse)]
+    if not all(rows):
+        return []
+    up, down = ([float(value) for value in row["figures"][figure]] for (row,) in rows)
+    unit = "(norm)" if figure == "norm" else "points"
+    return [verdict(f"003: {text} (T = {ROUNDS})", up, down, f"lr and C: {TUNED}", unit=unit)]
 
 
 def ablation_claims(found: list[Row]) -> list[Row]:
     """The paper's sentences about its ablations."""
-    z, kept, rho = "z (Table 2)", "share kept (Table 3)", "rho (Table 4, Figure 5a)"
-
-    def said(text: str, better: Row, worse: Row) -> Row:
-        return verdict(f"003: {text} (T = {ROUNDS})", _test(found, **better), _test(found, **worse), TUNED)
-
-    of_z = [{"varied": z, "to": at} for at in (0.6, 0.95, 1.5, 2.5)]
-    of_rho = [{"varied": rho, "to": at} for at in (0.1, 0.3, 0.5, 1.0)]
-    return [
-        *(
-            said(f"Table 2, DP-FedSAM beats DP-FedAvg at z = {at['to']}", {**at, "method": SAM}, {**at, "method": AVG})
-            for at in of_z
-        ),
-        said(
-            "Table 3, keeping 0.4 of the mean beats all of it", {"varied": kept, "to": 0.4}, {"varied": kept, "to": 1.0}
-        ),
-        *(said(f"Table 4, rho = {at['to']} beats none at its lr", at, {"varied": rho, "to": 0.0}) for at in of_rho),
-    ]
+    z, kept, rho = ({"varied": name} for name in ("z (Table 2)", "share kept (Table 3)", "rho (Table 4, Figure 5a)"))
+    said: list[Row] = []
+    for at in (0.6, 0.95, 1.5, 2.5):
+        sam, avg = ({**z, "to": at, "method": method} for method in (SAM, AVG))
+        said += compared(found, f"Table 2, DP-FedSAM beats DP-FedAvg at z = {at}", sam, avg)
+    said += compared(found, "Table 3, 0.4 of the mean beats all of it", {**kept, "to": 0.4}, {**kept, "to": 1.0})
+    for at in (0.1, 0.3, 0.5, 1.0):
+        said += compared(found, f"Table 4, rho = {at} beats rho = 0", {**rho, "to": at}, {**rho, "to": 0.0})
+    return said
 
 
 def regime_claims(found: list[Row]) -> list[Row]:
-    """SAM minus none in every regime: accuracy, and the gap between train and test."""
+    """SAM minus none in every regime: accuracy, the gap between train and test, and the size of updates."""
     said: list[Row] = []
     for name in dict.fromkeys(row["varied"] for row in found):
-        for figure, text in (
-            ("test", "beats none"),
-            ("gap", "has the smaller gap"),
-            ("norm", "has the smaller updates"),
-        ):
-            sam, none = (_test(found, figure, varied=name, to=at) for at in (RHO, 0.0))
-            better, worse = (sam, none) if figure == "test" else (none, sam)
-            unit = "(norm)" if figure == "norm" else "points"
-            said.append(verdict(f"003: {name}: rho = {RHO:g} {text}", better, worse, f"lr and C: {TUNED}", unit=unit))
+        sam, none = ({"varied": name, "to": at} for at in (RHO, 0.0))
+        said += compared(found, f"{name}: rho = {RHO:g} beats none", sam, none)
+        said += compared(found, f"{name}: rho = {RHO:g} has the smaller gap", none, sam, "gap")
+        said += compared(found, f"{name}: rho = {RHO:g} moves less", none, sam, "norm")
     return said
 
 
