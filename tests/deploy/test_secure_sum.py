@@ -6,12 +6,16 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
@@ -231,6 +235,26 @@ def test_bad_letters_are_one_sentence() -> None:
     silo.reply(good)
     for told in ({}, {"members": 3}, {"members": {"0": ["zz", ""]}, "threshold": 2}, {"members": {}, "threshold": "x"}):
         assert "found" in said(silo, Letter("shares", "s", told))
+
+
+@given(st.data())
+def test_no_letter_makes_a_silo_stumble_or_pay(data: st.DataObject) -> None:
+    """A letter of any stage with bytes changed, dropped or put in: a sentence, or an answer; a row is never made."""
+    wire, letters = known_letters()
+    body = bytearray(data.draw(st.sampled_from(letters)).to_bytes())
+    place = data.draw(st.integers(0, len(body) - 1))
+    stop = data.draw(st.integers(place, min(len(body), place + 8)))
+    body[place:stop] = data.draw(st.binary(max_size=8))
+    with suppress(DataError):
+        wire.members[0].reply(bytes(body))
+    assert wire.charged == []
+
+
+@cache
+def known_letters() -> tuple[Wire, list[Letter]]:
+    """The letters of one whole session, and silos that were in none."""
+    _, asked = stages(task())
+    return Wire.of(task()), [letter for stage in asked.values() for letter in stage.values()]
 
 
 def test_a_plan_that_a_secure_sum_cannot_hold_is_refused() -> None:
