@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import threading
@@ -43,21 +44,21 @@ class Proxy:
         with suppress(OSError):
             near = inward.wrap_socket(node, server_side=True)
             far = outward.wrap_socket(socket.create_connection((HERE, self.link)), server_hostname=HERE)
-            kept: list[bytes] = []
             self.sent.append(b"")
-            place = len(self.sent) - 1
-            threading.Thread(target=self._copy, args=(far, near, None, 0), daemon=True).start()
-            self._copy(near, far, kept, place)
+            self._shuttle(near, far, len(self.sent) - 1)
 
-    def _copy(self, source: ssl.SSLSocket, sink: ssl.SSLSocket, kept: list[bytes] | None, place: int) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if kept is not None:
-                    kept.append(data)
-                    self.sent[place] = b"".join(kept)
-                sink.sendall(data)
-        with suppress(OSError):
-            sink.close()
+    def _shuttle(self, near: ssl.SSLSocket, far: ssl.SSLSocket, place: int) -> None:
+        """Both ways in one thread: a TLS socket is not for two."""
+        with near, far:
+            while True:
+                ready = [one for one in (near, far) if one.pending()] or select.select([near, far], [], [])[0]
+                for source in ready:
+                    data = source.recv(65536)
+                    if not data:
+                        return
+                    if source is near:
+                        self.sent[place] += data
+                    (far if source is near else near).sendall(data)
 
     @property
     def everything(self) -> bytes:

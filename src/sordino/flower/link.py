@@ -12,6 +12,7 @@ from sordino.errors import EngineError
 from sordino.flower import internals
 
 PULSE = 0.5  # seconds between two looks for replies
+LEAST = 3.0  # seconds: nobody is asked who could not answer in time
 
 
 @dataclass(frozen=True)
@@ -26,30 +27,31 @@ class Link:
 
     def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterator[tuple[int, bytes]]:
         """Send each silo its job; the replies that came within so many seconds. Silence is no error."""
-        yield from self.carry({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)
+        try:
+            yield from self.carry({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)
+        except internals.flower().HTTPError as error:
+            raise EngineError(f"a SuperLink that does not answer ({error})", "", "start it, and resume") from None
 
     def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
         """The same for bytes of any kind, until `deadline` (seconds since 1970)."""
-        there = self.wait_for(set(bodies), deadline)
-        asked = [silo for silo in bodies if silo in there]
-        ttl = max(1.0, deadline - time.time())
-        messages = [internals.question(bodies[silo], there[silo], str(silo), ttl) for silo in asked]
-        sent = {str(number): silo for number, silo in zip(self.grid.push_messages(messages), asked, strict=False)}
-        while sent and time.time() < deadline:
-            for message in self.grid.pull_messages(list(sent)):
+        waiting, sent = dict(bodies), dict[str, int]()
+        while (waiting or sent) and time.time() < deadline:
+            sent |= self._send(waiting, deadline)
+            for message in self.grid.pull_messages(list(sent)) if sent else ():
                 silo = sent.pop(str(message.metadata.reply_to_message_id), None)
                 data = internals.unpacked(message)
                 if silo is not None and data is not None:
                     yield silo, data
-            time.sleep(PULSE if sent else 0.0)
+            time.sleep(PULSE if waiting or sent else 0.0)
 
-    def wait_for(self, wanted: set[int], deadline: float) -> dict[int, int]:
-        """The node of every silo that is online; waits for those that are wanted, and no longer than the deadline."""
-        while True:
-            there = self.nodes()
-            if wanted <= set(there) or time.time() + PULSE > deadline:
-                return there
-            time.sleep(PULSE)
+    def _send(self, waiting: dict[int, bytes], deadline: float) -> dict[str, int]:
+        """Messages to those of the waiting that are online: nobody waits for a silo that is not."""
+        ttl = deadline - time.time()
+        there = self.nodes() if waiting and ttl > LEAST else {}
+        now = [silo for silo in list(waiting) if silo in there]
+        messages = [internals.question(waiting.pop(silo), there[silo], str(silo), ttl) for silo in now]
+        numbers = self.grid.push_messages(messages) if messages else ()
+        return {str(number): silo for number, silo in zip(numbers, now, strict=False)}
 
     def nodes(self) -> dict[int, int]:
         """Silo to node, by the names under which keys were registered; strangers are not asked."""
