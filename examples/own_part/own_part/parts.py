@@ -14,7 +14,7 @@ from sordino import Bound, Event, Noised, PlanError, Postprocess, Public, Relati
 
 
 @dataclass(frozen=True)
-class Turns(Sampler, kind="turns"):
+class Halves(Sampler, kind="halves"):
     """Even clients in even rounds, odd ones in odd rounds.
 
     Guarantee: public, so nothing is amplified; a client is in every second round, and is billed for those.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from own_part.parts import Mirror, Turns, Wiener
+from own_part.parts import Halves, Mirror, Wiener
 from sordino import CentralNoise, Clip, Gaussian, LocalSgd, Plan, Sgd, add_recipe
 
 
@@ -11,7 +11,7 @@ def own_fed_avg(*, rounds: int, population: int, lr: float, radius: float, multi
     """w <- w - wiener(mean of clipped updates + noise), even and odd clients in turns."""
     return Plan(
         rounds=rounds,
-        clients=Turns(population),
+        clients=Halves(population),
         local=LocalSgd(lr=lr, epochs=epochs),
         encode=(Clip(radius), Mirror()),
         release=CentralNoise(Gaussian(multiplier)),

@@ -7,6 +7,7 @@ read whole, and checked; without these two files there is no test.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,9 @@ def _folder(path: Path) -> tuple[Path, bool]:
 
 def _opened(path: Path) -> Array:
     try:
-        array: Array = np.load(regular(path), mmap_mode="c", allow_pickle=False)  # copy on write: the file stays
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a header that an old Python wrote
+            array: Array = np.load(regular(path), mmap_mode="c", allow_pickle=False)  # copy on write: the file stays
     except UNREADABLE as error:
         raise DataError(f"{path}, which cannot be read ({error})", "an .npy file", "see sordino.data.mapped") from None
     return array

@@ -197,17 +197,15 @@ def subset(size: int, coins: np.random.Generator, count: int) -> Tensor:
 def shaken(model: nn.Module, coins: np.random.Generator) -> Iterator[None]:
     """Public noise on every trained parameter, so that nothing hides behind a weight of zero; then as before."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in parameters]
-    with torch.no_grad():
-        for p in parameters:
-            scale = 0.05 + 0.5 * float(p.std(correction=0)) if p.numel() else 0.0
-            p.add_(torch.from_numpy(coins.normal(size=tuple(p.shape)) * scale).to(p.dtype))
+    before = [p.data for p in parameters]  # put back as they are: a graph that somebody holds stays whole
+    for p in parameters:
+        scale = 0.05 + 0.5 * float(p.data.std(correction=0)) if p.numel() else 0.0
+        p.data = p.data + torch.from_numpy(coins.normal(size=tuple(p.shape)) * scale).to(p.dtype)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for p, kept in zip(parameters, before, strict=True):
-                p.copy_(kept)
+        for p, kept in zip(parameters, before, strict=True):
+            p.data = kept
 
 
 def precise(model: nn.Module) -> nn.Module | None:
