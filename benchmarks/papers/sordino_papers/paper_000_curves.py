@@ -22,8 +22,8 @@ PART = 2000  # validation and training images that a curve is measured on
 
 AT = 2.0  # z
 TRIED = {
-    "radius": [Knobs(radius=radius, lr=0.3) for radius in (0.15, 0.3, 0.6, 1.0)],
-    "step": [Knobs(lr=lr) for lr in (0.1, 0.3, 0.6)],
+    "radius": [Knobs(radius=radius, lr=0.3, batch=5) for radius in (0.15, 0.3, 0.6, 1.0)],
+    "step": [Knobs(lr=lr, batch=5) for lr in (0.1, 0.3, 0.6)],
     "epochs, batch": [Knobs(epochs=e, batch=b) for e, b in ((1, 5), (2, 5), (2, 10))],
 }
 
@@ -61,7 +61,8 @@ def draw_tables_h(rows: list[Row], path: Path) -> None:
         name: {f"sigma {s:g}": [{**row, "x": row[name]} for row in _along(rows, name, s, usual)] for s in (0.0, 1.0)}
         for name, usual in fixed.items()
     }
-    curves(panels, "x", "validation", path, ylabel="validation accuracy, %")
+    words = {"radius": "clip radius (step 0.3)", "step": "local step (radius 0.3)"}
+    curves(panels, "x", "validation", path, xlabel=words, ylabel="validation accuracy, %")
 
 
 def _along(rows: list[Row], name: str, s: float, usual: Row) -> list[Row]:

@@ -49,12 +49,13 @@ def figure1_claims(rows: list[Row]) -> list[Row]:
 
 
 def draw_figure1(rows: list[Row], path: Path) -> None:
-    """Share of the error removed, by noise."""
-    shown = [{**row, "standard deviation of the noise": row["noise"]} for row in rows]
-    lines = {f"sigma {s:g}": [{**row, "reduction": max(row["reduction"], -1.0)} for row in picked(shown, sigma=s)]
-             for s in SIGMAS}  # fmt: skip
-    curves({"sin(x), 500 points": lines}, "standard deviation of the noise", "reduction", path,
-           ylabel="share of the squared error removed", log=True)  # fmt: skip
+    """Share of the error removed, by noise; from -1 up."""
+    lines = {
+        f"sigma {s:g}": [{**row, "reduction": max(row["reduction"], -1.0)} for row in picked(rows, sigma=s)]
+        for s in SIGMAS
+    }
+    x, y = "standard deviation of the noise", "share of the squared error removed"
+    curves({"sin(x), 500 points": lines}, "noise", "reduction", path, xlabel=x, ylabel=y, log=True)
 
 
 # ---- Figure 2: spectra -----------------------------------------------------------------------------------------------
@@ -135,7 +136,8 @@ def draw_figure2(rows: list[Row], path: Path) -> None:
     for layer in LAYERS:
         lines = picked(rows, layer=layer, round=MARKS[-1])
         panels[layer] = {name: [{"frequency": r["frequency"], "size": r[name]} for r in lines] for name in names}
-    curves(panels, "frequency", "size", path, ylabel="magnitude of Fourier coefficients", log=True, log_y=True)
+    x, y = "frequency (waves along the layer)", "magnitude of Fourier coefficients"
+    curves(panels, "frequency", "size", path, xlabel=x, ylabel=y, log=True, log_y=True)
 
 
 def _quick1() -> Row:

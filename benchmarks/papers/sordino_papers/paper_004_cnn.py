@@ -23,7 +23,7 @@ from sordino_papers.verdicts import verdict
 
 METHODS = {"DP-SGD": (0.0, False), "DP-LSSGD": (1.0, False), "DP-Adam": (0.0, True), "DP-LSAdam": (1.0, True)}
 PAIRS = (("DP-LSSGD", "DP-SGD"), ("DP-LSAdam", "DP-Adam"))
-SGD, ADAM = (4.0, 8.0, 16.0, 32.0), (0.004, 0.008, 0.016, 0.032)  # steps tried
+SGD, ADAM = (4.0, 8.0, 16.0, 32.0), (0.008, 0.016, 0.032, 0.064)  # steps tried
 TRIAL = 100  # the seed that tries steps; none of those reported
 Parts = tuple[Records, Records]
 
@@ -189,7 +189,7 @@ STUDIES = (
         mnist_rows,
         mnist_claims,
         draw,
-        3,
+        5,
         CHOSEN,
         partial(tried, "mnist", 2.0, "DP-SGD", 8.0),
         "validation",
@@ -201,7 +201,7 @@ STUDIES = (
         cifar_rows,
         cifar_claims,
         draw,
-        3,
+        5,
         CHOSEN,
         partial(tried, "cifar10", 8.0, "DP-SGD", 8.0),
         "validation",
