@@ -153,10 +153,10 @@ PAPER_003 = (
         ("Table 1, Figure 2 (all methods), Table 4 (train and test)", "003-mnist 003-tuning",
          "MNIST, 101,770 parameters, T = 100; tuned on held-out training images"),
         ("Figure 4 (norms of updates)", "003-mnist 003-regimes", "means over clients and rounds"),
+        ("Figures 1, 3 (loss landscapes)", "003-landscape sordino.audit.landscape", "flatness over seeds in 003-mnist"),
     ),
     *_items(
         "not done",
-        ("Figures 1, 3 (loss landscapes)", "003-landscape sordino.audit.landscape", "to be run; flatness: 003-mnist"),
         ("Tables 2, 3, Figure 5 (epsilon, share kept, rho, K, M)", "003-ablations", "to be run"),
     ),
     *_items(
