@@ -147,16 +147,18 @@ LABELS = {name: name.replace("minibatch", "minibatch SGD").replace("local", "Loc
 
 def figure4_claims(rows: list[Row]) -> list[Row]:
     """Below Local SGD with the same server up to epsilon 2; as good as NON-private Local SGD from 2 on; below 1."""
-    judged = []
-    for silos, cohort in SETTINGS:
-        here = picked(rows, silos=silos, cohort=cohort)
-        place = f"001: charges, N = {silos}, M = {cohort}"
-        for beta in ("", ", momentum"):
-            judged += [_below(here, place, f"minibatch{beta}", f"local{beta}", epsilon) for epsilon in EPSILONS]
-        judged += [_near(here, place, epsilon) for epsilon in (2.0, 3.0)]
+    run = [pair for pair in SETTINGS if picked(rows, silos=pair[0], cohort=pair[1])]
+    judged = [row for pair in run for row in _setting(rows, *pair)]
     later = [row["relative_rmse"] for row in rows if row.get("algorithm") == "minibatch" and (row["epsilon"] or 3) >= 1]
     text = "001: charges, minibatch SGD is better than predicting the mean from epsilon 1 on"
     return [*judged, fact(text, f"largest relative RMSE {max(later):.3f}", max(later) < 1, rows[0]["repeats"], HELD)]
+
+
+def _setting(rows: list[Row], silos: int, cohort: int) -> list[Row]:
+    here, place = picked(rows, silos=silos, cohort=cohort), f"001: charges, N = {silos}, M = {cohort}"
+    sides = [(f"minibatch{beta}", f"local{beta}") for beta in ("", ", momentum")]
+    below = [_below(here, place, one, other, epsilon) for one, other in sides for epsilon in EPSILONS]
+    return below + [_near(here, place, epsilon) for epsilon in (2.0, 3.0)]
 
 
 def _below(here: list[Row], place: str, one: str, other: str, epsilon: float) -> Row:
@@ -178,6 +180,7 @@ def draw_figure4(rows: list[Row], path: Path) -> None:
     panels = {
         f"N = {n}, M = {m}": {LABELS[name]: picked(rows, algorithm=name, silos=n, cohort=m) for name in MOMENTUM}
         for n, m in SETTINGS
+        if picked(rows, silos=n, cohort=m)
     }
     label = "epsilon of every silo (dashed: no noise)"
     curves(panels, "epsilon", "relative_rmse", path, xlabel=label, ylabel="relative RMSE on the test", log=True)
