@@ -98,7 +98,7 @@ PAPER_001 = (
     *_items(
         "scaled",
         ("Figures 3, 6 (odd against even digits)", "001-figure3", "M = 25, 12; epsilon 0.75, 3, 12, 18; five splits"),
-        ("Figure 5 (homogeneous silos)", "001-figure5", "four epsilons, three splits kept"),
+        ("Figure 5 (homogeneous silos)", "001-figure5", "four epsilons, five splits"),
     ),
     *_items(
         "refused",
