@@ -50,7 +50,7 @@ PAPER_000 = (
     ),
     *_items(
         "scaled",
-        ("Table 3 (CNN on SVHN)", "000-cnn 000-small", "MNIST by writer, 55,338 parameters, N = 500, T = 40; z = 2.4, 2, "
+        ("Table 3 (CNN on SVHN)", "000-cnn 000-small", "MNIST by writer, 55,338 weights, N = 500, T = 40; z 2.4 and 2, "
          "both ways of sampling: 8,394 parameters, N = 400, T = 20, sigma 0 and 1"),
         ("Tables H.8, H.9 (other clips, epochs and batches)", "000-tables-h", "the task of 000-small"),
         ("Figure E.8 (closed forms beside accountants)", "000-table2 000-table2-tight",
