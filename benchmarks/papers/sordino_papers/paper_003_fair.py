@@ -179,7 +179,7 @@ STUDIES = (
         claims,
         draw,
         5,
-        f"lr, C and rho (or share kept): {TUNED}. The search was changed on the way: fewer rounds for want of time, all "
+        f"lr, C and rho (or share kept): {TUNED}. The search changed on the way: fewer rounds for want of time, all "
         "pairs of lr and C for DP-FedAvg after the validation of DP-FedSAM was known, a last lr for all after one test "
         "figure of Fed-SMP-rand_k. Chosen values of C, rho and DP-FedSAM's lr are at the edge of their grids, and its "
         "lr is the smaller one: part of its gain may be the coarse grid's, and its smaller updates go with it",
