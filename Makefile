@@ -19,11 +19,16 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -n 2
 
-# A federation of real processes on the loopback, with Flower and the versions it wants. About six minutes.
+# A federation of real processes on the loopback, with Flower and the versions it wants. Up to fifteen minutes.
 DEPLOY := tests/deploy/.venv
 .PHONY: test-deploy
 test-deploy: $(DEPLOY)/.installed
 	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default tests/deploy
+
+# A round beside an echo, and CPU beside Flower's subprocess mode, as ratios. About five minutes; not in CI.
+.PHONY: bench-deploy
+bench-deploy: $(DEPLOY)/.installed
+	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default -s tests/deploy/bench_wire.py
 
 $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.txt
 	$(PYTHON) -m venv $(DEPLOY)

@@ -72,7 +72,7 @@ def train(message, context):
     silo = open_silo(folder, SiloSpec.read(folder), lambda line: None)
     return Message(packed(silo.reply(unpacked(message))), reply_to=message)
 '''
-ROUNDS = 4
+ROUNDS = 2
 
 
 def cpu(federation: Loopback) -> float:
