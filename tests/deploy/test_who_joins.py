@@ -56,6 +56,7 @@ def test_who_has_no_right_to_does_not_join(who: str, strangers: dict[str, str]) 
 
 def test_a_silo_behind_a_secret_is_not_served_by_another_user(federation: Loopback) -> None:
     f = flower()
+    federation.wait_for("node.cleveland", federation.nodes["cleveland"])
     with pytest.raises(f.HTTPStatusError):
         Node(f"{HERE}:{federation.nodes['cleveland']}", b"another secret").desk()()
 
