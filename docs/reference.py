@@ -35,7 +35,7 @@ WORDS = (  # how a Python annotation reads in a TOML reference
     (r"\bServerOptimizer\b", "server optimizer"),
     (r"\bPostprocess\b", "post-processing"),
     (r"\bStep\b", "encode step"),
-    (r"\b(Schedule|Mechanism|Gradient|Sampler|Partitioner|Release)\b", lambda m: m.group(1).lower()),
+    (r"\b(Schedule|Mechanism|Gradient|Sampler|Partitioner|Release|Strategy)\b", lambda m: m.group(1).lower()),
     (r" \| ", " or "),
     (r"'", '"'),
 )

@@ -21,6 +21,7 @@ from sordino import codec
 from sordino.cli.schema import json_schema
 from sordino.codec import Part
 from sordino.errors import ConfigError, PlanError
+from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
@@ -45,6 +46,8 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "poisson": {"population": 6, "rate": 0.5, "cap": 4},
         "fixed": {"population": 6, "cohort": 3},
         "roundrobin": {"population": 6, "cohort": 2},
+        "separated": {"population": 6, "cohort": 2, "rest": 3, "seed": 1},
+        "turns": {"population": 6, "groups": 2, "rate": 0.5},
     },
     "Schedule": {
         "constant": {"value": 0.5},
@@ -76,6 +79,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "fixed_records": {"batch": 2, "sizes": [9]},
         "one_pass": {"batch": 2, "sizes": [9]},
         "shuffled_records": {"batch": 2, "sizes": [9]},
+        "records_in_turn": {"batch": 2, "sizes": [9]},
     },
     "Gradient": {
         "plain": {},
@@ -124,8 +128,16 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "local_noise": {"mechanism": GAUSSIAN, "multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
         "shuffled_noise": {"mechanism": GAUSSIAN, "at_least": 2},
         "masked_noise": {"multiplier": 1.5, "keep": 0.5},
+        "correlated_noise": {"mechanism": GAUSSIAN, "strategy": {"kind": "banded_square_root", "width": 2}},
         "forward": {},
         "no_noise": {},
+    },
+    "Strategy": {
+        "identity": {},
+        "banded_square_root": {"width": 2},
+        "banded": {"width": 2, "coefficients": [1.0, 0.25]},
+        "buffered_toeplitz": {"buffers": 2, "weights": [0.25, 0.5], "decays": [0.5, 0.75]},
+        "tree": {},
     },
     "Event": {
         "gaussian": {"multiplier": 1.5},
@@ -185,6 +197,7 @@ IN_PLAN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "Postprocess": lambda part: {"postprocess": (part,)},
     "ServerOptimizer": lambda part: {"server": part},
     "Release": lambda part: {"release": part},
+    "Strategy": lambda part: {"release": CorrelatedNoise(Gaussian(1.5), part)},
     "Schedule": lambda part: {"encode": (Clip(part),)},
     "Gradient": lambda part: {"local": LocalSgd(lr=0.5, epochs=1, gradient=part)},
     "Mechanism": lambda part: {"release": CentralNoise(part), "encode": (Clip(0.5, norm=1),)},

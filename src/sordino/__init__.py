@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sordino.parts.accelerated import Stages as Stages
     from sordino.parts.bounds import Bound as Bound
     from sordino.parts.bounds import Spent as Spent
+    from sordino.parts.correlated import CorrelatedNoise as CorrelatedNoise
     from sordino.parts.denoise import JamesStein as JamesStein
     from sordino.parts.denoise import SoftThreshold as SoftThreshold
     from sordino.parts.denoise import SparsifyMean as SparsifyMean
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from sordino.parts.records import OnePass as OnePass
     from sordino.parts.records import PoissonRecords as PoissonRecords
     from sordino.parts.records import RecordSampler as RecordSampler
+    from sordino.parts.records import RecordsInTurn as RecordsInTurn
     from sordino.parts.records import ShuffledRecords as ShuffledRecords
     from sordino.parts.release import CentralNoise as CentralNoise
     from sordino.parts.release import Forward as Forward
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
     from sordino.parts.samplers import Poisson as Poisson
     from sordino.parts.samplers import RoundRobin as RoundRobin
     from sordino.parts.samplers import Sampler as Sampler
+    from sordino.parts.samplers import Separated as Separated
+    from sordino.parts.samplers import Turns as Turns
     from sordino.parts.schedules import Constant as Constant
     from sordino.parts.schedules import Decay as Decay
     from sordino.parts.schedules import InverseTime as InverseTime
@@ -97,6 +101,12 @@ if TYPE_CHECKING:
     from sordino.parts.sparsify import RandomMask as RandomMask
     from sordino.parts.sparsify import ReleasedMask as ReleasedMask
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
+    from sordino.parts.strategies import Banded as Banded
+    from sordino.parts.strategies import BandedSquareRoot as BandedSquareRoot
+    from sordino.parts.strategies import BufferedToeplitz as BufferedToeplitz
+    from sordino.parts.strategies import Identity as Identity
+    from sordino.parts.strategies import Strategy as Strategy
+    from sordino.parts.strategies import Tree as Tree
     from sordino.plan import Plan as Plan
     from sordino.privacy.calibrated import calibrated as calibrated
     from sordino.recipes import add_recipe as add_recipe
@@ -120,6 +130,15 @@ _HOME = {
     "PerStep": "parts.schedules",
     "Travelled": "parts.schedules",
     "ShuffledNoise": "parts.release",
+    "CorrelatedNoise": "parts.correlated",
+    "Strategy": "parts.strategies",
+    "Identity": "parts.strategies",
+    "BandedSquareRoot": "parts.strategies",
+    "Banded": "parts.strategies",
+    "BufferedToeplitz": "parts.strategies",
+    "Tree": "parts.strategies",
+    "Separated": "parts.samplers",
+    "Turns": "parts.samplers",
     "LocalNoise": "parts.release",
     "NoiseShares": "parts.release",
     "AllRecords": "parts.records",
@@ -127,6 +146,7 @@ _HOME = {
     "OnePass": "parts.records",
     "PoissonRecords": "parts.records",
     "ShuffledRecords": "parts.records",
+    "RecordsInTurn": "parts.records",
     "Moreau": "parts.gradients",
     "PublicDataMask": "parts.sparsify",
     "RandomMask": "parts.sparsify",

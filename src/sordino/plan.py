@@ -25,7 +25,7 @@ from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Memory, ServerOptimizer
 from sordino.parts.sparsify import PublicMask
-from sordino.privacy.bill import Bill, Participation, client_bill, record_bill
+from sordino.privacy.bill import Bill, Participation, client_bill, reads_of, record_bill, record_patterns
 
 LONGEST = 10**9  # rounds
 SHARED = "shared."  # in `State.learnt`: what the local solver of the next round is told
@@ -63,8 +63,8 @@ class Plan(_Kept):
         self.local.lasts(self.rounds)
         self.release.check(self.bound)
         self.release.suits(self.clients)
-        object.__setattr__(self, "release", self.release.fitted(self._goal))
         self._check_records()
+        object.__setattr__(self, "release", self.release.fitted(self._goal))
         self._check_stages()
         self._check_denoisers()
         self._check_lengths()
@@ -84,8 +84,16 @@ class Plan(_Kept):
 
     def _goal(self) -> Goal:
         """What noise over rounds is for: the patterns of rounds of one client, and what the server makes of a round."""
-        allowed = Patterns(self.rounds, self.clients.most(self.rounds), self.clients.apart or 1)
-        return Goal(allowed, self.server.workload(self.rounds))
+        return Goal(self.patterns, self.server.workload(self.rounds))
+
+    @property
+    def patterns(self) -> Patterns:
+        """The rounds that one client may be in, or that may read one record of silo 0."""
+        planned = Participation.planned(self.clients, self.rounds)
+        if self.local.reads is None:
+            return planned.patterns(self.clients)
+        times = reads_of(self.clients, self.local, self.release, planned, 0)
+        return record_patterns(self.clients, self.local, self.rounds, times, 0)
 
     def _check_schedules(self) -> None:
         """A step size that overflows in some round leaves no model."""
@@ -129,6 +137,10 @@ class Plan(_Kept):
             found = f"shuffled messages of {reads.count:g} records each"
             fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
             raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
+        if self.release.joint and reads.apart(0) is None:
+            found = f"correlated noise and {reads.kind!r}, which may read a record in any two rounds"
+            fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
+            raise PlanError("correlated noise", found, "batches that keep the reads of one record apart", fix)
         if self.encode:
             found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")

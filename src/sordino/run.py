@@ -25,6 +25,7 @@ from sordino.parts.release import on_grid
 from sordino.parts.samplers import Cohort
 from sordino.plan import NOISE, SHARED, Plan, State
 from sordino.privacy.budget import Filter
+from sordino.privacy.resting import resting
 from sordino.rng import Mode, Seeded, Streams
 
 
@@ -127,6 +128,7 @@ def run(
     `announce` is told before the first round how the engine works: path, device, how many clients at once.
     With `train_metrics`, what is evaluated is evaluated on the clients' own records too, among the diagnostics: they
     are NOT private, so a run whose noise is for release refuses them.
+    Under noise that rounds share, whoever comes too early is left out (`privacy.resting`).
     With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
@@ -139,10 +141,12 @@ def run(
     if isinstance(worker, Remembers):
         worker.recall(state.secret)
     judge = worker if isinstance(worker, Leads) else task
+    rest = resting(plan.clients, plan.release, plan.rounds, streams, state.t)
     try:
         for t in range(state.t, plan.rounds):
             began = time.perf_counter()
             cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+            cohort = cohort if rest is None else rest.keep(t, cohort)
             if budget is not None:
                 budget.charge(cohort, t)
             if announce is not None:

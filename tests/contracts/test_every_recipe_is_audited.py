@@ -17,7 +17,7 @@ from sordino.audit.mechanism import audit_mechanism
 from sordino.parts.denoise import SparsifyMean
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.release import NoiseShares
-from sordino.parts.samplers import FixedSize, Poisson
+from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
@@ -29,6 +29,7 @@ SHARED: dict[str, Any] = {
     "multiplier": None,
     "release": NoiseShares(1.0, at_least=5),
 }
+WORK: dict[str, Any] = {"rounds": 12, "lr": 0.1, "radius": 0.7, "multiplier": 1.0}
 TURNS: dict[str, Any] = {"rounds": 2, "population": 20, "cohort": 5, "lr": 0.1, "steps": 3, "radius": 0.7}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "dp_fed_avg": [USUAL],
@@ -38,6 +39,8 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "fed_smp": [SHARED, {**USUAL, "mask": PublicDataMask()}],
     "blur": [{**USUAL, "sparsify": SparsifyUpdate(0.4, "influence")}],
     "scaffold": [USUAL],
+    "dp_ftrl": [{**USUAL, "clients": RoundRobin(40, 10), "rounds": 12}],
+    "band_mf": [{**WORK, "population": 40, "groups": 3, "cohort": 4.0, "rounds": 12}],
     "best": [{"population": 40, "epsilon": 8.0, "rounds": 3}],
     "client_side_fed_avg": [{**TURNS, "mechanism": mechanism} for mechanism in (Laplace(2.0), Gaussian(1.0))],
 }

@@ -15,6 +15,7 @@ from sordino.parts.records import (
     OnePass,
     PoissonRecords,
     RecordSampler,
+    RecordsInTurn,
     ShuffledRecords,
     batches,
 )
@@ -145,6 +146,20 @@ def test_a_shuffled_epoch_reads_every_record_once_and_the_next_in_another_order(
         assert len({tuple(epoch) for epoch in epochs}) == 5
 
 
+def test_batches_in_turn_read_a_record_once_an_epoch_and_in_the_same_place() -> None:
+    sampler, steps = RecordsInTurn(3, (10,)), 20
+    table = np.zeros((steps, 10), dtype=int)
+    for t in range(steps):
+        table[t, sampler.draw(t, 0, 10, coins())] = 1
+    for record in range(10):
+        rounds = np.flatnonzero(table[:, record])
+        assert set(np.diff(rounds)) <= {sampler.apart(0)} == {3}
+    for length in range(1, steps + 1):
+        assert table[:length].sum(0).max() == sampler.most(length, 0)
+        windows = [table[t : t + length].sum(0).max() for t in range(steps - length + 1)]
+        assert max(windows) <= sampler.again(length, 0)
+
+
 def test_a_record_is_read_as_often_as_its_sampler_says_at_most() -> None:
     """Every window of every length, counted; the sabotage is the count of one epoch too few."""
     shuffled, steps = ShuffledRecords(3, (10,)), 20
@@ -168,7 +183,7 @@ def test_one_size_stands_for_all_silos() -> None:
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [FixedRecords, OnePass, ShuffledRecords, PoissonRecords])
+@pytest.mark.parametrize("kind", [FixedRecords, OnePass, ShuffledRecords, RecordsInTurn, PoissonRecords])
 @pytest.mark.parametrize(("batch", "sizes"), [(5, (9, 4, 7)), (0, (9,)), (-1, (9,)), (1, ()), (1, (3, 0))])
 def test_a_batch_larger_than_a_silo_or_an_empty_silo_is_refused(kind: type, batch: int, sizes: tuple[int, ...]) -> None:
     with pytest.raises(PlanError) as refused:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from sordino.audit.rehearsal import Watching
 from sordino.data.task import Task
+from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
-from sordino.parts.correlated import CorrelatedNoise
+from sordino.parts.correlated import CorrelatedNoise, noise_of_models
 from sordino.parts.encode import Clip
-from sordino.parts.events import GaussianNoise, PoissonSampled
+from sordino.parts.events import Event, GaussianNoise, PoissonSampled, Relation
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.release import CentralNoise
@@ -23,8 +26,11 @@ from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Sgd
 from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
 from sordino.plan import Plan, State
+from sordino.privacy.accounting import epsilon
 from sordino.privacy.bill import Participation
 from sordino.privacy.calibrated import calibrated
+from sordino.privacy.certificate import default_delta
+from sordino.recipes.best import best, forecasts
 from sordino.rng import Seeded
 from sordino.run import run
 
@@ -139,10 +145,41 @@ def test_a_workload_is_what_the_server_does(server: Sgd) -> None:
 
 def test_calibration_finds_the_multiplier() -> None:
     made = calibrated(plan(Banded(4), multiplier=1.0), epsilon=1.0, delta=1e-5)
-    from sordino.privacy.accounting import epsilon
-
     line = made.bill().line("models")
     assert epsilon(line.entries, line.relation, 1e-5).value == pytest.approx(1.0, rel=1e-2)
+
+
+@pytest.mark.parametrize("server", [Sgd(), Sgd(lr=Decay(1.0, 0.9), momentum=0.3)])
+@pytest.mark.parametrize("strategy", [BandedSquareRoot(4), Tree()])
+def test_the_forecast_of_noise_is_that_of_the_matrix(strategy: Strategy, server: Sgd) -> None:
+    from sordino.matrix.toeplitz import dense
+
+    work = server.workload(20)
+    whole = work if work.ndim == 2 else dense(work, 20)
+    known = 2.0 * np.sqrt(np.mean(np.sum((whole @ strategy.noise_matrix(20)) ** 2, axis=1)))
+    assert noise_of_models(CorrelatedNoise(Gaussian(2.0), strategy), work) == pytest.approx(known)
+
+
+@pytest.mark.parametrize("clients", [RoundRobin(40, 10), Turns(40, 4, 0.5), Everyone(10)])
+def test_independent_noise_beside_it_has_the_same_price(clients: Sampler) -> None:
+    made = plan(BandedSquareRoot(4), clients)
+    assert isinstance(made.release, CorrelatedNoise)
+    alone = replace(made, release=made.release.independent(clients, made.patterns))
+    lines = [one.bill().line("models") for one in (made, alone)]
+    spent = [epsilon(line.entries, line.relation, 1e-5).value for line in lines]
+    assert spent[0] == pytest.approx(spent[1], rel=1e-3)
+
+
+def test_best_takes_the_least_noise_and_stays_as_it_was_unless_asked() -> None:
+    same: dict[str, Any] = {"population": 60, "epsilon": 2.0, "rounds": 20, "rate": 0.1}
+    found = forecasts(**same)
+    assert [one.noise for one in found] == sorted(one.noise for one in found)
+    assert len({one.name for one in found}) == len(found) >= 3
+    assert best(**same, noise="auto").hash == found[0].plan.hash
+    assert best(**same) == next(one.plan for one in found if "Poisson" in one.name)
+    for one in found:
+        line = one.plan.bill().line("models")
+        assert epsilon(line.entries, line.relation, default_delta(60)).value == pytest.approx(2.0, rel=2e-2)
 
 
 # ---- samplers --------------------------------------------------------------------------------------------------------
@@ -202,6 +239,71 @@ def test_a_run_that_goes_on_from_its_state_is_the_same_run() -> None:
     whole = [done.state for done in run(made, task, streams=Seeded(2))]
     part = [done.state for done in run(made, task, streams=Seeded(2), state=_kept(made, task, 9))]
     assert torch.equal(whole[-1].memory["params"], part[-1].memory["params"])
+
+
+@dataclass(frozen=True)
+class Hasty(Sampler, kind="hasty"):
+    """Says that a client rests five rounds, and draws it again after two."""
+
+    population: int
+    relation: ClassVar[Relation] = "zero_out"
+    random: ClassVar[bool] = False
+
+    @property
+    def expected(self) -> float:
+        return 2.0
+
+    def draw(self, t: int, rng: np.random.Generator) -> np.ndarray:
+        return np.array([0, 1 + t % (self.population - 1)]) if t % 2 == 0 else np.array([1 + t % (self.population - 1)])
+
+    def amplify(self, event: Event) -> Event:
+        return event
+
+    def most(self, rounds: int) -> int:
+        return -(-rounds // 5)
+
+    @property
+    def apart(self) -> int | None:
+        return 5
+
+
+class Early(Turns, kind="early"):
+    """Turns that take everybody in every round."""
+
+    def draw(self, t: int, rng: np.random.Generator) -> np.ndarray:
+        return np.arange(self.population, dtype=np.int64)
+
+
+def cohorts(made: Plan, task: Task, state: State | None = None) -> list[tuple[int, ...]]:
+    """Who was asked for anything, round by round."""
+    engine = Watching(InProcess())
+    list(run(made, task, engine=engine, streams=Seeded(2), state=state))
+    return [tuple(job.cohort.tolist()) for job, _ in engine.seen]
+
+
+@pytest.mark.parametrize("begun", [0, 7])
+def test_whoever_comes_too_early_is_left_out_before_anything_is_computed(begun: int) -> None:
+    """Also where the run was resumed: the rounds before count."""
+    made, task = plan(BandedSquareRoot(4), Hasty(40)), still(40, 5)
+    state = _kept(made, task, begun) if begun else None
+    met: dict[int, list[int]] = {}
+    for t, cohort in enumerate(cohorts(made, task)[:begun] + cohorts(made, task, state)):
+        for client in cohort:
+            met.setdefault(client, []).append(t)
+    assert met[0] == [0, 6, 12, 18]  # drawn in every second round
+    assert all(np.diff(rounds).min(initial=99) >= 5 for rounds in met.values())
+    assert max(map(len, met.values())) <= made.clients.most(20)
+
+
+def test_independent_noise_has_nobody_rest() -> None:
+    made, task = replace(plan(Identity(), Hasty(40)), release=CentralNoise(Gaussian(2.0))), still(40, 5)
+    assert sum(0 in cohort for cohort in cohorts(made, task)) == 10
+
+
+def test_who_is_not_of_the_group_is_left_out() -> None:
+    made, task = plan(BandedSquareRoot(4), Early(40, 4, 0.5)), still(40, 5)
+    for t, cohort in enumerate(cohorts(made, task)):
+        assert {client % 4 for client in cohort} == {t % 4}
 
 
 def _kept(made: Plan, task: Task, rounds: int) -> State:

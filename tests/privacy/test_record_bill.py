@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.tiny import plan as client_plan
 
 from sordino.config import from_recipe
 from sordino.errors import BudgetError, ConfigError, PlanError
+from sordino.matrix.toeplitz import dense
+from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.events import (
     Event,
     FixedSampled,
@@ -24,13 +27,22 @@ from sordino.parts.events import (
 )
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords
+from sordino.parts.records import (
+    AllRecords,
+    FixedRecords,
+    OnePass,
+    PoissonRecords,
+    RecordSampler,
+    RecordsInTurn,
+    ShuffledRecords,
+)
 from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.strategies import BandedSquareRoot
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Bill, Participation
-from sordino.privacy.budget import Budget, client_filter
+from sordino.privacy.budget import Budget, check_affordable, client_filter
 from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.certificate import Facts, certificate, headline, participation
 from sordino.recipes import noisy_local_sgd, noisy_minibatch_sgd, silo
@@ -129,6 +141,53 @@ def test_shuffled_batches_are_billed_by_epochs_not_by_rounds() -> None:
     assert entries(made(reads, LOCAL, rounds=30).bill(again)) == (Z, 6)
     steps = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=5)
     assert entries(planned(rounds=6, clients=EVERYONE, local=steps, release=Forward()).bill()) == (Z, 3)
+
+
+CORRELATED = CorrelatedNoise(Gaussian(2.0), BandedSquareRoot(10))
+
+
+def test_correlated_noise_over_batches_in_turn_is_one_event_of_reads_an_epoch_apart() -> None:
+    """30 records in batches of 3 are read every ten rounds: ten bands do not meet, three reads are sqrt(3) ||c||."""
+    column = BandedSquareRoot(10).column(30)
+    ((event, count),) = made(RecordsInTurn(3, (30,)), CORRELATED, rounds=30).bill().line("models").entries
+    assert count == 1
+    assert isinstance(event, GaussianNoise)
+    assert event.multiplier == pytest.approx(2.0 / np.linalg.norm(column) / math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    "reads", [RecordsInTurn(3, (30,)), ShuffledRecords(3, (30,)), AllRecords((30,)), OnePass(1, (30,))]
+)
+def test_no_record_moves_correlated_noise_more_than_is_billed(reads: RecordSampler) -> None:
+    """Every record's own rounds, through the matrix; the sabotage bills one column for each of its rounds."""
+    rounds = 24
+    matrix = dense(BandedSquareRoot(10).column(rounds), rounds)
+    ((event, _),) = made(reads, CORRELATED, rounds=rounds).bill().line("models").entries
+    assert isinstance(event, GaussianNoise)
+    there = np.zeros((rounds, 30))
+    for t in range(rounds):
+        there[t, reads.draw(t, 0, 30, np.random.default_rng(t))] = 1.0
+    moved = np.linalg.norm(matrix @ there, axis=0).max()
+    assert 2.0 / event.multiplier >= moved * (1 - 1e-9)
+    if isinstance(reads, AllRecords):
+        assert moved > 1.5 * np.linalg.norm(matrix[:, 0]) * math.sqrt(rounds)
+
+
+@pytest.mark.parametrize("reads", [PoissonRecords(3.0, (30,)), FixedRecords(3, (30,))])
+def test_correlated_noise_over_random_batches_is_refused(reads: RecordSampler) -> None:
+    with pytest.raises(PlanError, match="any two rounds"):
+        made(reads, CORRELATED, rounds=30)
+
+
+def test_a_filter_counts_the_reads_of_correlated_noise() -> None:
+    plan = made(RecordsInTurn(3, (30,)), CORRELATED, rounds=30)
+    line = plan.bill().line("cohort")
+    paid = Budget(accounting.epsilon(line.entries, line.relation, 1e-5).value * 1.01, 1e-5)
+    assert client_filter(plan, paid).allowed.min() >= 3  # more than three do not fit in thirty rounds
+    assert client_filter(plan, replace(paid, epsilon=0.7 * paid.epsilon)).allowed.max() < 3
+    check_affordable(plan, client_filter(plan, paid))
+    with pytest.raises(PlanError, match="budget"):
+        check_affordable(plan, client_filter(plan, replace(paid, epsilon=0.7 * paid.epsilon)))
 
 
 def test_a_silo_that_sits_rounds_out_is_still_billed_for_every_epoch_it_was_in() -> None:

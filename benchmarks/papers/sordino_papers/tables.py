@@ -5,6 +5,7 @@ from __future__ import annotations
 from sordino_papers.beyond import TABLES as BEYOND
 from sordino_papers.bounds import STUDIES as BOUNDS
 from sordino_papers.cells import Cell, Job, Table
+from sordino_papers.correlated import STUDIES as CORRELATED
 from sordino_papers.full import TABLES as FULL
 from sordino_papers.paper_000 import TABLES as PAPER_000
 from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
@@ -55,6 +56,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_004_CNN,
     *PAPER_004_PROTOCOL,
     *BOUNDS,
+    *CORRELATED,
 )
 
 __all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]

@@ -15,7 +15,7 @@ from sordino.audit.law import Finding, chernoff, finding
 from sordino.audit.rehearsal import Rehearsal
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import FixedRecords, PoissonRecords, RecordSampler
-from sordino.parts.samplers import FixedSize, Poisson, Sampler
+from sordino.parts.samplers import FixedSize, Poisson, Sampler, Turns
 from sordino.plan import Plan
 from sordino.rng import Seeded
 
@@ -33,6 +33,7 @@ class Coins:
     rate: float
     size: int | None = None
     cap: int | None = None
+    apart: int | None = None  # any two rounds of one of them are so many rounds from each other
     most: Callable[[int], int] | None = None  # of coins that are no secret: the most rounds that one of them is in
 
     def above(self) -> float:
@@ -57,7 +58,23 @@ def of_sampler(clients: Sampler) -> Coins:
         return Coins("cohort", n, clients.rate, cap=clients.cap)
     if isinstance(clients, FixedSize):
         return Coins("cohort", n, clients.cohort / n, size=clients.cohort)
-    return Coins("cohort", n, clients.expected / n, size=round(clients.expected), most=clients.most)
+    if isinstance(clients, Turns):
+        return Coins("cohort", n // clients.groups, clients.rate)
+    size = round(clients.expected)
+    return Coins("cohort", n, clients.expected / n, size=size, apart=clients.apart, most=clients.most)
+
+
+def _within(clients: Sampler, draws: list[list[Draw]]) -> list[list[Draw]]:
+    """Draws of groups in turn as draws of one group's members; -1 is one of another group."""
+    if not isinstance(clients, Turns):
+        return draws
+    groups, least = clients.groups, clients.population // clients.groups
+
+    def members(t: int, draw: Draw) -> Draw:
+        own = np.where(draw % groups == t % groups, draw // groups, -1)
+        return np.asarray(own[own < least])
+
+    return [[members(t, draw) for t, draw in enumerate(episode)] for episode in draws]
 
 
 def of_records(reads: RecordSampler, silo: int) -> Coins:
@@ -68,7 +85,7 @@ def of_records(reads: RecordSampler, silo: int) -> Coins:
     if isinstance(reads, FixedRecords):
         return Coins("batch", size, reads.batch / size, size=reads.batch)
     count = round(reads.count) if reads.disjoint else size
-    return Coins("batch", size, count / size, size=count, most=partial(reads.most, silo=silo))
+    return Coins("batch", size, count / size, size=count, apart=reads.apart(silo), most=partial(reads.most, silo=silo))
 
 
 def cohort_law(plan: Plan, seed: int = 0) -> list[Finding]:
@@ -79,7 +96,7 @@ def cohort_law(plan: Plan, seed: int = 0) -> list[Finding]:
         [plan.clients.draw(t, Seeded(own).at(t, "cohort")) for t in range(length)]
         for own in _seeds(seed, coins.population, length)
     ]
-    return judged(coins, draws)
+    return judged(coins, _within(plan.clients, draws))
 
 
 def batch_law(plan: Plan, seed: int = 0) -> list[Finding]:
@@ -102,7 +119,8 @@ def batch_law(plan: Plan, seed: int = 0) -> list[Finding]:
 def rehearsed_law(rehearsal: Rehearsal) -> list[Finding]:
     """The cohorts that the loop asked its engine for; the batches, read off the sums: a record has its coordinate."""
     plan = rehearsal.plan
-    found = judged(of_sampler(plan.clients), _episodes(rehearsal, [seen.cohort for seen in rehearsal.rounds]))
+    asked = _episodes(rehearsal, [seen.cohort for seen in rehearsal.rounds])
+    found = judged(of_sampler(plan.clients), _within(plan.clients, asked))
     reads = plan.local.reads
     if not isinstance(plan.local, BatchGradient) or reads is None or len(set(reads.sizes)) > 1:
         return _named(found, "rehearsed")
@@ -137,8 +155,26 @@ def judged(coins: Coins, draws: list[list[Draw]]) -> list[Finding]:
     if coins.most is not None:
         counts = [np.bincount(np.concatenate(e), minlength=coins.population).max() for e in draws]
         often = np.array([float(count <= coins.most(len(e))) for count, e in zip(counts, draws, strict=True)])
-        return [wrong, finding(f"{coins.what}: turns", often, lambda i: f"{counts[i]} rounds for one of them")]
+        turns = finding(f"{coins.what}: turns", often, lambda i: f"{counts[i]} rounds for one of them")
+        return [wrong, turns, *_rests(coins, draws)]
     return [wrong, *_rates(coins, [draw for episode in draws for draw in episode]), _foreseen(coins, draws)]
+
+
+def _rests(coins: Coins, draws: list[list[Draw]]) -> list[Finding]:
+    """How near to each other two rounds of one of them are."""
+    if coins.apart is None or coins.apart < 2:
+        return []
+    nearest = np.array([_nearest(episode, coins.population) for episode in draws])
+    text = f"rounds between two of one of them, {coins.apart} billed"
+    return [finding(f"{coins.what}: rest", (nearest >= coins.apart).astype(float), lambda i: f"{nearest[i]:g} {text}")]
+
+
+def _nearest(draws: Sequence[Draw], population: int) -> float:
+    last, least = np.full(population, -math.inf), math.inf
+    for t, draw in enumerate(draws):
+        least = min(least, float((t - last[draw]).min(initial=math.inf)))
+        last[draw] = t
+    return least
 
 
 def _sound(coins: Coins, draw: Draw) -> bool:

@@ -19,6 +19,8 @@ from scipy import special
 from torch import Tensor
 
 from sordino.audit.rehearsal import Rehearsal, Seen
+from sordino.audit.sequence import whitening
+from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
@@ -97,14 +99,23 @@ def noise_law(rehearsal: Rehearsal) -> list[Finding]:
     if not rounds or not _promises_noise(plan):
         return []
     z = np.stack([standardised(plan, seen) for seen in rounds])  # [rounds, d], NaN where nothing was sent
+    z = whitened(plan.release, z, rounds) if isinstance(plan.release, CorrelatedNoise) else z
     found = [*_energies(z), *_shape(z), *_independence(z, rounds)]
     return found if isinstance(plan.local, NoisyLocalSgd) else [*found, _along(z, rounds, plan)]
 
 
 def _promises_noise(plan: Plan) -> bool:
-    return isinstance(plan.release, CentralNoise | NoiseShares | LocalNoise | ShuffledNoise) or isinstance(
-        plan.local, NoisyLocalSgd
-    )
+    noises = CentralNoise | CorrelatedNoise | NoiseShares | LocalNoise | ShuffledNoise
+    return isinstance(plan.release, noises) or isinstance(plan.local, NoisyLocalSgd)
+
+
+def whitened(release: CorrelatedNoise, noise: Array, rounds: Sequence[Seen]) -> Array:
+    """C (noise of an episode): Z itself, if what the rounds share is what is billed."""
+    found = np.empty_like(noise)
+    for episode in {seen.episode for seen in rounds}:
+        rows = [i for i, seen in enumerate(rounds) if seen.episode == episode]
+        found[rows] = whitening(release, len(rows)) @ noise[rows]
+    return found
 
 
 def standardised(plan: Plan, seen: Seen) -> Array:
@@ -152,7 +163,7 @@ def _drawn(plan: Plan, seen: Seen) -> list[Mechanism]:
         return [release.of(int(client)) for client in seen.cohort]
     if isinstance(release, ShuffledNoise):
         return [release.mechanism] * len(seen.cohort)
-    assert isinstance(release, CentralNoise)
+    assert isinstance(release, CentralNoise | CorrelatedNoise)
     return [release.mechanism]
 
 

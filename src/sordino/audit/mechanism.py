@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.audit.records import Proved, audit_records
+from sordino.audit.sequence import audit_sequence
 from sordino.audit.tradeoff import Array, Limit, Rates, choose, choose_steadily, separation
 from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
 from sordino.parts.events import GaussianNoise, Relation, Shuffled, Unprotected
@@ -72,6 +73,8 @@ def audit_mechanism(
 
     `pipeline` is what runs (by default the plan itself); the promise is always the plan's.
     """
+    if plan.release.joint:
+        return _of_sequence(plan, delta, trials, seed, pipeline or Pipeline(plan))
     bill = plan.bill(Participation(releases=1, most=1))
     if bill.unit == "record":
         return [_of_record(found) for found in audit_records(plan, delta, trials, (1 - CONFIDENCE) / 8, seed)]
@@ -85,6 +88,32 @@ def audit_mechanism(
             done[claim] = _audit(pipeline or Pipeline(plan), claim, _affordable(effort, claim))
         done[line] = replace(done[claim], adversary=line.adversary)
     return [done[line] for line in promised]
+
+
+def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
+    """Noise that rounds share: all rounds of a sequence at once, against the bill of those rounds."""
+    sequence = pipeline.sequence
+    movement = 1.0 if plan.bill().line("cohort").relation != "replace_one" else 2.0
+    if plan.unit == "client":
+        movement = worst_messages(pipeline, sequence.bill.line("cohort").relation, False)[0].movement
+    attacked = audit_sequence(sequence, movement, delta, trials, (1 - CONFIDENCE) / 8, seed)
+    return [
+        MechanismAudit(
+            adversary=one.line.adversary,
+            relation=one.line.relation,
+            trials=one.trials,
+            delta=delta,
+            attack=f"{one.rounds} rounds at once; whitened and projected",
+            movement=one.movement,
+            lower_mu=one.lower,
+            upper_mu=one.allowed,
+            lower_epsilon=one.lower_epsilon,
+            upper_epsilon=one.upper_epsilon,
+            gaussian_epsilon=None,
+            passed=one.lower <= one.allowed and one.lower_epsilon <= one.upper_epsilon,
+        )
+        for one in attacked
+    ]
 
 
 def _of_record(found: Proved) -> MechanismAudit:

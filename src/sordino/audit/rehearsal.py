@@ -22,14 +22,16 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import UserError
 from sordino.parts.encode import Public
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, RecordsInTurn
 from sordino.parts.release import Release
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import at
 from sordino.parts.server import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
-from sordino.run import run
+from sordino.run import Round, run
+from sordino.runs.checkpoint import Checkpoint
+from sordino.runs.logs import Mark
 
 SIZE = 1024  # coordinates of the rehearsed model
 ROUNDS, EPISODE = 256, 32  # rounds in all, and at most so many with one seed
@@ -68,11 +70,21 @@ def rehearse(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> Rehearsal:
 
 def _episode(plan: Plan, task: Task, streams: Streams, length: int, episode: int) -> Iterator[Seen]:
     engine, before = Watching(InProcess()), task.layout.flatten(task.model)
-    for done in islice(run(plan, task, engine=engine, streams=streams, eval_every=plan.rounds + 1), length):
+    for done in _legs(plan, task, engine, streams, length):
         job, collected = engine.seen.pop()
         after = plan.server.result(done.state.memory)
         yield Seen(episode, done.t, job.cohort, job.public, collected.total, before - after)
         before = after
+
+
+def _legs(plan: Plan, task: Task, engine: Engine, streams: Streams, length: int) -> Iterator[Round]:
+    """So many rounds; where they share their noise, half of them after a checkpoint was written and read again."""
+    state, legs = None, ((length + 1) // 2, length // 2) if plan.release.joint else (length,)
+    for leg in legs:
+        begun = run(plan, task, engine=engine, streams=streams, state=state, eval_every=plan.rounds + 1)
+        for done in islice(begun, leg):
+            yield done
+        state = Checkpoint.of_bytes(Checkpoint(done.state, "", Mark(), Mark()).to_bytes()).state
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,8 @@ def _fewer(reads: RecordSampler, silos: int, rounds: int) -> RecordSampler:
         return PoissonRecords(min(reads.batch * shrink, min(few)), few)
     if isinstance(reads, FixedRecords):
         return FixedRecords(max(1, min(round(reads.batch * shrink), min(few))), few)
+    if isinstance(reads, RecordsInTurn):
+        return RecordsInTurn(max(1, min(round(reads.batch * shrink), min(few))), few)
     if isinstance(reads, OnePass):
         return OnePass(max(1, min(few) // rounds), few)
     return reads

@@ -140,8 +140,10 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
 
 def _mechanism_line(audit: dict[str, Any]) -> str:
     verdict = "ok" if audit["passed"] else "TOO MUCH"
+    rounds, _, several = audit["attack"].partition(" rounds at once")
+    what = f"{rounds} rounds" if several else "one round"
     return (
-        f"{audit['adversary']:<9} {audit['relation']:<12} one round: mu at least {audit['lower_mu']:.3f}, "
+        f"{audit['adversary']:<9} {audit['relation']:<12} {what}: mu at least {audit['lower_mu']:.3f}, "
         f"certified {audit['upper_mu']:.3f}; epsilon at least {audit['lower_epsilon']:.3f}, "
         f"certified {audit['upper_epsilon']:.3f}: {verdict}"
     )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.audit.sequence import Sequence
 from sordino.engines.base import Collected
 from sordino.parts.bounds import Bound
 from sordino.parts.encode import Public
@@ -43,6 +44,11 @@ class Pipeline:
         size = TENSORS * WIDTH
         known = self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
         return replace(known, tensors=(WIDTH,) * TENSORS)
+
+    @property
+    def sequence(self) -> Sequence:
+        """Several rounds, where they share their noise."""
+        return Sequence(self.plan)
 
     def cohort(self, rng: np.random.Generator) -> Cohort:
         """Who takes part."""

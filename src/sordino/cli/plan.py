@@ -10,6 +10,7 @@ from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, say
 if TYPE_CHECKING:
     from sordino.config import Config
     from sordino.parts.bounds import Bound, Spent
+    from sordino.plan import Plan
 
 
 @app.command()
@@ -49,8 +50,27 @@ def forecast(config: Config) -> dict[str, Any]:
         **{key: promised[key] for key in keys},
         "rounds": plan.rounds,
         "bounds": chain,
+        "noise_of_models": _noise(plan),
         "plan": codec.dump(plan),
     }
+
+
+def _noise(plan: Plan) -> dict[str, float] | None:
+    """Of noise that rounds share: what is left of it in the models, in units of the clip, beside independent noise."""
+    from sordino.parts.correlated import CorrelatedNoise, noise_of_models
+
+    if not isinstance(plan.release, CorrelatedNoise):
+        return None
+    work, alone = plan.server.workload(plan.rounds), plan.release.independent(plan.clients, plan.patterns)
+    found = (noise_of_models(release, work) or 0.0 for release in (plan.release, alone))
+    return dict(zip(("correlated", "independent"), (each / plan.clients.expected for each in found), strict=True))
+
+
+def _noise_lines(found: dict[str, float] | None) -> list[str]:
+    if found is None:
+        return []
+    line = f"  {found['correlated']:.4g} clips; {found['independent']:.4g} with independent noise at equal privacy"
+    return ["noise of one coordinate of the models, root mean square over rounds", line]
 
 
 def _bound(bound: Bound | Spent) -> str:
@@ -73,6 +93,7 @@ def forecast_text(found: dict[str, Any]) -> str:
         "bound of a message",
     ]
     lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
+    lines += _noise_lines(found["noise_of_models"])
     return "\n".join([*lines, "forecast", *_adversary_lines(found), *_silo_lines(found)])
 
 

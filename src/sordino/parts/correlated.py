@@ -15,11 +15,12 @@ import numpy as np
 from sordino.errors import PlanError
 from sordino.matrix.optimise import Goal
 from sordino.matrix.patterns import Patterns
+from sordino.matrix.toeplitz import Floats
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.events import Event, GaussianNoise, Unprotected
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import Release, Sees, need_bound
-from sordino.parts.strategies import Strategy
+from sordino.parts.release import CentralNoise, Release, Sees, need_bound
+from sordino.parts.strategies import Identity, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,3 +86,25 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
     def noise_std(self, cohort: Cohort) -> float:
         return self.mechanism.std * self.strategy.gain
+
+    def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise:
+        """Noise of every round's own that costs the same under the same sampler."""
+        moved, alone = self.strategy.once, 1.0
+        if not clients.amplifies:
+            moved, alone = self.strategy.sensitivity(allowed), Identity().sensitivity(allowed)
+        return CentralNoise(Gaussian(self.mechanism.multiplier * alone / moved))
+
+
+def noise_of_models(release: Release, work: Floats) -> float | None:
+    """Root mean square, over rounds, of the noise in one coordinate of A (sums); None if clients noise.
+
+    `work` is A, as `ServerOptimizer.workload` gives it: for steps of one size the noise of sums of rounds.
+    """
+    if not isinstance(release, CorrelatedNoise | CentralNoise):
+        return None
+    strategy = release.strategy if isinstance(release, CorrelatedNoise) else Identity()
+    if work.ndim == 1:
+        squares = strategy.errors(len(work), work)
+    else:
+        squares = np.sum((work @ strategy.noise_matrix(len(work))) ** 2, axis=1)
+    return release.mechanism.std * float(np.sqrt(np.mean(squares)))

@@ -106,6 +106,11 @@ class Release(Part):
         """All rounds that one client may be in: the event of one, counted, unless one stands for the whole run."""
         return ((self.event(), allowed.most),)
 
+    @property
+    def joint(self) -> bool:
+        """Whether rounds share their noise, so that one event stands for all of them."""
+        return type(self).over is not Release.over
+
     def fitted(self, goal: Callable[[], Goal]) -> Release:
         """With what it can only know from the plan; `goal` is the run that noise over rounds is for."""
         return self

@@ -40,6 +40,10 @@ class Strategy(Part):
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         """The variance of every model's noise, for Z of variance 1; `work` is the first column of the server's A."""
 
+    @abstractmethod
+    def noise_matrix(self, rounds: int) -> Floats:
+        """The rounds' noise as a matrix of all Z that were drawn: C^-1."""
+
     @property
     @abstractmethod
     def once(self) -> float:
@@ -85,6 +89,9 @@ class Toeplitz(Strategy):
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         return toeplitz.errors(self.column(rounds), rounds, work)
+
+    def noise_matrix(self, rounds: int) -> Floats:
+        return toeplitz.dense(toeplitz.inverse(self.column(rounds), rounds), rounds)
 
     @property
     def once(self) -> float:
@@ -253,6 +260,9 @@ class Tree(Strategy, kind="tree"):
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         made = np.tril(np.ones((rounds, rounds))) if work is None else toeplitz.dense(work, rounds)
         return np.asarray(np.sum((made @ trees.noise_matrix(rounds)) ** 2, axis=1))
+
+    def noise_matrix(self, rounds: int) -> Floats:
+        return trees.noise_matrix(rounds)
 
     @property
     def once(self) -> float:

@@ -124,14 +124,31 @@ def record_bill(
     kinds: dict[tuple[tuple[Event, ...], int], list[int]] = {}
     own = [getattr(part, "multipliers", ()) for part in (release, local)]
     for silo in _one_of_each(clients, only, (release, local), reads.sizes, participation.each, *own):
-        kind = (_record_events(local, release, silo), _times(clients, local, release, participation, silo))
-        kinds.setdefault(kind, []).append(silo)
+        kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
     lines = [
         Line(who, reads.relation, ((event, count),), tuple(silos) if len(kinds) > 1 else ())
         for (events, count), silos in kinds.items()
         for who, event in zip(ADVERSARIES, events, strict=True)
     ]
     return Bill("record", tuple(lines))
+
+
+def _record_cost(
+    clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
+) -> tuple[tuple[Event, ...], int]:
+    """What one record of a silo pays to each adversary, and how often."""
+    times = reads_of(clients, local, release, participation, silo)
+    if not release.joint:
+        return _record_events(local, release, silo), times
+    ((event, count),) = release.over(record_patterns(clients, local, participation.releases, times, silo))
+    return (event, event, release.message_event()), count
+
+
+def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
+    """The rounds that may read one record: as far apart as its silo's rounds, or as its batches, whichever is more."""
+    assert local.reads is not None
+    apart = max(clients.apart or 1, local.reads.apart(silo) or 1)
+    return Patterns(max(releases, times, 1), times, apart)
 
 
 def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Event, ...]:
@@ -151,7 +168,7 @@ def _amplified(reads: RecordSampler, event: Event, silo: int) -> Event:
     return event if isinstance(event, Unprotected) else reads.amplify(event, silo)
 
 
-def _times(clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int) -> int:
+def reads_of(clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int) -> int:
     """How many releases one record of a silo may have been in."""
     reads, spent = local.reads, local.bound()
     assert reads is not None

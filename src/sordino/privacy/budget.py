@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
+from sordino.matrix.patterns import Patterns
 from sordino.parts.bounds import Spent
 from sordino.parts.records import RecordSampler
 from sordino.parts.samplers import Cohort
 from sordino.privacy import calibrate
-from sordino.privacy.bill import Line, Participation
+from sordino.privacy.bill import Line, Participation, reads_of, record_patterns
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
@@ -158,6 +159,10 @@ def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
     turns = plan.clients.turns(plan.rounds)
     if budget.epochs is None:
         return turns
+    if plan.release.joint:
+        whole = [Participation(plan.rounds, math.ceil(n)) for n in turns]
+        parts = (plan.clients, plan.local, plan.release)
+        return np.asarray([reads_of(*parts, one, silo) for silo, one in enumerate(whole)], dtype=np.float64)
     bills = [plan.bill(Participation(plan.rounds, math.ceil(n)), silo) for silo, n in enumerate(turns)]
     return np.asarray([sum(count for _, count in bill.line("cohort").entries) for bill in bills], dtype=np.float64)
 
@@ -182,9 +187,16 @@ def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
 _KNOWN: dict[tuple[str, Line, Budget], int] = {}  # clients whose line is one and the same are asked for once
 
 
+def _patterns(plan: Plan, n: int, client: int) -> Patterns:
+    """n reads of one record of a client, in as many rounds as planned or more."""
+    return record_patterns(plan.clients, plan.local, plan.rounds, n, client)
+
+
 def _line(plan: Plan, client: int, n: int) -> Line:
     """What n rounds of a client cost; where the batches of an epoch are disjoint, n releases of one record of it."""
     if plan.local.reads is not None and plan.local.reads.disjoint:
         line = plan.forecast.line("cohort", client)
+        if plan.release.joint:
+            return replace(line, entries=plan.release.over(_patterns(plan, n, client)))
         return replace(line, entries=tuple((event, n) for event, _ in line.entries))
     return plan.bill(Participation(max(n, plan.rounds), n), client).line("cohort")

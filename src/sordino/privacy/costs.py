@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from sordino.parts.bounds import Spent
 from sordino.parts.events import Unprotected
-from sordino.parts.release import Release
 from sordino.privacy.bill import Adversary, Line, Participation
 from sordino.privacy.ledger import Asked
 from sordino.privacy.spending import Block, Item
@@ -35,12 +34,7 @@ class Cost:
         """Whether the run is charged at admission."""
         plan = self.plan
         hidden = plan.clients.random and plan.clients.amplifies and plan.release.hides(plan.clients)
-        return self._one_event or (self.adversary == "models" and plan.unit == "client" and hidden)
-
-    @property
-    def _one_event(self) -> bool:
-        """The noise of all rounds is one event: a round that is drawn again has no price."""
-        return type(self.plan.release).over is not Release.over
+        return self.plan.release.joint or (self.adversary == "models" and plan.unit == "client" and hidden)
 
     @property
     def jobs(self) -> int:
@@ -59,7 +53,7 @@ class Cost:
 
     def job(self, t: int) -> tuple[Item, ...]:
         """One message of round t; of a run that is charged whole, one that is drawn again."""
-        if self._one_event:
+        if self.plan.release.joint:  # a round that is drawn again has no price
             return (Item(Unprotected()),)
         blocks = self._blocks(t)
         if blocks is None:

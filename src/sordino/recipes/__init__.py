@@ -8,6 +8,7 @@ from sordino.errors import ConfigError
 from sordino.plan import Plan
 from sordino.recipes.best import best
 from sordino.recipes.client_side import client_side_fed_avg
+from sordino.recipes.correlated import band_mf, dp_ftrl
 from sordino.recipes.dp_sgd import dp_adam, dp_ls_adam, dp_ls_sgd, dp_sgd
 from sordino.recipes.fed_avg import dp_fed_avg
 from sordino.recipes.fed_ls import dp_fed_ls
@@ -23,6 +24,8 @@ RECIPES: dict[str, Callable[..., Plan]] = {
     "fed_smp": fed_smp,
     "blur": blur,
     "best": best,
+    "dp_ftrl": dp_ftrl,
+    "band_mf": band_mf,
     "scaffold": scaffold,
     "noisy_minibatch_sgd": noisy_minibatch_sgd,
     "accelerated_minibatch_sgd": accelerated_minibatch_sgd,
@@ -50,6 +53,7 @@ __all__ = [
     "RECIPES",
     "accelerated_minibatch_sgd",
     "add_recipe",
+    "band_mf",
     "best",
     "blur",
     "client_side_fed_avg",
@@ -58,6 +62,7 @@ __all__ = [
     "dp_fed_ls",
     "dp_fed_sam",
     "dp_fed_sam_top_k",
+    "dp_ftrl",
     "dp_ls_adam",
     "dp_ls_sgd",
     "dp_sgd",

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
 from sordino.errors import PlanError, shown
+from sordino.parts.correlated import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import TINY, natural
 from sordino.parts.postprocess import Postprocess
 from sordino.parts.release import CentralNoise
-from sordino.parts.samplers import Poisson
+from sordino.parts.samplers import Poisson, RoundRobin, Sampler, Turns
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, Sgd
+from sordino.parts.strategies import Banded
 from sordino.plan import LONGEST, Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line, Participation, client_bill
+from sordino.privacy.calibrated import calibrated
 from sordino.privacy.certificate import default_delta
 from sordino.recipes.shared import federated
+
+_LOG = logging.getLogger("sordino")
+Noise = Literal["independent", "auto"]
 
 
 def best(
@@ -31,14 +41,21 @@ def best(
     epochs: int = 1,
     batch: int | None = 10,
     denoiser: Postprocess | None = None,
+    noise: Noise = "independent",
 ) -> Plan:
     """w <- w - step (noised mean); the result is a mean of all w in which about the last `window` of them count.
 
     The multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`, `window`,
     `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino papers run
     beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether they
-    beat the last model: docs/papers.md has the intervals.
+    beat the last model: docs/papers.md has the intervals. noise = "auto" takes what `forecasts` has first: independent
+    noise under Poisson sampling, or correlated noise with or without coins, by the noise of the models alone.
     """
+    work = {"lr": lr, "radius": radius, "step": step, "window": window, "epochs": epochs, "batch": batch}
+    if noise == "auto":
+        found = forecasts(population, epsilon, delta, rounds, rate, denoiser=denoiser, **work)
+        _LOG.info("; ".join(f"{one.name}: the models' noise is {one.noise:.4g} clips" for one in found))
+        return found[0].plan
     server, clients = bold(rounds, step, window), Poisson(population, rate)
     target = default_delta(population) if delta is None else delta
 
@@ -51,6 +68,43 @@ def best(
         rounds=rounds, clients=clients, lr=lr, radius=radius, multiplier=solved, epochs=epochs, batch=batch,
         denoiser=denoiser, server=server,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A way to noise at one price: `noise` is what it leaves in the models, in clips, root mean square over rounds."""
+
+    noise: float
+    name: str
+    plan: Plan
+
+
+def forecasts(
+    population: int, epsilon: float, delta: float | None = None, rounds: int = 60, rate: float = 0.2, **work: Any
+) -> list[Forecast]:
+    """Ways to spend epsilon, the least noise first: no data is looked at.
+
+    Neighbours add or remove a client under coins, and zero one out where cohorts are public.
+    """
+    independent = best(population=population, epsilon=epsilon, delta=delta, rounds=rounds, rate=rate, **work)
+    apart = max(1, round(1 / rate))
+    turns: list[tuple[str, Sampler, int]] = [
+        (f"correlated noise, {k} groups sampled in turn", Turns(population, k, rate * k), k)
+        for k in (2, 4, 8)
+        if rate * k <= 1 and k <= rounds
+    ]
+    turns.append(("correlated noise, clients in turn", RoundRobin(population, max(1, round(rate * population))), apart))
+    found = [_forecast("independent noise, Poisson cohorts", independent)]
+    for name, clients, bands in turns:
+        release = CorrelatedNoise(Gaussian(1.0), Banded(min(bands, 64, rounds)))
+        bare = replace(independent, clients=clients, release=release)
+        found.append(_forecast(name, calibrated(bare, epsilon=epsilon, delta=delta)))
+    return sorted(found, key=lambda one: one.noise)
+
+
+def _forecast(name: str, plan: Plan) -> Forecast:
+    work = plan.server.workload(plan.rounds)
+    return Forecast((noise_of_models(plan.release, work) or 0.0) / plan.clients.expected, name, plan)
 
 
 def bold(rounds: int, step: float, window: float, final: float = 1.0, momentum: float = 0.0) -> Sgd:

@@ -71,7 +71,10 @@ LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps,
         "mechanism": '{ kind = "gaussian", multiplier = 4.0 }',
     },
 )
+TURNS = {"clients": '{ kind = "roundrobin", population = 100, cohort = 20 }', "multiplier": "6.0"}
 STARTERS = {
+    "dp_ftrl": Starter(MANY.task, {**MANY.values, **TURNS}),
+    "band_mf": Starter(MANY.task, {**MANY.values, "groups": "3", "cohort": "20.0", "multiplier": "3.0"}),
     "client_side_fed_avg": LOCAL,
     "scaffold": Starter(MANY.task, {**MANY.values, "lr": "1.0", "steps": "10", "radius": "0.5"}),
     "dp_sgd": HOLDER,

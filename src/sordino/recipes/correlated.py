@@ -1,0 +1,56 @@
+"""Correlated noise, which later rounds take back: DP-FTRL (Kairouz 2021), BandMF (Choquette-Choo 2023)."""
+
+from __future__ import annotations
+
+from typing import Required, TypedDict, Unpack
+
+from sordino.parts.correlated import CorrelatedNoise
+from sordino.parts.gradients import Gradient, Plain
+from sordino.parts.mechanisms import Gaussian
+from sordino.parts.postprocess import Postprocess
+from sordino.parts.samplers import Sampler, Turns
+from sordino.parts.schedules import Schedule
+from sordino.parts.server import ServerOptimizer
+from sordino.parts.strategies import Banded, BufferedToeplitz, Strategy
+from sordino.plan import Plan
+from sordino.recipes.shared import federated, shares
+
+
+class Work(TypedDict, total=False):
+    """What clients and server do, whoever takes part and whatever the noise."""
+
+    rounds: Required[int]
+    radius: Required[float | Schedule]
+    lr: Required[float | Schedule]
+    epochs: int
+    batch: int | None
+    momentum: float
+    weight_decay: float
+    denoiser: Postprocess | None
+    server: ServerOptimizer
+    gradient: Gradient
+
+
+@shares(federated, gradient=Plain())
+def dp_ftrl(
+    *, clients: Sampler, multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Work]
+) -> Plan:
+    """w <- w - server step of (sum_i clip(w - w_i, radius) + multiplier * radius * (row t of C^-1 Z)) / expected.
+
+    No coin is billed: `clients` come in turn (roundrobin) or rest (separated), and who comes need not be secret.
+    """
+    return federated(clients=clients, release=CorrelatedNoise(Gaussian(multiplier), strategy), **work)
+
+
+@shares(federated, gradient=Plain())
+def band_mf(
+    *, population: int, groups: int, cohort: float, multiplier: float, bands: int | None = None, **work: Unpack[Work]
+) -> Plan:
+    """w <- w - server step of (sum_i clip(w - w_i, radius) + multiplier * radius * (row t of C^-1 Z)) / cohort.
+
+    `groups` of clients come in turn, and each client of the round's group by a secret coin, `cohort` of them on
+    average: the bill is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.
+    """
+    turns = Turns(population, groups, cohort * groups / population)
+    strategy = Banded(groups if bands is None else bands)
+    return federated(clients=turns, release=CorrelatedNoise(Gaussian(multiplier), strategy), **work)
