@@ -45,7 +45,7 @@ from sordino.privacy.bill import ADVERSARIES, Bill, Participation
 from sordino.privacy.budget import Budget, check_affordable, client_filter
 from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.certificate import Facts, certificate, headline, participation
-from sordino.recipes import noisy_local_sgd, noisy_minibatch_sgd, silo
+from sordino.recipes import dp_ls_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
 from sordino.recipes.silo import budgets
 from sordino.report.explain import ceilings
 from sordino.training import counted, train
@@ -171,6 +171,14 @@ def test_no_record_moves_correlated_noise_more_than_is_billed(reads: RecordSampl
     assert 2.0 / event.multiplier >= moved * (1 - 1e-9)
     if isinstance(reads, AllRecords):
         assert moved > 1.5 * np.linalg.norm(matrix[:, 0]) * math.sqrt(rounds)
+
+
+def test_one_holder_of_all_records_may_correlate_its_noise_and_smooth_it() -> None:
+    made = dp_ls_sgd(rounds=30, records=RecordsInTurn(3, (30,)), lr=0.1, radius=1.0, release=CORRELATED)
+    ((event, count),) = made.bill().line("models").entries
+    assert (count, made.unit) == (1, "record")
+    assert isinstance(event, GaussianNoise)
+    assert event.multiplier == pytest.approx(2.0 / math.sqrt(3) / np.linalg.norm(BandedSquareRoot(10).column(30)))
 
 
 @pytest.mark.parametrize("reads", [PoissonRecords(3.0, (30,)), FixedRecords(3, (30,))])

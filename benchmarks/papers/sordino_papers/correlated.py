@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 from sordino.data.task import Task, evaluate
-from sordino.parts.correlated import CorrelatedNoise
+from sordino.parts.correlated import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.release import CentralNoise
@@ -183,6 +183,24 @@ def crossing_claims(rows: list[Row]) -> list[Row]:
 def draw_crossing(rows: list[Row], path: Path) -> None:
     lines = {kind: picked(rows, noise=kind) for kind in KINDS}
     curves({"coins, correlation, or both": lines}, "epsilon", "accuracy", path, ylabel="test accuracy, %", log=True)
+
+
+def forecast_rows() -> list[Row]:
+    """No data: the noise of the models at equal epsilon, in clips."""
+    found = []
+    for kind, epsilon in [(kind, epsilon) for kind in KINDS for epsilon in EPSILONS]:
+        bare = planned(*KINDS[kind]())
+        release = bare.release.with_multiplier(multiplier(kind, epsilon))
+        noise = (noise_of_models(release, bare.server.workload(ROUNDS)) or 0.0) / bare.clients.expected
+        found.append({"noise": kind, "epsilon": epsilon, "rms": noise})
+    return found
+
+
+def draw_forecast(rows: list[Row], path: Path) -> None:
+    """The figure of docs/correlated-noise.md."""
+    lines = {kind: picked(rows, noise=kind) for kind in KINDS}
+    title = "N = 1000, T = 200, 100 a round"
+    curves({title: lines}, "epsilon", "rms", path, ylabel="noise of the models, clips", log=True, log_y=True)
 
 
 STUDIES = (

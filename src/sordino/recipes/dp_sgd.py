@@ -7,6 +7,7 @@ from typing import Required, TypedDict, Unpack
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import RecordSampler
+from sordino.parts.release import Release
 from sordino.parts.samplers import Everyone
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd
@@ -20,7 +21,8 @@ class Alone(TypedDict, total=False):
     rounds: Required[int]
     records: Required[RecordSampler]
     radius: Required[float | Schedule]
-    multiplier: Required[float]
+    multiplier: float | None
+    release: Release | None
     denoiser: Postprocess | None
 
 
@@ -30,7 +32,8 @@ def alone(
     rounds: int,
     records: RecordSampler,
     radius: float | Schedule,
-    multiplier: float,
+    multiplier: float | None = None,
+    release: Release | None = None,
     denoiser: Postprocess | None = None,
 ) -> Plan:
     """Its plan: every step of the server is a step of the training."""
@@ -38,7 +41,7 @@ def alone(
         rounds=rounds,
         clients=Everyone(1),
         local=BatchGradient(records, radius),
-        release=released(multiplier, None),
+        release=released(multiplier, release),
         postprocess=(denoiser,) if denoiser else (),
         server=server,
     )
@@ -73,7 +76,8 @@ def dp_sgd(
 ) -> Plan:
     """w <- w - lr (sum_j g_j min(1, radius / ||g_j||) + N(0, (multiplier * radius)^2)) / batch  (Abadi et al. 2016).
 
-    `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n.
+    `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n. With
+    RecordsInTurn, a loader that was shuffled once, `release` may be CorrelatedNoise; nothing is amplified there.
     """
     return alone(Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, average=average), **shared)
 
