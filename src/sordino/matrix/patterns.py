@@ -33,7 +33,7 @@ class Patterns:
     def __post_init__(self) -> None:
         if min(self.rounds, self.apart) < 1 or self.most < 0:
             found = f"rounds {self.rounds}, most {self.most}, apart {self.apart}"
-            raise PlanError("patterns", found, "rounds and apart of at least 1, most of at least 0")
+            raise PlanError("correlated noise", found, "rounds and apart of at least 1, most of at least 0")
 
     @property
     def reachable(self) -> int:
