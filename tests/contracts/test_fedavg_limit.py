@@ -44,8 +44,10 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "blur": {"strength": 0.0, "momentum": 0.0, "weight_decay": 0.0},
     "best": {"population": len(SIZES), "epsilon": 5.0},
     "client_side_fed_avg": {},
+    "dp_ftrl": {},
 }
-REMEMBERS = {"scaffold"}  # its own limit: tests/parts/test_scaffold.py
+# Limits of their own: tests/parts/test_scaffold.py; band_mf is dp_ftrl with coins of its own.
+REMEMBERS = {"scaffold", "band_mf"}
 CLIENT_LEVEL = sorted(name for name in RECIPES if name not in {*RECORD_LEVEL, *REMEMBERS})
 
 

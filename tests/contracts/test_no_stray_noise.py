@@ -48,6 +48,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "runs/book.py": frozenset({"secrets"}),  # the name of a run
     "runs/fingerprint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
     "flower/loopback.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
+    "flower/member.py": frozenset({"secrets", "token_bytes"}),  # the seed of a mask, which the others' masks take back
+    "flower/summing.py": frozenset({"secrets"}),  # the name of a sum
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
 FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released

@@ -175,7 +175,7 @@ def test_best_takes_the_least_noise_and_stays_as_it_was_unless_asked() -> None:
     found = forecasts(**same)
     assert [one.noise for one in found] == sorted(one.noise for one in found)
     assert len({one.name for one in found}) == len(found) >= 3
-    assert best(**same, noise="auto").hash == found[0].plan.hash
+    assert best(**same, correlate=True).hash == found[0].plan.hash
     assert best(**same) == next(one.plan for one in found if "Poisson" in one.name)
     for one in found:
         line = one.plan.bill().line("models")

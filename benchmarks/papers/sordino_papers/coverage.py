@@ -198,6 +198,9 @@ BEYOND = _items(
         "",
     ),
     ("recipes.best: tasks that had no part in it", "beyond-cifar beyond-loans", "confirm or refute"),
+) + _items(
+    "not done",
+    ("Correlated noise (DP-FTRL, BandMF)", "beyond-correlated beyond-crossing", "the commands are there; not run"),
 )
 
 COVERAGE: dict[str, tuple[Item, ...]] = {

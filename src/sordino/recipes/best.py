@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from sordino.errors import PlanError, shown
 from sordino.parts.correlated import CorrelatedNoise, noise_of_models
@@ -24,7 +24,6 @@ from sordino.privacy.certificate import default_delta
 from sordino.recipes.shared import federated
 
 _LOG = logging.getLogger("sordino")
-Noise = Literal["independent", "auto"]
 
 
 def best(
@@ -41,18 +40,18 @@ def best(
     epochs: int = 1,
     batch: int | None = 10,
     denoiser: Postprocess | None = None,
-    noise: Noise = "independent",
+    correlate: bool = False,
 ) -> Plan:
     """w <- w - step (noised mean); the result is a mean of all w in which about the last `window` of them count.
 
     The multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`, `window`,
     `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino papers run
     beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether they
-    beat the last model: docs/papers.md has the intervals. noise = "auto" takes what `forecasts` has first: independent
-    noise under Poisson sampling, or correlated noise with or without coins, by the noise of the models alone.
+    beat the last model: docs/papers.md has the intervals. With `correlate` it takes what `forecasts` has first:
+    independent noise under Poisson sampling, or correlated noise with or without coins, by the models' noise alone.
     """
     work = {"lr": lr, "radius": radius, "step": step, "window": window, "epochs": epochs, "batch": batch}
-    if noise == "auto":
+    if correlate:
         found = forecasts(population, epsilon, delta, rounds, rate, denoiser=denoiser, **work)
         _LOG.info("; ".join(f"{one.name}: the models' noise is {one.noise:.4g} clips" for one in found))
         return found[0].plan

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Required, TypedDict, Unpack
 
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.gradients import Gradient, Plain
-from sordino.parts.mechanisms import Gaussian
+from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.postprocess import Postprocess
+from sordino.parts.release import Release
 from sordino.parts.samplers import Sampler, Turns
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import ServerOptimizer
 from sordino.parts.strategies import Banded, BufferedToeplitz, Strategy
 from sordino.plan import Plan
-from sordino.recipes.shared import federated, shares
+from sordino.recipes.shared import federated, released, shares
 
 
 class Work(TypedDict, total=False):
@@ -39,7 +41,7 @@ def dp_ftrl(
 
     No coin is billed: `clients` come in turn (roundrobin) or rest (separated), and who comes need not be secret.
     """
-    return federated(clients=clients, release=CorrelatedNoise(Gaussian(multiplier), strategy), **work)
+    return federated(clients=clients, release=released(multiplier, None, _woven(strategy)), **work)
 
 
 @shares(federated, gradient=Plain())
@@ -53,4 +55,8 @@ def band_mf(
     """
     turns = Turns(population, groups, cohort * groups / population)
     strategy = Banded(groups if bands is None else bands)
-    return federated(clients=turns, release=CorrelatedNoise(Gaussian(multiplier), strategy), **work)
+    return federated(clients=turns, release=released(multiplier, None, _woven(strategy)), **work)
+
+
+def _woven(strategy: Strategy) -> Callable[[Mechanism], Release]:
+    return lambda noise: CorrelatedNoise(Gaussian(noise.multiplier), strategy)
