@@ -188,6 +188,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 FLIPS = st.lists(st.tuples(st.integers(0), st.integers(1, 255)), min_size=1, max_size=4)
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_tables_whose_names_are_damaged_are_one_sentence(whole: tuple[Path, bytes]) -> None:
+    folder, data = whole
+    begin = data.index(b"CREATE TABLE")
+    for place in range(begin, begin + 200):
+        for left in folder.glob("y*"):
+            left.unlink()
+        (folder / "y").write_bytes(data[:place] + bytes([data[place] ^ 128]) + data[place + 1 :])
+        try:
+            assert spent(folder / "y").items == (Item(ITEM.event, 3),)
+        except UserError as error:
+            said = str(error)
+            assert "\n" not in said, said
+
+
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0), st.integers(1, 255)), min_size=1, max_size=4),

@@ -153,6 +153,8 @@ class Journal:
             yield
         except sqlite3.Error as error:
             raise self._sentence(str(error)) from None
+        except UnicodeDecodeError:  # SQLite quotes a damaged name in its complaint
+            raise self.damaged("its tables have no readable names") from None
         except OSError as error:
             found = f"the ledger {self.path}, which cannot be opened ({error.strerror})"
             raise StorageError(found, "a folder to write to") from None
