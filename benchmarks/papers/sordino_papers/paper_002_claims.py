@@ -15,7 +15,7 @@ from sordino_papers.studies import Row, Study, picked
 from sordino_papers.verdicts import fact, paired, verdict
 
 HELD_LOANS = "T, E and rules: 1,000 loans that are neither trained on nor reported; step 0.05 and clip 1: nobody"
-HELD_IMAGES = "E: other training images of the same writers; step 1 and clip 0.2: a pilot on them (no noise, epsilon 20 to 800)"
+HELD_IMAGES = "E: other training images of the same writers; step and clip: a pilot on them (no noise, epsilon 20 on)"
 THEORY = "E = T^(2/3)"
 
 
