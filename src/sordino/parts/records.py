@@ -221,8 +221,37 @@ class OnePass(RecordSampler, kind="one_pass"):
         return min(self.sizes) // self.batch
 
 
+class _Epochs(RecordSampler):
+    """A public order of a silo's records, cut into size // batch batches; a rest sits the epoch out."""
+
+    batch: int
+    disjoint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @abstractmethod
+    def order(self, epoch: int) -> int:
+        """Which of the public orders an epoch is read in."""
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        first = t % (size // self.batch) * self.batch
+        return _order(silo, size, self.order(t // (size // self.batch)))[first : first + self.batch]
+
+    def epoch(self, step: int, silo: int) -> int:
+        return step // (self.size(silo) // self.batch)
+
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        first = step % (self.size(silo) // self.batch) * self.batch
+        return self.order(self.epoch(step, silo)), first, first + self.batch
+
+
 @dataclass(frozen=True)
-class ShuffledRecords(RecordSampler, kind="shuffled_records"):
+class ShuffledRecords(_Epochs, kind="shuffled_records"):
     """Epoch e is a public permutation of a silo's records, cut into size // batch batches; a rest sits the epoch out.
 
     What an ordinary shuffled loader does. Guarantee: replace one record (movement 2); a record is in one release per
@@ -231,35 +260,19 @@ class ShuffledRecords(RecordSampler, kind="shuffled_records"):
 
     batch: int
     sizes: tuple[int, ...]
-    disjoint: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check(self.sizes, self.batch)
-
-    @property
-    def count(self) -> float:
-        return float(self.batch)
-
-    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        first = t % (size // self.batch) * self.batch
-        return _order(silo, size, 1 + t // (size // self.batch))[first : first + self.batch]
-
-    def epoch(self, step: int, silo: int) -> int:
-        return step // (self.size(silo) // self.batch)
+    def order(self, epoch: int) -> int:
+        return 1 + epoch
 
     def apart(self, silo: int) -> int | None:
         return 1  # the last of one epoch may be the first of the next
-
-    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
-        first = step % (self.size(silo) // self.batch) * self.batch
-        return 1 + self.epoch(step, silo), first, first + self.batch
 
     def again(self, steps: int, silo: int) -> int:
         return min(steps, 1 + -(-(steps - 1) // (self.size(silo) // self.batch)))
 
 
 @dataclass(frozen=True)
-class RecordsInTurn(RecordSampler, kind="records_in_turn"):
+class RecordsInTurn(_Epochs, kind="records_in_turn"):
     """One public permutation of a silo's records, cut into size // batch batches that come in turn, epoch after epoch.
 
     A loader that was shuffled once; a rest is never read. Guarantee: replace one record (movement 2); its reads are
@@ -268,28 +281,12 @@ class RecordsInTurn(RecordSampler, kind="records_in_turn"):
 
     batch: int
     sizes: tuple[int, ...]
-    disjoint: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check(self.sizes, self.batch)
-
-    @property
-    def count(self) -> float:
-        return float(self.batch)
-
-    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
-        first = t % (size // self.batch) * self.batch
-        return _order(silo, size)[first : first + self.batch]
-
-    def epoch(self, step: int, silo: int) -> int:
-        return step // (self.size(silo) // self.batch)
+    def order(self, epoch: int) -> int:
+        return 0
 
     def apart(self, silo: int) -> int | None:
         return self.size(silo) // self.batch
-
-    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
-        first = step % (self.size(silo) // self.batch) * self.batch
-        return 0, first, first + self.batch
 
     def again(self, steps: int, silo: int) -> int:
         return -(-steps // (self.size(silo) // self.batch))
