@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sordino import codec
-from sordino.codec import plugins, toml
+from sordino.codec import override, plugins, toml
 from sordino.data import datasets
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.initial import begun
@@ -319,9 +319,28 @@ def _differ(plan: Plan) -> bool:
     return any(len(set(values)) > 1 for values in held)
 
 
-def load_config(path: Path) -> Config:
-    """Read a file; every mistake in it is one sentence."""
-    return parse(toml.table(path, "see 'sordino recipes show dp_fed_ls'"))
+def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
+    """Read a file, with single values changed (`recipe.lr=0.5`); every mistake in it is one sentence."""
+    return parse(overridden(read_table(path), dict(map(override.read, changes))))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """What a file says, before anything of it is understood."""
+    return toml.table(path, "see 'sordino recipes show dp_fed_ls'")
+
+
+def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with other values at some places; those of a plan that a recipe builds are changed in what it built."""
+    known = ["recipe", *(part.name for part in fields(Config))]
+    later = [key for key in changes if key.startswith("plan.") and "recipe" in table]
+    data = dict(table)
+    for key in sorted(changes, key=lambda key: key in later):
+        if (first := key.partition(".")[0]) not in known:
+            raise ConfigError(f"unknown key {key}", "a known table", codec.nearest(first, known))
+        if key in later and "recipe" in data:
+            data = codec.dump(parse(data))
+        data = override.put(data, key, changes[key])
+    return data
 
 
 def parse(table: Mapping[str, Any]) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,15 @@ from sordino.report.explain import ceilings
 from sordino.runs.folder import RunFolder
 
 
-def mechanism(target: Path) -> dict[str, Any]:
+def check_changes(target: Path, changes: Sequence[str]) -> None:
+    """What has run is as it is: only a file's values can be others."""
+    if changes and target.is_dir():
+        raise ConfigError(f"--set or --seed for {target}, which has run", "a TOML file", "drop it, or audit a file")
+
+
+def mechanism(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Layer 1: one round of the plan against its certificate, and rehearsed rounds against the plan; needs no data."""
-    config = config_of(target)
+    config = config_of(target, changes)
     found, ran = audit_mechanism(config.plan, delta=config.delta), audit_behaviour(config.plan)
     return {
         "passed": all(audit.passed for audit in found) and not failures(ran),
@@ -33,11 +40,11 @@ def mechanism(target: Path) -> dict[str, Any]:
     }
 
 
-def canaries(target: Path) -> dict[str, Any]:
+def canaries(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Layer 2: one training with planted canaries; kept beside a run as audit.json."""
     from sordino.audit.canaries import audit_canaries
 
-    config = config_of(target)
+    config = config_of(target, changes)
     found = audit_canaries(config.plan, config.build(), delta=config.delta)
     told = {"passed": found.passed, "canaries": asdict(found)}
     if target.is_dir():
@@ -45,10 +52,10 @@ def canaries(target: Path) -> dict[str, Any]:
     return told
 
 
-def config_of(target: Path) -> Config:
+def config_of(target: Path, changes: Sequence[str] = ()) -> Config:
     """A run's own configuration, once the run is certified, or a file's."""
     if not target.is_dir():
-        return load_config(target)
+        return load_config(target, changes)
     folder = RunFolder.open(target)
     folder.certify()
     return folder.config()

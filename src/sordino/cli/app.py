@@ -21,6 +21,16 @@ Certified = Annotated[
 ]
 RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Own = Annotated[list[Path] | None, typer.Option("--with", help="A Python file of parts of your own; may be repeated.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another value for a key of the file, as in recipe.lr=0.5; may be repeated."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Another [run] seed.")]
+
+
+def changed(values: list[str] | None, seed: int | None) -> list[str]:
+    """What --set and --seed change in a file."""
+    return [*(values or []), *([] if seed is None else [f"run.seed={seed}"])]
 
 
 def bring(own: list[Path] | None) -> None:

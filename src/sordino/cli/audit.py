@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli.app import JsonFlag, Own, app, bring, say
+from sordino.cli.app import Changes, JsonFlag, Own, Seed, app, bring, changed, say
 
 
 @app.command()
@@ -17,6 +17,8 @@ def audit(
     canaries: Annotated[bool, typer.Option("--canaries", help="Train once with planted canaries.")] = False,
     landscape: Annotated[bool, typer.Option("--landscape", help="Draw the loss around the model.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
+    values: Changes = None,
+    seed: Seed = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -27,10 +29,12 @@ def audit(
     from sordino.audit import report
 
     torch.set_num_threads(1)  # two that fight over a core are slower than one
+    changes = changed(values, seed)
+    report.check_changes(target, changes)
     if mechanism:
-        found = report.mechanism(target)
+        found = report.mechanism(target, changes)
     elif canaries:
-        found = report.canaries(target)
+        found = report.canaries(target, changes)
     else:
         found = report.surface(target, out) if landscape else report.membership(target)
     say(as_json, found, report.text(found))

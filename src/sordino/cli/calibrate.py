@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino import codec
-from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, say
+from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, say
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,16 +27,21 @@ def calibrate(
     delta: Annotated[float | None, typer.Option(help="Default: the file's.")] = None,
     free: Annotated[str, typer.Option(help="multiplier | rounds | cohort")] = "multiplier",
     out: Annotated[Path | None, typer.Option(help="Write the calibrated file here.")] = None,
+    values: Changes = None,
+    seed: Seed = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the multiplier, rounds or cohort that cost a target epsilon."""
     bring(own)
-    found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out)
+    changes = changed(values, seed)
+    found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out, changes=changes)
     say(as_json, found, calibrated_text(found))
 
 
-def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: str, out: Path | None) -> dict[str, Any]:
+def calibrate_config(
+    file: Path, *, epsilon: float, delta: float | None, free: str, out: Path | None, changes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The number found, what it costs, and the file it was written to."""
     from sordino.config import load_config
     from sordino.privacy.calibrated import calibrated
@@ -45,7 +51,7 @@ def calibrate_config(file: Path, *, epsilon: float, delta: float | None, free: s
         raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
         check_new(out)
-    config = load_config(file)
+    config = load_config(file, changes)
     delta = config.delta if delta is None else delta
     check_delta(delta, config.plan.units, config.privacy.allow_large_delta)
     plan = calibrated(config.plan, epsilon=epsilon, delta=delta, free=free)

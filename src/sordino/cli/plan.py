@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sordino import codec
-from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, say
+from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, say
 
 if TYPE_CHECKING:
     from sordino.config import Config
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def plan(file: ConfigFile, own: Own = None, as_json: JsonFlag = False) -> None:
+def plan(
+    file: ConfigFile, values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False
+) -> None:
     """Parts, bound chain and forecast epsilon per adversary; touches no data."""
     bring(own)
     from sordino.config import load_config
 
-    found = forecast(load_config(file))
+    found = forecast(load_config(file, changed(values, seed)))
     say(as_json, found, forecast_text(found))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, heard, say
+from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, say
 from sordino.cli.certify import guarantee
 from sordino.runs import launch
 
@@ -34,6 +34,8 @@ def run(
     device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
     sign: Annotated[Path | None, typer.Option(help="Sign the certificate with this Ed25519 key (PEM).")] = None,
+    values: Changes = None,
+    seed: Seed = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -44,13 +46,14 @@ def run(
         words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
         words += [] if sign is None else ["--sign", str(sign)]
         words += [word for path in own or [] for word in ("--with", str(path))]
+        words += [word for value in changed(values, seed) for word in ("--set", value)]
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
     launch.follow()
     bring(own)
     from sordino.config import load_config
     from sordino.runs.execution import execute, named_engine
 
-    config = load_config(file)
+    config = load_config(file, changed(values, seed))
     if started.engine == "flower":
         from sordino.flower.here import run_here
 

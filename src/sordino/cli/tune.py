@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from sordino.cli.app import ConfigFile, JsonFlag, Own, app, bring, say
+from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, say
 
 
 @app.command()
@@ -18,6 +18,8 @@ def tune(
     trials: Annotated[int, typer.Option(help="Simulations per candidate.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Write the tuned file (of the first epsilon) here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+    values: Changes = None,
+    seed: Seed = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -28,5 +30,7 @@ def tune(
     from sordino.cli import tuned as command
 
     torch.set_num_threads(1)
-    found = command.tune_config(file, epsilons=epsilon or [], source=data, trials=trials, out=out, plot=plot)
+    changes = changed(values, seed)
+    known: dict[str, Any] = {"source": data, "trials": trials, "changes": changes, "quiet": as_json}
+    found = command.tune_config(file, epsilons=epsilon or [], out=out, plot=plot, **known)
     say(as_json, found, command.text(found))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sordino import codec
 from sordino.cli.calibrate import check_new
+from sordino.cli.progress import working
 from sordino.config import Config, load_config
 from sordino.errors import ConfigError
 from sordino.privacy.budget import Budget
@@ -15,10 +17,19 @@ from sordino.privacy.certificate import headline
 from sordino.tuning.search import Tuned, tune
 
 SOURCES = ("public", "synthetic")
+AXES = {"pace": "factor on the step size", "steps": "local steps", "rounds": "rounds", "batch": "records per batch"}
 
 
 def tune_config(
-    file: Path, *, epsilons: list[float], source: str, trials: int, out: Path | None, plot: Path | None
+    file: Path,
+    *,
+    epsilons: list[float],
+    source: str,
+    trials: int,
+    out: Path | None,
+    plot: Path | None,
+    changes: Sequence[str] = (),
+    quiet: bool = True,
 ) -> dict[str, Any]:
     """A proposal for every epsilon (default: the file's own forecast); the first one is written to `out`."""
     if source not in SOURCES:
@@ -26,7 +37,7 @@ def tune_config(
     for path in (out, plot):
         if path is not None:
             check_new(path)
-    config = load_config(file)
+    config = load_config(file, changes)
     silos = own_budgets(config)
     if silos and epsilons:
         found_own = "--epsilon, and silos that have budgets of their own"
@@ -34,7 +45,11 @@ def tune_config(
     wanted = epsilons or [_own(config)]
     task = config.build()
     known: dict[str, Any] = {"source": source, "trials": trials, "public": config.task.declared(task), "silos": silos}
-    found = [tune(config.plan, task, epsilon=e, delta=config.delta, **known) for e in wanted]
+    known |= {"delta": config.delta, "seed": config.run.seed}
+    found: list[Tuned] = []
+    for epsilon in wanted:
+        with working(f"tune, epsilon {epsilon:.4g}", quiet) as told:
+            found.append(tune(config.plan, task, epsilon=epsilon, on_tried=told, **known))
     if out is not None:
         out.write_text(codec.to_toml(replace(config, plan=found[0].plan)), encoding="utf-8")
     if plot is not None:
@@ -71,7 +86,8 @@ def draw(found: list[Tuned], path: Path) -> None:
         name: {f"epsilon {one.epsilon:.3g}": [{**row, "value": row[name]} for row in one.curves[name]] for one in found}
         for name in names
     }
-    curves(panels, "value", "loss", path, ylabel="loss on stand-in data", log=True)
+    words = {name: AXES[name] for name in names}
+    curves(panels, "value", "loss", path, xlabel=words, ylabel="loss on stand-in data", log=True)
 
 
 def text(found: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from sordino.tuning.knobs import Knobs, knobs, turned
 from sordino.tuning.stand_in import Source, cost, stand_in
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+OnTried = Callable[[float, float, str], None]
 PACES = (0.1, 0.3, 1.0, 3.0)
 
 
@@ -61,11 +62,13 @@ def tune(
     seed: int = 0,
     public: tuple[Declared, ...] | None = None,
     silos: tuple[Budget, ...] = (),
+    on_tried: OnTried | None = None,
 ) -> Tuned:
     """The knobs with the least loss on stand-in data, each candidate at (epsilon, delta).
 
     `public` says which rows of the task are public and by whose word; default: by the caller's, who made the task.
     With budgets of the `silos` every candidate gives each silo the noise of its own budget; epsilon is then the worst.
+    `on_tried` hears after every candidate how much work is done, how much there is in all, and what was tried.
     """
     if trials < 1:
         raise ConfigError(f"--trials {trials}", "at least 1")
@@ -74,14 +77,38 @@ def tune(
     judge = _Judge(plan, data, epsilon, delta, silos)
     rule, first = by_rule(plan)
     curves: dict[str, list[dict[str, float]]] = {}
-    best = first
-    for name, candidates in _sweeps(plan):
-        tried = [(judge(wanted), wanted) for wanted in candidates(best)]
+    best, sweeps = first, _sweeps(plan)
+    for number, (name, candidates) in enumerate(sweeps):
+        rest = [wanted for _, later in sweeps[number + 1 :] for wanted in later(best)]
+        tried = _tried(judge, list(candidates(best)), rest, on_tried)
         curves[name] = [{name: _value(wanted, name), "loss": loss} for loss, wanted in tried]
         best = min([(judge(best), best), *tried], key=lambda pair: pair[0])[1]
     if math.isinf(judge(best)):
         raise UnreachableError("no candidate that fits the budget", f"epsilon at least {epsilon:g}", "raise epsilon")
     return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, spent, silos)
+
+
+def _tried(
+    judge: _Judge, candidates: list[Knobs], rest: list[Knobs], told: OnTried | None
+) -> list[tuple[float, Knobs]]:
+    """The loss of every candidate; what is known already is no work."""
+    found = []
+    for place, wanted in enumerate(candidates):
+        found.append((judge(wanted), wanted))
+        if told is not None:
+            ahead = {*candidates[place + 1 :], *rest} - judge.known.keys()
+            done = sum(map(_work, judge.known))
+            told(done, done + sum(map(_work, ahead)), f"{_said(wanted)}: loss {found[-1][0]:.4g}")
+    return found
+
+
+def _work(wanted: Knobs) -> float:
+    """How long a candidate takes, in some unit: rounds times local steps, and a little for its calibration."""
+    return float(wanted.total + 1)
+
+
+def _said(wanted: Knobs) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in asdict(wanted).items() if value is not None)
 
 
 def by_rule(plan: Plan) -> tuple[str, Knobs]:
