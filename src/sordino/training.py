@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors.torch
@@ -29,6 +29,7 @@ from sordino.privacy.certificate import (
     priced,
     silo_deltas,
 )
+from sordino.privacy.charged import Charged
 from sordino.rng import Mode, Seeded, streams
 from sordino.run import Round, Settled, Tally, check, run
 
@@ -141,19 +142,31 @@ def counted(
 
 
 def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> NDArray[np.int64]:
-    """How often every client was charged: what its last receipt says, and since then asked minus refused."""
+    """How often every client was charged; without a word of the silos, how often it was asked."""
+    known = Charged.of(plan) if settled else replace(Charged.of(plan), replays=False)
+    retell(plan, rounds, cohorts, settled, known)
+    return known.total
+
+
+class Told(Protocol):
+    """Whoever is told of charges, and of what became of them, in the order in which it was."""
+
+    def ask(self, cohort: Cohort, t: int) -> None: ...
+    def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None: ...
+
+
+def retell(plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[Settled], who: Told) -> None:
+    """Every charge, and after it what silos said of it."""
     if not plan.clients.random:
         cohorts = [plan.clients.draw(t, _NO_COINS) for t in rounds]
-    receipts, since = (np.zeros(plan.clients.population, dtype=np.int64) for _ in range(2))
-    notes = list(settled)
-    for charged, cohort in enumerate([np.zeros(0, dtype=np.int64), *cohorts]):
-        since[cohort] += 1
+    notes, asked = list(settled), list(zip(rounds, cohorts, strict=True))
+    for charged in range(len(asked) + 1):
+        t = rounds[charged - 1] if charged else 0
+        if charged:
+            who.ask(asked[charged - 1][1], t)
         while notes and notes[0].after == charged:
             note = notes.pop(0)
-            since[list(note.refused)] -= 1
-            for receipt in note.receipts:
-                receipts[receipt.client], since[receipt.client] = max(receipts[receipt.client], receipt.charges), 0
-    return np.asarray(receipts + np.maximum(since, 0), dtype=np.int64)
+            who.settle(note.refused, [(one.client, one.charges) for one in note.receipts], t)
 
 
 _NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none

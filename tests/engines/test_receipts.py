@@ -19,6 +19,7 @@ from sordino.engines.remote import Remote
 from sordino.errors import BudgetError, CertificateError, QuorumError
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
+from sordino.privacy import accounting
 from sordino.run import Settled
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
@@ -32,7 +33,7 @@ CENTRAL = {"kind": "central_noise", "mechanism": {"kind": "gaussian", "multiplie
 FOUR = {"kind": "everyone", "population": 4}
 
 
-def config(release: Any = LOCAL, clients: Any = FOUR, rounds: int = 3, noise: str = "secure") -> Config:
+def config(release: Any = LOCAL, clients: Any = FOUR, rounds: int = 3, noise: str = "secure", **privacy: Any) -> Config:
     """Four clients of the digits."""
     plan = {
         "rounds": rounds,
@@ -42,7 +43,7 @@ def config(release: Any = LOCAL, clients: Any = FOUR, rounds: int = 3, noise: st
         "release": release,
         "server": {"kind": "sgd"},
     }
-    return parse({"task": {"dataset": "digits"}, "plan": plan, "privacy": {"noise": noise, "delta": 1e-3}})
+    return parse({"task": {"dataset": "digits"}, "plan": plan, "privacy": {"noise": noise, "delta": 1e-3, **privacy}})
 
 
 class Clumsy(Drawer):
@@ -171,7 +172,7 @@ def test_half_a_receipt_after_a_kill_is_dropped(tmp_path: Path) -> None:
         ([Settled(1, (0,))], [1, 1]),
         ([Settled(1, (), (Receipt(0, 5),))], [6, 1]),
         ([Settled(1, (), (Receipt(0, 5),)), Settled(2, (0,))], [5, 1]),
-        ([Settled(2, (), (Receipt(0, 1), Receipt(1, 0)))], [1, 0]),
+        ([Settled(2, (), (Receipt(0, 1),))], [1, 1]),
         ([Settled(1, (), (Receipt(0, 5),)), Settled(2, (), (Receipt(0, 3),))], [5, 1]),
     ],
     ids=[
@@ -187,6 +188,68 @@ def test_the_bill_is_the_last_receipt_and_since_then_asked_minus_refused(settled
     plan: Plan = config(clients={"kind": "poisson", "population": 2, "rate": 0.5}).plan
     assert isinstance(plan.clients, Poisson)
     assert spent(plan, [0, 1], [np.array([0, 1]), np.array([0])], settled).tolist() == wanted
+
+
+SHARES = {"kind": "noise_shares", "multiplier": 2.0, "at_least": 3}
+
+
+@pytest.mark.parametrize(
+    ("release", "rounds", "settled", "wanted"),
+    [
+        (LOCAL, [0, 1, 1], [Settled(1, (), (Receipt(0, 1),))], 2),
+        (LOCAL, [0, 1, 0, 1], [Settled(1, (), (Receipt(0, 1),))], 3),
+        (SHARES, [0, 1, 1], [Settled(1, (), (Receipt(0, 1),))], 3),
+        (CENTRAL, [0, 1, 1], [Settled(i + 1, (), (Receipt(0, min(i, 1) + 1),)) for i in range(3)], 3),
+        (LOCAL, [0, 1, 2], [Settled(i + 1, (), (Receipt(0, 1),)) for i in range(3)], 3),
+    ],
+    ids=[
+        "the same job again",
+        "another job of the same round",
+        "another session of a sum",
+        "the server's noise anew",
+        "a silo that forgets",
+    ],
+)
+def test_a_round_again_is_a_charge_unless_the_silo_sends_the_same_bytes(
+    release: Any, rounds: list[int], settled: list[Settled], wanted: int
+) -> None:
+    assert spent(config(release).plan, rounds, [], settled)[0] == wanted
+
+
+# ---- the server's own budget -----------------------------------------------------------------------------------------
+
+
+def budgeted(rounds: int, worth: int) -> Config:
+    """A budget of every client that pays for so many rounds and no more."""
+    line = config(rounds=worth).plan.forecast.line("cohort", 0)
+    enough = accounting.epsilon(line.entries, line.relation, 1e-3).value * 1.01
+    made = config(rounds=rounds, client_epsilon=enough)
+    assert made.budget is not None
+    assert set(made.budget.allowed) == {worth}
+    return made
+
+
+def test_a_round_that_is_asked_again_after_a_stop_is_counted_once_in_the_servers_budget(tmp_path: Path) -> None:
+    one = budgeted(3, worth=3)
+    wires = federation(one)
+    wires.faults.append(lost(0, asks=(3, 4, 5)))
+    with pytest.raises(QuorumError):
+        go(one, tmp_path / "a", wires, quorum=4)
+    made = go(one, tmp_path / "a", wires, quorum=4, resume=True)
+    assert made["counts"]["charged_by_each_silo"] == [3, 3, 3, 3] == paid(wires)
+
+
+def test_a_silo_that_paid_twice_ends_the_run_before_it_overspends_the_servers_budget(tmp_path: Path) -> None:
+    one = budgeted(3, worth=3)
+    wires = federation(one)
+    wires.silos[2].till = Clumsy()
+    with pytest.raises(BudgetError, match="stopped after round 2"):
+        go(one, tmp_path / "a", wires)
+    assert paid(wires) == [2, 2, 3, 2]
+    made = RunFolder.open(tmp_path / "a").certify()
+    assert made["counts"]["charged_by_each_silo"] == [2, 2, 3, 2]
+    line = next(line for line in made["adversaries"] if line["adversary"] == "cohort")
+    assert line["epsilon"] <= (one.privacy.client_epsilon or 0.0)
 
 
 def test_a_silo_may_be_asked_by_two_runs_and_keeps_them_apart() -> None:

@@ -8,7 +8,7 @@ even when later cohorts depend on earlier releases: the k-fold composition is wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from sordino.parts.records import RecordSampler
 from sordino.parts.samplers import Cohort
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line, Participation, reads_of, record_patterns
+from sordino.privacy.charged import Charged
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
@@ -51,6 +52,7 @@ class Filter:
     allowed: NDArray[np.int64]
     spent: NDArray[np.int64] = field(repr=False)
     epochs: Epochs | None = field(default=None, repr=False)
+    elsewhere: Charged | None = field(default=None, repr=False)  # of clients that pay by ledgers of their own
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
         """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
@@ -73,10 +75,32 @@ class Filter:
         self.spent[cohort] += self._cost(cohort, t)
         if self.epochs is not None:
             self.epochs.note(cohort, t)
+        if self.elsewhere is not None:
+            self.elsewhere.ask(cohort, t)
+
+    def ask(self, cohort: Cohort, t: int) -> None:
+        """Another word for it, of a round that is told again."""
+        self.count(cohort, t)
+
+    def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None:
+        """What silos say of round t: a refusal costs nothing, and one that was killed may have paid twice.
+
+        Where epochs are counted, a charge beyond those that were asked for is taken for a whole round anew.
+        """
+        if self.elsewhere is None:
+            return
+        before = self.elsewhere.total - self.elsewhere.asked
+        self.elsewhere.settle(refused, paid, t)
+        if self.epochs is None:
+            self.spent[:] = self.elsewhere.total
+        else:
+            beyond = np.maximum(self.elsewhere.total - self.elsewhere.asked, 0) - np.maximum(before, 0)
+            self.spent[:] += np.maximum(beyond, 0) * self.epochs.steps
 
     def _cost(self, cohort: Cohort, t: int) -> NDArray[np.int64]:
-        """Releases that one record of each would be in beyond those it was in."""
-        return np.ones(len(cohort), dtype=np.int64) if self.epochs is None else self.epochs.begun(cohort, t)
+        """Releases that one record of each would be in beyond those it was in; the same job again is none."""
+        cost = np.ones(len(cohort), dtype=np.int64) if self.epochs is None else self.epochs.begun(cohort, t)
+        return cost if self.elsewhere is None else np.where(self.elsewhere.again(cohort, t), 0, cost)
 
 
 @dataclass(frozen=True)

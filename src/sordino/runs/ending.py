@@ -13,7 +13,7 @@ from sordino.config import Config
 from sordino.errors import BudgetError, CertificateError
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
-from sordino.runs import chain, files
+from sordino.runs import chain, files, receipts
 from sordino.runs.chain import Chain
 
 NAME = "refused.json"
@@ -34,11 +34,9 @@ def refusal(path: Path, held: Chain, config: Config, digest: str) -> BudgetError
     found, budget = chain.parse(whole, held.root, digest, config.plan), config.budget
     if budget is None or found.torn or len(found.charges) != len(held.charges) + 1:
         raise CertificateError(NAME, f"{NAME} does not follow the last charge under a budget")
-    *spent, last = zip(found.rounds, found.cohorts(config.plan), strict=True)
-    for t, cohort in spent:
-        budget.count(cohort, t)
+    t, cohort = found.rounds[-1], found.cohorts(config.plan)[-1]
     try:
-        budget.check(last[1], last[0])
+        receipts.counted(path, config.plan, budget, held).check(cohort, t)
     except BudgetError as error:
         return error
     raise CertificateError(NAME, f"{NAME} names a round that every budget in it would have paid for")

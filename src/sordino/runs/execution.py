@@ -23,7 +23,7 @@ from sordino.plan import State
 from sordino.privacy.certificate import priced
 from sordino.rng import Mode, streams
 from sordino.run import Round, check, run
-from sordino.runs import ending, purse, signature
+from sordino.runs import ending, purse, receipts, signature
 from sordino.runs.book import Book, create
 from sordino.runs.files import SAFE
 from sordino.runs.fingerprint import Fingerprint
@@ -133,8 +133,8 @@ def _remaining(config: Config, task: Task, start: Resumed, engine: Engine, state
     """The rounds that are left; what earlier rounds spent of a client's budget stays spent."""
     budget = config.budget
     if budget is not None:
-        for t, cohort in zip(start.held.chain.rounds, start.held.cohorts, strict=True):
-            budget.count(cohort, t)
+        path, elsewhere = start.book.folder.path, isinstance(engine, Deployed)
+        budget = receipts.counted(path, config.plan, budget, start.held.chain, elsewhere)
     source = streams(config.privacy.noise, config.run.seed)
     every = config.run.eval_every
     return run(

@@ -7,14 +7,19 @@ data. Only where who is asked is public or seen by design: of a secret cohort no
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError
 from sordino.plan import Plan
+from sordino.privacy.budget import Filter
+from sordino.privacy.charged import Charged
 from sordino.run import Settled, told
 from sordino.runs import files
+from sordino.runs.chain import Chain
+from sordino.training import retell
 
 NAME = "receipts.jsonl"
 
@@ -48,6 +53,14 @@ def parse(data: bytes, plan: Plan, charges: int) -> tuple[Settled, ...]:
             raise _wrong(number, "names a client twice, or one that is none, or does not follow the charges")
         last = note.after
     return found
+
+
+def counted(path: Path, plan: Plan, budget: Filter, found: Chain, deployed: bool = False) -> Filter:
+    """A budget with what the charges of a folder have taken from it, and what silos have said of them."""
+    notes = parse(read(path) or b"", plan, len(found.charges))
+    budget = replace(budget, elsewhere=Charged.of(plan)) if deployed or notes else budget
+    retell(plan, found.rounds, found.cohorts(plan), notes, budget)
+    return budget
 
 
 def _read(data: bytes, number: int) -> Settled:
