@@ -1,7 +1,8 @@
 """The model as one flat vector: where each named tensor lies, and which entries are trained.
 
 Order: trainable parameters in the module's order, then floating-point buffers (they are uploaded too, so they are
-clipped too). Integer buffers and frozen parameters are not aggregated.
+clipped too). Integer buffers, buffers that no checkpoint keeps (persistent=False: constants, as the frequencies of a
+rotary embedding) and frozen parameters are not aggregated: whoever changes one of them while it trains is refused.
 """
 
 from __future__ import annotations
@@ -118,9 +119,16 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter, True
+    constant = constants(model)
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point():
+        if buffer.is_floating_point() and name not in constant:
             yield name, buffer, False
+
+
+def constants(model: nn.Module) -> set[str]:
+    """Names of the buffers that no checkpoint keeps."""
+    parts = model.named_modules()
+    return {f"{path}.{name}" if path else name for path, part in parts for name in part._non_persistent_buffers_set}
 
 
 def copied(model: nn.Module) -> nn.Module:

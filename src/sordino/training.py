@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import safetensors.torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from sordino.data.initial import frozen
+from sordino.data.named import plain
 from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
+from sordino.errors import DataError
 from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import (
+    FROZEN,
     WEIGHTS,
     Declared,
     Facts,
@@ -95,9 +99,12 @@ def declared_by_caller(task: Task) -> tuple[Declared, ...]:
 
 
 def declared_weights(task: Task) -> tuple[Declared, ...]:
-    """Weights that a task begins with, where they were read from a file: public by the user's word alone."""
-    init = task.init
-    return () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
+    """Weights that a task begins with, read from a file, and those it never trains: public by the user's word alone."""
+    init, fixed = task.init, frozen(plain(task.model))
+    first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
+    if fixed is None:
+        return first
+    return (*first, Declared(fixed.numbers, FROZEN, "the user: requires_grad = False", fixed.sha256))
 
 
 def entry(done: Round) -> dict[str, Any]:
@@ -109,16 +116,31 @@ def entry(done: Round) -> dict[str, Any]:
 
 
 def final_model(plan: Plan, task: Task, state: State) -> nn.Module:
-    """A copy of the task's module with the result of the run."""
+    """A copy of the module that the task was made with, holding the result of the run."""
     model = copy.deepcopy(task.model)
     task.layout.load(model, plan.server.result(state.memory))
-    return model.eval()
+    return plain(model).eval()
 
 
 def model_bytes(model: nn.Module) -> bytes:
-    """The model as a safetensors file."""
-    state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    """The model as a safetensors file; of one that is frozen in parts, only what was trained."""
+    fixed = _frozen_names(model)
+    state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items() if name not in fixed}
     return safetensors.torch.save(state)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """What `model_bytes` has stored, into a module of the same kind; what is frozen there stays as it is."""
+    own = plain(model)
+    lacking = own.load_state_dict(dict(weights), strict=False)
+    wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]
+    if wrong:
+        raise DataError(f"weights that do not fit the model at {wrong[0]!r}", "those of a model of the same kind")
+
+
+def _frozen_names(model: nn.Module) -> set[str]:
+    every = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in every if not parameter.requires_grad}
 
 
 def model_digest(model: nn.Module) -> str:

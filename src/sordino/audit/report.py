@@ -20,6 +20,7 @@ from sordino.data.task import Task
 from sordino.errors import ConfigError
 from sordino.report.explain import ceilings
 from sordino.runs.folder import RunFolder
+from sordino.training import load_weights
 
 
 def check_changes(target: Path, changes: Sequence[str]) -> None:
@@ -70,7 +71,7 @@ def trained(target: Path) -> tuple[RunFolder, Task]:
     folder = RunFolder.open(target)
     folder.certify()
     task = folder.config().build()
-    task.model.load_state_dict(load_file(target / "model.safetensors"))
+    load_weights(task.model, load_file(target / "model.safetensors"))
     return folder, task
 
 

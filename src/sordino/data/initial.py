@@ -1,4 +1,10 @@
-"""Weights to begin with, from a safetensors file: declared public by the user, named on the certificate by a hash."""
+"""Weights that nobody protects, named on the certificate by a hash: those a run begins with, and those it freezes.
+
+    init      a safetensors file of the model's first weights
+    frozen    parameters without requires_grad, as the base under adapters; only the others are sent, noised and stored
+
+What either was trained on, only its owner knows: it is public by the owner's word.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +32,26 @@ class Initial:
     file: str
     sha256: str
     numbers: int
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Parameters that a run leaves as they are: how many numbers, and the sha256 of their names and content."""
+
+    sha256: str
+    numbers: int
+
+
+def frozen(model: nn.Module) -> Frozen | None:
+    """What of the model is not trained; None where all is."""
+    fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    if not fixed:
+        return None
+    found = hashlib.sha256()
+    for name, tensor in sorted(fixed.items()):
+        found.update(f"{name} {_kind(tensor)} {list(tensor.shape)}\n".encode())
+        found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return Frozen(found.hexdigest(), sum(tensor.numel() for tensor in fixed.values()))
 
 
 def begun(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial]:

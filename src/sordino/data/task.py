@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_statistics
 from sordino.data.initial import Initial, begun
+from sordino.data.named import has_names, named, takes_names
 from sordino.errors import DataError
 from sordino.layout import Layout
-from sordino.parts.losses import Loss, LossFunction, keeps_apart, loss_of
+from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,20 @@ class Task:
         loss: str | Loss | LossFunction = "cross_entropy",
         public: Any = None,
         init: str | Path | None = None,
+        pad: int | None = None,
+        length: int | None = None,
     ) -> Task:
         """From a module and a list with one data set per client: (x, y) tensors or map-style data sets.
 
+        A model of transformers takes dicts too, {input_ids, attention_mask, labels}, ragged or not: they are padded to
+        `length` tokens with `pad` (by default the longest of all, and the model's pad_token_id).
         `init` is a safetensors file of weights to begin with. It is declared public: what it was trained on is not
         protected by this run, and the certificate says so.
         """
-        known = [None if data is None else _records(data, name) for data, name in ((test, "test"), (public, "public"))]
         begun_with = None if init is None else begun(model, init)
         model, source = begun_with or (model, None)
-        return cls(model, Clients.of(clients), known[0], loss, known[1], source)
+        model, (*own, test, public), loss = _given(model, [*clients, test, public], loss, pad, length)
+        return cls(model, Clients.of(own), test, loss, public, source)
 
     @classmethod
     def server(
@@ -131,11 +136,12 @@ class Task:
         test: Any = None,
         loss: str | Loss | LossFunction = "cross_entropy",
         public: Any = None,
+        pad: int | None = None,
+        length: int | None = None,
     ) -> Task:
         """What a server holds: the model, how many clients there are, and public records; not one of theirs."""
-        known = [None if data is None else _records(data, name) for data, name in ((test, "test"), (public, "public"))]
-        like = known[0] if known[0] is not None else known[1]
-        return cls(model, Clients.elsewhere(population, like), known[0], loss, known[1])
+        model, (test, public), loss = _given(model, [test, public], loss, pad, length)
+        return cls(model, Clients.elsewhere(population, test if test is not None else public), test, loss, public)
 
     @classmethod
     def silo(
@@ -145,9 +151,15 @@ class Task:
         population: int,
         own: Any,
         loss: str | Loss | LossFunction = "cross_entropy",
+        pad: int | None = None,
+        length: int | None = None,
     ) -> Task:
-        """What one silo holds: the model and its own records; `client` is its number in the plan."""
-        return cls(model, Clients.alone(client, population, _records(own, f"silo {client}")), None, loss)
+        """What one silo holds: the model and its own records; `client` is its number in the plan.
+
+        Of text, `length` must be the same in all silos.
+        """
+        model, (own, _, _), loss = _given(model, [own, None, None], loss, pad, length, f"silo {client}")
+        return cls(model, Clients.alone(client, population, own), None, loss)
 
     def as_server(self) -> Task:
         """This task as its server has it, where everything is on one machine."""
@@ -179,7 +191,8 @@ class Task:
         pair = torch.from_numpy(np.resize(self.clients.index[:2], 2))
         x, y = records.x[pair].to(self.device), records.y[pair].to(self.device)
         outputs = outputs_of(self.model, x)
-        scores = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
+        tokens = self.losses.targets == "token"
+        scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
         classes = self.losses.classes(scores)
         for part, name in (
             (records, "the clients' data"),
@@ -187,7 +200,7 @@ class Task:
             (self.public, "the public data"),
         ):
             if classes and part is not None and not part.lazy:
-                check_labels(part.y, classes, name)
+                check_labels(part.y.masked_fill(part.y == IGNORED, 0) if tokens else part.y, classes, name)
         name = f"loss {self.losses.kind!r}" if self.losses.kind else "a loss"
         check_losses(self.losses, outputs, y, name)
         if self.losses.has_slope and not keeps_apart(self.losses):
@@ -249,13 +262,14 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
 
 def _figures(model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], count: int, losses: Loss) -> dict[str, float]:
     """Mean loss of `count` records, read part by part; accuracy for classes, root mean square error for numbers."""
-    total, figure, classes = 0.0, 0.0, True
+    total, figure, classes, labels = 0.0, 0.0, True, 0
     with torch.no_grad():
         for x, y in pairs:
             classes, out = _is_label(y), model(x)
             total += float(losses(out, y).double().sum())
             figure += float(_hits(out, y) if classes else (out.reshape(y.shape) - y).square().double().sum())
-    mean = figure / count
+            labels += int((y != IGNORED).sum()) if classes and losses.targets == "token" else len(y)
+    mean = figure / max(labels, 1)
     return {"loss": total / count, **({"accuracy": mean} if classes else {"rmse": mean**0.5})}
 
 
@@ -266,6 +280,27 @@ def _is_label(y: Tensor) -> bool:
 def _hits(out: Tensor, y: Tensor) -> Tensor:
     labels = out.argmax(-1) if out.dim() > 1 and out.shape[-1] > 1 else (out.reshape(y.shape) > 0)
     return (labels == y).sum()
+
+
+def _given(
+    model: nn.Module,
+    entries: Sequence[Any],
+    loss: str | Loss | LossFunction,
+    pad: int | None,
+    length: int | None,
+    first: str = "client 0",
+) -> tuple[nn.Module, list[Any], str | Loss | LossFunction]:
+    """The model, records of all entries (clients, test, public) and the loss; names of fields are the model's own."""
+    calls = [first, *(f"client {i}" for i in range(1, len(entries) - 2)), "test", "public"][-len(entries) :]
+    entries = [(entry.x, entry.y) if isinstance(entry, Records) and takes_names(model) else entry for entry in entries]
+    there = [(entry, name) for entry, name in zip(entries, calls, strict=True) if entry is not None]
+    if not takes_names(model) and not any(has_names(entry) for entry, _ in there):
+        return model, [None if e is None else _records(e, name) for e, name in zip(entries, calls, strict=True)], loss
+    wrapped, packed = named(model, there, pad, length)
+    supply = (Records(x, y) for x, y in packed)
+    records = [None if entry is None else next(supply) for entry in entries]
+    sequences = any(y.dim() > 1 and not y.is_floating_point() for _, y in packed)
+    return wrapped, records, Tokens() if sequences and loss == "cross_entropy" else loss
 
 
 def _records(entry: Any, name: str) -> Records:

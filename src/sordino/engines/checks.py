@@ -11,6 +11,7 @@ from torch import nn
 
 from sordino.data.task import Task
 from sordino.errors import DataError, PlanError
+from sordino.layout import Layout
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.losses import keeps_apart
@@ -56,7 +57,7 @@ def _check_model(model: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             found = f"{type(part).__name__} at {name!r}, which mixes the records of a batch"
             raise PlanError("records", found, "a model without it where one record is the unit", "use GroupNorm")
-    buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    buffers = [slot.name for slot in Layout.of(model).slots if not slot.trainable]
     if buffers:
         raise PlanError("records", f"a buffer {buffers[0]!r} that would be trained", "a model without float buffers")
 

@@ -18,9 +18,8 @@ from torch.nn import functional as F  # noqa: N812
 from sordino.errors import PlanError
 from sordino.optim.loader import Handed
 from sordino.optim.settings import Reduction
-from sordino.parts.losses import Absolute, CrossEntropy, Hinge, Logistic, LossFunction, Mse
+from sordino.parts.losses import IGNORED, Absolute, CrossEntropy, Hinge, Logistic, LossFunction, Mse
 
-IGNORED = -100  # the target that torch's cross-entropy leaves out
 _SURE = "make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
 
 

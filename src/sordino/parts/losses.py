@@ -18,7 +18,8 @@ from sordino.codec import Part, read
 from sordino.errors import ConfigError, shown
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one value per record [b]
-Targets = Literal["class", "side", "number"]  # a class number per record, 0 or 1 per score, a number per score
+Targets = Literal["class", "token", "side", "number"]  # a class per record or per token, 0 or 1 or a number per score
+IGNORED = -100  # the label of a token that costs nothing, as torch's cross-entropy has it
 
 
 class Loss(Part):
@@ -62,7 +63,7 @@ class Loss(Part):
 
     def classes(self, scores: int) -> int:
         """How many labels it can tell apart by so many scores; 0: any number will do."""
-        return {"class": scores, "side": 2, "number": 0}[self.targets]
+        return {"class": scores, "token": scores, "side": 2, "number": 0}[self.targets]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,20 @@ class CrossEntropy(Loss, kind="cross_entropy"):
     def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
         residual = torch.softmax(scores, -1)
         return residual.scatter_add_(-1, targets[..., None], residual.new_full((*targets.shape, 1), -1.0))
+
+
+@dataclass(frozen=True)
+class Tokens(Loss, kind="tokens"):
+    """Mean of log sum exp z - z_y over a record's own tokens, those of label -100 left out: one score per class."""
+
+    targets: ClassVar[Targets] = "token"
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.shape[:-1] != targets.shape or targets.dim() < 2:
+            raise ValueError("scores [b, tokens, classes] and labels [b, tokens] are needed")
+        each = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        counted = (targets != IGNORED).flatten(1).sum(1)
+        return each.view(len(targets), -1).sum(1) / counted.clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -197,7 +212,7 @@ def loss_of(given: str | Loss | LossFunction) -> Loss:
 
 def keeps_apart(loss: Loss) -> bool:
     """Whether a record's value is known to be its own: of the losses written here. Any other is looked at."""
-    return type(loss) in CODES
+    return type(loss) in CODES or type(loss) is Tokens
 
 
 def _mean(values: Tensor) -> Tensor:

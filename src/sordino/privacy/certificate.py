@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sordino.plan import Plan
 
 WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
+FROZEN = "frozen weights"  # the same of parameters that are not trained, as the base under adapters
 FORMAT = 2  # of the certificate: privacy/certificate.schema.json
 WHO: dict[Adversary, str] = {
     "models": "sees every released model and nothing else",
@@ -309,8 +310,8 @@ def declared(public: tuple[Declared, ...]) -> str:
     if not public:
         return "no row of the data is"
     said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
-    rows = ["these rows"] if any(one.what != WEIGHTS for one in public) else []
-    weights = ["what the weights were trained on"] if any(one.what == WEIGHTS for one in public) else []
+    rows = ["these rows"] if any(one.what not in (WEIGHTS, FROZEN) for one in public) else []
+    weights = ["what the weights were trained on"] if any(one.what in (WEIGHTS, FROZEN) for one in public) else []
     return f"so are {said}: {' and '.join([*rows, *weights])} {'are' if rows else 'is'} not protected"
 
 

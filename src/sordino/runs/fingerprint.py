@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from sordino.config import Config
+from sordino.data.initial import frozen
+from sordino.data.named import plain
 from sordino.data.task import Records, Task
 from sordino.errors import CertificateError
 from sordino.version import __version__
@@ -42,8 +44,10 @@ class Fingerprint:
             "the test records": _records(key, task.test),
             "the public records": _records(key, task.public),
         }
+        fixed = frozen(plain(task.model))
         weights = {} if task.init is None else {"the initial weights": task.init.sha256}
-        return cls(key, parts | weights)
+        base = {} if fixed is None else {"the frozen weights": fixed.sha256}
+        return cls(key, parts | weights | base)
 
     def changed(self, task: Task) -> list[str]:
         """The parts of the data that are not what they were."""
