@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tests.commands import sordino, spelt_out
 
+from sordino.config import load_config
 from sordino.privacy.attack import ceiling
-from sordino.privacy.certificate import participation
+from sordino.privacy.certificate import Facts, certificate, participation
 from sordino.report.explain import ceilings, explain, page
 from sordino.runs.folder import RunFolder
 
@@ -162,3 +163,37 @@ def test_a_certificate_that_was_touched_is_not_explained(tmp_path: Path) -> None
 
 def test_a_folder_without_a_run_is_a_users_mistake(tmp_path: Path) -> None:
     assert "plan.toml" in sordino("explain", tmp_path / "nothing").sentence
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "curator"),
+    [
+        (CENTRAL, "central", "the server: it is trusted"),
+        (LOCAL, "local", "each client for itself"),
+        (SHUFFLED, "shuffle", "a shuffler that hides"),
+        (SHARES, "distributed", "a secure sum shows nobody a single message"),
+    ],
+)
+def test_the_statement_says_whom_one_has_to_trust(release: str, model: str, curator: str, tmp_path: Path) -> None:
+    stated = stated_of(tmp_path, release)
+    assert stated["trust_model"] == model
+    assert curator in stated["data_curator"]
+    assert stated["unit_of_privacy"] == "user level: all data of one client"
+
+
+def stated_of(folder: Path, release: str) -> dict[str, str]:
+    config = load_config(spelt_out(folder, (CENTRAL, release)))
+    found: dict[str, str] = certificate(config.plan, Facts(config.delta, "simulation", config.plan.rounds))["statement"]
+    return found
+
+
+def test_the_statement_of_a_run_counts_what_is_not_protected(central: Path) -> None:
+    made = RunFolder.open(central).certify()
+    rows = sum(one["rows"] for one in made["declared_public"])
+    assert made["statement"]["not_protected"] == f"{rows} rows that are declared public"
+    assert made["statement"]["releases"].startswith(str(made["counts"]["rounds_billed"]))
+    assert made["statement"]["tuning"].startswith("not accounted")
+    last = RunFolder.open(central).history()[-1]
+    assert {name: last[name] for name in made["utility"]} == made["utility"]
+    assert {"accuracy", "loss"} <= set(made["utility"])
+    assert "The questions of NIST SP 800-226" in sordino("explain", central).out

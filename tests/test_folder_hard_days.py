@@ -16,8 +16,10 @@ import pytest
 from tests.commands import arrays, contents, federation, lines, sordino
 from tests.test_folder import run
 
-from sordino.runs import files, fingerprint
+from sordino.runs import files
 from sordino.runs.book import Book
+from sordino.runs.fingerprint import Fingerprint
+from sordino.version import versions
 
 SAFE = "what was charged stays charged"
 
@@ -216,7 +218,7 @@ def test_other_data_do_not_continue_a_run_and_are_named(key: str, said: str, fed
 
 def test_the_fingerprint_says_nothing_without_its_key_and_is_in_nothing_that_is_released(fed: Path) -> None:
     one, two = run(fed, "one"), run(fed, "two")
-    marks = [fingerprint.Fingerprint.of_bytes((out / "checkpoint" / "data.json").read_bytes()) for out in (one, two)]
+    marks = [Fingerprint.of_bytes((out / "checkpoint" / "data.json").read_bytes()) for out in (one, two)]
     assert marks[0].parts.keys() == marks[1].parts.keys()
     assert all(marks[0].parts[name] != marks[1].parts[name] for name in marks[0].parts if name != "the public records")
     released = [data for name, data in contents(one).items() if not name.startswith("checkpoint/")]
@@ -227,7 +229,7 @@ def test_the_fingerprint_says_nothing_without_its_key_and_is_in_nothing_that_is_
 def test_another_version_of_ours_does_not_continue_a_run(
     fed: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = fingerprint.versions()
+    now = versions()
     monkeypatch.setattr("sordino.runs.fingerprint.__version__", "9.9.9")
     sentence = sordino("run", fed, "--out", begun, "--resume").sentence
     assert "sordino 9.9.9 where" in sentence
@@ -237,12 +239,12 @@ def test_another_version_of_ours_does_not_continue_a_run(
 def test_another_version_of_torch_is_said_and_named_on_the_certificate(
     fed: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = fingerprint.versions()
+    now = versions()
     for module in ("resume", "book"):
         monkeypatch.setattr(f"sordino.runs.{module}.versions", lambda: {**now, "torch": "9.9.9"})
     found = sordino("run", fed, "--out", begun, "--resume", "--json").json
     assert f"torch 9.9.9 where it was {now['torch']}" in found["notes"][0]
-    assert [ran["torch"] for ran in found["certificate"]["run"]["versions"]] == [now["torch"], "9.9.9"]
+    assert [ran["torch"] for ran in found["certificate"]["environment"]] == [now["torch"], "9.9.9"]
     assert sordino("certify", begun).code == 0
 
 

@@ -36,8 +36,10 @@ from sordino.privacy.certificate import (
 from sordino.privacy.charged import Charged
 from sordino.rng import Mode, Seeded, streams
 from sordino.run import Round, Settled, Tally, check, run
+from sordino.version import versions
 
 DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand
+_NO_FIGURES = ("round", "void", DIAGNOSTIC)  # of a line of history
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def train(
             on_round(history[-1])
     model = final_model(plan, task, state)
     known = Facts(delta, noise, 0, model=model_digest(model), deltas=deltas, public=declared_by_caller(task))
+    known = replace(known, environment=(versions(),), utility=last_figures(history))
     facts = counted(plan, tally.rounds, tally.cohorts, known, tally.settled)
     return Result(model, history, certificate(plan, facts))
 
@@ -113,6 +116,12 @@ def entry(done: Round) -> dict[str, Any]:
     if done.void:
         line["void"] = True
     return {**line, DIAGNOSTIC: {**done.diagnostics, "seconds": round(done.seconds, 4)}}
+
+
+def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
+    """The newest figures on public rows; None if there are none."""
+    told = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
+    return next((figures for figures in told if figures), None)
 
 
 def final_model(plan: Plan, task: Task, state: State) -> nn.Module:

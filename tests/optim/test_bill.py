@@ -20,7 +20,8 @@ from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.records import PoissonRecords
 from sordino.privacy import accounting
-from sordino.privacy.certificate import line_entry, upward
+from sordino.privacy.certificate import line_entry
+from sordino.privacy.summary import upward
 
 
 def accounted(rate: float, z: float, steps: int, delta: float) -> float:

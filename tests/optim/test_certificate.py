@@ -20,6 +20,7 @@ from sordino.parts.records import PoissonRecords
 from sordino.parts.server import TorchOptimizer
 from sordino.privacy.certificate import Facts, Loop, certificate
 from sordino.training import train as run
+from sordino.version import versions
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -47,7 +48,7 @@ def test_the_certificate_of_a_loop_is_that_of_its_plan_and_its_counts() -> None:
     found, plan = parts[1].certificate(), parts[1].account.settings.plan
     seen = found["loop"]
     loop = Loop(seen["loss"]["reduction"], seen["loss"]["check"], *seen["kept_apart"].values())
-    assert found == certificate(plan, Facts(60**-1.1, "simulation", 5, loop=loop))
+    assert found == certificate(plan, Facts(60**-1.1, "simulation", 5, loop=loop, environment=(versions(),)))
     assert found["run"] is None
     assert found["server"] == {"kind": "torch_optimizer", "name": "torch.optim.sgd.SGD"}
 

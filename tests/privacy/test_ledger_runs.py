@@ -18,11 +18,11 @@ from sordino.errors import CertificateError, ConfigError
 from sordino.parts.events import Event, GaussianNoise, PoissonSampled
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
-from sordino.privacy.certificate import upward
 from sordino.privacy.entries import Account, Admitted, Run
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.spending import Item, total
 from sordino.privacy.stored import schema
+from sordino.privacy.summary import upward
 from sordino.runs import execution, purse
 from sordino.runs.folder import RunFolder
 

@@ -75,7 +75,7 @@ def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json:
 
 def _entry(found: Statement) -> dict[str, Any]:
     from sordino import codec
-    from sordino.privacy.certificate import upward
+    from sordino.privacy.summary import upward
 
     limit = codec.dump(found.limit)
     events = [codec.dump(item) for item in found.items]

@@ -35,6 +35,7 @@ from sordino.privacy.certificate import Facts, certificate, check_deltas, defaul
 from sordino.rng import Secure, Streams
 from sordino.run import Tally, advanced
 from sordino.training import counted
+from sordino.version import versions
 
 if TYPE_CHECKING:
     Base: Any = object
@@ -197,7 +198,8 @@ class Private(Base):  # type: ignore[misc]
     @property
     def certificate(self) -> dict[str, Any]:
         """Of the rounds that were run."""
-        facts = counted(self.plan, self.tally.rounds, self.tally.cohorts, Facts(self.delta, self.streams.mode, 0))
+        known = Facts(self.delta, self.streams.mode, 0, environment=(versions(),))
+        facts = counted(self.plan, self.tally.rounds, self.tally.cohorts, known)
         made = certificate(self.plan, facts)
         return {**made, "assumptions": [*made["assumptions"], OWN]}
 

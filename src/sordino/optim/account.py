@@ -11,6 +11,7 @@ from sordino import codec
 from sordino.errors import BudgetError, ConfigError
 from sordino.optim.settings import Settings, differing
 from sordino.privacy.certificate import Facts, Loop
+from sordino.version import versions
 
 
 class Account:
@@ -76,4 +77,4 @@ class Account:
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""
-        return Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop)
+        return Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))

@@ -19,6 +19,7 @@ from sordino.privacy.certificate import Facts, certificate
 from sordino.privacy.stored import compare_text, parsed, text_of
 
 LARGEST = 4 << 20  # bytes
+TOLD = ("delta", "noise", "charged", "loop", "environment")  # all the facts that a loop has
 
 
 def save(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def _whole(plan: Plan, facts: Facts) -> dict[str, Any]:
     return {
         "certificate": certificate(plan, facts),
         "plan": codec.dump(plan),
-        "facts": {name: told[name] for name in ("delta", "noise", "charged", "loop")},  # all that a loop has
+        "facts": {name: told[name] for name in TOLD},
     }
 
 

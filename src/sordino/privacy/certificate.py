@@ -13,6 +13,8 @@ from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
 from sordino.privacy.spending import Standing
+from sordino.privacy.statement import statement
+from sordino.privacy.summary import summary, upward
 from sordino.rng import Mode
 from sordino.version import __version__
 
@@ -77,6 +79,8 @@ class Facts:
     loop: Loop | None = None  # of a private PyTorch loop
     receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
     ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
+    environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
+    utility: dict[str, float] | None = None  # the last figures on public rows
 
 
 def default_delta(population: int) -> float:
@@ -135,7 +139,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """The certificate of a run."""
     counts = participation(plan, facts)
     bill = plan.bill(counts)
-    lines = {who: headline(bill.of(who), facts.delta, facts.deltas) for who in ADVERSARIES}
+    lines = {who: {**headline(bill.of(who), facts.delta, facts.deltas), **summary(bill.of(who))} for who in ADVERSARIES}
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     return {
         "format": FORMAT,
@@ -154,6 +158,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "postprocess": [codec.dump(step) for step in plan.postprocess],
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
+        "statement": statement(plan, facts, counts, main["relation"]),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
         "declared_public": [one.written() for one in facts.public],
@@ -171,6 +176,8 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "config_sha256": facts.config,
         "model_sha256": facts.model,
         "sordino": __version__,
+        "environment": [dict(ran) for ran in facts.environment],
+        "utility": None if facts.utility is None else dict(facts.utility),
         "loop": None if facts.loop is None else _loop(plan, facts, facts.loop),
         "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
         "run": None,  # what a folder binds
@@ -231,14 +238,6 @@ def line_entry(line: Line, delta: float) -> dict[str, Any]:
         "grid": spent.grid,
         "events": [{"count": count, "event": codec.dump(event)} for event, count in line.entries],
     }
-
-
-def upward(value: float) -> float | None:
-    """Rounded up at the sixth digit after the point: never below what was proved. None: no guarantee."""
-    if not math.isfinite(value):
-        return None
-    steps = math.ceil(value * 1e6)
-    return steps / 1e6 if steps / 1e6 >= value else (steps + 1) / 1e6
 
 
 def denominator(plan: Plan) -> float | str:

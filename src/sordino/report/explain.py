@@ -40,6 +40,8 @@ def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dic
         "protected": _protected(unit),
         "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
         "noise": _noise(certificate),
+        "stated": [f"{name.replace('_', ' ')}: {text}" for name, text in certificate["statement"].items()],
+        "other_words": [said for line in certificate["adversaries"] for said in _other_words(line)],
         "assumed": [sentence(text) for text in certificate["assumptions"]],
         "not_covered": [sentence(text) for text in certificate["not_covered"]],
         "counted": _counted(certificate),
@@ -79,6 +81,20 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
         f"Accusing 1 in 100 innocents, the best attack finds at most {100 * reach.true_positives:.1f} in 100 members; "
         f"its AUC is at most {reach.auc:.3f} (guessing has 0.5)."
     )
+
+
+def _other_words(line: dict[str, Any]) -> list[str]:
+    """The same guarantee at other deltas, and as one number."""
+    if not line["other_deltas"]:
+        return []
+    who = line["adversary"]
+    at = ", ".join(
+        f"{'no' if one['epsilon'] is None else format(one['epsilon'], '.3g')} epsilon at delta {one['delta']:.0e}"
+        for one in line["other_deltas"]
+    )
+    gdp = line["gdp"]
+    mu = "" if gdp is None else f"; mu {gdp['mu']:.3g} (Gaussian DP, regret {gdp['regret']:.2g})"
+    return [f"{who}: {at}{mu}"]
 
 
 def _noise(certificate: dict[str, Any]) -> str:
@@ -130,6 +146,10 @@ def page(found: dict[str, Any]) -> str:
     if found["silos"]:
         lines += ["", "Each silo's own guarantee, even to one who reads its messages:"]
         lines += [f"- {text}" for text in found["silos"]]
+    if found["other_words"]:
+        lines += ["", "The same in other words, by what somebody sees:"]
+        lines += [f"- {text}" for text in found["other_words"]]
+    lines += ["", "The questions of NIST SP 800-226:", *(f"- {text}" for text in found["stated"])]
     lines += ["", found["noise"], found["counted"], "", "What must hold for this to be true:"]
     lines += [f"- {text}" for text in found["assumed"]]
     return "\n".join([*lines, "", "What this does not cover:", *(f"- {text}" for text in found["not_covered"])])

@@ -29,9 +29,10 @@ from sordino.run import Settled
 from sordino.runs import chain, files, purse, receipts
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.fingerprint import Fingerprint, software, versions
+from sordino.runs.fingerprint import Fingerprint, software
 from sordino.runs.folder import Header, RunFolder, written
 from sordino.runs.logs import Log
+from sordino.version import versions
 
 
 @dataclass

@@ -1,14 +1,12 @@
-"""What a run was started with beside its plan: the data, under a key that stays in the folder, and the versions."""
+"""What a run was started with beside its plan: the data, under a key that stays in the folder."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
-import platform
 import secrets
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from sordino.errors import CertificateError
 from sordino.version import __version__
 
 _ROWS = 4096  # of mapped data so many rows are read, evenly spaced from one that the key chooses: all may take hours
-_LIBRARIES = ("torch", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,3 @@ def software(config: Config) -> str:
     """The version of this package, and of those whose parts the configuration holds: one set for a whole run."""
     others = sorted({f" and {part.package} {part.version}" for part in config.foreign})
     return "".join([__version__, *others])
-
-
-def versions() -> dict[str, str]:
-    """What computes: this package, what it rests on, and Python."""
-    return {"sordino": __version__, **{name: version(name) for name in _LIBRARIES}, "python": platform.python_version()}

@@ -37,7 +37,7 @@ from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.logs import Mark
-from sordino.training import counted
+from sordino.training import counted, last_figures
 from sordino.version import __version__
 
 
@@ -182,8 +182,16 @@ class RunFolder:
         known = Facts(config.delta, config.privacy.noise, 0, None, digest, held.header.config)
         known = replace(known, **config.facts, public=held.header.public, stopped=self.refusal(held) is not None)
         settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.chain.charges))
+        known = replace(known, environment=self._environment(), utility=last_figures(self.history()))
         found = counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
         return replace(found, ledger=purse.standing(self.path, config, found))
+
+    def _environment(self) -> tuple[dict[str, str], ...]:
+        """Every set of versions that computed here, once each, in their order."""
+        ran: list[dict[str, str]] = []
+        for line in logs.entries(self._read("engine.jsonl"), "engine.jsonl"):
+            ran += [line["versions"]] * ("versions" in line and line["versions"] not in ran)
+        return tuple(ran)
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""
@@ -195,10 +203,6 @@ class RunFolder:
         """Computed from everything in this folder; `last` is the sha256 of the checkpoint, where that is not here."""
         held = self.contents()
         last = self._at_rest(held) if last is None else last
-        engine = logs.entries(self._read("engine.jsonl"), "engine.jsonl")
-        ran: list[Any] = []
-        for line in engine:
-            ran += [line.get("versions")] * (line.get("versions") not in ran)
         bound: dict[str, Any] = {
             "id": held.header.run,
             "header_sha256": held.header.root,
@@ -206,14 +210,12 @@ class RunFolder:
             "history_sha256": Mark.of(self._read("history.jsonl")).sha256,
             "engine_sha256": Mark.of(self._read("engine.jsonl")).sha256,
             "checkpoint_sha256": last,
-            "versions": ran,
         }
         paid = receipts.read(self.path)
         if paid is not None:
             if receipts.whole(paid) != paid:
                 raise CertificateError(receipts.NAME, f"{receipts.NAME} ends in half a line")
             bound["receipts_sha256"] = Mark.of(paid).sha256
-        self.history()
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
         plain: dict[str, Any] = json.loads(json.dumps(made))
         return plain

@@ -13,9 +13,10 @@ from sordino.plan import State
 from sordino.runs import chain, checkpoint, files, logs, receipts
 from sordino.runs.book import Book
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.fingerprint import software, versions
+from sordino.runs.fingerprint import software
 from sordino.runs.folder import Contents, Header, RunFolder
 from sordino.runs.logs import Mark
+from sordino.version import versions
 
 
 @dataclass(frozen=True)
