@@ -213,7 +213,7 @@ def test_an_unseen_cohort_is_in_no_file(tmp_path: Path) -> None:
     for out in (one, other):  # other cohorts, and no word of them
         assert [line["round"] for line in lines(out / "charges.jsonl")] == list(range(1, ROUNDS + 1))
         assert all(set(line) == {"round", "config", "before"} for line in lines(out / "charges.jsonl"))
-    hashes = {"model_sha256": "", "config_sha256": "", "run": ""}
+    hashes = {"model_sha256": "", "config_sha256": "", "run": "", "utility": ""}
     assert {**certificate(one), **hashes} == {**certificate(other), **hashes}
     for line in lines(one / "history.jsonl"):
         assert set(line) == {"round", "loss", "accuracy", DIAGNOSTIC}
