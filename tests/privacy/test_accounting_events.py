@@ -23,9 +23,11 @@ from sordino.parts.events import (
     PoissonSampled,
     Relation,
     Shuffled,
+    Tuned,
     Unprotected,
     billable,
 )
+from sordino.parts.tries import Tries
 from sordino.pld.pairs import Orders, Response
 from sordino.privacy import accounting
 from sordino.privacy.accounting import delta_at, deltas_at, epsilon
@@ -174,6 +176,7 @@ SAMPLED: list[Event] = [
         Shuffled(1000, inner),
     )
 ]
+TUNED: list[Event] = [Tuned(event, 3, Tries(4.0)) for event in [*NOISE, *SAMPLED]]
 
 
 def accepted(event: Event, relation: Relation) -> bool:
@@ -184,14 +187,14 @@ def accepted(event: Event, relation: Relation) -> bool:
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("event", [*NOISE, *SAMPLED], ids=str)
+@pytest.mark.parametrize("event", [*NOISE, *SAMPLED, *TUNED], ids=str)
 def test_an_event_is_billable_exactly_if_the_accountant_accepts_it(event: Event, relation: Relation) -> None:
     assert billable(event, relation) == accepted(event, relation)
 
 
 def test_every_kind_of_event_is_among_those_tried() -> None:
     ours = {kind for kind in Event.__subclasses__() if kind.__module__ == Event.__module__}
-    assert {type(event) for event in [*NOISE, *SAMPLED]} == ours
+    assert {type(event) for event in [*NOISE, *SAMPLED, *TUNED]} == ours
 
 
 # ---- an event of one's own ------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ An event prices itself by three statements, which `accounting` turns into epsilo
     mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
     pure   the most its privacy loss can be, if there is a most
 
-What states none of them, and has no Renyi bound, is not billable, and no plan can be built with it.
+What states none of them is not billable, and no plan can be built with it; only the best of many tries (`Tuned`) is
+priced by its Renyi divergences alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sordino.codec import Part
+from sordino.errors import ConfigError
+from sordino.parts.tries import Tries
 from sordino.pld import pairs, renyi, shuffle, without_replacement
 from sordino.pld.gridless import gaussian_epsilon
 from sordino.pld.pairs import Array, Orders
@@ -255,6 +258,27 @@ class Approximate(Event, kind="approximate"):
 
 
 @dataclass(frozen=True)
+class Tuned(Event, kind="tuned"):
+    """`count` times `event` is one try; of a random number of them (`tries`) nothing but the best is shown.
+
+    It has a Renyi bound only, and only of what has one itself. A table that is looked at is not this, but composition.
+    """
+
+    event: Event
+    count: int
+    tries: Tries
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or isinstance(self.event, Tuned):
+            raise ConfigError(f"a try of {self.count} times {self.event.kind!r}", "at least one event, tuned once")
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Papernot, Steinke 2022, of what one try is."""
+        one = self.event.renyi(relation)
+        return None if one is None else self.tries.divergences(self.count * one)
+
+
+@dataclass(frozen=True)
 class Unprotected(Event, kind="unprotected"):
     """A release with no guarantee: epsilon is infinite."""
 
@@ -270,4 +294,6 @@ def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | Non
 
 def billable(event: Event, relation: Relation) -> bool:
     """Whether the event states what it can tell apart when neighbours differ by `relation`; what does not, cannot."""
+    if isinstance(event, Tuned):
+        return isinstance(event.event, Unprotected) or event.renyi(relation) is not None
     return bool(event.pairs(relation))

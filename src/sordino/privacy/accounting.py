@@ -2,7 +2,8 @@
 
 First opinion: the dominating pairs that the events state, composed as privacy loss distributions (sordino.pld), rounded
 up throughout, on a grid refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated
-(epsilon, delta) pairs need no grid. Second opinion: Renyi divergences (RDP), where the events state them.
+(epsilon, delta) pairs need no grid. Second opinion: Renyi divergences (RDP), where the events state them. The best of
+a random number of tries has no other proof: there they are the first.
 
 Nothing of it is a library's. Google's dp_accounting, which was, is the third opinion, in the tests: its RDP under
 replace-one forgets that the movement is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its
@@ -26,6 +27,7 @@ from sordino.parts.events import (
     GaussianNoise,
     Relation,
     Shuffled,
+    Tuned,
     Unprotected,
 )
 from sordino.pld import compose, gridless, renyi
@@ -70,6 +72,8 @@ def bound(
     entries = tuple((event, count) for event, count in entries if count)
     if _unprotected(entries):
         return Epsilon(math.inf, "none")
+    if _tuned(entries):
+        return Epsilon(renyi.epsilon(_divergences(entries, relation), delta), "rdp")
     mu = gaussian_mu(entries, relation)
     if mu is not None:
         return Epsilon(gaussian_epsilon(mu, delta), "gdp")
@@ -104,7 +108,10 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
     if pair is not None:
         return [gridless.repeated_pair_delta(*pair, at) for at in epsilons]
     sizes = np.abs(np.asarray(epsilons, dtype=np.float64))
-    curves = [_curve(each, sizes) for each in _alternatives(entries, relation, _CURVE)]
+    if _tuned(entries):
+        curves = [renyi.deltas(_divergences(entries, relation), sizes)]
+    else:
+        curves = [_curve(each, sizes) for each in _alternatives(entries, relation, _CURVE)]
     order, curve = np.argsort(sizes), np.minimum.reduce(curves)
     curve[order] = np.minimum.accumulate(curve[order])  # delta falls, even where what bounds it does not
     # at a negative epsilon, by the other order of neighbours: delta(e) = 1 - exp(e) + exp(e) delta(-e)
@@ -125,7 +132,13 @@ def dominating_mu(entries: Entries, relation: Relation) -> float:
 
 
 def _unprotected(entries: Entries) -> bool:
-    return any(isinstance(event, Unprotected) for event, count in entries if count)
+    tried = [event.event if isinstance(event, Tuned) else event for event, count in entries if count]
+    return any(isinstance(event, Unprotected) for event in tried)
+
+
+def _tuned(entries: Entries) -> bool:
+    """Whether the best of many tries is among them: it has divergences, and no pair that dominates it."""
+    return any(isinstance(event, Tuned) for event, _ in entries)
 
 
 # ---- without a grid -------------------------------------------------------------------------------------------------
@@ -242,9 +255,21 @@ def _curve(composed: Composed, epsilons: Array) -> Array:
 
 def rdp_epsilon(entries: Entries, relation: Relation, delta: float) -> float | None:
     """The Renyi bound, or None where an event has none."""
+    if any(count and event.renyi(relation) is None for event, count in entries):
+        return None
     with np.errstate(over="ignore", invalid="ignore"):
-        found = [(event.renyi(relation), count) for event, count in entries if count]
-        known = [count * each for each, count in found if each is not None]
-        total = np.sum([np.zeros_like(renyi.ORDERS), *known], axis=0)
-        value = renyi.epsilon(total, delta)
-    return value if len(known) == len(found) and value < math.inf else None
+        value = renyi.epsilon(_divergences(entries, relation), delta)
+    return value if value < math.inf else None
+
+
+def _divergences(entries: Entries, relation: Relation) -> Array:
+    """Of all entries together; refused where an event has none."""
+    total = np.zeros_like(renyi.ORDERS)
+    for event, count in entries:
+        one = event.renyi(relation) if count else total
+        if one is None:
+            found = f"no Renyi bound for {event} when neighbours {relation}, and tuning is proved by no other"
+            raise PlanError("accounting", found, "Gaussian or Laplace noise, sampled as its relation allows, or less")
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = total + count * one
+    return total
