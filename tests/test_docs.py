@@ -33,7 +33,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         text = page.read_text("utf-8")
-        for match in re.finditer(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for match in re.finditer(rf"^```{language}(?: title=\"fed.toml\")?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             found.append((f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}", match[1]))
     return found
 

@@ -18,6 +18,7 @@ from sordino.cli import (
     explain,
     federation,
     ledger,
+    model_card,
     papers,
     plan,
     recipes,
@@ -31,8 +32,8 @@ from sordino.runs import launch
 from sordino.version import __version__
 
 __all__ = [
-    "app", "audit", "calibrate", "certify", "epsilon", "explain", "federation", "ledger", "main", "papers", "plan",
-    "recipes", "run", "schema", "tune",
+    "app", "audit", "calibrate", "certify", "epsilon", "explain", "federation", "ledger", "main", "model_card",
+    "papers", "plan", "recipes", "run", "schema", "tune",
 ]  # fmt: skip
 STOPPED = "stopped; what was charged stays charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sordino.cli.app import Certified, JsonFlag, Own, app, bring, say
+
+if TYPE_CHECKING:
+    from sordino.report.registry import About
+
+AboutFile = Annotated[
+    Path | None, typer.Option("--about", help="A TOML file: name, curators, description, intended_use, region, ...")
+]
 
 
 @app.command()
@@ -15,6 +23,10 @@ def certify(
     target: Certified,
     key: Annotated[Path | None, typer.Option(help="Also check the signature, with this public key (PEM).")] = None,
     sign: Annotated[Path | None, typer.Option(help="Sign what was certified with this Ed25519 key (PEM).")] = None,
+    registry: Annotated[
+        Path | None, typer.Option(help="Also write an entry for OpenDP's registry of deployments (YAML).")
+    ] = None,
+    about: AboutFile = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -24,7 +36,9 @@ def certify(
 
     owner = None if key is None else signature.public_key(key)
     signer = None if sign is None else signature.private_key(sign)
+    known = described(about)
     certificate = certified(target)
+    left = [] if registry is None else registered(certificate, known, registry)
     if signer is not None:
         signature.sign(target, signer)
     if owner is not None:
@@ -33,10 +47,46 @@ def certify(
     said = "certified, and signed with this key: " if owner is not None else "certified: "
     limits = {} if certificate["loop"] is None else {"proved": LOOP}
     told = "; ".join([said + guarantee(certificate), *limits.values()])
+    told += "" if registry is None else f"\nregistry entry: {registry}{to_write(left)}"
     say(as_json, {"certified": True, **limits, **signed, **certificate}, told)
 
 
 LOOP = "this follows from the plan and the counts in the file; a loop keeps no chain of charges that would show more"
+
+
+def described(file: Path | None) -> About:
+    """What the user says of a deployment, or nothing."""
+    from sordino import codec
+    from sordino.codec import toml
+    from sordino.report.registry import About
+
+    table = {} if file is None else toml.table(file, "keys: name, curators, description, intended_use, region, ...")
+    found: About = codec.read(About, table, "about")
+    return found
+
+
+def registered(made: dict[str, Any], about: About, file: Path) -> list[str]:
+    """Write the entry; what is left for its curator to write."""
+    from sordino.errors import ConfigError
+    from sordino.report.registry import entry
+    from sordino.report.yaml import dumped
+
+    if not re.fullmatch(r"[a-z0-9_]+\.yaml", file.name):
+        raise ConfigError(f"--registry {file.name}", "small letters, digits and _, then .yaml, as the registry asks")
+    put(file, dumped(entry(made, about)))
+    return about.open
+
+
+def to_write(left: list[str]) -> str:
+    """Which keys of --about are missing, in words."""
+    return f"; to be written: {', '.join(left)} (--about)" if left else ""
+
+
+def put(file: Path, text: str) -> None:
+    """A text file, whole or not at all."""
+    from sordino.runs import files
+
+    files.write(file, text.encode())
 
 
 def certified(target: Path) -> dict[str, Any]:

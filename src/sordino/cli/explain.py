@@ -18,12 +18,12 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
     bring(own)
     from sordino.report import explain as explaining
 
-    certificate, plan, facts = _certified(target)
+    certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
     say(as_json, said, explaining.page(said))
 
 
-def _certified(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
+def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
     """The certificate, if it is what the rest of the folder or of the file gives; and what it follows from."""
     from sordino.optim import saved
     from sordino.runs.folder import RunFolder
