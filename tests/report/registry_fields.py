@@ -16,9 +16,7 @@ def _one_of(*names: str | int) -> dict[str, Any]:
 TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 TEXTS: dict[str, Any] = {"type": "array", "items": TEXT, "minItems": 1}
 NUMBER: dict[str, Any] = {"type": "number"}
-PRODUCTS = tuple(
-    ["Summary statistics", "Machine learning model", "Dataset", "Synthetic data", "Interactive API", "SQL queries"]
-)
+PRODUCTS = ("Summary statistics", "Machine learning model", "Dataset", "Synthetic data")  # and others, not ours
 SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
 BASIC = "name data_curators description intended_use data_product_type data_product_region publication_date"
 SCHEMA = _table(
