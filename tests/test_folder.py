@@ -216,7 +216,7 @@ def test_an_unseen_cohort_is_in_no_file(tmp_path: Path) -> None:
     hashes = {"model_sha256": "", "config_sha256": "", "run": "", "utility": ""}
     assert {**certificate(one), **hashes} == {**certificate(other), **hashes}
     for line in lines(one / "history.jsonl"):
-        assert set(line) == {"round", "loss", "accuracy", DIAGNOSTIC}
+        assert set(line) == {"round", "loss", "accuracy", "balanced_accuracy", DIAGNOSTIC}
     assert set(load_file(one / "checkpoint" / "state.safetensors")) == {"memory.params"}
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sordino import recipes as recipes
     from sordino.codec import Part as Part
     from sordino.data.datasets import add_dataset as add_dataset
+    from sordino.data.metrics import Metric as Metric
+    from sordino.data.metrics import add_metric as add_metric
     from sordino.data.partition import Partitioner as Partitioner
     from sordino.data.records import Dataset as Dataset
     from sordino.data.task import Records as Records
@@ -217,6 +219,8 @@ _HOME = {
     "ConfigError": "errors",
     "add_recipe": "recipes",
     "add_dataset": "data.datasets",
+    "add_metric": "data.metrics",
+    "Metric": "data.metrics",
 }
 
 __all__ = ["__version__", *_HOME]

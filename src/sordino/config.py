@@ -19,6 +19,7 @@ from sordino.codec import override, plugins, toml
 from sordino.data import datasets
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.initial import begun
+from sordino.data.metrics import Metric
 from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.task import Clients, Records, Task
@@ -58,14 +59,16 @@ class TaskSpec:
             self.dataset, self.options
         )
 
-    def build(self, population: int, seed: int) -> Task:
+    def build(self, population: int, seed: int, metrics: tuple[Metric, ...] = ()) -> Task:
         """Load the data, cut it, build the model; coins of the cut come from the run's seed."""
         data = self._load()
         clients = self._clients(data, population, seed)
         model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
         model, init = (model, None) if self.init is None else begun(model, self.init)
         test = _records(data.test_x, data.test_y) if len(data.test_y) else None
-        task = Task(model, clients, test, self.loss or _loss(data), init=init)
+        groups, names = (None, ()) if test is None else _test_groups(data)
+        loss = self.loss or _loss(data)
+        task = Task(model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names)
         _try_loss(task)
         return task
 
@@ -106,6 +109,16 @@ class TaskSpec:
 
 def _records(x: Any, y: Any) -> Records:
     return Records(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _test_groups(data: Dataset) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+    """The natural client of every test record, by name where clients have names: public, as the record is."""
+    if data.test_groups is None:
+        return None, ()
+    known = [] if data.groups is None else np.unique(data.groups).tolist()
+    names = dict(zip(known, data.names, strict=False))
+    numbers, places = np.unique(data.test_groups, return_inverse=True)
+    return torch.from_numpy(places.reshape(-1)), tuple(names.get(number, str(number)) for number in numbers.tolist())
 
 
 def _try_loss(task: Task) -> None:
@@ -165,6 +178,7 @@ class RunSpec:
     seed: int = 0
     eval_every: int = 1
     train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
+    metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -307,7 +321,7 @@ class Config:
 
     def build(self) -> Task:
         """The task of this file."""
-        return self.task.build(self.plan.clients.population, self.run.seed)
+        return self.task.build(self.plan.clients.population, self.run.seed, self.run.metrics)
 
 
 def _differ(plan: Plan) -> bool:

@@ -75,7 +75,7 @@ def result(done: Executed) -> dict[str, Any]:
 def result_text(done: Executed) -> str:
     """A finished run in a few lines."""
     last = done.history[-1]
-    figures = ", ".join(f"{name} {last[name]:.4f}" for name in ("accuracy", "rmse", "loss") if name in last)
+    figures = ", ".join(f"{name} {last[name]:.4f}" for name in public(last))
     tested = f"{figures} on the whole test set" if figures else NO_TEST
     lines = [f"round {last['round']}: {tested}", guarantee(done.certificate)]
     lines.append(f"noise: {done.certificate['noise']['mode']} ({done.certificate['noise']['note']})")
@@ -83,7 +83,7 @@ def result_text(done: Executed) -> str:
         from sordino.report.explain import in_all
 
         lines.append(f"ledger: {in_all(done.certificate['ledger'])}")
-    lines += [f"note: {note}" for note in done.notes]
+    lines += [f"note: {note}" for note in (*done.notes, *one_class(last))]
     return "\n".join([*lines, f"files: {done.path}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"])
 
 
@@ -99,10 +99,17 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
             yield on_round
 
 
+def one_class(last: dict[str, Any]) -> list[str]:
+    """What accuracy does not say: that the model tells nobody apart."""
+    if "only_class" not in last:
+        return []
+    return [f"the model predicts class {last['only_class']} only; read balanced_accuracy, not accuracy"]
+
+
 def _plain(line: dict[str, Any], rounds: int) -> str:
     from sordino.training import DIAGNOSTIC
 
-    figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
+    figures = " ".join(f"{name}={line[name]:.4f}" for name in public(line))
     seconds = line.get(DIAGNOSTIC, {}).get("seconds")
     took = "" if seconds is None else f" {seconds:.2f}s"
     return f"round {line['round']}/{rounds} {figures}{took}{_alarm(line)}"
@@ -112,7 +119,14 @@ def _alarm(line: dict[str, Any]) -> str:
     from sordino.training import DIAGNOSTIC
 
     bad = int(line.get(DIAGNOSTIC, {}).get("nonfinite_updates", 0))
-    return f"  {bad} update(s) with NaN or infinity counted as zero" if bad else ""
+    only = f"  predicts class {line['only_class']} only" if "only_class" in line else ""
+    return only + (f"  {bad} update(s) with NaN or infinity counted as zero" if bad else "")
+
+
+def public(line: dict[str, Any]) -> list[str]:
+    """The figures of a line of history, accuracy first and loss last; those of single classes and groups left out."""
+    found = [name for name, value in line.items() if isinstance(value, float)]
+    return sorted((name for name in found if "/" not in name), key=lambda name: (name == "loss", name != "accuracy"))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ A part of another package stands beside ours: `codec.plugins` brings it in, `for
 
 from __future__ import annotations
 
+from sordino.codec import added
 from sordino.codec.form import (
     call,
     check_plain,
@@ -30,6 +31,7 @@ __all__ = [
     "DEEPEST",
     "Foreign",
     "Part",
+    "added",
     "call",
     "check_plain",
     "digest",

@@ -27,6 +27,10 @@ class Part(ABC):  # noqa: B024  (each family has abstract methods of its own)
     kind: ClassVar[str] = ""
     members: ClassVar[dict[str, type[Part]]] = {}
 
+    def rests_on(self) -> tuple[Foreign, ...]:
+        """What is not Sordino's own in it, where its class does not say: functions and modules that it stands for."""
+        return ()
+
     def __init_subclass__(cls, kind: str = "") -> None:
         kind = kind or cls.__dict__.get("kind", "")  # dataclass(slots=True) makes the class a second time
         if not kind and Part in cls.__bases__:
@@ -109,9 +113,10 @@ class Foreign:
 
 
 def foreign(value: Any) -> tuple[Foreign, ...]:
-    """The parts inside a value that come from elsewhere, each once."""
-    classes = {type(item) for _, item in inside(value) if isinstance(item, Part)}
-    return tuple(sorted(_origin(cls) for cls in classes if not _ours(cls)))
+    """What inside a value comes from elsewhere, each once: parts, and functions that parts of ours only name."""
+    parts = [item for _, item in inside(value) if isinstance(item, Part)]
+    classes = {_origin(cls) for cls in map(type, parts) if not _ours(cls)}
+    return tuple(sorted(classes.union(*(part.rests_on() for part in parts))))
 
 
 def _named_ours(cls: type[Part]) -> bool:

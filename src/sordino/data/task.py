@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_statistics
 from sordino.data.initial import Initial, begun
+from sordino.data.metrics import Metric, MetricFunction, Seen, metrics_of
 from sordino.data.named import has_names, named, takes_names
+from sordino.data.scores import figures, judged
 from sordino.errors import DataError
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
@@ -103,6 +105,9 @@ class Task:
     loss: str | Loss | LossFunction = "cross_entropy"  # a kind, a part, or (outputs, targets) -> one value per record
     public: Records | None = None  # declared public: a server may train on them
     init: Initial | None = None  # the file that the model's weights were read from, declared public; `of` reads it
+    metrics: tuple[Metric, ...] = ()  # beside loss and accuracy, of the test records
+    groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
+    group_names: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -115,18 +120,22 @@ class Task:
         init: str | Path | None = None,
         pad: int | None = None,
         length: int | None = None,
+        metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
+        groups: Any = None,
     ) -> Task:
         """From a module and a list with one data set per client: (x, y) tensors or map-style data sets.
 
         A model of transformers takes dicts too, {input_ids, attention_mask, labels}, ragged or not: they are padded to
         `length` tokens with `pad` (by default the longest of all, and the model's pad_token_id).
         `init` is a safetensors file of weights to begin with. It is declared public: what it was trained on is not
-        protected by this run, and the certificate says so.
+        protected by this run, and the certificate says so. `metrics` are names of metrics, or {name: function of
+        (outputs, targets)}; `groups` says to which public group each test record belongs.
         """
         begun_with = None if init is None else begun(model, init)
         model, source = begun_with or (model, None)
         model, (*own, test, public), loss = _given(model, [*clients, test, public], loss, pad, length)
-        return cls(model, Clients.of(own), test, loss, public, source)
+        told, names = _grouped(groups)
+        return cls(model, Clients.of(own), test, loss, public, source, metrics_of(metrics), told, names)
 
     @classmethod
     def server(
@@ -169,7 +178,8 @@ class Task:
         """This task as one of its clients has it: its own records, copied, and no others."""
         rows, records = torch.from_numpy(self.clients.rows(client)), self.clients.records
         own = Records(records.x[rows], records.y[rows])
-        return replace(self, clients=Clients.alone(client, self.clients.population, own), test=None, public=None)
+        alone = Clients.alone(client, self.clients.population, own)
+        return replace(self, clients=alone, test=None, public=None, metrics=(), groups=None)
 
     def __post_init__(self) -> None:
         loss_of(self.loss)
@@ -180,6 +190,9 @@ class Task:
         for records, name in ((self.test, "the test data"), (self.public, "the public data")):
             if records is not None:
                 _finite(records, name)
+        if self.groups is not None and (self.test is None or len(self.groups) != len(self.test)):
+            found = f"groups of {len(self.groups)} test records"
+            raise DataError(found, f"one for each of the {0 if self.test is None else len(self.test)} there are")
         self._check_fit()
 
     def _check_fit(self) -> None:
@@ -237,49 +250,51 @@ class Task:
         return loss_of(self.loss)
 
     def evaluate(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
-        """Mean loss on the whole test set; accuracy for classes, root mean square error for numbers."""
+        """Figures of the whole test set: loss; accuracy, also balanced, or root mean square error; and `metrics`."""
         if self.test is None:
             return {}
+        model = self.at(vector)
+        if not self.metrics:
+            return evaluate(model, self.test, self.losses, batch)
+        kept: list[tuple[Tensor, Tensor]] = []
+        sums = judged(model, _pairs(self.test, batch), self.losses, lambda out, y: kept.append((out, y)))
+        outputs, targets = (torch.cat([pair[side] for pair in kept]).cpu() for side in (0, 1))
+        seen = Seen(outputs, targets, self.losses, self.groups, self.group_names)
+        return {**figures(sums), **{name: value for one in self.metrics for name, value in one.values(seen).items()}}
+
+    def at(self, vector: Tensor) -> nn.Module:
+        """A copy of the module with these weights, in eval mode."""
         model = copy.deepcopy(self.model)
         self.layout.load(model, vector)
-        return evaluate(model.eval(), self.test, self.losses, batch)
+        return model.eval()
 
     def evaluate_clients(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
         """The same figures over all records that clients hold, as train_loss, ...: NOT private, for simulation."""
-        model = copy.deepcopy(self.model)
-        self.layout.load(model, vector)
         records, held = self.clients.records, torch.from_numpy(self.clients.index)
         pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, batch))
-        found = _figures(model.eval(), pairs, len(held), self.losses)
-        return {f"train_{name}": value for name, value in found.items()}
+        return {f"train_{name}": value for name, value in figures(judged(self.at(vector), pairs, self.losses)).items()}
 
 
 def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> dict[str, float]:
-    """Metrics of a model in eval mode over all of `test`."""
-    pairs = zip(torch.split(test.x, batch), torch.split(test.y, batch), strict=True)
-    return _figures(model, pairs, len(test), losses)
+    """Figures of a model in eval mode over all of `test`."""
+    return figures(sums_of(model, test, losses, batch))
 
 
-def _figures(model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], count: int, losses: Loss) -> dict[str, float]:
-    """Mean loss of `count` records, read part by part; accuracy for classes, root mean square error for numbers."""
-    total, figure, classes, labels = 0.0, 0.0, True, 0
-    with torch.no_grad():
-        for x, y in pairs:
-            classes, out = _is_label(y), model(x)
-            total += float(losses(out, y).double().sum())
-            figure += float(_hits(out, y) if classes else (out.reshape(y.shape) - y).square().double().sum())
-            labels += int((y != IGNORED).sum()) if classes and losses.targets == "token" else len(y)
-    mean = figure / max(labels, 1)
-    return {"loss": total / count, **({"accuracy": mean} if classes else {"rmse": mean**0.5})}
+def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
+    """The sums that the figures follow from: those of parts of a test set may be added."""
+    return judged(model, _pairs(test, batch), losses)
 
 
-def _is_label(y: Tensor) -> bool:
-    return not y.is_floating_point()
+def _pairs(test: Records, batch: int) -> Iterable[tuple[Tensor, Tensor]]:
+    return zip(torch.split(test.x, batch), torch.split(test.y, batch), strict=True)
 
 
-def _hits(out: Tensor, y: Tensor) -> Tensor:
-    labels = out.argmax(-1) if out.dim() > 1 and out.shape[-1] > 1 else (out.reshape(y.shape) > 0)
-    return (labels == y).sum()
+def _grouped(groups: Any) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Groups as numbers, and their names: any values that numpy can sort."""
+    if groups is None:
+        return None, ()
+    names, numbers = np.unique(np.asarray(groups), return_inverse=True)
+    return torch.from_numpy(numbers.reshape(-1)), tuple(str(name) for name in names)
 
 
 def _given(
@@ -295,12 +310,18 @@ def _given(
     entries = [(entry.x, entry.y) if isinstance(entry, Records) and takes_names(model) else entry for entry in entries]
     there = [(entry, name) for entry, name in zip(entries, calls, strict=True) if entry is not None]
     if not takes_names(model) and not any(has_names(entry) for entry, _ in there):
-        return model, [None if e is None else _records(e, name) for e, name in zip(entries, calls, strict=True)], loss
+        plain = [None if e is None else _records(e, name) for e, name in zip(entries, calls, strict=True)]
+        return model, plain, _for_tokens(plain, loss)
     wrapped, packed = named(model, there, pad, length)
     supply = (Records(x, y) for x, y in packed)
     records = [None if entry is None else next(supply) for entry in entries]
-    sequences = any(y.dim() > 1 and not y.is_floating_point() for _, y in packed)
-    return wrapped, records, Tokens() if sequences and loss == "cross_entropy" else loss
+    return wrapped, records, _for_tokens(records, loss)
+
+
+def _for_tokens(records: Sequence[Records | None], loss: str | Loss | LossFunction) -> str | Loss | LossFunction:
+    """Cross entropy of labels [n, tokens] is the mean over a record's own tokens."""
+    sequences = any(part is not None and part.y.dim() > 1 and not part.y.is_floating_point() for part in records)
+    return Tokens() if sequences and loss == "cross_entropy" else loss
 
 
 def _records(entry: Any, name: str) -> Records:

@@ -8,7 +8,6 @@ client draws for itself: its batches, its dropout, and the noise of a solver tha
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.data.task import Records, Task, evaluate
+from sordino.data.scores import figures
+from sordino.data.task import Records, Task, sums_of
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.diagnostics import of_updates
 from sordino.engines.group import Group, join, own_rank
@@ -109,13 +109,12 @@ class Rank:
         return Collected(total, int(rest[0]), figures, noised=self.worker.own_noise)
 
     def evaluate(self, vector: Tensor) -> dict[str, float]:
-        """What `Task.evaluate` finds, each rank on its part of the test records."""
+        """What `Task.evaluate` finds, each rank on its part of the test records; metrics need all of them, here."""
         if self.task.test is None:
             return {}
-        sums, rest = self._led(Order(), vector)
-        loss, figure = (sums / rest[0]).tolist()
-        named = {"rmse": figure**0.5} if self.task.test.y.is_floating_point() else {"accuracy": figure}
-        return {"loss": loss, **named}
+        if self.task.metrics:
+            return self.task.evaluate(vector)
+        return figures(self._led(Order(), vector)[0].cpu())
 
     def public_update(self, start: Tensor, t: int) -> Tensor:
         """On public records, here: what a mask is read from goes out with the order."""
@@ -170,20 +169,17 @@ class Rank:
         return total, rest
 
     def _judge(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed loss and figure of this rank's test records, then how many there are."""
+        """The sums of this rank's test records; without any, zeros in the same places."""
         test = self.task.test
         assert test is not None
-        x, y = (side.tensor_split(self.group.size)[self.group.rank] for side in (test.x, test.y))
-        own = Records(x, y)
-        found = {"loss": 0.0, "figure": 0.0}
+        cut = zip(*(side.tensor_split(self.group.size) for side in (test.x, test.y)), strict=True)
+        own = Records(*list(cut)[self.group.rank])
         with self.group.own_work("the evaluation"):
-            if len(own):
-                model = copy.deepcopy(self.task.model)
-                self.task.layout.load(model, vector)
-                found = evaluate(model.eval(), own, self.task.losses)
-        loss, figure = found["loss"], found["rmse"] ** 2 if "rmse" in found else found.get("accuracy", 0.0)
-        sums = torch.tensor([loss, figure], dtype=torch.float64, device=self.group.device) * len(own)
-        return sums, sums.new_tensor([len(own)])
+            found = sums_of(
+                self.task.at(vector), own if len(own) else Records(test.x[:1], test.y[:1]), self.task.losses
+            )
+        sums = (found if len(own) else torch.zeros_like(found)).to(self.group.device)
+        return sums, sums.new_empty(0)
 
 
 def _on(order: Order, device: torch.device) -> Order:

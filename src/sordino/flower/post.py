@@ -12,7 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,8 @@ def server_task(config: Config) -> Task:
         return config.build().as_server()
     test = None if spec.test is None else public_rows(Path(spec.test))
     model = model_of(config, spec.inputs, spec.classes)
-    return Task.server(model, len(spec.silos), test, loss_of(config, spec.classes))
+    made = Task.server(model, len(spec.silos), test, loss_of(config, spec.classes))
+    return replace(made, metrics=config.run.metrics) if config.run.metrics else made
 
 
 def public_rows(file: Path) -> tuple[Any, Any]:
