@@ -219,3 +219,17 @@ def test_the_trained_module_is_not_touched_by_an_evaluation() -> None:
     before = [p.clone() for p in module.parameters()]
     Task.of(module, clients(), test=clients()[0], metrics=["f1"]).evaluate(torch.zeros(15))
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_token_labels_of_plain_tensors_cost_the_mean_of_a_record_and_padding_nothing() -> None:
+    """A record's loss is the mean over its own tokens: what is padded, and how far, changes no gradient."""
+    x, y = noise(12, 5, 4, seed=20), torch.from_numpy(np.random.default_rng(21).integers(3, size=(12, 5)))
+    y[:, 3:] = IGNORED
+    module = seeded(nn.Linear(4, 3))
+    task = Task.of(module, [(x, y)], test=(x, y))
+    wanted = torch.stack([nn.functional.cross_entropy(module(a[:3]), b[:3]) for a, b in zip(x, y, strict=True)])
+    assert torch.allclose(task.losses(module(x), y), wanted)
+    shorter = Task.of(module, [(x[:, :3], y[:, :3])])
+    quiet = plan(rounds=1, clients=so.Everyone(1), release=so.NoNoise())
+    long, short = (so.train(quiet, one, allow_large_delta=True).model.state_dict() for one in (task, shorter))
+    assert all(torch.allclose(long[name], short[name], atol=1e-6) for name in long)
