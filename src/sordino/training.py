@@ -13,7 +13,7 @@ import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.data.initial import frozen
+from sordino.data.initial import declared_frozen
 from sordino.data.named import plain
 from sordino.data.task import Task
 from sordino.engines.base import Engine
@@ -23,7 +23,6 @@ from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import (
-    FROZEN,
     WEIGHTS,
     Declared,
     Facts,
@@ -103,11 +102,9 @@ def declared_by_caller(task: Task) -> tuple[Declared, ...]:
 
 def declared_weights(task: Task) -> tuple[Declared, ...]:
     """Weights that a task begins with, read from a file, and those it never trains: public by the user's word alone."""
-    init, fixed = task.init, frozen(plain(task.model))
+    init = task.init
     first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
-    if fixed is None:
-        return first
-    return (*first, Declared(fixed.numbers, FROZEN, "the user: requires_grad = False", fixed.sha256))
+    return (*first, *declared_frozen(plain(task.model)))
 
 
 def entry(done: Round) -> dict[str, Any]:

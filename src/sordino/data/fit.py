@@ -30,6 +30,15 @@ def refuse_statistics(model: nn.Module) -> None:
             )
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """What torch.compile makes of a module is one piece: its layers cannot be run record by record."""
+    for name, part in model.named_modules():
+        if type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None:
+            where = f"layer '{name}'" if name else "a model"
+            fix = "pass the module that torch.compile was given (compiled._orig_mod), and compile the result afterwards"
+            raise PlanError("per-record", f"{where} that torch.compile has compiled", "the module itself", fix)
+
+
 def outputs_of(model: nn.Module, x: Tensor) -> Any:
     """What a copy of the model answers for a few records, in eval mode; it keeps and moves nothing."""
     trial = copied(model).eval()

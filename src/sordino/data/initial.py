@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sordino.errors import DataError
+from sordino.privacy.certificate import FROZEN, Declared
 
 FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 
@@ -52,6 +53,12 @@ def frozen(model: nn.Module) -> Frozen | None:
         found.update(f"{name} {_kind(tensor)} {list(tensor.shape)}\n".encode())
         found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return Frozen(found.hexdigest(), sum(tensor.numel() for tensor in fixed.values()))
+
+
+def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
+    """What a certificate says of parameters that are not trained: public by the user's word alone."""
+    found = frozen(model)
+    return () if found is None else (Declared(found.numbers, FROZEN, "the user: not trained", found.sha256),)
 
 
 def begun(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_statistics
+from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_compiled, refuse_statistics
 from sordino.data.initial import Initial, begun
 from sordino.data.metrics import Metric, MetricFunction, Seen, metrics_of
 from sordino.data.named import has_names, named, takes_names
@@ -197,6 +197,7 @@ class Task:
 
     def _check_fit(self) -> None:
         """One loss per record, labels that the model has a class for, no statistics that noise would break."""
+        refuse_compiled(self.model)
         refuse_statistics(self.model)
         if len(self.clients.index) == 0:
             return self._check_public()

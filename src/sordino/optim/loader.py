@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,6 +128,8 @@ class Collate:
 
 
 def _emptied(item: Any) -> Any:
+    if isinstance(item, Mapping):  # a dict of transformers' own, which torch's trees do not look into
+        return {name: _emptied(part) for name, part in item.items()}
     return item[:0] if isinstance(item, Tensor) and item.dim() else item
 
 
@@ -167,6 +169,8 @@ class PrivateLoader(DataLoader[Any]):
 
 
 def _target(batch: Any) -> Tensor | None:
-    """The last tensor of a batch: where targets usually are."""
+    """The labels, or the last tensor of a batch: where targets usually are."""
+    if isinstance(batch, Mapping) and isinstance(batch.get("labels"), Tensor):
+        return batch["labels"]  # type: ignore[no-any-return]
     leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)]
     return leaves[-1] if len(leaves) > 1 else None

@@ -11,16 +11,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sordino.data.named import is_causal
 from sordino.errors import DataError, PlanError
+from sordino.parts.losses import loss_of
 from sordino.per_record.company import has_records
 from sordino.per_record.still import still
 
 _OWN = 'reduction="none", then a sum or a mean over the entries of each record'
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
+
+
+def named_loss(kind: str, model: nn.Module) -> PerRecord:
+    """A loss by its kind, of what a model answers or of its logits; a causal model's tokens have the next for label."""
+    own = loss_of(kind)
+    shift = own.targets == "token" and is_causal(model)
+
+    def each(output: Any, labels: Tensor) -> Tensor:
+        logits = output if isinstance(output, Tensor) else output.logits
+        return own(logits[:, :-1], labels[:, 1:]) if shift else own(logits, labels)
+
+    return each
 
 
 class RecordLoss:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
-from sordino.data.fit import check_labels, outputs_of
+from sordino.data.fit import check_labels, outputs_of, refuse_compiled
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
 from sordino.optim.loader import PrivateLoader, Turn
-from sordino.optim.losses import PerRecord, RecordLoss
+from sordino.optim.losses import PerRecord, RecordLoss, named_loss
 from sordino.optim.optimizer import PrivateOptimizer
 from sordino.optim.recording import Gate, Recording
 from sordino.optim.settings import Reduction, Settings, checked_delta, loop_plan, with_noise
@@ -37,7 +37,7 @@ def make_private(
     multiplier: float | None = None,
     physical_batch: int | None = None,
     reduction: Reduction = "mean",
-    loss: PerRecord | None = None,
+    loss: str | PerRecord | None = None,
     allow_large_delta: bool = False,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
@@ -45,8 +45,9 @@ def make_private(
     `epsilon` is solved for the noise, or `multiplier` gives it; delta defaults to records^-1.1. `smoothing` is the
     strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the
     expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
-    `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record, the
-    loop calls optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
+    `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record or a
+    kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
+    optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
     Parameters that the optimizer does not hold are frozen.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
@@ -56,6 +57,7 @@ def make_private(
     if physical_batch is not None and physical_batch < 1:
         raise ConfigError(f"physical_batch = {physical_batch}", "a whole number of at least 1")
     size = _check_loader(loader)
+    refuse_compiled(model)
     refuse_mixing(model)
     _check_optimizer(model, optimizer)
     _check_labels(model, loader.dataset)
@@ -74,7 +76,7 @@ def make_private(
     account, turn, coins = Account(settings), Turn(), streams(noise, seed)
     expected = min(settings.records.count, physical_batch or settings.records.count)
     recording = Recording(model, turn, coins.at(0, "mixing"), expected)
-    own = None if loss is None else RecordLoss(loss)
+    own = None if loss is None else RecordLoss(named_loss(loss, model) if isinstance(loss, str) else loss)
     private = PrivateOptimizer(optimizer, recording, account, turn, coins, own)
     return model, private, PrivateLoader(loader, account, turn, coins, physical_batch)
 

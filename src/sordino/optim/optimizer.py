@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sordino.data.initial import declared_frozen
 from sordino.errors import ConfigError, PlanError
 from sordino.layout import Layout, Slot
 from sordino.optim import saved
@@ -243,7 +245,8 @@ class PrivateOptimizer(Optimizer):
         self.recording.guard.look()
         how, looks = self.recording.vouch()
         check = _KNOWN if self.own is None else _EACH
-        return self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
+        facts = self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
+        return replace(facts, public=declared_frozen(self.recording.model))
 
     def detach(self) -> nn.Module:
         """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""

@@ -6,13 +6,13 @@ Only `model.forward` is replaced, and the layers only while it runs: copies and 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from sordino.errors import DataError, PlanError
 from sordino.optim.guard import Guard
@@ -128,13 +128,15 @@ class Recording(Recorder):
             self.stray = size
             return self.plain(*args, **kwargs)
         self._refuse_new_parts()
+        _refuse_labels(kwargs)
         self.guard.begin()
         if handed is not self.current:
             self.forget()
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
-        self._keep_apart(args, kwargs, size)
+        if size:
+            self._keep_apart(args, kwargs, size)
         self.tape.begin(size)
-        output = self._in_float(self._pass(args, kwargs), size)
+        output = self._in_float(self._pass(args, kwargs) if size else self._of_nobody(args, kwargs), size)
         self.given += [y for y in tree_flatten(output)[0] if _trains(y, size)]
         if self.watching or counts(handed.target):
             self.seen = Seen.of(output, handed) or self.seen
@@ -180,6 +182,21 @@ class Recording(Recorder):
                 del site.module.forward
                 if own is not None:
                     site.module.forward = own
+
+    def _of_nobody(self, args: Any, kwargs: Any) -> Any:
+        """An empty batch; where the model fails on it, its answer to a made-up record without that record."""
+        try:
+            return self._pass(args, kwargs)
+        except (RuntimeError, ValueError, IndexError, UnrecordableError):
+            self.tape.clear()
+        kept, self.sites = self.sites, self.choices[True]
+        self.tape.begin(1)
+        try:
+            made = tree_map(lambda x: x.new_zeros(1, *x.shape[1:]) if has_records(x, 0) else x, (args, kwargs))
+            return tree_map(lambda y: y[:0] if has_records(y, 1) else y, self._pass(*made))
+        finally:
+            self.sites = kept
+            self.tape.begin(0)  # what is recorded is nobody's, and summed up nowhere
 
     def _keep_apart(self, args: Any, kwargs: Any, size: int) -> None:
         """The first batch decides how the model is run; of the others, some that coins choose are looked at again."""
@@ -277,20 +294,36 @@ class Recording(Recorder):
                 if not leaves:
                     found = "a model whose output has no slice per record"
                     raise PlanError("per-record", found, "outputs, of which the loop computes the loss")
-                self._check_first(torch.stack([y[0].sum() for y in leaves]).sum())
+                for own in (0, size - 1):
+                    self._check_own(own, torch.stack([y[own].sum() for y in leaves]).sum())
             return all(bool(y.isfinite().all()) for y in leaves)
         finally:
             self.tape.calls = kept
             self.outside.clear()
 
-    def _check_first(self, first: Tensor) -> None:
-        """The first record's output, differentiated, must reach its own slices, and no parameter past the layers."""
+    def _check_own(self, own: int, figure: Tensor) -> None:
+        """A figure of one record's output must reach that record's slices alone, and no parameter past the layers."""
         wanted = [self.tape.anchor, *(p for _, p in self._trained())]
-        slopes = torch.autograd.grad(first, wanted, allow_unused=True)
+        slopes = torch.autograd.grad(figure, wanted, allow_unused=True, retain_graph=True)
         if any(slope is not None for slope in slopes[1:]):
             raise UnrecordableError("a parameter used outside the layer that owns it")
-        if any(call.leaks(self.tape.batch) for call in self.tape.calls):
+        leaks = any(call.leaks(self.tape.batch, own) for call in self.tape.calls)
+        for call in self.tape.calls:
+            call.slope = None
+        if leaks:
             raise UnrecordableError("layers whose gradient for one record touches other records")
+
+
+def _refuse_labels(kwargs: Mapping[str, Any]) -> None:
+    """Models of transformers make a loss of labels: a mean over the batch, and over the tokens of all its records."""
+    if kwargs.get("labels") is not None:
+        raise PlanError(
+            "reduction",
+            "labels given to the model, which makes a mean over all records of the batch, or over all their tokens",
+            "a loss in which each record has a term of its own",
+            'make_private(..., loss="cross_entropy"), or "tokens" for a label per token, and '
+            "optimizer.loss(model(**inputs), labels) with inputs that hold no labels",
+        )
 
 
 def _trains(item: Any, size: int) -> bool:

@@ -20,6 +20,7 @@ from sordino.optim.loader import Handed
 from sordino.optim.settings import Reduction
 from sordino.parts.losses import IGNORED, Absolute, CrossEntropy, Hinge, Logistic, LossFunction, Mse
 
+NEXT = "cross_entropy of the next token"
 _SURE = "make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
 
 
@@ -33,7 +34,7 @@ def _tokens(out: Tensor, y: Tensor) -> Tensor:
 KNOWN: dict[str, LossFunction] = {
     **{loss.kind: loss for loss in (CrossEntropy(), Mse(), Absolute(), Logistic(), Hinge())},
     "cross_entropy of tokens": _tokens,
-    "cross_entropy of the next token": lambda out, y: _tokens(out[:, :-1], y[:, 1:]),
+    NEXT: lambda out, y: _tokens(out[:, :-1], y[:, 1:]),
     "nll": lambda out, y: F.nll_loss(out, y, reduction="none"),
     "huber": lambda out, y: F.huber_loss(out, y.reshape(out.shape), reduction="none"),
 }
@@ -54,7 +55,8 @@ class Seen:
 
     @classmethod
     def of(cls, output: Any, handed: Handed) -> Seen | None:
-        """What can be looked at: one tensor of two records or more."""
+        """What can be looked at: one tensor of two records or more, or the logits of a larger answer."""
+        output = getattr(output, "logits", output)
         fits = isinstance(output, Tensor) and output.requires_grad and output.dim() and len(output) == handed.size > 1
         if not fits or handed.target is None:
             return None
@@ -106,7 +108,7 @@ class Check:
             raise _unknown("a loss that is not one of those whose terms are known to be a record's own")
 
     def _judge(self, name: str, factor: float, size: int, seen: Seen) -> None:
-        _refuse_counted(seen.target, factor)
+        _refuse_counted(seen.target[:, 1:] if name == NEXT else seen.target, factor)
         said = self._alone(factor, size, seen.output[0].numel()) if self.first is None else self._beside(factor, size)
         if said is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
             raise _unknown(f"a loss ({name}) over a number that is neither constant nor the size of the batch")

@@ -19,7 +19,7 @@ from sordino.privacy.certificate import Facts, certificate
 from sordino.privacy.stored import compare_text, parsed, text_of
 
 LARGEST = 4 << 20  # bytes
-TOLD = ("delta", "noise", "charged", "loop", "environment")  # all the facts that a loop has
+TOLD = ("delta", "noise", "charged", "loop", "public", "environment")  # all the facts that a loop has
 
 
 def save(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino.per_record.pieces import Rows
 from sordino.per_record.tape import Pieces, Tape
@@ -71,17 +71,37 @@ def _through_vmap(one: Any, copies: dict[str, Tensor], leaves: list[Any], mapped
         supply = iter(moving)
         return one(own, *[next(supply) if m else x for x, m in zip(fixed, mapped, strict=True)])
 
+    forms: list[Any] = []
+
+    def tensors(own: dict[str, Tensor], *moving: Tensor) -> list[Tensor]:
+        found, form = _parted(inner(own, *moving))
+        forms.append(form)
+        return found
+
     moving = [x for x, m in zip(leaves, mapped, strict=True) if m]
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # vmap warns where it would loop slowly
-        run = vmap(inner, in_dims=(0, *[axis] * len(moving)), out_dims=axis, randomness="different")
-        return tree_map(lambda y: y.flatten(axis, axis + 1), run(copies, *moving))
+        run = vmap(tensors, in_dims=(0, *[axis] * len(moving)), out_dims=axis, randomness="different")
+        return _whole([y.flatten(axis, axis + 1) for y in run(copies, *moving)], forms[0])
 
 
 def _through_loop(one: Any, copies: dict[str, Tensor], leaves: list[Any], mapped: list[bool], axis: int) -> Any:
     outputs = []
     for j in range(len(next(iter(copies.values())))):
         items = [x.select(axis, j) if m else x for x, m in zip(leaves, mapped, strict=True)]
-        outputs.append(tree_flatten(one({name: rows[j] for name, rows in copies.items()}, *items)))
-    joined = [torch.cat(parts, axis) for parts in zip(*[leaves for leaves, _ in outputs], strict=True)]
-    return tree_unflatten(joined, outputs[0][1])
+        outputs.append(_parted(one({name: rows[j] for name, rows in copies.items()}, *items)))
+    joined = [torch.cat(parts, axis) for parts in zip(*[found for found, _ in outputs], strict=True)]
+    return _whole(joined, outputs[0][1])
+
+
+def _parted(answer: Any) -> tuple[list[Tensor], Any]:
+    """The tensors of what a module answered, and its form; what else it holds (a cache of keys) stays behind."""
+    leaves, form = tree_flatten(answer)
+    return [x for x in leaves if isinstance(x, Tensor)], ([isinstance(x, Tensor) for x in leaves], form)
+
+
+def _whole(tensors: list[Tensor], parted: tuple[list[bool], Any]) -> Any:
+    """The inverse of `_parted`, with None where no tensor was."""
+    there, form = parted
+    supply = iter(tensors)
+    return tree_unflatten([next(supply) if tensor else None for tensor in there], form)

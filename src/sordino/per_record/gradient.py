@@ -89,10 +89,10 @@ class ClippedGradient:
         return Clipped(clipped.total, clipped.norms, losses.detach())
 
     def _verified(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        """The losses; on the first batch of two or more, the first must depend on no other record."""
+        """The losses; on the first batch of two or more, the first and the last must depend on no other record."""
         losses = self._arranged(inputs, y)
         if not self.trusted:
-            self.recorder.verify(losses[0])
+            self.recorder.verify(losses[0], losses[-1])
             self.trusted = len(losses) > 1 and bool(losses.isfinite().all())
         return losses
 

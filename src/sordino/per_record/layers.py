@@ -39,7 +39,12 @@ def linear_layer(tape: Tape, module: nn.Linear, axis: int, input: Tensor) -> Ten
 
 
 def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Tensor:
-    """W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index."""
+    """W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
+
+    Indices [1, ...] that all records share (positions) become every record's own, so that their gradients stay apart.
+    """
+    if axis == 0 and input.dim() > 1 and len(input) == 1 and tape.batch > 1:
+        input = input.expand(tape.batch, *input.shape[1:])
     index = tape.records(input, axis, 1)
 
     def use(slope: Tensor) -> Pieces:

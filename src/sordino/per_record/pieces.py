@@ -95,6 +95,11 @@ def _same(rows: Tensor) -> Tensor:
     return rows
 
 
+def transposed(rows: Tensor) -> Tensor:
+    """[..., O, I] -> [..., I, O]: of a weight that lies the other way round."""
+    return rows.transpose(-1, -2)
+
+
 class Slopes:
     """Output gradients [b, T, O], with what the parameters of one layer share: Gram matrices and the scaled copy."""
 
@@ -235,6 +240,52 @@ class Lookup:
         return Lookup(self.index[index], self.outputs[index], self.words)
 
 
+@dataclass
+class Tied:
+    """One table that is looked up and multiplied by (a tied input and output embedding): g_j = outer_j + lookup_j.
+
+    ||g_j||^2 = ||outer_j||^2 + ||lookup_j||^2 + 2 sum_{t,s} (in_t . out_s) slope_t[index_s]
+    """
+
+    outer: Outer  # slopes [b, T, words], inputs [b, T, D]
+    lookup: Lookup  # index [b, S], outputs [b, S, D]
+    slack: Tensor | float = field(init=False, default=0.0)
+
+    def squares(self) -> Tensor:
+        parts = self.outer.squares() + self.lookup.squares()
+        self.slack = self.outer.doubt() + 4 * ROUNDING * parts  # the two uses may cancel
+        return (parts + 2 * self._cross()).clamp(min=0)
+
+    def doubt(self) -> Tensor | float:
+        return self.slack
+
+    def _cross(self) -> Tensor:
+        inputs, slopes = self.outer.read(), self.outer.outputs.value
+        places = self.lookup.index[:, None, :].expand(-1, slopes.shape[1], -1)
+        products = torch.bmm(inputs, self.lookup.outputs.transpose(1, 2))  # [b, T, S]
+        return (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        return self.outer.weighted(weights) + self.lookup.weighted(weights)
+
+    def rows(self) -> Tensor:
+        return self.outer.rows() + self.lookup.rows()
+
+    def at(self, index: Tensor) -> Piece:
+        outer = self.outer.at(index)
+        lookup = self.lookup.at(index)
+        return Tied(outer, lookup) if isinstance(outer, Outer) else Rows(outer.rows() + lookup.rows())
+
+
+def _tied(pieces: Sequence[Piece]) -> Tied | None:
+    """A table used once in each of the two ways."""
+    if len(pieces) != 2:
+        return None
+    lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
+    fits = isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.turn is _same
+    return Tied(outer, lookup) if fits else None  # type: ignore[arg-type]
+
+
 def merged(pieces: Sequence[Piece]) -> Piece:
     """A parameter used several times: its per-record gradient is the sum of the uses, taken BEFORE the norm."""
     first = pieces[0]
@@ -244,6 +295,9 @@ def merged(pieces: Sequence[Piece]) -> Piece:
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
         return Outer(torch.cat([p.read() for p in uses], 1), Slopes(slopes), first.turn)
+    tied = _tied(pieces)
+    if tied is not None:
+        return tied
     total = pieces[0].rows().clone()
     for piece in pieces[1:]:
         total += piece.rows()

@@ -85,9 +85,9 @@ class Recorder:
         if self.trusted or batch < 2 or not torch.is_grad_enabled():
             return
         leaves = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor) and y.requires_grad and y.dim()]
-        seen = [y[0].sum() for y in leaves if len(y) == batch]
+        seen = [y for y in leaves if len(y) == batch]
         if seen:
-            self.verify(torch.stack(seen).sum())
+            self.verify(*(torch.stack([y[j].sum() for y in seen]).sum() for j in (0, batch - 1)))
             self.trusted = all(bool(y.isfinite().all()) for y in leaves)
 
     def clear(self) -> None:
@@ -95,17 +95,18 @@ class Recorder:
         self.tape.clear()
         self.outside.clear()
 
-    def verify(self, first: Tensor) -> None:
-        """Refuse if the gradient of `first`, a figure of record 0 alone, touches another record in some layer.
+    def verify(self, first: Tensor, last: Tensor) -> None:
+        """Refuse if the gradient of a figure of the first, or the last, record alone touches another in some layer.
 
         A rule that took the wrong axis for the records, or a layer that mixes them, shows itself here.
         """
-        torch.autograd.grad(first, self.tape.anchor, retain_graph=True, allow_unused=True)
-        leaks = any(call.leaks(self.tape.batch) for call in self.tape.calls)
-        for call in self.tape.calls:
-            call.slope = None
-        if leaks:
-            raise UnrecordableError("layers whose gradient for one record touches other records")
+        for own, figure in ((0, first), (self.tape.batch - 1, last)):
+            torch.autograd.grad(figure, self.tape.anchor, retain_graph=True, allow_unused=True)
+            leaks = any(call.leaks(self.tape.batch, own) for call in self.tape.calls)
+            for call in self.tape.calls:
+                call.slope = None
+            if leaks:
+                raise UnrecordableError("layers whose gradient for one record touches other records")
 
     def clipped_sum(self, radius: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
         """sum_j scale g_j min(1, radius / ||scale g_j||) after the backward; `scale` is b for a mean, 1 for a sum."""

@@ -15,6 +15,7 @@ from torch import nn
 from sordino.per_record.anything import Anything
 from sordino.per_record.attention import attention
 from sordino.per_record.convolution import convolution
+from sordino.per_record.foreign import foreign_rule
 from sordino.per_record.layers import embedding, group_norm, layer_norm, linear_layer
 from sordino.per_record.recurrent import recurrence
 from sordino.per_record.windows import max_pool, pools
@@ -74,9 +75,13 @@ def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
 
 
 def _owns(module: nn.Module) -> bool:
-    """Whether the module uses parameters itself; a parametrized layer (weight norm and the like) does."""
-    own = any(p is not None and p.requires_grad for p in module._parameters.values())
-    return own or hasattr(module, "parametrizations")
+    """Whether the module uses parameters itself; a parametrized layer (weight norm and the like) does.
+
+    One that a layer inside holds too (a bias under two names) is that layer's: any other use of it is found.
+    """
+    mine = [p for p in module._parameters.values() if p is not None and p.requires_grad]
+    inside = {id(p) for child in module.children() for p in child.parameters()} if mine else set()
+    return any(id(p) not in inside for p in mine) or hasattr(module, "parametrizations")
 
 
 def rule_of(module: nn.Module) -> Rule | None:
@@ -84,7 +89,7 @@ def rule_of(module: nn.Module) -> Rule | None:
     for kind, rule in RULES.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return rule if _usual(module) else None
-    return None
+    return foreign_rule(module) if _usual(module) else None
 
 
 def _usual(module: nn.Module) -> bool:

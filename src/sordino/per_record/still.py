@@ -30,6 +30,8 @@ class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if packet in (_aten.rrelu_with_noise, _aten.rrelu_with_noise_):
             args[1].copy_(torch.where(args[0] > 0, 1.0, (args[2] + args[3]) / 2))  # the slopes that its backward takes
             return args[0] * args[1]
+        if func is _aten.bernoulli.p:  # how vmap writes dropout: the tensor is only a shape
+            return torch.ones_like(args[0])
         if packet in (_aten.bernoulli, _aten.normal) and isinstance(args[0], Tensor):
             return args[0].clone()
         return _constant(func(*args, **(kwargs or {})), packet, args)

@@ -45,12 +45,13 @@ class Call:
             raise RuntimeError("a layer's input was changed in place before the backward pass; use inplace=False there")
         return self.use(wide(self.slope))
 
-    def leaks(self, batch: int) -> bool:
-        """Whether the gradient of the first record's loss reaches other records here."""
+    def leaks(self, batch: int, own: int = 0) -> bool:
+        """Whether the gradient of one record's loss reaches other records here."""
         if self.slope is None:
             return False
         slices = self.slope.movedim(self.axis, 0)
-        others = slices[len(slices) // batch :]
+        width = len(slices) // batch
+        others = torch.cat([slices[: own * width], slices[(own + 1) * width :]])
         return bool(((others != 0) & others.isfinite()).any())
 
 
