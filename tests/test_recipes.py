@@ -21,6 +21,7 @@ from sordino.config import from_recipe
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.accelerated import Accelerated
+from sordino.parts.bands import BandedSquareRoot
 from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
 from sordino.parts.encode import Adaptive, Clip, Step
 from sordino.parts.gradients import Blur, Bounded, Gradient, Moreau, Plain, Proximal, Sam
@@ -44,7 +45,7 @@ from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Decay, Linear, Scaled
 from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd, Yogi
 from sordino.parts.sparsify import MaskSource, PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
-from sordino.parts.strategies import BandedSquareRoot, Tree
+from sordino.parts.strategies import Tree
 from sordino.plan import Plan
 from sordino.privacy.certificate import default_delta, line_entry
 from sordino.recipes import (

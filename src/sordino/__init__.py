@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sordino.parts.accelerated import Accelerated as Accelerated
     from sordino.parts.accelerated import Stage as Stage
     from sordino.parts.accelerated import Stages as Stages
+    from sordino.parts.bands import Banded as Banded
+    from sordino.parts.bands import BandedSquareRoot as BandedSquareRoot
     from sordino.parts.bounds import Bound as Bound
     from sordino.parts.bounds import Spent as Spent
     from sordino.parts.correlated import CorrelatedNoise as CorrelatedNoise
@@ -79,8 +81,6 @@ if TYPE_CHECKING:
     from sordino.parts.samplers import Poisson as Poisson
     from sordino.parts.samplers import RoundRobin as RoundRobin
     from sordino.parts.samplers import Sampler as Sampler
-    from sordino.parts.samplers import Separated as Separated
-    from sordino.parts.samplers import Turns as Turns
     from sordino.parts.schedules import Constant as Constant
     from sordino.parts.schedules import Decay as Decay
     from sordino.parts.schedules import InverseTime as InverseTime
@@ -103,12 +103,12 @@ if TYPE_CHECKING:
     from sordino.parts.sparsify import RandomMask as RandomMask
     from sordino.parts.sparsify import ReleasedMask as ReleasedMask
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
-    from sordino.parts.strategies import Banded as Banded
-    from sordino.parts.strategies import BandedSquareRoot as BandedSquareRoot
     from sordino.parts.strategies import BufferedToeplitz as BufferedToeplitz
     from sordino.parts.strategies import Identity as Identity
     from sordino.parts.strategies import Strategy as Strategy
     from sordino.parts.strategies import Tree as Tree
+    from sordino.parts.turns import Separated as Separated
+    from sordino.parts.turns import Turns as Turns
     from sordino.plan import Plan as Plan
     from sordino.privacy.calibrated import calibrated as calibrated
     from sordino.recipes import add_recipe as add_recipe
@@ -135,12 +135,12 @@ _HOME = {
     "CorrelatedNoise": "parts.correlated",
     "Strategy": "parts.strategies",
     "Identity": "parts.strategies",
-    "BandedSquareRoot": "parts.strategies",
-    "Banded": "parts.strategies",
+    "BandedSquareRoot": "parts.bands",
+    "Banded": "parts.bands",
     "BufferedToeplitz": "parts.strategies",
     "Tree": "parts.strategies",
-    "Separated": "parts.samplers",
-    "Turns": "parts.samplers",
+    "Separated": "parts.turns",
+    "Turns": "parts.turns",
     "LocalNoise": "parts.release",
     "NoiseShares": "parts.release",
     "AllRecords": "parts.records",

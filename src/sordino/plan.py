@@ -12,8 +12,8 @@ from torch import Tensor
 from sordino import codec
 from sordino.codec import digest, genuine
 from sordino.errors import PlanError, shown
-from sordino.matrix.optimise import Goal
 from sordino.matrix.patterns import Patterns
+from sordino.matrix.toeplitz import Floats
 from sordino.parts.bounds import Bound, Spent, Unit
 from sordino.parts.encode import Adaptive, Clip, Public, Step
 from sordino.parts.events import billable
@@ -64,7 +64,7 @@ class Plan(_Kept):
         self.release.check(self.bound)
         self.release.suits(self.clients)
         self._check_records()
-        object.__setattr__(self, "release", self.release.fitted(self._goal))
+        object.__setattr__(self, "release", self.release.fitted(lambda: self.patterns, self._work))
         self._check_stages()
         self._check_denoisers()
         self._check_lengths()
@@ -82,9 +82,9 @@ class Plan(_Kept):
                 "add Clip(radius) to encode",
             )
 
-    def _goal(self) -> Goal:
-        """What noise over rounds is for: the patterns of rounds of one client, and what the server makes of a round."""
-        return Goal(self.patterns, self.server.workload(self.rounds))
+    def _work(self) -> Floats:
+        """A: what the server makes of a round."""
+        return self.server.workload(self.rounds)
 
     @property
     def patterns(self) -> Patterns:

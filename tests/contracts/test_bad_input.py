@@ -25,7 +25,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, OnePass
 from sordino.parts.release import CentralNoise, LocalNoise, NoNoise
-from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, _binomial_most
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, binomial_most
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise, Scaled
 from sordino.parts.server import Adam, Sgd
@@ -187,7 +187,7 @@ def test_the_most_rounds_of_a_client_are_the_smallest_that_fail_once_in_a_millio
     from scipy.special import bdtrc
 
     tails = bdtrc(np.arange(rounds), rounds, rate) * population <= 1e-6
-    assert _binomial_most(population, rounds, rate) == (int(np.argmax(tails)) if tails.any() else rounds)
+    assert binomial_most(population, rounds, rate) == (int(np.argmax(tails)) if tails.any() else rounds)
 
 
 @pytest.mark.parametrize("lr", [0.0, -0.0, -1.0, Linear(0.5, -0.5, 2)])

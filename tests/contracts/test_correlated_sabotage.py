@@ -16,16 +16,18 @@ from sordino.audit import sequence
 from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.law import failures
 from sordino.audit.mechanism import audit_mechanism
-from sordino.parts import strategies
+from sordino.parts import bands
+from sordino.parts.bands import Banded, BandedSquareRoot
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import RecordsInTurn
-from sordino.parts.samplers import Everyone, RoundRobin, Sampler, Turns
+from sordino.parts.samplers import Everyone, RoundRobin, Sampler
 from sordino.parts.server import Sgd
-from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Strategy, Tree
+from sordino.parts.strategies import BufferedToeplitz, Strategy, Tree
+from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.runs.checkpoint import Checkpoint
 
@@ -68,14 +70,14 @@ def forgets(patch: Patch) -> None:
 
 
 def wrong_sign(patch: Patch) -> None:
-    whole = strategies._Banded.step
+    whole = bands._Banded.step
 
     def step(self: Any, fresh: Callable[[], Tensor], memory: Mapping[str, Tensor]) -> Any:
         turned = {**memory, "past": -memory["past"]}
         noise, kept = whole(self, fresh, turned)
-        return noise, {**kept, "past": _but(kept["past"], -kept["past"], int(memory["next"]))}
+        return noise, {**kept, "past": _but(kept["past"], -kept["past"], int(memory["at"]) % len(kept["past"]))}
 
-    patch.setattr(strategies._Banded, "step", step)
+    patch.setattr(bands._Banded, "step", step)
 
 
 def _but(row: Tensor, others: Tensor, place: int) -> Tensor:
@@ -86,7 +88,7 @@ def _but(row: Tensor, others: Tensor, place: int) -> Tensor:
 
 
 def independent(patch: Patch) -> None:
-    patch.setattr(strategies._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
+    patch.setattr(bands._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
 
 
 def hasty(patch: Patch) -> None:

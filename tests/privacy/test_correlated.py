@@ -15,16 +15,18 @@ from sordino.audit.rehearsal import Watching
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
+from sordino.parts.bands import Banded, BandedSquareRoot
 from sordino.parts.correlated import CorrelatedNoise, noise_of_models
 from sordino.parts.encode import Clip
 from sordino.parts.events import Event, GaussianNoise, PoissonSampled, Relation
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.release import CentralNoise
-from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler, Separated, Turns
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Sgd
-from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
+from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
+from sordino.parts.turns import Separated, Turns
 from sordino.plan import Plan, State
 from sordino.privacy.accounting import epsilon
 from sordino.privacy.bill import Participation
@@ -128,7 +130,17 @@ def test_what_the_server_makes_of_a_round_is_in_the_bands() -> None:
     assert replace(plain, release=CorrelatedNoise(Gaussian(2.0), Banded(4)), server=Adam()).release == plain.release
 
 
-@pytest.mark.parametrize("server", [Sgd(), Sgd(momentum=0.5), Sgd(lr=Decay(1.0, 0.9), momentum=0.3)])
+@pytest.mark.parametrize(
+    "server",
+    [
+        Sgd(),
+        Sgd(momentum=0.5),
+        Sgd(weight_decay=0.2),
+        Sgd(momentum=0.5, weight_decay=0.2),
+        Sgd(lr=Decay(1.0, 0.9), momentum=0.3),
+        Sgd(lr=Decay(1.0, 0.9), momentum=0.3, weight_decay=0.2),
+    ],
+)
 def test_a_workload_is_what_the_server_does(server: Sgd) -> None:
     rounds = 8
     memory, rows = server.init(torch.zeros(rounds, dtype=torch.float64)), []

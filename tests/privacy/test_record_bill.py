@@ -14,6 +14,7 @@ from tests.tiny import plan as client_plan
 from sordino.config import from_recipe
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.matrix.toeplitz import dense
+from sordino.parts.bands import BandedSquareRoot
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.events import (
     Event,
@@ -38,7 +39,6 @@ from sordino.parts.records import (
 )
 from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.strategies import BandedSquareRoot
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Bill, Participation

@@ -6,6 +6,7 @@ from sordino_papers.beyond import TABLES as BEYOND
 from sordino_papers.bounds import STUDIES as BOUNDS
 from sordino_papers.cells import Cell, Job, Table
 from sordino_papers.correlated import STUDIES as CORRELATED
+from sordino_papers.crossing import STUDIES as CROSSING
 from sordino_papers.full import TABLES as FULL
 from sordino_papers.paper_000 import TABLES as PAPER_000
 from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
@@ -57,6 +58,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_004_PROTOCOL,
     *BOUNDS,
     *CORRELATED,
+    *CROSSING,
 )
 
 __all__ = ["STUDIES", "TABLES", "Cell", "Job", "Study", "Table"]

@@ -15,7 +15,8 @@ from sordino.audit.law import Finding, chernoff, finding
 from sordino.audit.rehearsal import Rehearsal
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import FixedRecords, PoissonRecords, RecordSampler
-from sordino.parts.samplers import FixedSize, Poisson, Sampler, Turns
+from sordino.parts.samplers import FixedSize, Poisson, Sampler
+from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.rng import Seeded
 

@@ -17,7 +17,8 @@ from scipy.linalg import solve_triangular
 from sordino.audit.tradeoff import Array, Limit, Rates, separation, thresholds
 from sordino.engines.base import Collected
 from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.samplers import Cohort, Sampler, Turns
+from sordino.parts.samplers import Cohort, Sampler
+from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import Bill, Line, Participation

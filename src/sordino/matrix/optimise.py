@@ -9,21 +9,16 @@ neither the noise of the models nor the privacy, so c_0 is free to be 1. With m 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from sordino.matrix.patterns import Patterns
-from sordino.matrix.toeplitz import Floats, inverse, padded, product, square_root
+from sordino.matrix.toeplitz import Floats, correlate, inverse, padded, product, square_root
 
 _STEPS = 2000  # of L-BFGS, at most
 _ENOUGH = 1e-12
-
-
-def _correlate(a: Floats, b: Floats) -> Floats:
-    """x_s = sum_{u >= s} a_{u-s} b_u."""
-    return product(a, b[::-1], len(b))[::-1]
 
 
 @dataclass(frozen=True)
@@ -37,16 +32,28 @@ class Goal:
     def rounds(self) -> int:
         return self.patterns.rounds
 
+    def forgetting(self, share: float | None) -> Goal:
+        """A_ts (1 - share)^(t - s): training takes back that share of a model's noise in a round; None: 2 / rounds.
+
+        Gradient steps pull noise back where the loss is curved (Koloskova 2023), and where it is flat noise costs
+        nothing; in a run that is long enough to learn, little of the first round's is left at the end.
+        """
+        kept = 1.0 - (2.0 / max(self.rounds, 2) if share is None else share)
+        age = np.arange(self.rounds)
+        if self.work.ndim == 2:
+            age = np.maximum(np.subtract.outer(age, age), 0)
+        return replace(self, work=self.work * kept**age)
+
     def error(self, column: Floats) -> tuple[float, Floats]:
         """mean_t ||row t of A C^-1||^2 and its gradient in c."""
         r = inverse(column, self.rounds)
         value, slope = self._toeplitz(r) if self.work.ndim == 1 else self._dense(r)
-        return value, -_correlate(product(r, r, self.rounds), slope)
+        return value, -correlate(product(r, r, self.rounds), slope)
 
     def _toeplitz(self, r: Floats) -> tuple[float, Floats]:
         made = product(self.work, r, self.rounds)
         weight = np.arange(self.rounds, 0, -1) / self.rounds
-        return float(weight @ made**2), _correlate(self.work, 2.0 * weight * made)
+        return float(weight @ made**2), correlate(self.work, 2.0 * weight * made)
 
     def _dense(self, r: Floats) -> tuple[float, Floats]:
         from scipy.linalg import toeplitz

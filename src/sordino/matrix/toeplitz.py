@@ -20,6 +20,11 @@ def product(a: Floats, b: Floats, rounds: int) -> Floats:
     return np.asarray(np.fft.irfft(both, size)[:rounds])
 
 
+def correlate(a: Floats, b: Floats) -> Floats:
+    """x_s = sum_{u >= s} a_{u-s} b_u."""
+    return product(a, b[::-1], len(b))[::-1]
+
+
 def inverse(column: Floats, rounds: int) -> Floats:
     """First column of C^-1: r_0 = 1/c_0, r_t = -sum_{j=1} c_j r_{t-j} / c_0. Exact recursion, O(rounds * bands)."""
     bands = min(len(column), rounds)
@@ -38,14 +43,17 @@ def square_root(rounds: int) -> Floats:
     return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
 
 
-def workload(rounds: int, momentum: float = 0.0) -> Floats:
+def workload(rounds: int, momentum: float = 0.0, decay: float = 0.0) -> Floats:
     """First column of A, where w_t = sum_{s <= t} A_{t-s} (sum of round s): what the server makes of a round's noise.
 
-    Sums of equal steps are ones; heavy-ball momentum m gives 1, 1 + m, 1 + m + m^2, ...
+    a_t = a_{t-1} + v_t,  v_t = momentum v_{t-1} + [t = 0] - decay a_{t-1};  decay is weight decay times the step. Sums
+    of equal steps are ones; heavy-ball momentum m alone gives 1, 1 + m, 1 + m + m^2, ...
     """
-    if momentum == 0.0:
-        return np.ones(rounds)
-    return np.asarray((1.0 - momentum ** np.arange(1, rounds + 1)) / (1.0 - momentum))
+    from scipy.signal import lfilter
+
+    start = np.zeros(rounds)
+    start[0] = 1.0
+    return np.asarray(lfilter([1.0], [1.0, decay - 1.0 - momentum, momentum], start), dtype=np.float64)
 
 
 def errors(column: Floats, rounds: int, work: Floats | None = None) -> Floats:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sordino.errors import PlanError
-from sordino.matrix.optimise import Goal
 from sordino.matrix.patterns import Patterns
 from sordino.matrix.toeplitz import Floats
 from sordino.parts.bounds import Bound, Spent
@@ -52,8 +51,8 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
             found = f"{self.strategy.bands or 'all'} bands and turns of {clients.apart} rounds"
             raise PlanError("correlated noise", found, "at most as many bands as rounds between turns", "fewer bands")
 
-    def fitted(self, goal: Callable[[], Goal]) -> Release:
-        return self if self.strategy.ready else replace(self, strategy=self.strategy.fitted(goal()))
+    def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
+        return replace(self, strategy=self.strategy.fitted(allowed(), work))
 
     def init(self, length: int) -> dict[str, Tensor]:
         return self.strategy.init(length)

@@ -23,8 +23,8 @@ from sordino.parts.mechanisms import Gaussian, Mechanism
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sordino.matrix.optimise import Goal
     from sordino.matrix.patterns import Patterns
+    from sordino.matrix.toeplitz import Floats
     from sordino.parts.samplers import Cohort, Sampler
 
 Sees = frozenset[str]
@@ -111,8 +111,8 @@ class Release(Part):
         """Whether rounds share their noise, so that one event stands for all of them."""
         return type(self).over is not Release.over
 
-    def fitted(self, goal: Callable[[], Goal]) -> Release:
-        """With what it can only know from the plan; `goal` is the run that noise over rounds is for."""
+    def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
+        """With what it can only know from the plan: the rounds of one client, what the server makes of a round."""
         return self
 
     def hides(self, clients: Sampler) -> bool:

@@ -78,13 +78,14 @@ class Sampler(Part):
         return np.ones(len(allowed))
 
 
-def _count(name: str, value: int) -> None:
+def check_count(name: str, value: int) -> None:
+    """Refuse a number of clients that means nothing."""
     if not 1 <= value <= CLIENTS:
         needed = f"at least 1, and at most {CLIENTS:,}"
         raise PlanError("sampling", f"{name} = {shown(value)}", needed, f"set {name} to the number of clients")
 
 
-def _binomial_most(population: int, rounds: int, rate: float) -> int:
+def binomial_most(population: int, rounds: int, rate: float) -> int:
     """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6."""
     from scipy.special import bdtrc
 
@@ -95,7 +96,7 @@ def _binomial_most(population: int, rounds: int, rate: float) -> int:
     return high
 
 
-def _binomial_within(allowed: Cohort, rounds: int, rate: float) -> NDArray[np.float64]:
+def binomial_within(allowed: Cohort, rounds: int, rate: float) -> NDArray[np.float64]:
     """P[Bin(rounds, rate) <= allowed]."""
     from scipy.special import bdtr
 
@@ -111,7 +112,7 @@ class Everyone(Sampler, kind="everyone"):
     random: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _count("population", self.population)
+        check_count("population", self.population)
 
     @property
     def expected(self) -> float:
@@ -146,12 +147,12 @@ class Poisson(Sampler, kind="poisson"):
     amplifies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _count("population", self.population)
+        check_count("population", self.population)
         if not share(self.rate):
             fix = "rate = expected cohort / population"
             raise PlanError("sampling", f"rate {shown(self.rate)}", "a rate in (0, 1]", fix)
         if self.cap is not None:
-            _count("cap", self.cap)
+            check_count("cap", self.cap)
 
     @property
     def expected(self) -> float:
@@ -171,12 +172,12 @@ class Poisson(Sampler, kind="poisson"):
         return replace(self, rate=cohort / self.population)
 
     def most(self, rounds: int) -> int:
-        return _binomial_most(self.population, rounds, self.rate)
+        return binomial_most(self.population, rounds, self.rate)
 
     def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         if self.cap is not None:
             return np.ones(len(allowed))  # a cap makes the rate smaller than it is written
-        return _binomial_within(allowed, rounds, self.rate)
+        return binomial_within(allowed, rounds, self.rate)
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class FixedSize(Sampler, kind="fixed"):
         return self.cohort
 
     def __post_init__(self) -> None:
-        _count("population", self.population)
+        check_count("population", self.population)
         if not 1 <= self.cohort <= self.population:
             raise PlanError(
                 "sampling", f"a cohort of {self.cohort} out of {self.population}", "1 <= cohort <= population"
@@ -216,10 +217,10 @@ class FixedSize(Sampler, kind="fixed"):
         return replace(self, cohort=cohort)
 
     def most(self, rounds: int) -> int:
-        return _binomial_most(self.population, rounds, self.cohort / self.population)
+        return binomial_most(self.population, rounds, self.cohort / self.population)
 
     def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
-        return _binomial_within(allowed, rounds, self.cohort / self.population)
+        return binomial_within(allowed, rounds, self.cohort / self.population)
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class RoundRobin(Sampler, kind="roundrobin"):
     random: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _count("population", self.population)
+        check_count("population", self.population)
         if not 1 <= self.cohort <= self.population:
             raise PlanError(
                 "sampling", f"a cohort of {self.cohort} out of {self.population}", "1 <= cohort <= population"
@@ -294,124 +295,3 @@ class RoundRobin(Sampler, kind="roundrobin"):
 def _shuffled(population: int, seed: int) -> Cohort:
     """A public order of all clients."""
     return Seeded(seed).at(0, "turns").permutation(population).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Separated(Sampler, kind="separated"):
-    """A random cohort of those who have rested: a client comes again after at least `rest` rounds, by public coins.
-
-    For deployments in which devices check in: whoever is drawn rests, so correlated noise knows how far apart a
-    client's rounds are. Guarantee: who is in which round depends on no data; nothing is amplified.
-    """
-
-    population: int
-    cohort: int
-    rest: int
-    seed: int = 0
-    relation: ClassVar[Relation] = "zero_out"
-    random: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _count("population", self.population)
-        _count("rest", self.rest)
-        if not 1 <= self.cohort * self.rest <= self.population:
-            found = f"cohorts of {self.cohort} that rest {self.rest} rounds, out of {self.population}"
-            raise PlanError("sampling", found, "cohort * rest <= population", "a shorter rest, or smaller cohorts")
-
-    @property
-    def expected(self) -> float:
-        return float(self.cohort)
-
-    @property
-    def size(self) -> int | None:
-        return self.cohort
-
-    @property
-    def apart(self) -> int | None:
-        return self.rest
-
-    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
-        return _rested(self)[t]
-
-    def amplify(self, event: Event) -> Event:
-        return event
-
-    def most(self, rounds: int) -> int:
-        return int(self.turns(rounds).max())
-
-    def turns(self, rounds: int) -> NDArray[np.float64]:
-        met = [_rested(self)[t] for t in range(rounds)]
-        return np.bincount(np.concatenate(met), minlength=self.population).astype(np.float64)
-
-
-class _Rested:
-    """The cohorts of a `Separated`, drawn in turn and kept: round t needs those before it."""
-
-    def __init__(self, sampler: Separated) -> None:
-        self.sampler, self.coins = sampler, Seeded(sampler.seed)
-        self.ready = np.zeros(sampler.population, dtype=np.int64)  # the first round that a client may come to
-        self.drawn: list[Cohort] = []
-
-    def __getitem__(self, t: int) -> Cohort:
-        while len(self.drawn) <= t:
-            now = len(self.drawn)
-            free = np.flatnonzero(self.ready <= now)
-            rng = self.coins.at(now, "rested")
-            chosen = np.sort(rng.choice(free, self.sampler.cohort, replace=False).astype(np.int64))
-            self.ready[chosen] = now + self.sampler.rest
-            self.drawn.append(chosen)
-        return self.drawn[t]
-
-
-@lru_cache(maxsize=8)
-def _rested(sampler: Separated) -> _Rested:
-    return _Rested(sampler)
-
-
-@dataclass(frozen=True)
-class Turns(Sampler, kind="turns"):
-    """`groups` of clients in turn, each client of the round's group with probability `rate`: BandMF's sampling.
-
-    Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are `groups` apart, so T rounds
-    are ceil(T / groups) amplified ones, also under correlated noise of at most `groups` bands (Choquette-Choo 2023).
-    """
-
-    population: int
-    groups: int
-    rate: float
-    relation: ClassVar[Relation] = "add_remove"
-    amplifies: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _count("population", self.population)
-        if not 1 <= self.groups <= self.population:
-            raise PlanError("sampling", f"{self.groups} groups of {self.population} clients", "1 to population groups")
-        if not share(self.rate):
-            raise PlanError("sampling", f"rate {shown(self.rate)}", "a rate in (0, 1]", "groups * cohort / population")
-
-    @property
-    def expected(self) -> float:
-        return self.rate * self.population / self.groups
-
-    @property
-    def apart(self) -> int | None:
-        return self.groups
-
-    def exposed(self, rounds: int) -> int:
-        return -(-rounds // self.groups)
-
-    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
-        group = np.arange(t % self.groups, self.population, self.groups, dtype=np.int64)
-        return group[rng.random(len(group)) < self.rate]
-
-    def amplify(self, event: Event) -> Event:
-        return PoissonSampled(self.rate, event)
-
-    def with_cohort(self, cohort: int) -> Sampler:
-        return replace(self, rate=cohort * self.groups / self.population)
-
-    def most(self, rounds: int) -> int:
-        return _binomial_most(self.population, self.exposed(rounds), self.rate)
-
-    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
-        return _binomial_within(allowed, self.exposed(rounds), self.rate)

@@ -138,12 +138,19 @@ class Sgd(ServerOptimizer, kind="sgd"):
         return memory["average"].to(memory["params"].dtype) if self.average else memory["params"]
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
-        """A_ts = sum_{u = s}^{t} lr_u momentum^(u - s); its first column alone where the step never changes."""
-        if not isinstance(self.lr, Schedule) or rounds > _DENSE:
+        """Row t is w after round t in terms of the rounds' sums; the first column alone where the step never changes.
+
+        In units of the step where that is constant; the ball and the mean of models are left out.
+        """
+        if not isinstance(self.lr, Schedule):
+            return workload(rounds, self.momentum, self.lr * self.weight_decay)
+        if rounds > _DENSE:
             return workload(rounds, self.momentum)
-        steps = np.array([self.lr.at(t) for t in range(rounds)])
-        kept = np.subtract.outer(np.arange(rounds), np.arange(rounds))
-        return np.cumsum(np.where(kept >= 0, float(self.momentum) ** np.maximum(kept, 0), 0.0) * steps[:, None], axis=0)
+        found, speed = np.zeros((rounds + 1, rounds)), np.zeros(rounds)
+        for t, unit in enumerate(np.eye(rounds)):
+            speed = self.momentum * speed + unit - self.weight_decay * found[t]
+            found[t + 1] = found[t] + self.lr.at(t) * speed
+        return found[1:]
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
         params = memory["params"]

@@ -62,13 +62,8 @@ class Strategy(Part):
         """Before the first round."""
         return {}
 
-    @property
-    def ready(self) -> bool:
-        """Whether it has all its coefficients."""
-        return True
-
-    def fitted(self, goal: optimise.Goal) -> Strategy:
-        """With its coefficients, for a run like this."""
+    def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
+        """With its coefficients, for a run of such patterns and such a server; those that it has already stay."""
         return self
 
     @property
@@ -117,112 +112,38 @@ class Identity(Toeplitz, kind="identity"):
         return 1
 
 
-class _Banded(Toeplitz):
-    """n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}: the last rounds' noise is remembered, in float32, one row spare.
-
-    The new row takes the place of one that the state before does not read: that state stays true.
-    """
-
-    def init(self, length: int) -> Memory:
-        import torch
-
-        rows = len(self.column(LONG))
-        return {"past": torch.zeros(rows, length), "next": torch.zeros((), dtype=torch.int64)} if rows > 1 else {}
-
-    def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        import torch
-
-        if not memory:
-            return fresh(), {}
-        past, place = memory["past"], int(memory["next"])
-        weights = np.concatenate([[0.0], self.column(LONG)[1:]])[(place - np.arange(len(past))) % len(past)]
-        noise = (fresh() - torch.from_numpy(weights).to(past.dtype) @ past).to(past.dtype)
-        past[place] = noise
-        return noise.double(), {"past": past, "next": torch.tensor((place + 1) % len(past))}
-
-
-def _count(name: str, value: int, most: int = 100_000) -> None:
+def check_count(name: str, value: int, most: int = 100_000) -> None:
+    """Refuse a number of vectors that means nothing."""
     if not 1 <= value <= most:
         raise PlanError("correlated noise", f"{name} = {value}", f"at least 1, and at most {most:,}")
-
-
-@dataclass(frozen=True)
-class BandedSquareRoot(_Banded, kind="banded_square_root"):
-    """The first `width` entries of the square root of the matrix of sums: c_j = c_{j-1} (2j-1)/(2j)."""
-
-    width: int
-
-    def __post_init__(self) -> None:
-        _count("width", self.width)
-
-    def column(self, rounds: int) -> Floats:
-        return toeplitz.square_root(min(self.width, rounds))
-
-    @property
-    def bands(self) -> int | None:
-        return self.width
-
-
-@dataclass(frozen=True)
-class Banded(_Banded, kind="banded"):
-    """`width` entries that make the models' noise least for a run's rounds, patterns and server (BandMF, 2023).
-
-    The plan writes the coefficients down, so that noise, certificate and a resumed run have the same.
-    """
-
-    width: int
-    coefficients: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        _count("width", self.width)
-        given = np.asarray(self.coefficients)
-        if len(given) and not (len(given) <= self.width and given[0] == 1.0 and np.isfinite(given).all()):
-            needed = "at most `width` finite numbers that begin with 1"
-            raise PlanError("correlated noise", f"{len(given)} coefficients", needed, "leave them out")
-
-    @property
-    def ready(self) -> bool:
-        return bool(self.coefficients)
-
-    def fitted(self, goal: optimise.Goal) -> Strategy:
-        return replace(self, coefficients=_digits(tuple(optimise.banded(goal, self.width))))
-
-    def column(self, rounds: int) -> Floats:
-        if not self.coefficients:
-            raise PlanError("correlated noise", "bands without coefficients", "a plan: it finds them")
-        return np.asarray(self.coefficients[:rounds])
-
-    @property
-    def bands(self) -> int | None:
-        return self.width
 
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     """c_t = sum_j weights_j decays_j^(t-1): n_t = z_t - sum_j weights_j s_j,  s_j <- decays_j s_j + n_t  (BLT, 2024).
 
-    As many vectors of memory as buffers, however long the correlation.
+    As many vectors of memory as buffers, however long the correlation. `forget` as in `Banded`.
     """
 
     buffers: int
     weights: tuple[float, ...] = ()
     decays: tuple[float, ...] = ()
+    forget: float | None = None
 
     def __post_init__(self) -> None:
-        _count("buffers", self.buffers, 16)
+        check_count("buffers", self.buffers, 16)
+        check_forget(self.forget)
         both = np.asarray([self.weights, self.decays]) if len(self.weights) == len(self.decays) else None
         fine = both is not None and np.isfinite(both).all() and (not both.size or both[1].max() <= 1.0)
         if not (fine and (not self.weights or (both is not None and both.min() >= 0.0))):
             needed = "as many weights >= 0 as decays in [0, 1]"
             raise PlanError("correlated noise", "buffers that do not fall", needed, "leave weights and decays out")
 
-    @property
-    def ready(self) -> bool:
-        return bool(self.weights)
-
-    def fitted(self, goal: optimise.Goal) -> Strategy:
-        found = optimise.buffered(goal, self.buffers)
-        return replace(self, weights=_digits(found.weights), decays=_digits(found.decays))
+    def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
+        if self.weights:
+            return self
+        found = optimise.buffered(optimise.Goal(allowed, work()).forgetting(self.forget), self.buffers)
+        return replace(self, weights=digits(found.weights), decays=digits(found.decays))
 
     def column(self, rounds: int) -> Floats:
         if not self.weights:
@@ -243,7 +164,14 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         return noise, {"past": past.mul(decays[:, None]).add_(noise)}
 
 
-def _digits(values: tuple[float, ...]) -> tuple[float, ...]:
+def check_forget(forget: float | None) -> None:
+    """Refuse a share of the noise that is none."""
+    if forget is not None and not 0.0 <= forget < 1.0:
+        raise PlanError("correlated noise", f"forget = {forget}", "a number in [0, 1)", "0: sums; leave it out: 2/T")
+
+
+def digits(values: tuple[float, ...]) -> tuple[float, ...]:
+    """As a plan writes them."""
     return tuple(float(f"{value:.12g}") for value in values)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.parts.release import Release
-from sordino.parts.samplers import Cohort, Sampler, Turns
+from sordino.parts.samplers import Cohort, Sampler
+from sordino.parts.turns import Turns
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")

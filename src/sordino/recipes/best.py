@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sordino.errors import PlanError, shown
+from sordino.parts.bands import Banded
 from sordino.parts.correlated import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import TINY, natural
 from sordino.parts.postprocess import Postprocess
 from sordino.parts.release import CentralNoise
-from sordino.parts.samplers import Poisson, RoundRobin, Sampler, Turns
+from sordino.parts.samplers import Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, Sgd
-from sordino.parts.strategies import Banded
+from sordino.parts.turns import Turns
 from sordino.plan import LONGEST, Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line, Participation, client_bill

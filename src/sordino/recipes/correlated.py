@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Required, TypedDict, Unpack
 
+from sordino.parts.bands import Banded
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.gradients import Gradient, Plain
 from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.postprocess import Postprocess
 from sordino.parts.release import Release
-from sordino.parts.samplers import Sampler, Turns
+from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import ServerOptimizer
-from sordino.parts.strategies import Banded, BufferedToeplitz, Strategy
+from sordino.parts.strategies import BufferedToeplitz, Strategy
+from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.recipes.shared import federated, released, shares
 

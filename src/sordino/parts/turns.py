@@ -1,0 +1,137 @@
+"""Who takes part where a client's rounds are kept apart: what noise that rounds share is billed by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.errors import PlanError, shown
+from sordino.parts.events import Event, PoissonSampled, Relation
+from sordino.parts.numbers import share
+from sordino.parts.samplers import Cohort, Sampler, binomial_most, binomial_within, check_count
+from sordino.rng import Seeded
+
+
+@dataclass(frozen=True)
+class Separated(Sampler, kind="separated"):
+    """A random cohort of those who have rested: a client comes again after at least `rest` rounds, by public coins.
+
+    For deployments in which devices check in: whoever is drawn rests, so correlated noise knows how far apart a
+    client's rounds are. Guarantee: who is in which round depends on no data; nothing is amplified.
+    """
+
+    population: int
+    cohort: int
+    rest: int
+    seed: int = 0
+    relation: ClassVar[Relation] = "zero_out"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_count("population", self.population)
+        check_count("rest", self.rest)
+        if not 1 <= self.cohort * self.rest <= self.population:
+            found = f"cohorts of {self.cohort} that rest {self.rest} rounds, out of {self.population}"
+            raise PlanError("sampling", found, "cohort * rest <= population", "a shorter rest, or smaller cohorts")
+
+    @property
+    def expected(self) -> float:
+        return float(self.cohort)
+
+    @property
+    def size(self) -> int | None:
+        return self.cohort
+
+    @property
+    def apart(self) -> int | None:
+        return self.rest
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        return _rested(self)[t]
+
+    def amplify(self, event: Event) -> Event:
+        return event
+
+    def most(self, rounds: int) -> int:
+        return int(self.turns(rounds).max())
+
+    def turns(self, rounds: int) -> NDArray[np.float64]:
+        met = [_rested(self)[t] for t in range(rounds)]
+        return np.bincount(np.concatenate(met), minlength=self.population).astype(np.float64)
+
+
+class _Rested:
+    """The cohorts of a `Separated`, drawn in turn and kept: round t needs those before it."""
+
+    def __init__(self, sampler: Separated) -> None:
+        self.sampler, self.coins = sampler, Seeded(sampler.seed)
+        self.ready = np.zeros(sampler.population, dtype=np.int64)  # the first round that a client may come to
+        self.drawn: list[Cohort] = []
+
+    def __getitem__(self, t: int) -> Cohort:
+        while len(self.drawn) <= t:
+            now = len(self.drawn)
+            free = np.flatnonzero(self.ready <= now)
+            rng = self.coins.at(now, "rested")
+            chosen = np.sort(rng.choice(free, self.sampler.cohort, replace=False).astype(np.int64))
+            self.ready[chosen] = now + self.sampler.rest
+            self.drawn.append(chosen)
+        return self.drawn[t]
+
+
+@lru_cache(maxsize=8)
+def _rested(sampler: Separated) -> _Rested:
+    return _Rested(sampler)
+
+
+@dataclass(frozen=True)
+class Turns(Sampler, kind="turns"):
+    """`groups` of clients in turn, each client of the round's group with probability `rate`: BandMF's sampling.
+
+    Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are `groups` apart, so T rounds
+    are ceil(T / groups) amplified ones, also under correlated noise of at most `groups` bands (Choquette-Choo 2023).
+    """
+
+    population: int
+    groups: int
+    rate: float
+    relation: ClassVar[Relation] = "add_remove"
+    amplifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_count("population", self.population)
+        if not 1 <= self.groups <= self.population:
+            raise PlanError("sampling", f"{self.groups} groups of {self.population} clients", "1 to population groups")
+        if not share(self.rate):
+            raise PlanError("sampling", f"rate {shown(self.rate)}", "a rate in (0, 1]", "groups * cohort / population")
+
+    @property
+    def expected(self) -> float:
+        return self.rate * self.population / self.groups
+
+    @property
+    def apart(self) -> int | None:
+        return self.groups
+
+    def exposed(self, rounds: int) -> int:
+        return -(-rounds // self.groups)
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        group = np.arange(t % self.groups, self.population, self.groups, dtype=np.int64)
+        return group[rng.random(len(group)) < self.rate]
+
+    def amplify(self, event: Event) -> Event:
+        return PoissonSampled(self.rate, event)
+
+    def with_cohort(self, cohort: int) -> Sampler:
+        return replace(self, rate=cohort * self.groups / self.population)
+
+    def most(self, rounds: int) -> int:
+        return binomial_most(self.population, self.exposed(rounds), self.rate)
+
+    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+        return binomial_within(allowed, self.exposed(rounds), self.rate)
