@@ -13,6 +13,7 @@ from sordino.config import load_config
 from sordino.privacy.attack import ceiling
 from sordino.privacy.certificate import Facts, certificate, participation
 from sordino.report.explain import ceilings, explain, page
+from sordino.report.tables import upto
 from sordino.runs.folder import RunFolder
 
 LOCAL = 'release = { kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 9.0 } }'
@@ -60,7 +61,7 @@ def test_every_adversary_is_named_with_the_epsilon_and_delta_of_the_certificate(
         if line["epsilon"] is None:
             assert entry["sentence"].endswith("nothing is guaranteed.")
         else:
-            assert f"epsilon {line['epsilon']:.3g} at delta {line['delta']:.2g}" in entry["sentence"]
+            assert f"epsilon {upto(line['epsilon'])} at delta {line['delta']:.2g}" in entry["sentence"]
     assert made["adversaries"][0]["epsilon"] is not None
     assert made["adversaries"][2]["epsilon"] is None
 
@@ -80,7 +81,7 @@ def test_the_ceilings_are_those_of_what_was_billed(central: Path) -> None:
         assert entry["true_positive_rate_at_1_percent"] == reach.true_positives
         assert entry["auc_at_most"] == reach.auc
     sentence = found["against"][0]["sentence"]
-    assert f"{100 * ceiling(bill.lines[0]).true_positives:.1f} in 100 members" in sentence
+    assert f"{upto(100 * ceiling(bill.lines[0]).true_positives)} in 100 members" in sentence
     assert f"AUC is at most {ceiling(bill.lines[0]).auc:.3f}" in sentence
     assert found["against"][2]["auc_at_most"] == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,15 +41,12 @@ def mechanism(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def canaries(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Layer 2: one training with planted canaries; kept beside a run as audit.json."""
+    """Layer 2: one training with planted canaries."""
     from sordino.audit.canaries import audit_canaries
 
     config = config_of(target, changes)
     found = audit_canaries(config.plan, config.build(), delta=config.delta)
-    told = {"passed": found.passed, "canaries": asdict(found)}
-    if target.is_dir():
-        (target / "audit.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    return told
+    return {"passed": found.passed, "canaries": asdict(found)}
 
 
 def config_of(target: Path, changes: Sequence[str] = ()) -> Config:

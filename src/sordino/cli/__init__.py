@@ -14,6 +14,7 @@ from sordino.cli import (
     audit,
     calibrate,
     certify,
+    compare,
     epsilon,
     explain,
     federation,
@@ -22,6 +23,7 @@ from sordino.cli import (
     papers,
     plan,
     recipes,
+    report,
     run,
     schema,
     tune,
@@ -32,8 +34,8 @@ from sordino.runs import launch
 from sordino.version import __version__
 
 __all__ = [
-    "app", "audit", "calibrate", "certify", "epsilon", "explain", "federation", "ledger", "main", "model_card",
-    "papers", "plan", "recipes", "run", "schema", "tune",
+    "app", "audit", "calibrate", "certify", "compare", "epsilon", "explain", "federation", "ledger", "main",
+    "model_card", "papers", "plan", "recipes", "report", "run", "schema", "tune",
 ]  # fmt: skip
 STOPPED = "stopped; what was charged stays charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries

@@ -19,6 +19,9 @@ ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] 
 Certified = Annotated[
     Path, typer.Argument(help="The folder of a run, or the file of a loop (optimizer.save_certificate).")
 ]
+RunPaths = Annotated[
+    list[Path], typer.Argument(help="Folders of runs, or files of loops (optimizer.save_certificate).")
+]
 RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Own = Annotated[list[Path] | None, typer.Option("--with", help="A Python file of parts of your own; may be repeated.")]
 Changes = Annotated[

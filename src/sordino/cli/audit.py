@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli.app import Changes, JsonFlag, Own, Seed, app, bring, changed, say
+from sordino.cli.app import Changes, JsonFlag, Own, Seed, app, bring, changed, finite, say
 
 
 @app.command()
@@ -22,21 +22,23 @@ def audit(
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Lower bounds by attack beside the certified upper bound; exit 1 if one exceeds it."""
+    """Lower bounds by attack beside the certified upper bound; exit 1 if one exceeds it; kept beside a run."""
     bring(own)
     import torch
 
     from sordino.audit import report
+    from sordino.runs.shown import keep_audit
 
     torch.set_num_threads(1)  # two that fight over a core are slower than one
     changes = changed(values, seed)
     report.check_changes(target, changes)
-    if mechanism:
-        found = report.mechanism(target, changes)
-    elif canaries:
-        found = report.canaries(target, changes)
+    layer = "mechanism" if mechanism else "canaries" if canaries else "landscape" if landscape else "membership"
+    if layer in ("mechanism", "canaries"):
+        found = (report.mechanism if mechanism else report.canaries)(target, changes)
     else:
         found = report.surface(target, out) if landscape else report.membership(target)
     say(as_json, found, report.text(found))
+    if target.is_dir() and layer != "landscape":
+        keep_audit(target, layer, finite(found))
     if not found["passed"]:
         raise typer.Exit(1)

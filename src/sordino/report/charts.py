@@ -1,0 +1,164 @@
+"""Which figures a page has, from its data: what each shows, what to read off it, axes in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sordino.report.bars import Bars
+from sordino.report.svg import SERIES_MOST, Axis, Chart, Series
+from sordino.report.tables import upto
+
+Run = dict[str, Any]
+WORDS = {"models": "released models", "cohort": "also who took part", "messages": "every message"}
+
+
+def plain(values: Sequence[float]) -> tuple[float, ...]:
+    """Numbers as a figure has them."""
+    return tuple(float(value) for value in values)
+
+
+def metrics(runs: Sequence[Run]) -> list[Chart]:
+    """One figure for each metric, a line for each run."""
+    names = dict.fromkeys(name for run in runs for name in run["metrics"])
+    charts = []
+    for name in names:
+        lines = [
+            Series(run["name"], plain(found["round"]), plain(found["value"]), tone)
+            for tone, run in enumerate(runs[:SERIES_MOST])
+            if (found := run["metrics"].get(name))
+        ]
+        word = name.replace("_", " ")
+        said = "; ".join(f"{one.name} ends at {one.ys[-1]:.4g}" for one in lines)
+        says, title = f"On rows that are declared public. {said}.", f"{word[0].upper()}{word[1:]} by round"
+        charts.append(Chart(f"metric-{name}", title, says, Axis("round"), Axis(word), tuple(lines)))
+    return charts
+
+
+def shared(mosts: Sequence[float]) -> float | None:
+    """Where the axes of several runs end: at the same place, unless one would dwarf the other."""
+    return 1.04 * max(mosts) if len(mosts) > 1 and max(mosts) <= 4 * min(mosts) else None
+
+
+def _most_epsilon(run: Run) -> float:
+    return max((one["epsilon"][-1] for one in run["epsilon_by_round"] if one["epsilon"] is not None), default=0.0)
+
+
+def with_shared_axes(runs: Sequence[Run]) -> list[Chart]:
+    """Epsilon over rounds and delta over epsilon, run by run."""
+    most = [found for run in runs if (found := _most_epsilon(run))]
+    end = shared(most)
+    far = None if end is None else 1.6 * max(most)
+    made = [
+        *(epsilons(run, place, end) for place, run in enumerate(runs)),
+        *(trade_offs(run, place) for place, run in enumerate(runs)),
+        *(deltas(run, place, far) for place, run in enumerate(runs)),
+    ]
+    return [one for one in made if one is not None]
+
+
+def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
+    """What the rounds so far cost to each adversary."""
+    known = [one for one in run["epsilon_by_round"] if one["epsilon"] is not None]
+    if not known:
+        return None
+    lines = tuple(
+        Series(one["label"], plain(one["round"]), plain(one["epsilon"]), tone) for tone, one in enumerate(known)
+    )
+    ends = "; ".join(f"{one.name} {upto(one.ys[-1])}" for one in lines)
+    silent = [WORDS[who] for one in run["epsilon_by_round"] if one["epsilon"] is None for who in one["adversaries"]]
+    gone = f" To one who sees {' or '.join(silent)}, nothing is guaranteed: no line." if silent else ""
+    says = f"Epsilon of the releases so far, at the certificate's delta; in the end {ends}.{gone}"
+    return Chart(
+        f"epsilon-{place}",
+        f"Epsilon by round: {run['name']}",
+        says,
+        Axis("rounds released", low=0.0),
+        Axis("epsilon so far", low=0.0, high=end),
+        lines,
+    )
+
+
+def trade_offs(run: Run, place: int) -> Chart | None:
+    """The best attack that the certificate leaves possible."""
+    known = [one for one in run["trade_off"] if min(one["true_positive_rate"]) < 1]
+    if not known:
+        return None
+    lines = [
+        Series(_with_mu(one), plain(one["false_positive_rate"]), plain(one["true_positive_rate"]), tone)
+        for tone, one in enumerate(known)
+    ]
+    at = known[0]["false_positive_rate"].index(min(known[0]["false_positive_rate"], key=lambda a: abs(a - 0.01)))
+    found = "; ".join(f"{one['label']} {upto(100 * one['true_positive_rate'][at])} in 100" for one in known)
+    says = f"No attack is above its line. Accusing 1 in 100 strangers, it finds at most, of the members: {found}."
+    guess = Series("guessing", (0.0, 1.0), (0.0, 1.0), quiet=True)
+    return Chart(
+        f"attack-{place}",
+        f"The best attack: {run['name']}",
+        says,
+        Axis("strangers accused (false positives)", low=0.0, high=1.0),
+        Axis("members found (true positives)", low=0.0, high=1.0),
+        (*lines, guess),
+    )
+
+
+def _with_mu(one: dict[str, Any]) -> str:
+    return one["label"] if one["mu"] is None else f"{one['label']}, μ {upto(one['mu'])}"
+
+
+def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:
+    """delta at every epsilon."""
+    if not run["delta_curve"]:
+        return None
+    delta = float(run["answer"]["delta"])
+    floor = max(delta, 1e-9) * 1e-2
+    lines = tuple(
+        Series(one["label"], plain(one["epsilon"]), plain(one["delta"]), tone)
+        for tone, one in enumerate(run["delta_curve"])
+    )
+    level = Series("", (0.0, end or max(one.xs[-1] for one in lines)), (delta, delta), quiet=True)
+    says = f"Every pair on a line holds at once; the certificate names the one at delta {delta:.3g} (dashed)."
+    return Chart(
+        f"delta-{place}",
+        f"Delta by epsilon: {run['name']}",
+        says,
+        Axis("epsilon", low=0.0, high=end or _reach(lines, floor)),
+        Axis("delta (log scale)", log=True, low=floor, high=1.0),
+        (*lines, level),
+    )
+
+
+def _reach(lines: Sequence[Series], floor: float) -> float:
+    """Where the last line leaves the figure."""
+    return max([x for one in lines for x, y in one.points if y >= floor] or [1.0])
+
+
+def utility(runs: Sequence[Run]) -> Chart | None:
+    """What each run reached against what it cost."""
+    names = {run["answer"]["metric"] for run in runs}
+    placed = [(tone, run) for tone, run in enumerate(runs) if run["answer"]["epsilon"] is not None]
+    if len(placed) < 2 or len(names) != 1 or None in names:
+        return None
+    word = names.pop().replace("_", " ")
+    dots = tuple(
+        Series(
+            run["name"],
+            (float(run["answer"]["epsilon"]),),
+            (float(run["answer"]["value"]),),
+            tone % SERIES_MOST,
+            "dots",
+        )
+        for tone, run in placed
+    )
+    says = "One dot for each run, at the epsilon to one who sees released models. Compare runs of one data set only."
+    return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0), Axis(f"{word} at the end"), dots)
+
+
+def silos(run: Run, place: int) -> Bars | None:
+    """Every silo's own epsilon."""
+    known = [one for one in run["silos"] if one["epsilon"] is not None]
+    rows = tuple((one["silo"], float(one["epsilon"]), upto(one["epsilon"])) for one in known)
+    if not 1 < len(rows) <= 40:
+        return None
+    says = "To one who reads every message of the silo; a neighbour changes one record of one silo."
+    return Bars(f"silos-{place}", f"Each silo's own epsilon: {run['name']}", says, "epsilon", rows)

@@ -1,0 +1,173 @@
+"""What a bill means as curves: epsilon after every round, delta at every epsilon, the best attack at every false alarm.
+
+    epsilon(t)  of the releases so far, by the same accounting that wrote the certificate; the last is the certificate's
+    F(a) = min over e of exp(e) a + delta(e)    the most members that a test finds which accuses a share a of strangers
+
+Adversaries to whom a run costs the same share one curve; where silos differ and nobody is told apart, each has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sordino.errors import PlanError
+from sordino.parts.events import Unprotected
+from sordino.privacy import accounting
+from sordino.privacy.attack import Floats, power, true_positives
+from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.privacy.certificate import headline, line_entry, participation
+from sordino.report.subject import Subject
+from sordino.training import counted
+
+POINTS = 24  # of a curve over rounds
+MOST = 6  # curves in one figure
+FALSE_ALARMS = np.union1d(np.geomspace(1e-4, 1, 41), np.linspace(0, 1, 41))
+_LOSSES = np.sinh(np.linspace(-6, 6, 1201)) / 10  # within 20 of 0, and close together where epsilon is small
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Who pays and to whom: adversaries to whom it costs the same; one group of silos, or (none) the worst of all."""
+
+    adversaries: tuple[Adversary, ...]
+    silos: tuple[int, ...] = ()
+    label: str = ""
+
+    def lines(self, bill: Bill) -> tuple[Line, ...]:
+        """What of a bill is this kind's."""
+        who = self.adversaries[0]
+        return (bill.line(who, self.silos[0]),) if self.silos else bill.of(who)
+
+
+def bill_of(subject: Subject) -> Bill:
+    """The bill that the certificate was written from."""
+    return subject.plan.bill(participation(subject.plan, subject.facts))
+
+
+def kinds(subject: Subject) -> list[Kind]:
+    """The different curves of a run."""
+    bill = bill_of(subject)
+    alike: dict[tuple[Any, ...], list[Adversary]] = {}
+    for who in ADVERSARIES:
+        alike.setdefault(tuple((one.relation, one.entries, one.silos) for one in bill.of(who)), []).append(who)
+    groups = [tuple(found) for found in alike.values()]
+    own = bill.of(groups[0][0])
+    if len(groups) == 1 and 1 < len(own) <= MOST:
+        return [Kind(groups[0], line.silos, _named(line.silos, subject.certificate["silos"])) for line in own]
+    return [Kind(who, (), "anybody" if len(groups) == 1 else " = ".join(who)) for who in groups]
+
+
+def _named(silos: tuple[int, ...], names: Sequence[str]) -> str:
+    first = names[silos[0]] if names else f"silo {silos[0]}"
+    return first if len(silos) == 1 else f"{first} and {len(silos) - 1} more"
+
+
+# ---- over rounds ----------------------------------------------------------------------------------------------------
+
+
+def over_rounds(subject: Subject) -> list[dict[str, Any]]:
+    """epsilon of the releases so far for each kind; None where nothing is guaranteed."""
+    last = bill_of(subject)
+    releases = participation(subject.plan, subject.facts).releases
+    places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})
+    try:
+        bills = [(t, subject.plan.bill(so_far(subject, t))) for t in places]
+    except PlanError:
+        bills = []  # noise that rounds share is priced for the whole run alone
+    found = []
+    for kind in kinds(subject):
+        values = [_epsilon(subject, kind, bill) for _, bill in bills] + [_epsilon(subject, kind, last)]
+        rounds = [t for t, _ in bills] + [releases]
+        known = all(value is not None for value in values)
+        found.append(
+            {
+                "label": kind.label,
+                "adversaries": list(kind.adversaries),
+                "round": [0, *rounds],
+                "epsilon": [0.0, *values] if known else None,
+            }
+        )
+    return found
+
+
+def so_far(subject: Subject, releases: int) -> Participation:
+    """The participation of the first releases: as it was where who took part is seen, else as planned."""
+    plan, seen = subject.plan, subject.facts.most is not None and len(subject.cohorts) >= releases
+    if not seen:
+        return Participation.planned(plan.clients, releases)
+    facts = counted(plan, subject.rounds[:releases], subject.cohorts[:releases], subject.facts)
+    most = plan.clients.most(releases) if facts.most is None else facts.most
+    return Participation(releases, most, facts.each, facts.repeats)
+
+
+def _epsilon(subject: Subject, kind: Kind, bill: Bill) -> float | None:
+    lines, facts = kind.lines(bill), subject.facts
+    if kind.silos:
+        deltas = [facts.deltas[silo] for silo in kind.silos] if facts.deltas else [facts.delta]
+        worst = [line_entry(lines[0], delta)["epsilon"] for delta in sorted(set(deltas))]
+        return None if None in worst else max(worst)
+    value: float | None = headline(lines, facts.delta, facts.deltas)["epsilon"]
+    return value
+
+
+# ---- at the end -----------------------------------------------------------------------------------------------------
+
+
+def trade_off(subject: Subject) -> list[dict[str, Any]]:
+    """The best attack on each kind: found members over false alarms, and mu where the release is exactly Gaussian."""
+    bill = bill_of(subject)
+    return [
+        {
+            "label": kind.label,
+            "adversaries": list(kind.adversaries),
+            "mu": _mu(kind.lines(bill)),
+            "false_positive_rate": FALSE_ALARMS.tolist(),
+            "true_positive_rate": np.max([_most(line) for line in kind.lines(bill)], axis=0).tolist(),
+        }
+        for kind in kinds(subject)
+    ]
+
+
+def _most(line: Line) -> Floats:
+    if _unprotected(line):
+        return np.ones_like(FALSE_ALARMS)
+    mu = accounting.gaussian_mu(line.entries, line.relation)
+    if mu is not None:
+        return np.asarray([power(mu, a) if 0 < a < 1 else a for a in FALSE_ALARMS])
+    deltas = np.asarray(accounting.deltas_at(line.entries, line.relation, _LOSSES.tolist()))
+    return true_positives(FALSE_ALARMS, _LOSSES, deltas)
+
+
+def _mu(lines: Sequence[Line]) -> float | None:
+    found = [accounting.gaussian_mu(line.entries, line.relation) for line in lines]
+    return max(mu for mu in found if mu is not None) if found and None not in found else None
+
+
+def _unprotected(line: Line) -> bool:
+    return any(isinstance(event, Unprotected) for event, count in line.entries if count)
+
+
+def delta_curve(subject: Subject) -> list[dict[str, Any]]:
+    """delta at every epsilon, from 0 to twice what is certified; nothing where nothing is guaranteed."""
+    bill, found = bill_of(subject), []
+    for kind in kinds(subject):
+        certified = _epsilon(subject, kind, bill)
+        if certified is None:
+            continue
+        epsilons = np.linspace(0, 2 * certified if certified else 1.0, 61)
+        curves = [accounting.deltas_at(one.entries, one.relation, epsilons.tolist()) for one in kind.lines(bill)]
+        deltas = np.max(np.asarray(curves), axis=0)
+        found.append(
+            {
+                "label": kind.label,
+                "adversaries": list(kind.adversaries),
+                "epsilon": epsilons.tolist(),
+                "delta": [float(d) for d in deltas],
+                "certified": certified,
+            }
+        )
+    return found

@@ -1,0 +1,103 @@
+"""The data of a page, plain: what `--json` prints, and all that the page is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sordino.parts.encode import Adaptive
+from sordino.report.compare import compared
+from sordino.report.curves import delta_curve, over_rounds, trade_off
+from sordino.report.explain import ALL, CHANGE, ceilings, explain
+from sordino.report.spectrum import spectrum
+from sordino.report.subject import Subject
+from sordino.training import DIAGNOSTIC
+from sordino.version import __version__
+
+MAIN = ("accuracy", "balanced_accuracy", "auc", "token_accuracy", "rmse", "loss")  # the figure that a run is known by
+NORMS = ("update_norm_p10", "update_norm_p50", "update_norm_p90")
+
+
+def collected(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """Everything of every run."""
+    found = compared(subjects)
+    return {"sordino": __version__, "settings": found["settings"], "runs": [told(one) for one in subjects]}
+
+
+def told(subject: Subject) -> dict[str, Any]:
+    """One run."""
+    made, reach = subject.certificate, ceilings(subject.plan, subject.facts)
+    return {
+        "name": subject.name,
+        "loop": subject.is_loop,
+        "answer": answer(subject, reach["models"].true_positives),
+        "metrics": subject.metrics,
+        "epsilon_by_round": over_rounds(subject),
+        "trade_off": trade_off(subject),
+        "delta_curve": delta_curve(subject),
+        "silos": silos(made),
+        "participation": participation(subject),
+        "diagnostics": diagnostics(subject),
+        "spectrum": spectrum(subject),
+        "audit": subject.audit,
+        "words": explain(made, reach),
+        "certificate": made,
+    }
+
+
+def answer(subject: Subject, found: float) -> dict[str, Any]:
+    """What is asked first."""
+    made = subject.certificate
+    metrics = subject.metrics
+    main = next((name for name in (*MAIN, *metrics) if name in metrics), None)
+    return {
+        **{key: made[key] for key in ("epsilon", "delta", "unit", "relation")},
+        "change": CHANGE[made["relation"]].format(unit=made["unit"], all=ALL[made["unit"]]),
+        "noise": made["noise"]["mode"],
+        "for_release": made["noise"]["mode"] != "simulation" and made["epsilon"] is not None,
+        "metric": main,
+        "value": None if main is None else metrics[main]["value"][-1],
+        "rounds": made["counts"]["rounds_billed"],
+        "members_found_at_1_percent": found,
+    }
+
+
+def silos(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each silo's own epsilon, against one who reads its messages, where they differ."""
+    entries, names = made["adversaries"][-1].get("silos", []), made["silos"]
+    pairs = sorted(((silo, one) for one in entries for silo in one["silos"]), key=lambda pair: pair[0])
+    return [
+        {"silo": names[silo] if names else f"silo {silo}", "epsilon": one["epsilon"], "delta": one["delta"]}
+        for silo, one in pairs
+    ]
+
+
+def participation(subject: Subject) -> dict[str, Any]:
+    """Who took part: as it was where cohorts are public or seen by design, else in expectation alone."""
+    clients, rounds = subject.plan.clients, subject.certificate["counts"]["rounds_billed"]
+    known = {"population": clients.population, "expected": clients.expected, "rounds": rounds}
+    if subject.is_loop or not subject.cohorts:
+        return {**known, "seen": False, "most": clients.most(rounds), "rounds_of_each": None}
+    each = np.bincount(np.concatenate(subject.cohorts), minlength=clients.population)
+    return {**known, "seen": True, "most": int(each.max()), "rounds_of_each": each.tolist()}
+
+
+def diagnostics(subject: Subject) -> dict[str, Any] | None:
+    """Figures of unreleased data, marked so; None where a run kept none."""
+    if not any(subject.diagnostic(name)["round"] for name in NORMS):
+        return None
+    norms = {name: subject.diagnostic(name) for name in NORMS}
+    clip, clients = subject.plan.clip, subject.plan.unit == "client"
+    learnt = clip is not None and isinstance(clip.radius, Adaptive)
+    at = norms[NORMS[1]]["round"]
+    radius = [clip.radius_at(int(t) - 1) for t in at] if clip is not None and clip.finite and not learnt else None
+    return {
+        "private": False,
+        "note": DIAGNOSTIC,
+        "norms": norms,
+        "radius": {"round": at, "value": radius} if clients and radius else None,
+        "clipped_fraction": subject.diagnostic("clipped_fraction") if clients and radius else None,
+        "signal_to_noise": subject.diagnostic("signal_to_noise"),
+    }

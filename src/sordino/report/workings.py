@@ -1,0 +1,168 @@
+"""Figures of how a run went: diagnostics (NOT private), smoothing, who took part, what attacks have found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sordino.report.bars import Bars
+from sordino.report.charts import WORDS, Run, plain
+from sordino.report.svg import SERIES_MOST, Axis, Chart, Series
+from sordino.report.tables import atleast, upto
+
+
+def norms(run: Run, place: int) -> Chart | None:
+    """Update norms against the radius. NOT private."""
+    found = run["diagnostics"]
+    if found is None:
+        return None
+    low, middle, high = found["norms"].values()
+    rounds = plain(middle["round"])
+    band = Series("", rounds, plain(low["value"]), 0, "band", plain(high["value"]))
+    lines = [band, Series("median", rounds, plain(middle["value"]), 0)]
+    if found["radius"] is not None:
+        lines.append(Series("radius", rounds, plain(found["radius"]["value"]), 1))
+    says = "Band: from the tenth to the ninetieth of a hundred clients; line: the median."
+    more = " What is above the radius is clipped." if found["radius"] is not None else NO_RADIUS
+    return Chart(
+        f"norms-{place}",
+        f"Size of updates: {run['name']}",
+        says + more,
+        Axis("round"),
+        Axis("norm of an update", low=0.0),
+        tuple(lines),
+    )
+
+
+NO_RADIUS = " Records are clipped one by one, or the radius is learnt, so that none is drawn here."
+
+
+def clipped(runs: Sequence[Run]) -> Chart | None:
+    """The share of updates that the clip shortened. NOT private."""
+    lines = tuple(
+        Series(run["name"], plain(found["round"]), plain(found["value"]), tone)
+        for tone, run in enumerate(runs[:SERIES_MOST])
+        if run["diagnostics"] is not None and (found := run["diagnostics"]["clipped_fraction"])
+    )
+    if not lines:
+        return None
+    says = "The share of a cohort's updates that were longer than the radius."
+    return Chart(
+        "clipped",
+        "Clipped share by round",
+        says,
+        Axis("round"),
+        Axis("share of updates clipped", low=0.0, high=1.0),
+        lines,
+    )
+
+
+def spectra(run: Run, place: int) -> Chart | None:
+    """Noise and released update by frequency, before and after smoothing."""
+    found = run["spectrum"]
+    if found is None:
+        return None
+    noise, update = found["noise"], found["update"]
+    at = plain(noise["frequency"])
+    lines = [
+        Series("noise before", at, plain(noise["before"]), 0),
+        Series("noise after", at, plain(noise["after"]), 1),
+    ]
+    if update is not None:
+        where = plain(update["frequency"])
+        lines += [
+            Series(f"update {when}", where, plain(update[when]), 2 + k) for k, when in enumerate(("before", "after"))
+        ]
+    return Chart(
+        f"spectrum-{place}",
+        f"What smoothing leaves: {run['name']}",
+        _spectrum_says(found),
+        Axis("frequency, cycles per coordinate", low=0.0, high=0.5),
+        Axis("power (log scale)", log=True),
+        tuple(lines),
+    )
+
+
+def _spectrum_says(found: dict[str, Any]) -> str:
+    says = f"Strength {found['strength']:g}. The noise is exact. "
+    if found["update"] is None:
+        return says + "The update needs the checkpoints of the run, and a server that only subtracts it."
+    return says + f"The update is round {found['update']['round']}'s as it was released, noise included."
+
+
+def turns(run: Run, place: int) -> Bars | None:
+    """In how many rounds clients were, where that is public or seen by design."""
+    found = run["participation"]
+    each = found["rounds_of_each"]
+    if each is None or len(set(each)) == 1:
+        return None
+    counts = {value: each.count(value) for value in sorted(set(each))}
+    if len(counts) > 12:
+        wide = -(-(max(each) - min(each) + 1) // 10)
+        lows = range(min(each), max(each) + 1, wide)
+        groups = {f"{a} to {a + wide - 1} rounds": sum(a <= n < a + wide for n in each) for a in lows}
+    else:
+        groups = {f"{value} round{'s' * (value != 1)}": count for value, count in counts.items()}
+    rows = [(name, float(count), str(count)) for name, count in groups.items()]
+    says = f"{found['population']} clients in {found['rounds']} rounds; who took part is seen by design, or public."
+    return Bars(f"turns-{place}", f"Rounds of a client: {run['name']}", says, "clients", tuple(rows))
+
+
+def audits(run: Run, place: int) -> Bars | None:
+    """What attacks have proved beside what is certified."""
+    rows = lower_bounds(run)
+    if not rows:
+        return None
+    says = "Bar: an attack has shown that epsilon is at least this. Mark: it is certified to be at most that."
+    return Bars(
+        f"audit-{place}",
+        f"Attacked: {run['name']}",
+        says,
+        "epsilon: proved from below, certified from above",
+        tuple((row["what"], max(row["lower"], 0.0), _between(row)) for row in rows),
+        tuple(row["upper"] for row in rows),
+    )
+
+
+def _between(row: dict[str, Any]) -> str:
+    return f"≥ {atleast(row['lower'])}, ≤ {upto(row['upper'])}"
+
+
+def lower_bounds(run: Run) -> list[dict[str, Any]]:
+    """Of every audit that speaks of epsilon: what was attacked, the lower bound, the upper bound."""
+    found = []
+    for one in run["audit"].get("mechanism", {}).get("mechanism", []):
+        found.append(
+            {
+                "what": f"{_attacked(one)}, sees {WORDS.get(one['adversary'], one['adversary'])}",
+                "lower": one["lower_epsilon"],
+                "upper": one["upper_epsilon"],
+            }
+        )
+    canaries = run["audit"].get("canaries", {}).get("canaries")
+    if canaries is not None:
+        upper = canaries["upper_epsilon"]
+        found.append(
+            {
+                "what": f"the whole run, {canaries['canaries']} canaries",
+                "lower": canaries["lower_epsilon"],
+                "upper": upper,
+            }
+        )
+        found.append(
+            {
+                "what": "the same, if the release is as good as Gaussian",
+                "lower": canaries["gaussian_epsilon"],
+                "upper": upper,
+            }
+        )
+    return [row for row in found if _is_number(row["lower"]) and _is_number(row["upper"])]
+
+
+def _attacked(one: dict[str, Any]) -> str:
+    rounds, _, several = one["attack"].partition(" rounds at once")
+    return f"{rounds} rounds" if several else "one round"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
