@@ -62,8 +62,10 @@ def direction(centre: Tensor, layout: Layout, seed: int, name: str) -> Tensor:
 
 
 def draw(found: Landscape, path: Path, title: str = "loss around the model") -> None:
-    """Surface and contour, side by side, as a PNG."""
+    """Surface and contour, side by side; beside a PNG also as SVG."""
     import matplotlib
+
+    from sordino.report.figures import keep
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -78,8 +80,9 @@ def draw(found: Landscape, path: Path, title: str = "loss around the model") -> 
     contour.set_aspect("equal")
     contour.set_xticks(np.linspace(found.span[0], found.span[-1], 5))
     for axes in (surface, contour):
-        axes.set_xlabel("first direction")
-        axes.set_ylabel("second direction")
+        axes.set_xlabel("step along a first random direction")
+        axes.set_ylabel("step along a second")
+    surface.set_zlabel("loss on public test rows")
     figure.suptitle(f"{title} (mean rise {found.sharpness:.3g})")
-    figure.savefig(path, dpi=120)
+    keep(figure, path)
     plt.close(figure)

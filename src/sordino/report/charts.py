@@ -103,7 +103,7 @@ def trade_offs(run: Run, place: int) -> Chart | None:
 
 
 def _with_mu(one: dict[str, Any]) -> str:
-    return one["label"] if one["mu"] is None else f"{one['label']}, μ {upto(one['mu'])}"
+    return one["label"] if one["gdp"] is None else f"{one['label']}, μ {upto(one['gdp']['mu'])}"
 
 
 def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:

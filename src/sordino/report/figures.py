@@ -50,9 +50,22 @@ def curves(
     else:
         for axis in axes[0]:
             axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+    keep(figure, path)
     plt.close(figure)
+
+
+def keep(figure: Any, path: Path) -> list[Path]:
+    """The figure as asked for, a picture of dots at 200 to the inch; beside it, unless it is one, as SVG for print."""
+    import matplotlib
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    vector = path.with_suffix(".svg")
+    figure.savefig(path, dpi=200, bbox_inches="tight")
+    if path.suffix.lower() not in (".svg", ".pdf", ".eps", ".ps"):
+        with matplotlib.rc_context({"svg.hashsalt": "sordino"}):  # the same figure is the same file
+            figure.savefig(vector, bbox_inches="tight", metadata={"Date": None})
+        return [path, vector]
+    return [path]
 
 
 def _ticks(axis: Any, values: Sequence[float]) -> None:

@@ -40,6 +40,7 @@ def rendered(found: dict[str, Any]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {"upto": upto, "figure": figure, "short": short}
     runs = found["runs"]
@@ -112,20 +113,25 @@ def _bars(bars: Bars) -> Figure:
 
 def adversaries(runs: Sequence[Run]) -> Table:
     """Who sees what, and what each run promises against that."""
-    head = ("run", "one who sees", "epsilon", "delta", "neighbours differ by", "proved by")
-    rows = [
-        (
-            run["name"],
-            charts.WORDS.get(line["adversary"], line["adversary"]),
-            upto(line["epsilon"]),
-            upto(line["delta"]),
-            line["relation"].replace("_", " "),
-            line["method"].upper() if line["epsilon"] is not None else "-",
-        )
-        for run in runs
-        for line in run["certificate"]["adversaries"]
-    ]
-    return Table(head, tuple(rows), "What each run promises, against whom")
+    lines = [(run["name"], line) for run in runs for line in run["certificate"]["adversaries"]]
+    others = sorted({one["delta"] for _, line in lines for one in line["other_deltas"]}, reverse=True)
+    at = tuple(f"epsilon at {delta:g}" for delta in others)
+    head = ("run", "one who sees", "epsilon", "delta", *at, "mu (regret)", "neighbours differ by", "proved by")
+    rows = tuple((name, *_promised(line, others)) for name, line in lines)
+    return Table(head, rows, "What each run promises, against whom; every bound is rounded up")
+
+
+def _promised(line: dict[str, Any], others: Sequence[float]) -> tuple[str, ...]:
+    known, gdp = {one["delta"]: one["epsilon"] for one in line["other_deltas"]}, line["gdp"]
+    return (
+        charts.WORDS.get(line["adversary"], line["adversary"]),
+        upto(line["epsilon"]),
+        upto(line["delta"]),
+        *(upto(known[delta]) if delta in known else "-" for delta in others),
+        "-" if gdp is None else f"{upto(gdp['mu'])} ({upto(gdp['regret'])})",
+        line["relation"].replace("_", " "),
+        line["method"].upper() if line["epsilon"] is not None else "-",
+    )
 
 
 def settings(found: dict[str, Any]) -> Table:

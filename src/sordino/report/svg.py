@@ -80,7 +80,7 @@ class Scale:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             every = max(1, math.ceil((last - first) / 5))
             steps = (1, 2, 5) if last - first < 2 else (1,)
-            tens = [m * 10.0**k for k in range(first - 1, last + 1, every) for m in steps]
+            tens = [m * 10.0**k for k in range(last, first - 2, -every) for m in steps][::-1]
             return [v for v in tens if self.low * (1 - 1e-9) <= v <= self.high * (1 + 1e-9)]
         from matplotlib.ticker import MaxNLocator
 

@@ -1,0 +1,327 @@
+"""The page says what the certificates say, hides nothing that is not private, and stands by itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.commands import contents, sordino
+
+from sordino.report import colours, page
+from sordino.report.data import collected
+from sordino.report.subject import Subject
+from sordino.report.svg import GAP, Axis, Chart, Scale, Series, apart, draw
+from sordino.report.tables import upto
+from sordino.training import DIAGNOSTIC
+
+VOID = {"meta", "link", "line", "path", "circle", "rect", "br"}
+BANNER = "Not private, simulation only."
+
+
+class Page(HTMLParser):
+    """Every element in order, with how it is nested; a tag that is not closed is a mistake."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def made(*subjects: Subject) -> tuple[dict[str, Any], str]:
+    found = collected(subjects)
+    return found, page.rendered(found)
+
+
+@pytest.fixture(scope="module")
+def pages(runs: dict[str, Subject]) -> dict[str, str]:
+    alone = {name: made(one)[1] for name, one in runs.items()}
+    return {**alone, "several": made(*(runs[name] for name in ("central", "smooth", "shares", "silos", "loop")))[1]}
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["central", "smooth", "shares", "none", "secure", "local", "silos", "loop"])
+def test_the_answer_is_the_certificate(runs: dict[str, Subject], pages: dict[str, str], name: str) -> None:
+    said, certificate = Page(pages[name]).text, runs[name].certificate
+    assert f"{upto(certificate['epsilon'])} epsilon, at most" in said
+    assert f"one {certificate['unit']} is protected" in said
+    for text in (*certificate["assumptions"], *certificate["not_covered"]):
+        assert f"{text[0].upper()}{text[1:]}." in said
+    for line in certificate["adversaries"]:
+        assert upto(line["epsilon"]) in said
+    assert certificate["plan_sha256"] in said
+
+
+def test_a_simulation_and_a_run_without_noise_are_not_for_release(pages: dict[str, str]) -> None:
+    assert "Simulation: not for release" in Page(pages["central"]).text
+    assert "No guarantee: nothing here may be released" in Page(pages["none"]).text
+    said = Page(pages["secure"]).text
+    assert "Noise for release (secure)" in said
+    assert "not for release" not in said.replace("for whoever runs the simulation, not for release", "")
+
+
+def test_diagnostics_stand_under_their_banner_and_a_run_for_release_has_none(
+    runs: dict[str, Subject], pages: dict[str, str]
+) -> None:
+    assert BANNER in Page(pages["central"]).text
+    assert pages["central"].index(BANNER) < pages["central"].index("Size of updates")
+    for name in ("secure", "loop"):
+        assert BANNER not in Page(pages[name]).text
+        assert "Size of updates" not in pages[name]
+    assert made(runs["secure"])[0]["runs"][0]["diagnostics"] is None
+    assert made(runs["central"])[0]["runs"][0]["diagnostics"]["note"] == DIAGNOSTIC
+
+
+def test_a_secret_cohort_is_in_no_data_and_a_seen_one_is_counted(
+    runs: dict[str, Subject], folders: dict[str, Path]
+) -> None:
+    secret = made(runs["central"])[0]["runs"][0]["participation"]
+    assert secret["rounds_of_each"] is None
+    assert not secret["seen"]
+    seen = made(runs["shares"])[0]["runs"][0]["participation"]
+    charges = [json.loads(line)["cohort"] for line in (folders["shares"] / "charges.jsonl").read_text().splitlines()]
+    assert seen["rounds_of_each"] == [sum(client in cohort for cohort in charges) for client in range(60)]
+
+
+def test_runs_side_by_side_show_what_differs(pages: dict[str, str]) -> None:
+    said = Page(pages["several"]).text
+    assert "plan.postprocess.0.strength" in said
+    assert "Privacy and utility" not in said  # a loop has no metric
+    assert "Settings that differ" not in Page(pages["central"]).text
+
+
+def test_utility_is_drawn_against_privacy_where_runs_share_a_metric(runs: dict[str, Subject]) -> None:
+    found = Page(made(runs["central"], runs["smooth"])[1])
+    assert "Privacy and utility" in found.text
+    assert any("utility-t" in attributes.get("aria-labelledby", "") for attributes in found.of("svg"))
+
+
+# ---- how it is built ------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_well_formed_with_landmarks_and_headings_in_order(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        found = Page(text)
+        assert all(len(found.of(tag)) == 1 for tag in ("header", "nav", "main", "footer", "h1"))
+        levels = [int(tag[1]) for tag, _ in found.found if re.fullmatch("h[1-6]", tag)]
+        assert levels[0] == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+        ids = [attributes["id"] for _, attributes in found.found if "id" in attributes]
+        assert len(ids) == len(set(ids))
+        wanted = {one["href"][1:] for one in found.of("a")}
+        wanted |= {word for _, a in found.found for word in a.get("aria-labelledby", "").split()}
+        assert wanted <= set(ids)
+        assert found.of("html")[0]["lang"] == "en"
+        assert text.startswith("<!doctype html>\n<html")
+
+
+def test_every_figure_has_a_name_a_sentence_and_its_numbers(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        for figure in re.findall(r"<figure>.*?</figure>", text, re.DOTALL):
+            assert re.search(r"<h3>.+?</h3><p>.+?</p>", figure)
+            assert re.search(r'role="img".*?<title id=".+?">.+?</title><desc id=".+?">.+?</desc>', figure)
+            assert "<caption>" in figure
+            assert figure.count("<tr>") >= 2
+    for text in pages.values():
+        assert text.count("<table>") == text.count("<caption>") == text.count("<thead>")
+
+
+def test_a_page_needs_nothing_from_anywhere(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        assert "default-src 'none'" in text
+        assert not re.search(r"""(src|href|action|xlink:href)\s*=\s*["'](?!#|data:)""", text)
+        assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttpRequest|WebSocket", text)
+
+
+def test_names_from_outside_are_text(runs: dict[str, Subject]) -> None:
+    bad = '<script>alert("1")</script>&'
+    one = runs["central"]
+    text = made(Subject(bad, one.certificate, one.plan, one.facts, history=one.history))[1]
+    assert "<script>alert" not in text
+    assert bad in Page(text).text
+
+
+def test_the_same_runs_make_the_same_page(runs: dict[str, Subject]) -> None:
+    assert made(runs["central"], runs["smooth"]) == made(runs["central"], runs["smooth"])
+
+
+# ---- colours --------------------------------------------------------------------------------------------------------
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert colours.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert colours.contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
+    assert colours.contrast("#123456", "#123456") == 1
+
+
+@pytest.mark.parametrize("theme", [colours.LIGHT, colours.DARK], ids=["light", "dark"])
+def test_every_text_can_be_read_on_its_ground(theme: dict[str, str]) -> None:
+    assert {pair: ratio for pair in colours.PAIRS if (ratio := colours.contrast(*map(theme.get, pair))) < 4.5} == {}  # type: ignore[arg-type]
+
+
+def test_colours_come_from_the_themes_alone() -> None:
+    style = Path(page.__file__).with_name("page.css").read_text("utf-8")
+    assert set(re.findall(r"#[0-9a-f]{3,8}\b", style)) == {"#ffffff"}  # paper
+    assert set(re.findall(r"var\(--([a-z0-9-]+)\)", style)) <= {*colours.LIGHT, "tone"}
+    assert colours.LIGHT.keys() == colours.DARK.keys()
+    assert {name for pair in colours.PAIRS for name in pair} | {"rule"} == set(colours.LIGHT)
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_lands_where_the_axes_say() -> None:
+    assert [Scale(0, 10, 100, 200)(v) for v in (0, 5, 10)] == [100, 150, 200]
+    assert Scale(1, 100, 0, 10, log=True)(10) == pytest.approx(5)
+    assert Scale(0, 1, 0, 1).ticks() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert Scale(1e-6, 1, 0, 1, log=True).ticks()[-1] == 1
+
+
+def test_labels_are_moved_apart_and_no_further() -> None:
+    assert apart([10, 100], 300) == [10, 100]
+    found = apart([50, 50, 51, 290], 200)
+    assert all(b - a >= GAP for a, b in itertools.pairwise(found))
+    assert found[-1] == 200
+
+
+def test_a_chart_survives_nothing_much_to_show() -> None:
+    for ys in ((1.0,), (1.0, 1.0), (0.0, 0.0), (float("nan"), 2.0), (1e-30, 1e30)):
+        line = Series("a", tuple(map(float, range(len(ys)))), ys)
+        for log in (False, True):
+            drawn = draw(Chart("k", "t", "s", Axis("x"), Axis("y", log=log), (line,)))
+            assert "nan" not in drawn
+            Page(str(drawn))
+
+
+# ---- the commands ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page_and_touches_no_run(folders: dict[str, Path], tmp_path: Path) -> None:
+    before = contents(folders["central"])
+    said = sordino("report", folders["central"], folders["loop"], "--out", tmp_path / "r.html")
+    assert (said.code, said.out) == (0, f"written: {tmp_path / 'r.html'}\n")
+    assert "central" in Page((tmp_path / "r.html").read_text("utf-8")).text
+    assert contents(folders["central"]) == before
+
+
+def test_the_data_of_the_page_is_one_json_object(folders: dict[str, Path], tmp_path: Path) -> None:
+    found = sordino("report", folders["central"], folders["none"], "--json").json
+    assert [run["name"] for run in found["runs"]] == ["central", "none"]
+    assert found["runs"][0]["certificate"] == json.loads((folders["central"] / "certificate.json").read_text())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_mistake_is_one_sentence(folders: dict[str, Path], tmp_path: Path, command: str) -> None:
+    out = ["--out", tmp_path / "r.html"] if command == "report" else []
+    assert "which does not exist" in sordino(command, tmp_path / "gone", *out).sentence
+    assert "no plan.toml" in sordino(command, tmp_path, *out).sentence
+    assert "every run once" in sordino(command, folders["central"], folders["central"], *out).sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert "cannot be written" in sordino("report", folders["central"], "--out", tmp_path / "no" / "r.html").sentence
+
+
+def test_a_folder_that_was_changed_is_not_shown(folders: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(folders["central"], tmp_path / "copy")
+    file = tmp_path / "copy" / "certificate.json"
+    file.write_text(file.read_text().replace('"epsilon": 1.', '"epsilon": 0.', 1))
+    assert sordino("report", tmp_path / "copy", "--out", tmp_path / "r.html").code == 1
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(folders: dict[str, Path], tmp_path: Path) -> None:
+    for place in "ab":
+        shutil.copytree(folders["central"], tmp_path / place / "run")
+    found = sordino("compare", tmp_path / "a" / "run", tmp_path / "b" / "run", "--json").json
+    assert [run["name"] for run in found["runs"]] == ["a/run", "b/run"]
+    assert found["settings"] == []
+
+
+def test_compare_puts_runs_beside_each_other(folders: dict[str, Path]) -> None:
+    said = sordino("compare", folders["central"], folders["smooth"])
+    assert said.out.splitlines()[0].split() == ["run", "central", "smooth"]
+    assert re.search(r"plan\.postprocess\.0\.strength +- +1\.5", said.out)
+    latex = sordino("compare", folders["central"], folders["smooth"], "--latex", "--bibtex").out
+    assert r"\begin{tabular}" in latex
+    assert "@software" in latex
+
+
+# ---- audits ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_audit_stands_beside_the_run_and_in_its_next_report(folders: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folders["central"], run)
+    before = contents(run)
+    assert sordino("audit", run).code == 0
+    assert contents(run).keys() - before.keys() == {"audit.json"}
+    assert {name: data for name, data in contents(run).items() if name != "audit.json"} == before
+    assert (run / "audit.json").stat().st_mode & 0o077 == 0  # it comes of private records
+    assert sordino("certify", run).code == 0
+    assert sordino("report", run, "--out", tmp_path / "r.html").code == 0
+    said = Page((tmp_path / "r.html").read_text("utf-8")).text
+    assert "Membership by a loss threshold" in said
+    assert "An audit trains or attacks with the private records" in said
+
+
+def test_an_audit_of_another_run_is_not_shown_and_a_damaged_one_is_one_sentence(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folders["central"], run)
+    other = {"run": "0" * 32, "layers": {"canaries": {"canaries": {"lower_epsilon": 99.0}}}}
+    (run / "audit.json").write_text(json.dumps(other))
+    assert sordino("report", run, "--json").json["runs"][0]["audit"] == {}
+    (run / "audit.json").write_text("[")
+    assert "audit again" in sordino("report", run, "--json").sentence
+
+
+def test_layers_are_kept_beside_each_other(folders: dict[str, Path], tmp_path: Path) -> None:
+    from sordino.runs.shown import audits, keep_audit
+
+    run = tmp_path / "run"
+    shutil.copytree(folders["central"], run)
+    name = json.loads((run / "run.json").read_text())["run"]
+    bounds = {"unit": "client", "canaries": 9, "lower_epsilon": 0.5, "gaussian_epsilon": 0.7, "upper_epsilon": 1.0314}
+    keep_audit(run, "canaries", {"passed": True, "canaries": bounds})
+    attack = {"adversary": "models", "attack": "shift", "lower_epsilon": 0.2, "upper_epsilon": 0.9}
+    keep_audit(run, "mechanism", {"passed": True, "mechanism": [attack]})
+    assert audits(run, name).keys() == {"canaries", "mechanism"}
+    assert sordino("report", run, "--out", tmp_path / "r.html").code == 0
+    said = Page((tmp_path / "r.html").read_text("utf-8")).text
+    assert "≥ 0.5, ≤ 1.04" in said
+    assert "≥ 0.2, ≤ 0.9" in said
