@@ -80,8 +80,8 @@ def draw(found: Landscape, path: Path, title: str = "loss around the model") -> 
     contour.set_aspect("equal")
     contour.set_xticks(np.linspace(found.span[0], found.span[-1], 5))
     for axes in (surface, contour):
-        axes.set_xlabel("step along a first random direction")
-        axes.set_ylabel("step along a second")
+        axes.set_xlabel("step along a first direction", labelpad=8 if axes is surface else None)
+        axes.set_ylabel("step along a second", labelpad=8 if axes is surface else None)
     surface.set_zlabel("loss on public test rows")
     figure.suptitle(f"{title} (mean rise {found.sharpness:.3g})")
     keep(figure, path)

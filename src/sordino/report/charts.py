@@ -44,17 +44,13 @@ def _most_epsilon(run: Run) -> float:
     return max((one["epsilon"][-1] for one in run["epsilon_by_round"] if one["epsilon"] is not None), default=0.0)
 
 
-def with_shared_axes(runs: Sequence[Run]) -> list[Chart]:
-    """Epsilon over rounds and delta over epsilon, run by run."""
+def curves(runs: Sequence[Run]) -> list[Chart]:
+    """Epsilon over rounds, the best attack, delta over epsilon: a row for each run, with the axes of the others."""
     most = [found for run in runs if (found := _most_epsilon(run))]
     end = shared(most)
     far = None if end is None else 1.6 * max(most)
-    made = [
-        *(epsilons(run, place, end) for place, run in enumerate(runs)),
-        *(trade_offs(run, place) for place, run in enumerate(runs)),
-        *(deltas(run, place, far) for place, run in enumerate(runs)),
-    ]
-    return [one for one in made if one is not None]
+    rows = [(epsilons(run, at, end), trade_offs(run, at), deltas(run, at, far)) for at, run in enumerate(runs)]
+    return [one for row in rows for one in row if one is not None]
 
 
 def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
@@ -117,7 +113,7 @@ def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:
         for tone, one in enumerate(run["delta_curve"])
     )
     level = Series("", (0.0, end or max(one.xs[-1] for one in lines)), (delta, delta), quiet=True)
-    says = f"Every pair on a line holds at once; the certificate names the one at delta {delta:.3g} (dashed)."
+    says = f"Every pair on a line holds at once; the certificate names the one at delta {upto(delta)} (dashed)."
     return Chart(
         f"delta-{place}",
         f"Delta by epsilon: {run['name']}",

@@ -50,7 +50,7 @@ def rendered(found: dict[str, Any]) -> str:
         light=colours.variables(colours.LIGHT),
         dark=colours.variables(colours.DARK),
         utility=_drawn([*charts.metrics(runs), charts.utility(runs)]),
-        privacy=_drawn([*charts.with_shared_axes(runs), *_each(runs, charts.silos)]),
+        privacy=_drawn([*charts.curves(runs), *_each(runs, charts.silos)]),
         adversaries=adversaries(runs),
         settings=settings(found),
         audits=_drawn(_each(runs, workings.audits)),
