@@ -46,7 +46,8 @@ class Layout:
             start = slots[-1].stop if slots else 0
             slots.append(Slot(name, tensor.shape, start, trainable))
         if not any(slot.trainable for slot in slots):
-            raise DataError("a model with no trainable parameter", "at least one parameter with requires_grad")
+            fix = "adapters of peft: inference_mode=False, or PeftModel.from_pretrained(..., is_trainable=True)"
+            raise DataError("a model with no trainable parameter", "at least one parameter with requires_grad", fix)
         return cls(tuple(slots))
 
     @property

@@ -17,6 +17,7 @@ from sordino.engines.base import ClientJob, Collected, Engine, Leads, Receipt, R
 from sordino.engines.checks import check_records
 from sordino.engines.diagnostics import of_release
 from sordino.engines.inprocess import InProcess
+from sordino.engines.reach import check_reach
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
 from sordino.layout import Layout
 from sordino.parts.encode import Public, Spread
@@ -133,6 +134,7 @@ def run(
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
     check(plan, task, engine)
+    check_reach(task)
     check_train_metrics(train_metrics, streams.mode)
     if train_metrics and task.clients.here is not None:
         raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ from sordino.rng import Mode, Seeded, streams
 from sordino.run import Round, Settled, Tally, check, run
 from sordino.version import versions
 
+_LOG = logging.getLogger("sordino")
 DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand
 _NO_FIGURES = ("round", "void", DIAGNOSTIC)  # of a line of history
 
@@ -83,6 +85,7 @@ def train(
         history.append(entry(done))
         if on_round:
             on_round(history[-1])
+    warn_if_still(history)
     model = final_model(plan, task, state)
     known = Facts(delta, noise, 0, model=model_digest(model), deltas=deltas, public=declared_by_caller(task))
     known = replace(known, environment=(versions(),), utility=last_figures(history))
@@ -119,6 +122,13 @@ def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
     """The newest figures on public rows; None if there are none."""
     told = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
     return next((figures for figures in told if figures), None)
+
+
+def warn_if_still(history: list[dict[str, Any]]) -> None:
+    """Say so where no client's update was other than zero: the weights moved by noise alone."""
+    norms = [line[DIAGNOSTIC].get("update_norm_mean") for line in history]
+    if norms and all(norm == 0.0 for norm in norms):
+        _LOG.warning("In no round was a client's update other than zero: what moved, noise has moved. Look at lr.")
 
 
 def final_model(plan: Plan, task: Task, state: State) -> nn.Module:

@@ -179,7 +179,7 @@ def test_loans_make_a_model_of_eleven_parameters() -> None:
 
 @pytest.mark.usefixtures("real_data")
 def test_shakespeare_has_1015_roles_of_100_samples_and_no_more() -> None:
-    assert len(text._roles(1015, 100)) == 1015
+    assert len(text.spoken(1015, 100)) == 1015
     with pytest.raises(DataError, match="found 1015 roles"):
         load("shakespeare", roles=1016)
 

@@ -29,7 +29,7 @@ def shakespeare(*, roles: int = 100, per_role: int = 500, least: int = 100) -> D
     """
     if min(roles, per_role, least) < 1:
         raise DataError(f"roles = {roles}, per_role = {per_role}, least = {least}", "each at least 1")
-    texts = [np.asarray(encode(said), dtype=np.int64) for said in _roles(roles, least)]
+    texts = [np.asarray(encode(said), dtype=np.int64) for said in spoken(roles, least)]
     cuts = [len(text) * 4 // 5 for text in texts]
     train = [windows(text[:cut], per_role) for text, cut in zip(texts, cuts, strict=True)]
     test = [windows(text[cut:], max(per_role // 4, 1)) for text, cut in zip(texts, cuts, strict=True)]
@@ -57,7 +57,7 @@ def windows(text: Ints, most: int) -> tuple[Ints, Ints]:
     return text[starts[:, None] + np.arange(WINDOW)], text[starts + WINDOW]
 
 
-def _roles(asked: int, least: int) -> list[str]:
+def spoken(asked: int, least: int) -> list[str]:
     """The first `asked` roles, in the fixed order, among those with enough samples."""
     able = [text for text in _texts() if len(text) - WINDOW >= least]
     if asked > len(able):
