@@ -14,8 +14,13 @@ from sordino.cli import (
     audit,
     calibrate,
     certify,
+<<<<<<< HEAD
     compare,
+=======
+    doctor,
+>>>>>>> 9a420ce (Comfort: help without words, completion, a doctor, examples of the wheel, words of Opacus, trackers; recipes in one sentence each)
     epsilon,
+    examples,
     explain,
     federation,
     ledger,
@@ -34,8 +39,13 @@ from sordino.runs import launch
 from sordino.version import __version__
 
 __all__ = [
+<<<<<<< HEAD
     "app", "audit", "calibrate", "certify", "compare", "epsilon", "explain", "federation", "ledger", "main",
     "model_card", "papers", "plan", "recipes", "report", "run", "schema", "tune",
+=======
+    "app", "audit", "calibrate", "certify", "doctor", "epsilon", "examples", "explain", "federation", "ledger", "main",
+    "model_card", "papers", "plan", "recipes", "run", "schema", "tune",
+>>>>>>> 9a420ce (Comfort: help without words, completion, a doctor, examples of the wheel, words of Opacus, trackers; recipes in one sentence each)
 ]  # fmt: skip
 STOPPED = "stopped; what was charged stays charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
@@ -57,6 +67,10 @@ def main() -> None:
     except RankError as error:
         _stop("" if error.said else str(error), launch.code_of(error))
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command without words: it says what it takes
+            with listened(sys.stdout):
+                print(error)
+            sys.exit(0)
         _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
     else:
         if code == 130:  # what typer makes of an interrupt

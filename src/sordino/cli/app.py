@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] or [plan], [privacy], [run].")]
 Certified = Annotated[

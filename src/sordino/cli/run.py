@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +15,11 @@ from sordino.cli.certify import guarantee
 from sordino.runs import launch
 
 if TYPE_CHECKING:
+    from sordino.config import Config
+    from sordino.report.track import Tracker
     from sordino.runs.execution import Executed
 
+Listener = Callable[[dict[str, Any]], None]
 NO_TEST = "not evaluated, as no row is declared public (task.options: test or public_test_fraction)"
 
 
@@ -34,6 +37,9 @@ def run(
     device: Annotated[str, typer.Option(help="Where clients train: cpu, cuda, cuda:1, ...")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds that one worker waits for another.")] = 3600.0,
     sign: Annotated[Path | None, typer.Option(help="Sign the certificate with this Ed25519 key (PEM).")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="tensorboard | mlflow | wandb, into OUT.track or where they are set up.")
+    ] = None,
     values: Changes = None,
     seed: Seed = None,
     own: Own = None,
@@ -46,6 +52,7 @@ def run(
         words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
         words += [] if sign is None else ["--sign", str(sign)]
         words += [word for path in own or [] for word in ("--with", str(path))]
+        words += [word for name in track or [] for word in ("--track", name)]
         words += [word for value in changed(values, seed) for word in ("--set", value)]
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
     launch.follow()
@@ -61,9 +68,39 @@ def run(
             done = run_here(config, out, resume=resume, on_round=heard(on_round))
         return say(as_json, result(done), result_text(done))
     chosen = named_engine(started.engine, threads, timeout, device)
-    with progress(config.plan.rounds, quiet=as_json or not getattr(chosen, "leads", True)) as on_round:
-        done = execute(config, out, resume=resume, engine=chosen, on_round=heard(on_round), sign=sign)
+    leads = getattr(chosen, "leads", True)
+    with (
+        progress(config.plan.rounds, quiet=as_json or not leads) as on_round,
+        tracked(track if leads else None, config, out) as seen,
+    ):
+        told = to_all([heard(on_round), *seen])
+        done = execute(config, out, resume=resume, engine=chosen, on_round=told, sign=sign)
+        for one in seen:
+            one.finish(done.certificate)
     say(as_json, result(done), result_text(done))
+
+
+@contextmanager
+def tracked(kinds: list[str] | None, config: Config, out: Path) -> Iterator[list[Tracker]]:
+    """The trackers that the command names, open until the run ends."""
+    if not kinds:
+        yield []
+        return
+    from sordino.report.track import Tracker
+
+    with ExitStack() as held:
+        folder, noise = out.with_name(f"{out.name}.track"), config.privacy.noise
+        yield [held.enter_context(Tracker(kind, folder, config, noise)) for kind in dict.fromkeys(kinds)]
+
+
+def to_all(listeners: Sequence[Listener]) -> Listener:
+    """One listener that tells all of them."""
+
+    def on_round(line: dict[str, Any]) -> None:
+        for listener in listeners:
+            listener(line)
+
+    return on_round
 
 
 def result(done: Executed) -> dict[str, Any]:

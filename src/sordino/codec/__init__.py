@@ -20,12 +20,12 @@ from sordino.codec.form import (
     check_plain,
     digest,
     dump,
-    nearest,
     read,
     to_json,
     to_toml,
 )
 from sordino.codec.part import DEEPEST, Foreign, Part, family_of, foreign, genuine, inside, package_of
+from sordino.codec.words import nearest, own_words
 
 __all__ = [
     "DEEPEST",
@@ -41,6 +41,7 @@ __all__ = [
     "genuine",
     "inside",
     "nearest",
+    "own_words",
     "package_of",
     "read",
     "to_json",

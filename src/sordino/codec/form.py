@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import inspect
 import json
@@ -15,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from sordino.codec.part import DEEPEST, Part, check_part, join
+from sordino.codec.words import nearest
 from sordino.errors import ConfigError, shown
 
 T = TypeVar("T")
@@ -200,12 +200,6 @@ def call(function: Callable[..., T], arguments: Mapping[str, Any], where: str) -
     needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
     _check_keys(arguments, parameters, needed, where)
     return function(**{n: read(parameters[n].annotation, item, f"{where}.{n}") for n, item in arguments.items()})
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The known word that a mistyped one most likely meant, or all of them."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
 
 
 def check_plain(data: Any) -> None:

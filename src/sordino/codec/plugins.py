@@ -21,6 +21,11 @@ from sordino.errors import ConfigError
 GROUP = "sordino.parts"
 
 
+def offered() -> bool:
+    """Whether any installed package offers parts; nothing is imported."""
+    return bool(importlib.metadata.entry_points(group=GROUP))
+
+
 @cache
 def load() -> None:
     """Import what every installed package offers under `sordino.parts`, once."""

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
+<<<<<<< HEAD
 from sordino.data.fit import check_labels, outputs_of, refuse_compiled
+=======
+from sordino import codec
+from sordino.data.fit import check_labels, outputs_of
+>>>>>>> 9a420ce (Comfort: help without words, completion, a doctor, examples of the wheel, words of Opacus, trackers; recipes in one sentence each)
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
 from sordino.optim.loader import PrivateLoader, Turn
@@ -22,6 +27,7 @@ from sordino.per_record import refuse_mixing
 from sordino.rng import Mode, streams
 
 
+@codec.own_words
 def make_private(
     model: nn.Module,
     optimizer: Optimizer,

@@ -1,0 +1,68 @@
+"""Words that were meant: mistyped ones, and those by which other libraries call the same thing."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from sordino.errors import ConfigError
+
+Taken = ParamSpec("Taken")
+Given = TypeVar("Given")
+ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and what it may be called here
+    "max_grad_norm": ("clip", "radius"),
+    "l2_norm_clip": ("clip", "radius"),
+    "clipping_norm": ("clip", "radius"),
+    "clipping_bound": ("clip", "radius"),
+    "noise_multiplier": ("multiplier",),
+    "noise_scale": ("multiplier",),
+    "target_epsilon": ("epsilon",),
+    "target_delta": ("delta",),
+    "sample_rate": ("rate",),
+    "fraction_train": ("rate",),
+    "fraction_fit": ("rate",),
+    "num_clients": ("population",),
+    "num_supernodes": ("population",),
+    "population_size": ("population",),
+    "cohort_size": ("size", "cohort"),
+    "num_sampled_clients": ("size", "cohort"),
+    "num_rounds": ("rounds",),
+    "num_server_rounds": ("rounds",),
+    "central_num_iterations": ("rounds",),
+    "local_num_epochs": ("epochs",),
+    "local_epochs": ("epochs",),
+    "learning_rate": ("lr",),
+    "local_learning_rate": ("lr",),
+    "batch_size": ("batch", "physical_batch"),
+    "local_batch_size": ("batch",),
+    "max_physical_batch_size": ("physical_batch",),
+    "data_loader": ("loader",),
+    "module": ("model",),
+    "secure_mode": ("noise",),
+}
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The known word that a mistyped or a foreign one most likely meant, or all of them."""
+    ours = next((name for name in ELSEWHERE.get(word, ()) if name in known), None)
+    if ours is not None:
+        return f"{word} is called {ours} here"
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
+
+
+def own_words(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
+    """The same function, which answers to a keyword that it does not know in one sentence."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def called(*args: Taken.args, **words: Taken.kwargs) -> Given:
+        strange = next((word for word in words if word not in known), None)
+        if strange is not None:
+            raise ConfigError(f"argument {strange}", f"an argument of {function.__name__}", nearest(strange, known))
+        return function(*args, **words)
+
+    return called
