@@ -14,11 +14,8 @@ from sordino.cli import (
     audit,
     calibrate,
     certify,
-<<<<<<< HEAD
     compare,
-=======
     doctor,
->>>>>>> 9a420ce (Comfort: help without words, completion, a doctor, examples of the wheel, words of Opacus, trackers; recipes in one sentence each)
     epsilon,
     examples,
     explain,
@@ -39,14 +36,27 @@ from sordino.runs import launch
 from sordino.version import __version__
 
 __all__ = [
-<<<<<<< HEAD
-    "app", "audit", "calibrate", "certify", "compare", "epsilon", "explain", "federation", "ledger", "main",
-    "model_card", "papers", "plan", "recipes", "report", "run", "schema", "tune",
-=======
-    "app", "audit", "calibrate", "certify", "doctor", "epsilon", "examples", "explain", "federation", "ledger", "main",
-    "model_card", "papers", "plan", "recipes", "run", "schema", "tune",
->>>>>>> 9a420ce (Comfort: help without words, completion, a doctor, examples of the wheel, words of Opacus, trackers; recipes in one sentence each)
-]  # fmt: skip
+    "app",
+    "audit",
+    "calibrate",
+    "certify",
+    "compare",
+    "doctor",
+    "epsilon",
+    "examples",
+    "explain",
+    "federation",
+    "ledger",
+    "main",
+    "model_card",
+    "papers",
+    "plan",
+    "recipes",
+    "report",
+    "run",
+    "schema",
+    "tune",
+]
 STOPPED = "stopped; what was charged stays charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
 

@@ -9,12 +9,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
-<<<<<<< HEAD
-from sordino.data.fit import check_labels, outputs_of, refuse_compiled
-=======
 from sordino import codec
-from sordino.data.fit import check_labels, outputs_of
->>>>>>> 9a420ce (Comfort: help without words, completion, a doctor, examples of the wheel, words of Opacus, trackers; recipes in one sentence each)
+from sordino.data.fit import check_labels, outputs_of, refuse_compiled
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
 from sordino.optim.loader import PrivateLoader, Turn
