@@ -18,6 +18,7 @@ from sordino import codec
 from sordino.codec import override, plugins, toml
 from sordino.data import datasets
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
+from sordino.data.halves import Half
 from sordino.data.initial import begun
 from sordino.data.metrics import Metric
 from sordino.data.naming import check_names, resolved
@@ -30,8 +31,9 @@ from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
 from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
+from sordino.privacy.selection import Selection
 from sordino.recipes import RECIPES
-from sordino.rng import Mode, Seeded
+from sordino.rng import Mode, Seeded, Streams, streams
 from sordino.run import check_early, check_train_metrics
 from sordino.training import declared_weights
 
@@ -51,6 +53,7 @@ class TaskSpec:
     loss: Loss | None = None
     silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
     init: str | None = None  # a safetensors file of weights to begin with, declared public
+    half: Half | None = None  # the part of the test rows that a run is judged by, where the others report
 
     @property
     def named(self) -> bool:
@@ -70,11 +73,12 @@ class TaskSpec:
         loss = self.loss or _loss(data)
         task = Task(model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names)
         _try_loss(task)
-        return task
+        return task if self.half is None else self.half.of(task)
 
     def declared(self, task: Task) -> tuple[Declared, ...]:
         """The rows of the built task, and the weights, that are public, and by whose word."""
         what, by = declared_by(self.dataset, self.options)
+        what = what if self.half is None else f"{what}, {self.half.words}"
         rows = () if task.test is None else (Declared(len(task.test), what, by),)
         return (*rows, *declared_weights(task))
 
@@ -154,7 +158,8 @@ class PrivacySpec:
     `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
     `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
     would cost one more is not run. `ledger` is a file that all runs on the same data are charged to, before the first
-    round; `dataset` is the name that the data have in it.
+    round; `dataset` is the name that the data have in it. `selected` is what `sordino tune --private` writes: the run
+    is the best of many, and is billed so.
     """
 
     delta: float | None = None
@@ -164,25 +169,30 @@ class PrivacySpec:
     silos: tuple[SiloBudget, ...] = ()
     ledger: str | None = None
     dataset: str | None = None
+    selected: Selection | None = None
 
     def __post_init__(self) -> None:
         if (self.ledger is None) != (self.dataset is None):
             found, lacks = ("ledger", "dataset") if self.dataset is None else ("dataset", "ledger")
             raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
+        if self.selected is not None and (self.silos or self.client_epsilon is not None):
+            raise ConfigError("the best of many tries under a budget in [privacy]", "tries that end by themselves")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """What does not change the guarantee."""
+    """What does not change the guarantee. `coins` seeds a simulation's cohorts, batches and noise; default: `seed`."""
 
     seed: int = 0
+    coins: int | None = None
     eval_every: int = 1
     train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
     metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy
 
     def __post_init__(self) -> None:
-        if not -(2**63) <= self.seed < 2**63:
-            raise ConfigError(f"seed = {self.seed}", "a whole number of at most 64 bits")
+        for name, number in (("seed", self.seed), ("coins", self.coins or 0)):
+            if not -(2**63) <= number < 2**63:
+                raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
         if self.eval_every < 1:
             raise ConfigError(f"eval_every = {self.eval_every}", "at least 1", "1 evaluates after every round")
 
@@ -301,7 +311,13 @@ class Config:
     def facts(self) -> dict[str, Any]:
         """What a certificate takes from this file beside the plan, delta and noise."""
         known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budgeted}
-        return {**known, "foreign": self.foreign}
+        return {**known, "foreign": self.foreign, "selection": self.privacy.selected}
+
+    @property
+    def streams(self) -> Streams:
+        """Where the coins of a run come from."""
+        own = self.run.seed if self.run.coins is None else self.run.coins
+        return streams(self.privacy.noise, own)
 
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:

@@ -28,6 +28,7 @@ from sordino.cli import (
     report,
     run,
     schema,
+    sweep,
     tune,
 )  # fmt: skip
 from sordino.cli.app import app, listened
@@ -55,6 +56,7 @@ __all__ = [
     "report",
     "run",
     "schema",
+    "sweep",
     "tune",
 ]
 STOPPED = "stopped; what was charged stays charged; continue with --resume"

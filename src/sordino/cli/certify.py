@@ -34,6 +34,11 @@ def certify(
     bring(own)
     from sordino.runs import signature
 
+    if (target / "sweep.json").is_file():
+        from sordino.tuning import sweep
+
+        made = sweep.certify(target)
+        return say(as_json, {"certified": True, **made}, f"certified: {sweep.guarantee(made)}")
     owner = None if key is None else signature.public_key(key)
     signer = None if sign is None else signature.private_key(sign)
     known = described(about)
@@ -49,6 +54,7 @@ def certify(
     told = "; ".join([said + guarantee(certificate), *limits.values()])
     told += "" if registry is None else f"\nregistry entry: {registry}{to_write(left)}"
     say(as_json, {"certified": True, **limits, **signed, **certificate}, told)
+    return None
 
 
 LOOP = "this follows from the plan and the counts in the file; a loop keeps no chain of charges that would show more"

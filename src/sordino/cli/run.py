@@ -12,6 +12,7 @@ import typer
 
 from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, say
 from sordino.cli.certify import guarantee
+from sordino.errors import ConfigError
 from sordino.runs import launch
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def run(
     from sordino.runs.execution import execute, named_engine
 
     config = load_config(file, changed(values, seed))
+    if config.privacy.selected is not None:
+        found = f"{file}, which holds the best of many private tries"
+        raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
     if started.engine == "flower":
         from sordino.flower.here import run_here
 

@@ -12,6 +12,7 @@ from sordino.errors import ConfigError
 from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.privacy.selection import Selection, selected
 from sordino.privacy.spending import Standing
 from sordino.privacy.statement import statement
 from sordino.privacy.summary import summary, upward
@@ -78,6 +79,7 @@ class Facts:
     foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
     loop: Loop | None = None  # of a private PyTorch loop
     receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
+    selection: Selection | None = None  # of many runs, this is the best
     ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
     environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
     utility: dict[str, float] | None = None  # the last figures on public rows
@@ -135,10 +137,14 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     return Participation(releases, min(releases, plan.clients.most(plan.rounds) + again), (), facts.repeats)
 
 
+def billed(plan: Plan, facts: Facts) -> Bill:
+    """The bill of a run: of its rounds, and of the tries that it is the best of."""
+    return selected(plan.bill(participation(plan, facts)), facts.selection)
+
+
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """The certificate of a run."""
-    counts = participation(plan, facts)
-    bill = plan.bill(counts)
+    counts, bill = participation(plan, facts), billed(plan, facts)
     lines = {who: {**headline(bill.of(who), facts.delta, facts.deltas), **summary(bill.of(who))} for who in ADVERSARIES}
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     return {
@@ -158,7 +164,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "postprocess": [codec.dump(step) for step in plan.postprocess],
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
-        "statement": statement(plan, facts, counts, main["relation"]),
+        "statement": statement(plan, facts, counts, main["relation"], facts.selection is not None),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
         "declared_public": [one.written() for one in facts.public],
@@ -168,10 +174,11 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
             *(("what a silo says that it was charged is what stands in its own ledger",) if facts.receipts else ()),
             *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
             *(trusted(part) for part in others),
+            *(facts.selection.assumed if facts.selection is not None else ()),
             *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
         ],
         "foreign_parts": [codec.dump(part) for part in others],
-        "not_covered": not_covered(facts.ledger),
+        "not_covered": not_covered(facts.ledger, facts.selection),
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,
         "model_sha256": facts.model,
@@ -341,11 +348,12 @@ def _loop_assumptions(loop: Loop) -> list[str]:
     ]
 
 
-def not_covered(ledger: Standing | None = None) -> list[str]:
+def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
     """What the certificate does not speak of."""
     others = "other releases of the same data: a budget is the sum over all of them"
+    unbilled = "tuning is not accounted" if selection is None else "only the tries that this run is the best of are"
     return [
-        "choosing settings by earlier runs on the same data: tuning is not accounted",
+        f"choosing settings by earlier runs on the same data: {unbilled}",
         "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",
         others if ledger is None else "releases of the same data that were not charged to the ledger",
     ]

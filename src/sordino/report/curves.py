@@ -19,7 +19,8 @@ from sordino.parts.events import Unprotected
 from sordino.privacy import accounting
 from sordino.privacy.attack import Floats, power, true_positives
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
-from sordino.privacy.certificate import headline, line_entry, participation
+from sordino.privacy.certificate import billed, headline, line_entry, participation
+from sordino.privacy.selection import selected
 from sordino.report.subject import Subject
 from sordino.training import counted
 
@@ -45,7 +46,7 @@ class Kind:
 
 def bill_of(subject: Subject) -> Bill:
     """The bill that the certificate was written from."""
-    return subject.plan.bill(participation(subject.plan, subject.facts))
+    return billed(subject.plan, subject.facts)
 
 
 def kinds(subject: Subject) -> list[Kind]:
@@ -75,7 +76,7 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
     releases = participation(subject.plan, subject.facts).releases
     places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})
     try:
-        bills = [(t, subject.plan.bill(so_far(subject, t))) for t in places]
+        bills = [(t, selected(subject.plan.bill(so_far(subject, t)), subject.facts.selection)) for t in places]
     except PlanError:
         bills = []  # noise that rounds share is priced for the whole run alone
     found = []

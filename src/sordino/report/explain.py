@@ -7,7 +7,7 @@ from typing import Any
 from sordino.plan import Plan
 from sordino.privacy.attack import Ceiling, ceiling
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill
-from sordino.privacy.certificate import Facts, participation
+from sordino.privacy.certificate import Facts, billed
 from sordino.report.tables import upto
 
 CHANGE = {
@@ -25,7 +25,7 @@ WHO: dict[Adversary, str] = {
 
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
     """What each adversary's best membership test can reach."""
-    bill: Bill = plan.bill(participation(plan, facts))
+    bill: Bill = billed(plan, facts)
     return {who: _worst([ceiling(line) for line in bill.of(who)]) for who in ADVERSARIES}
 
 

@@ -21,7 +21,7 @@ from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError
 from sordino.plan import State
 from sordino.privacy.certificate import priced
-from sordino.rng import Mode, streams
+from sordino.rng import Mode
 from sordino.run import Round, check, run
 from sordino.runs import ending, purse, receipts, signature
 from sordino.runs.book import Book, create
@@ -64,7 +64,7 @@ def execute(
     task = task or config.build()
     check(config.plan, task, engine)
     if isinstance(engine, Distributed) and not engine.leads:
-        engine.prepare(config.plan, task, streams(config.privacy.noise, config.run.seed))
+        engine.prepare(config.plan, task, config.streams)
     config.check_budget()
     priced(config.plan, config.delta, config.deltas)
     key = None if sign is None else signature.private_key(sign)
@@ -135,7 +135,7 @@ def _remaining(config: Config, task: Task, start: Resumed, engine: Engine, state
     if budget is not None:
         path, elsewhere = start.book.folder.path, isinstance(engine, Deployed)
         budget = receipts.counted(path, config.plan, budget, start.held.chain, elsewhere)
-    source = streams(config.privacy.noise, config.run.seed)
+    source = config.streams
     every = config.run.eval_every
     return run(
         config.plan, task, engine=engine, streams=source, charges=start.book, state=state, budget=budget,

@@ -17,7 +17,7 @@ from sordino import codec
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.privacy.bill import Line
-from sordino.privacy.certificate import Facts, participation
+from sordino.privacy.certificate import Facts, billed
 from sordino.privacy.ledger import Asked, Ledger
 from sordino.privacy.spending import Item, Standing
 from sordino.runs import files
@@ -30,9 +30,16 @@ NAME = "ledger.json"
 
 def asked(config: Config, facts: Facts) -> Asked:
     """The first line of the bill, in the ledger's terms: by name where silos have names."""
-    bill = config.plan.bill(participation(config.plan, facts))
-    lines = bill.of("models")
-    return Asked(bill.unit, lines[0].relation, _items(lines, config.task.silos), config.plan.hash)
+    bill = billed(config.plan, facts)
+    lines, best = bill.of("models"), config.privacy.selected
+    whose = config.plan.hash if best is None else codec.digest(best)
+    return Asked(bill.unit, lines[0].relation, _items(lines, config.task.silos), whose)
+
+
+def _payer(config: Config, run: str) -> str:
+    """Who pays for a run: itself, or, of many tries, the tuning that they belong to; it pays once, before the first."""
+    best = config.privacy.selected
+    return run if best is None else best.id
 
 
 def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
@@ -49,10 +56,14 @@ def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
 
 def _planned(config: Config, charged: Sequence[int] = (), t: int = 0) -> Asked:
     """What the run will have cost if it goes on from round t to its end."""
+    return asked(config, planned_facts(config, charged, t))
+
+
+def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0) -> Facts:
+    """What a certificate will rest on if the run goes on from round t to its end."""
     rounds = [*charged, *range(t, config.plan.rounds)]
     again = len(rounds) - len(set(rounds))
-    facts = Facts(config.delta, config.privacy.noise, len(rounds), repeats=again, **config.facts)
-    return asked(config, facts)
+    return Facts(config.delta, config.privacy.noise, len(rounds), repeats=again, **config.facts)
 
 
 def _named(config: Config) -> tuple[Path, str] | None:
@@ -60,10 +71,18 @@ def _named(config: Config) -> tuple[Path, str] | None:
     return None if file is None or name is None else (Path(file), name)
 
 
-def consider(config: Config) -> None:
-    """Refuse a run that its data set cannot pay for, before anything is written."""
+def consider_all(config: Config, all_of_them: Asked) -> None:
+    """Refuse many runs on the data set of this one that it cannot pay for together."""
     named = _named(config)
     if named is not None:
+        with Ledger.open(named[0]) as ledger:
+            ledger.consider(named[1], all_of_them)
+
+
+def consider(config: Config) -> None:
+    """Refuse a run that its data set cannot pay for, before anything is written; a try was paid for with the others."""
+    named = _named(config)
+    if named is not None and config.privacy.selected is None:
         with Ledger.open(named[0]) as ledger:
             ledger.consider(named[1], _planned(config))
 
@@ -73,7 +92,7 @@ def admit(config: Config, run: str, charged: Sequence[int], t: int) -> None:
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
-            ledger.admit(run, named[1], _planned(config, charged, t), whole=True)
+            ledger.admit(_payer(config, run), named[1], _planned(config, charged, t), whole=True)
 
 
 def settle(folder: RunFolder) -> None:
@@ -83,8 +102,9 @@ def settle(folder: RunFolder) -> None:
     if named is None or (folder.path / NAME).exists():
         return
     with Ledger.open(named[0]) as ledger:
-        ledger.settle(held.header.run, asked(held.config, folder.facts(held)).items)
-        found = ledger.standing(held.header.run)
+        payer = _payer(held.config, held.header.run)
+        ledger.settle(payer, asked(held.config, folder.facts(held)).items)
+        found = ledger.standing(payer)
     files.write(folder.path / NAME, (json.dumps(codec.dump(found), indent=1) + "\n").encode())
 
 
