@@ -120,11 +120,11 @@ def draw_figure6(rows: list[Row], path: Path) -> None:
 # ---- Figures 3 and 4: training curves --------------------------------------------------------------------------------
 
 
-def curve(plan: Plan, task: Task, held: Records, seed: int, train: bool = True) -> list[Row]:
+def curve(plan: Plan, task: Task, held: Records, seed: int, train: bool = True, every: int = 2) -> list[Row]:
     """Validation accuracy and training loss every other round; the last row (round None) has the test accuracy."""
     rows, last = [], None
     for last in run(plan, task, streams=Seeded(seed), eval_every=plan.rounds):
-        if last.t % 2:
+        if (last.t + 1) % every == 0:
             rows.append(point(plan, task, held, last, train))
     assert last is not None
     return [*rows, {"round": None, "accuracy": 100 * last.metrics["accuracy"], "train loss": None}]

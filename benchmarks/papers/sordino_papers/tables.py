@@ -11,7 +11,9 @@ from sordino_papers.full import TABLES as FULL
 from sordino_papers.paper_000 import TABLES as PAPER_000
 from sordino_papers.paper_000_attack import STUDIES as PAPER_000_ATTACK
 from sordino_papers.paper_000_curves import STUDIES as PAPER_000_CURVES
+from sordino_papers.paper_000_lstm import STUDIES as PAPER_000_LSTM
 from sordino_papers.paper_000_nets import TABLES as PAPER_000_NETS
+from sordino_papers.paper_000_orders import STUDIES as PAPER_000_ORDERS
 from sordino_papers.paper_000_small import TABLES as PAPER_000_SMALL
 from sordino_papers.paper_000_spectra import STUDIES as PAPER_000_SPECTRA
 from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
@@ -42,7 +44,9 @@ TABLES: tuple[Table, ...] = (
 STUDIES: tuple[Study, ...] = (
     *PAPER_000_ATTACK,
     *PAPER_000_CURVES,
+    *PAPER_000_LSTM,
     *PAPER_000_SPECTRA,
+    *PAPER_000_ORDERS,
     *PAPER_001,
     *PAPER_001_CHARGES,
     *PAPER_001_SCALING,
