@@ -172,7 +172,7 @@ def draw_table_h10(rows: list[Row], path: Path) -> None:
 
 CHOSEN = "step and radius: the paper's (1.47 and 5), not tuned here; 000-table-h10 shows other steps"
 SCALE = (
-    f"Next character from 80, {ROLES} roles with {EACH} windows each, a fifth of them in a round, one LSTM layer of 32, "
+    f"Next character from 80, {ROLES} roles with {EACH} windows each, a fifth of them in a round, one layer of 32, "
     f"T = {ROUNDS}, E = 1, b = 10 (the paper: 975 roles, two layers of 256, T = 100, E = 5, b = 50). "
 )
 

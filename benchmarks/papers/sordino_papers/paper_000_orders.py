@@ -68,9 +68,7 @@ def claims(rows: list[Row]) -> list[Row]:
         text = f"000: Figure G.10 scaled, {row['order']}: as much low frequency as {NATURAL}, to 0.1 decades"
         said.append(within(text, apart, 0.1, "nothing", "decades"))
     slow = picked(rows, round=MARKS[-1], waves=100)[0]["values"]
-    text = (
-        f"000: Figure G.11 scaled, round {MARKS[-1]}: the slowest 100 waves of 1,600 hold more than twice an even share"
-    )
+    text = f"000: Figure G.11 scaled, round {MARKS[-1]}: 100 slow waves of 1,600 hold above twice an even share"
     even = [2 * 100 / MODES[-1]] * len(slow)
     return [*said, verdict(text, slow, even, "nothing", unit="of the energy")]
 
@@ -93,9 +91,9 @@ STUDIES = (
         "000-figures-g",
         "Figures G.10 and G.11: spectra by order of the weights, and projections (scaled)",
         "The small CNN of 000-small without noise or clip, its second convolution (the first has one input channel, so "
-        "that orders coincide). decades: log10 of the lowest three of twelve bands of frequency over the highest three, "
-        f"round {MARKS[-1]}; white noise has 0. share: of the update's energy in its slowest waves, which are the first "
-        "eigenvectors of the Laplacian of the cycle.",
+        "that orders coincide). decades: log10 of the lowest three of twelve bands of frequency over the highest "
+        f"three, round {MARKS[-1]}; white noise has 0. share: of the update's energy in its slowest waves, which are "
+        "the first eigenvectors of the Laplacian of the cycle.",
         figures_g,
         claims,
         draw,

@@ -29,6 +29,7 @@ from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_
 from sordino.rng import Seeded
 from sordino.run import Round, run
 from sordino.training import final_model
+from sordino_papers import kept
 from sordino_papers.span import InSpan
 
 Row = dict[str, Any]
@@ -133,6 +134,7 @@ def measured(setting: Setting, seed: int, judge: Judge = "test") -> Row:
         **_norms(figures),
         **({"rise": flatness(model, held)} if judge == "test" else {}),
         "seconds": round(time.perf_counter() - began, 1),
+        "code": kept.code(),
     }
 
 
