@@ -303,7 +303,8 @@ def draw(found: list[Row], path: Path) -> None:
         mine = picked(found, theorem=theorem)
         lines = {f"{what}, sigma {s:g}": _line(mine, s, what) for what in ("bound", "measured") for s in STRENGTHS}
         panels[theorem] = {label: line for label, line in lines.items() if line}
-    curves(panels, "rounds", "error", path, ylabel="error (or mean squared gradient)", log=True, log_y=True)
+    curves(panels, "rounds", "error", path, xlabel="rounds T", ylabel="error, or mean squared gradient",
+           log=True, log_y=True)  # fmt: skip
 
 
 def _line(mine: list[Row], strength: float, what: str) -> list[Row]:

@@ -1,110 +1,153 @@
-"""docs/papers.md: every stored result beside what was published."""
+"""docs/papers.md and docs/papers/: what became of the papers, every verdict, every stored result beside theirs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from sordino_papers import coverage
-from sordino_papers.cells import Results, Table
+from sordino_papers.cells import Results
 from sordino_papers.claims import settled
-from sordino_papers.kept import middle
+from sordino_papers.sections import (
+    as_csv,
+    claims_table,
+    digits_table,
+    grid,
+    is_long,
+    study_text,
+    table_text,
+)
 from sordino_papers.studies import Study
 from sordino_papers.tables import STUDIES, TABLES
 
-PER_SEED = ("values", "figures")  # of a row of a study: kept, judged and drawn, not shown
-
+Row = dict[str, Any]
+PARTS = {  # start of an id: title of its page
+    "000": "Paper 000, DP-Fed-LS",
+    "001": "Paper 001, silos without a trusted server",
+    "002": "Paper 002, local and global iterations",
+    "003": "Paper 003, DP-FedSAM",
+    "004": "Paper 004, DP-LSSGD",
+    "theory": "Convergence theorems of papers 000 and 004",
+    "beyond": "Beyond the papers",
+}
 HEAD = """# The papers' tables, ours beside theirs
 
-Made by `sordino papers run ID` and `sordino papers page`; the raw results are in `benchmarks/papers/results`.
+Made by `sordino papers run ID` and `sordino papers page`; the raw results are in `benchmarks/papers/results`. This page
+says what became of every item of the five papers and which of their claims hold here; the tables, the figures and all
+verdicts of a paper are on its own page. `sordino papers run all --quick` computes one figure of each again.
+""".strip()
+WORDS = """
 Accuracy in percent: mean and standard deviation over seeds, of the LAST round on the WHOLE test set.
 "epsilon" is what our certificate says of the run; "claimed" is what the paper says of the same noise; "s" is seconds
 per seed. "Paper's protocol", where a table has it, is the authors' way to report: the first 1,010 test images, at the
 round with the best accuracy on 10,000 validation images, which no epsilon pays for.
-"""
+""".strip()
 CLAIMS = """
 "A beats B" is decided by the differences of paired seeds (same data split, start and noise stream) with a 95% interval
 of Student's t: yes if it is above 0, **no** if it is below, undecided otherwise. One number with nothing to pair is yes
 or **no** as it stands. "Chosen by" says which data chose the hyper-parameters of the two sides.
 """.strip()
-
-DIGITS = """
-With one thread per process (the runner sees to it) the same code on the same kind of processor gives the same model to
-the last bit: run twice, in other processes, with or without compiled kernels, whatever `OMP_NUM_THREADS` says (seen for
-a CNN and a perceptron). Two threads move a CNN's weights by 4e-7 in two rounds, and another instruction set (torch
-or oneDNN without AVX2) by 1e-5. A logistic regression and a perceptron had the same accuracy under both instruction
-sets at the end. What moves a net's cells is a rewritten inner loop: the perceptron's first cell was 90.15 before its
-gradient was written out and is 90.17 since (a review saw cells of nets move by 0.3 between versions; not measured again
-here). So a net's cells come out again on the same code and instruction set; every kept result names its code. Of the
-first twenty cells checked, nineteen gave the digits that older code had kept; 000-table2-tight-poisson-eps6-sigma1 was
-0.01 off, was run anew, and is so below.
-""".strip()
-
-
-def page(results: Results, reproduced: list[dict[str, Any]] | None = None) -> str:
-    """The whole page; a table without results is left out."""
-    parts = [table_text(table, results) for table in TABLES if any(cell.id in results for cell in table.cells)]
-    parts += [study_text(study, results[study.id]) for study in STUDIES if study.id in results]
-    return (
-        "\n\n".join([HEAD.strip(), coverage.text(), claims_text(results), digits_text(reproduced or []), *parts]) + "\n"
-    )
-
-
-def digits_text(rows: list[dict[str, Any]]) -> str:
-    """How far results come out again, and of which runs that was seen."""
-    same = sum(row["answer"] == "same" for row in rows)
-    seen = f"`sordino papers check`: {same} of {len(rows)} runs gave every digit that is kept." if rows else ""
-    columns = ("run", "kept", "found", "every digit", "code", "torch, instructions")
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *map(_again, rows)] if rows else []
-    return "\n".join(["## The same digits again", "", DIGITS, *(["", seen, "", *lines] if rows else [])])
+MAIN = (  # claims of the front page, by how they begin; all others are on the pages of the papers
+    "000: Table 2: smoothing (sigma 1)",
+    "000: Table 2 reproduces",
+    "000: Table 2 by tight accounting: smoothing (sigma 1)",
+    "000: tight accounting alone",
+    "000: CNN by writer, z = 2.4: smoothing (sigma 1)",
+    "000: Table 3 scaled, poisson, z = 2:",
+    "000: Table 4 scaled, poisson, z = 1:",
+    "000: Figure 6 scaled, z = 4:",
+    "000: Figure 7, the attack",
+    "001: digits, M = 25, epsilon 3: noisy minibatch SGD is below noisy Local SGD",
+    "001: digits, M = 25, epsilon 12: noisy minibatch SGD is below NON-private Local SGD",
+    "001: charges, N = 3, M = 3, epsilon 1: noisy minibatch SGD, momentum is below",
+    "002: Figure 7",
+    "002: loans, Figure 7",
+    "002: FEMNIST, smaller epsilon",
+    "002: Theorem 3",
+    "003: Dirichlet 0.6, ",
+    "003: Dirichlet 0.3, DP-FedSAM beats",
+    "003: iid, DP-FedSAM beats",
+    "003: T = 200, ",
+    "004: Table 2, smoothing (sigma 3)",
+    "004: MNIST CNN",
+    "004: CIFAR-10 CNN",
+    "beyond: cifar, mean of models, step 1.5 (",
+    "beyond: loans, mean of models, step 1.5 (",
+)
 
 
-def _again(row: dict[str, Any]) -> str:
-    figures = (f"{row['kept']:.6g}", f"{row['found']:.6g}", "yes" if row["answer"] == "same" else "**no**")
-    return (
-        "| " + " | ".join((f"{row['id']}, {row['of']}", *figures, row["code"], f"{row['torch']}, {row['cpu']}")) + " |"
-    )
+# ---- the pages -------------------------------------------------------------------------------------------------------
 
 
-def study_text(study: Study, found: dict[str, Any]) -> str:
-    """A study: its figure, and its rows as tables of one shape each."""
-    made = f"`sordino papers run {study.id}` ({found['seconds']:.0f} s)."
-    head = f"## {study.title}\n\n" + " ".join(text for text in (made, study.about, _chosen(study.chosen)) if text)
-    shapes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in found["rows"]:
-        shapes.setdefault(tuple(key for key in row if key not in PER_SEED), []).append(row)
-    tables = [_plain_table(keys, rows) for keys, rows in shapes.items()]
-    return "\n\n".join([head, f"![{study.title}](figures/{study.id}.png)", *tables])
-
-
-def _plain_table(keys: tuple[str, ...], rows: list[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
-    return "\n".join([*lines, *("| " + " | ".join(_entry(row[key]) for key in keys) + " |" for row in rows)])
-
-
-def _entry(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def claims_text(results: Results) -> str:
-    """Every claim that the kept results can judge, whichever way it went."""
-    rows = [_claim(row) for row in judged(results)]
-    head = "| claim | difference with 95% interval, or figure | holds here | seeds | chosen by |"
-    return "\n".join(["## Claims, checked", "", CLAIMS, "", head, "|---|---|---|---|---|", *rows])
-
-
-def judged(results: Results) -> list[dict[str, Any]]:
-    """The claims of all tables and studies, made from their kept results."""
-    found = [row for table in TABLES for row in settled(table.claims, results)]
-    for study in STUDIES:
-        if study.id in results:
-            found += study_claims(study, results[study.id])
+def pages(results: Results, reproduced: list[Row] | None = None) -> dict[str, str]:
+    """Every page by its path beside the front page; a paper without results has none."""
+    claims, again = judged(results), reproduced or []
+    found = {"papers.md": front(claims, again)}
+    for part, title in PARTS.items():
+        pieces = _pieces(part, results)
+        if pieces:
+            mine = claims[part]
+            verdicts = [f"## Claims, checked\n\n{CLAIMS}\n\n{claims_table(mine)}"] if mine else []
+            head = f"# {title}\n\n[All papers](../papers.md). {WORDS}"
+            found[f"papers/{part}.md"] = "\n\n".join([head, *verdicts, *pieces]) + "\n"
+    if again:
+        found["papers/digits.md"] = f"# The same digits again\n\n{coverage.DIGITS}\n\n{digits_table(again)}\n"
     return found
 
 
-def study_claims(study: Study, found: dict[str, Any]) -> list[dict[str, Any]]:
+def front(claims: dict[str, list[Row]], again: list[Row]) -> str:
+    """The front page: counts, coverage, the main claims, and how far digits come out again."""
+    main = [row for rows in claims.values() for row in rows if row["text"].startswith(MAIN)]
+    told = f"## The main claims, checked\n\n{CLAIMS}\n\n{claims_table(main)}"
+    return "\n\n".join([HEAD, _counts(claims), coverage.text(), told, _digits(again)]) + "\n"
+
+
+def _counts(claims: dict[str, list[Row]]) -> str:
+    """Per paper: what became of its items, and of its claims."""
+    rows = []
+    for part, title in PARTS.items():
+        items = Counter(item.status for item in coverage.COVERAGE.get(title, ()))
+        answers = Counter(row["verdict"] for row in claims[part])
+        became = ", ".join(f"{items[status]} {status}" for status in coverage.STATUSES if items[status]) or "-"
+        held = ", ".join(f"{answers[one]} {one}" for one in ("yes", "no", "undecided") if answers[one]) or "-"
+        rows.append((f"[{title}](papers/{part}.md)", became, held))
+    return "## In short\n\n" + grid(("page", "items of the paper", "claims that hold here"), rows)
+
+
+def _digits(again: list[Row]) -> str:
+    same = sum(row["answer"] == "same" for row in again)
+    seen = f"`sordino papers check`: {same} of {len(again)} runs gave every digit that is kept"
+    return "## The same digits again\n\n" + (f"{seen}; [which, and why](papers/digits.md)." if again else "No run yet.")
+
+
+def _pieces(part: str, results: Results) -> list[str]:
+    """Tables and studies of a page, those that have been run."""
+    tables = [one for one in TABLES if part_of(one.id) == part and any(cell.id in results for cell in one.cells)]
+    studies = [one for one in STUDIES if part_of(one.id) == part and one.id in results]
+    return [*(table_text(one, results) for one in tables), *(study_text(one, results[one.id]) for one in studies)]
+
+
+# ---- claims ----------------------------------------------------------------------------------------------------------
+
+
+def judged(results: Results) -> dict[str, list[Row]]:
+    """The claims of all tables and studies by page, made from their kept results, whichever way they went."""
+    found: dict[str, list[Row]] = {part: [] for part in PARTS}
+    for table in TABLES:
+        found[part_of(table.id)] += settled(table.claims, results)
+    for study in STUDIES:
+        if study.id in results:
+            found[part_of(study.id)] += study_claims(study, results[study.id])
+    return found
+
+
+def part_of(name: str) -> str:
+    """The page of an id."""
+    return next((part for part in PARTS if name.startswith(part)), "beyond")
+
+
+def study_claims(study: Study, found: Row) -> list[Row]:
     """The claims of a study; rows kept without the values of their seeds decide nothing."""
     try:
         return list(study.claims(found["rows"]))
@@ -113,53 +156,22 @@ def study_claims(study: Study, found: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"text": study.title, "measured": lacks, "verdict": "undecided", "seeds": None, "chosen": "-"}]
 
 
-def _claim(row: dict[str, Any]) -> str:
-    answer = "**no**" if row["verdict"] == "no" else row["verdict"]
-    return "| " + " | ".join((row["text"], row["measured"], answer, _entry(row["seeds"]), row["chosen"])) + " |"
+# ---- on disk ---------------------------------------------------------------------------------------------------------
 
 
-COLUMNS = ("setting", "published", "ours", "spread", "claimed epsilon", "epsilon", "update norm (median)", "seeds", "s")
+def write(results: Results, path: Path, reproduced: list[Row] | None = None) -> None:
+    """Write the front page at `path`, the others, the long tables and the figures beside it."""
+    home = path.parent
+    for name, text in pages(results, reproduced).items():
+        file = path if name == "papers.md" else home / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    for study in [one for one in STUDIES if one.id in results]:
+        study.draw(results[study.id]["rows"], home / "figures" / study.id)
+        if is_long(results[study.id]):
+            _csv(results[study.id], home / "papers" / "rows" / f"{study.id}.csv")
 
 
-def table_text(table: Table, results: Results) -> str:
-    """One table; the column of the paper's protocol stands where a cell has it."""
-    found = [results[cell.id] for cell in table.cells if cell.id in results]
-    protocol = any(middle(result, "protocol") is not None for result in found)
-    columns = [*COLUMNS[:4], "paper's protocol", *COLUMNS[4:]] if protocol else list(COLUMNS)
-    about = " ".join(text for text in (f"`sordino papers run {table.id}`.", table.about, _chosen(table.chosen)) if text)
-    rule = "|" + "---|" * len(columns)
-    rows = [_row(result, protocol) for result in found]
-    return "\n".join([f"## {table.title}", "", about, "", "| " + " | ".join(columns) + " |", rule, *rows])
-
-
-def _chosen(who: str) -> str:
-    return f"Chosen by: {who}." if who else ""
-
-
-def _row(result: dict[str, Any], protocol: bool) -> str:
-    cells = [
-        result["title"],
-        _number(result["published"], 2),
-        f"**{result['ours']:.2f}**",
-        _number(result["spread"], 2),
-        *([_number(middle(result, "protocol"), 2)] if protocol else []),
-        _number(result["epsilon_claimed"], 2),
-        _number(result["epsilon"], 2),
-        _number(middle(result, "update_norm"), 3),
-        str(result["seeds"]),
-        _number(middle(result, "seconds"), 0),
-    ]
-    return "| " + " | ".join(cells) + " |"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def write(results: Results, path: Path, reproduced: list[dict[str, Any]] | None = None) -> None:
-    """Write the page, and the figures beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(results, reproduced), encoding="utf-8")
-    for study in STUDIES:
-        if study.id in results:
-            study.draw(results[study.id]["rows"], path.parent / "figures" / f"{study.id}.png")
+def _csv(found: Row, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(as_csv(found["rows"]), encoding="utf-8")

@@ -92,7 +92,8 @@ def figure7_claims(rows: list[Row]) -> list[Row]:
 def draw_figure7(rows: list[Row], path: Path) -> None:
     """AUC against the noise."""
     lines = {f"sigma {s:g}": picked(rows, sigma=s) for s in STRENGTHS}
-    curves({"membership attack": lines}, "multiplier", "auc", path, ylabel="AUC (guessing has 0.5)")
+    curves({"membership attack": lines}, "multiplier", "auc", path, xlabel="noise multiplier z",
+           ylabel="area under the ROC of the attack (guessing: 0.5)")  # fmt: skip
 
 
 def _quick() -> Row:

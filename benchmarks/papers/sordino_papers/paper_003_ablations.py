@@ -124,6 +124,15 @@ def regime_claims(found: list[Row]) -> list[Row]:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
+WORDS = {  # of what is varied; in the regimes it is rho
+    "z": "noise multiplier z",
+    "share kept": "share of the mean kept",
+    "E": "local epochs E",
+    "M": "clients M",
+    "C": "clip radius C",
+}
+
+
 def draw(found: list[Row], path: Path) -> None:
     """One panel for everything that is varied, one line per method."""
     panels = {
@@ -133,7 +142,8 @@ def draw(found: list[Row], path: Path) -> None:
         }
         for varied in dict.fromkeys(row["varied"] for row in found)
     }
-    curves(panels, "to", "test", path, ylabel="test accuracy, %")
+    words = {varied: WORDS.get(varied.split(" (")[0], "rho of SAM") for varied in panels}
+    curves(panels, "to", "test", path, xlabel=words, ylabel="test accuracy, %")
 
 
 STUDIES = (

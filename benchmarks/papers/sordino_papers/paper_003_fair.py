@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from sordino.privacy.certificate import default_delta, headline
+from sordino.report.figures import saved
 from sordino_papers.once import once
 from sordino_papers.paper_003 import Row, Setting, measured, plan
 from sordino_papers.studies import Study, picked, side_by_side
@@ -142,10 +143,8 @@ def draw(found: list[Row], path: Path) -> None:
     for axis, split in zip(axes[0], splits, strict=True):
         _points(axis, picked(found, split=split), split)
     axes[0][0].set_ylabel("test accuracy, %")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    saved(figure, path)
 
 
 def _points(axis: Any, found: list[Row], title: str) -> None:

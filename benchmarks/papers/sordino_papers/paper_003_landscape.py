@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sordino.audit.landscape import Landscape, landscape
+from sordino.report.figures import saved
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.training import final_model
@@ -72,9 +73,7 @@ def draw(found: list[Row], path: Path) -> None:
         above = figure.add_subplot(2, len(found), place, projection="3d")
         above.set_title(f"{row['method']} (mean rise {row['mean rise']:.3g})", fontsize="medium")
         _panel(above, figure.add_subplot(2, len(found), len(found) + place), loss, (low, high))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    saved(figure, path)
 
 
 def _panel(above: Any, below: Any, loss: Any, scale: tuple[float, float]) -> None:
@@ -82,6 +81,10 @@ def _panel(above: Any, below: Any, loss: Any, scale: tuple[float, float]) -> Non
     a, b = np.meshgrid(span, span)
     above.plot_surface(a, b, loss.T, cmap="viridis", linewidth=0, vmin=scale[0], vmax=scale[1])
     above.set_zlim(*scale)
+    for axis in (above, below):
+        axis.set_xlabel("along the first direction", fontsize="small")
+        axis.set_ylabel("along the second direction", fontsize="small")
+    above.set_zlabel("test loss", fontsize="small")
     lines = below.contour(a, b, loss.T, levels=np.linspace(*scale, 15), cmap="viridis", vmin=scale[0], vmax=scale[1])
     below.clabel(lines, fontsize=7)
     below.set_aspect("equal")

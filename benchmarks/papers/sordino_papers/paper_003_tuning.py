@@ -86,7 +86,7 @@ def draw(found: list[Row], path: Path) -> None:
     inside = [row for row in found if row["own"] in (None, own_numbers(row["method"])[1])]
     inside.sort(key=lambda row: float(row["lr"]))
     panels = {f"C {radius:g}": {m: picked(inside, method=m, radius=radius) for m in SEARCHES} for radius in RADII}
-    curves(panels, "lr", "validation", path, ylabel="validation accuracy, %", log=True)
+    curves(panels, "lr", "validation", path, xlabel="local step", ylabel="validation accuracy, %", log=True)
 
 
 STUDIES = (

@@ -154,7 +154,7 @@ def draw(rows: list[Row], path: Path) -> None:
         f"epsilon {epsilon:g}": {method: picked(inside, epsilon=epsilon, method=method) for method in METHODS}
         for epsilon in dict.fromkeys(row["epsilon"] for row in inside)
     }
-    curves(panels, "epoch", "accuracy", path, ylabel="validation accuracy, %")
+    curves(panels, "epoch", "accuracy", path, xlabel="epochs trained", ylabel="validation accuracy, %")
 
 
 def mnist_rows(repeats: int, workers: int) -> list[Row]:

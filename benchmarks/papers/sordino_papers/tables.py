@@ -30,6 +30,7 @@ from sordino_papers.paper_003_tuning import STUDIES as PAPER_003_TUNING
 from sordino_papers.paper_004 import TABLES as PAPER_004
 from sordino_papers.paper_004_cnn import STUDIES as PAPER_004_CNN
 from sordino_papers.paper_004_protocol import STUDIES as PAPER_004_PROTOCOL
+from sordino_papers.rounding import STUDIES as ROUNDING
 from sordino_papers.studies import Study
 
 TABLES: tuple[Table, ...] = (
@@ -47,6 +48,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_000_LSTM,
     *PAPER_000_SPECTRA,
     *PAPER_000_ORDERS,
+    *ROUNDING,
     *PAPER_001,
     *PAPER_001_CHARGES,
     *PAPER_001_SCALING,

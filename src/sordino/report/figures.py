@@ -1,4 +1,4 @@
-"""Plots of studies: small panels with the same axes."""
+"""Plots of studies: small panels with the same axes, as dots and as vectors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+Panels = Mapping[str, Mapping[str, Sequence[Row]]]
+WIDE, ABREAST = 4, 3  # up to four panels stand in one line; more stand in lines of three
 
 
 def curves(
-    panels: Mapping[str, Mapping[str, Sequence[Row]]],
+    panels: Panels,
     x: str,
     y: str,
     path: Path,
@@ -25,32 +27,27 @@ def curves(
     Axes are named in words: `xlabel` for all panels, or one by title of the panel. The legend stands outside the data:
     to the right where all panels have the same lines, else below each panel.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(panels), figsize=(1 + 3.6 * len(panels), 3.4), sharey=True, squeeze=False)
-    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+    figure, axes = _grid(len(panels))
+    alike = isinstance(xlabel, str) and _same_lines(panels)  # then one name serves all panels
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for number, (label, rows) in enumerate(lines.items()):
             _line(axis, label, rows, x, y, f"C{number}")
-        axis.set_title(title)
-        axis.set_xlabel((xlabel if isinstance(xlabel, str) else xlabel[title]) or x)
+        axis.set_title(title, fontsize="medium")
+        if not alike:
+            axis.set_xlabel((xlabel if isinstance(xlabel, str) else xlabel[title]) or x)
         axis.grid(alpha=0.3)
-        places = sorted({row[x] for rows in lines.values() for row in rows if row[x] is not None})
-        if log and places:
-            axis.set_xscale("log")
-            _ticks(axis, places)
-        if log_y and any(lines.values()):
-            axis.set_yscale("log")
-    axes[0][0].set_ylabel(ylabel or y)
-    figure.tight_layout()
-    if len({tuple(lines) for lines in panels.values()}) == 1:
-        axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-    else:
-        for axis in axes[0]:
-            axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+        _scales(axis, [row[x] for rows in lines.values() for row in rows if row[x] is not None], log, log_y)
+    if alike:
+        figure.supxlabel(str(xlabel) or x, fontsize="medium")
+    figure.supylabel(ylabel or y, fontsize="medium")
+    _legends(figure, axes, panels)
     keep(figure, path)
+    _close(figure)
+
+
+def _close(figure: Any) -> None:
+    from matplotlib import pyplot as plt
+
     plt.close(figure)
 
 
@@ -68,11 +65,51 @@ def keep(figure: Any, path: Path) -> list[Path]:
     return [path]
 
 
+def _grid(count: int) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels that share the axis of y; places left over are taken away."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    abreast = count if count <= WIDE else ABREAST
+    lines = -(-count // abreast)
+    size = (1 + 3.4 * abreast, 3.6 * lines)
+    figure, axes = plt.subplots(lines, abreast, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis in axes.flat[count:]:
+        axis.remove()
+    return figure, list(axes.flat[:count])
+
+
+def _scales(axis: Any, places: Sequence[float], log: bool, log_y: bool) -> None:
+    if log and places:
+        axis.set_xscale("log")
+        _ticks(axis, sorted(set(places)))
+    if log_y and places:
+        axis.set_yscale("log")
+
+
 def _ticks(axis: Any, values: Sequence[float]) -> None:
     """Marks where the points are, if they are few."""
     if len(values) <= 10:
         axis.set_xticks(values, [f"{value:g}" for value in values], fontsize="small")
         axis.minorticks_off()
+
+
+def _same_lines(panels: Panels) -> bool:
+    return len({tuple(lines) for lines in panels.values()}) == 1
+
+
+def _legends(figure: Any, axes: Sequence[Any], panels: Panels) -> None:
+    """One legend to the right of all panels where their lines are the same, else one below each."""
+    if _same_lines(panels):
+        if len(next(iter(panels.values()))) > 1:
+            handles, labels = axes[0].get_legend_handles_labels()
+            figure.legend(handles, labels, fontsize="small", loc="outside center right", frameon=False)
+        return
+    for axis in axes:
+        columns = 2 if len(axis.get_legend_handles_labels()[1]) > 3 else 1
+        axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, ncols=columns)
 
 
 def _line(axis: Any, label: str, rows: Sequence[Row], x: str, y: str, color: str) -> None:

@@ -1,0 +1,133 @@
+"""Pieces of the pages: a table of cells, a study with its figure, a table of claims, cells that came out again."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import Any
+
+from sordino_papers.cells import Results, Table
+from sordino_papers.kept import middle
+from sordino_papers.studies import Study
+
+Row = dict[str, Any]
+PER_SEED = ("values", "figures")  # of a row of a study: kept, judged and drawn, not shown
+LONG = 40  # rows of one shape that a page shows; more of them stand in a file beside it
+ALONG = ("round", "epoch", "k")  # a row that has None here is the end of a curve
+COLUMNS = ("setting", "published", "ours", "spread", "claimed epsilon", "epsilon", "update norm (median)", "seeds", "s")
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = ("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])
+
+
+def entry(value: Any) -> str:
+    """A value in a table."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---- a table of cells ------------------------------------------------------------------------------------------------
+
+
+def table_text(table: Table, results: Results) -> str:
+    """One table; the column of the paper's protocol stands where a cell has it."""
+    found = [results[cell.id] for cell in table.cells if cell.id in results]
+    protocol = any(middle(result, "protocol") is not None for result in found)
+    columns = [*COLUMNS[:4], "paper's protocol", *COLUMNS[4:]] if protocol else list(COLUMNS)
+    about = " ".join(text for text in (f"`sordino papers run {table.id}`.", table.about, _chosen(table.chosen)) if text)
+    return f"## {table.title}\n\n{about}\n\n{grid(columns, (_cell(result, protocol) for result in found))}"
+
+
+def _chosen(who: str) -> str:
+    return f"Chosen by: {who}." if who else ""
+
+
+def _cell(result: Row, protocol: bool) -> list[str]:
+    return [
+        result["title"],
+        _number(result["published"], 2),
+        f"**{result['ours']:.2f}**",
+        _number(result["spread"], 2),
+        *([_number(middle(result, "protocol"), 2)] if protocol else []),
+        _number(result["epsilon_claimed"], 2),
+        _number(result["epsilon"], 2),
+        _number(middle(result, "update_norm"), 3),
+        str(result["seeds"]),
+        _number(middle(result, "seconds"), 0),
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+# ---- a study ---------------------------------------------------------------------------------------------------------
+
+
+def study_text(study: Study, found: Row) -> str:
+    """A study: its figure, and its rows as tables of one shape each; of a long one its ends, and a file of them all."""
+    made = f"`sordino papers run {study.id}` ({found['seconds']:.0f} s)."
+    head = f"## {study.title}\n\n" + " ".join(text for text in (made, study.about, _chosen(study.chosen)) if text)
+    drawn = f"[![{study.title}](../figures/{study.id}.png)](../figures/{study.id}.svg)"
+    tables = [_rows(keys, rows) for keys, rows in shapes(found["rows"]).items()]
+    file = [f"All {len(found['rows'])} rows: [{study.id}.csv](rows/{study.id}.csv)."] if is_long(found) else []
+    return "\n\n".join([head, drawn, *(table for table in tables if table), *file])
+
+
+def shapes(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:
+    """The rows of a study by what they have."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(key for key in row if key not in PER_SEED), []).append(row)
+    return found
+
+
+def is_long(found: Row) -> bool:
+    """Whether a page leaves rows of it to a file."""
+    return any(len(rows) > LONG for rows in shapes(found["rows"]).values())
+
+
+def _rows(keys: tuple[str, ...], rows: list[Row]) -> str:
+    if len(rows) > LONG:
+        rows = [row for row in rows if any(name in row and row[name] is None for name in ALONG)]
+    shown = [key for key in keys if any(row[key] is not None for row in rows)]
+    return grid(shown, ([entry(row[key]) for key in shown] for row in rows)) if rows else ""
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """All rows of a study with every column that one of them has; the seeds' own figures stay in the results."""
+    names = list(dict.fromkeys(key for row in rows for key in row if key not in PER_SEED))
+    file = StringIO()
+    writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+# ---- claims and digits -----------------------------------------------------------------------------------------------
+
+
+def claims_table(rows: Iterable[Row]) -> str:
+    """Claims with their interval or figure, verdict, seeds, and who chose."""
+    head = ("claim", "difference with 95% interval, or figure", "holds here", "seeds", "chosen by")
+    return grid(head, map(_claim, rows))
+
+
+def _claim(row: Row) -> list[str]:
+    answer = "**no**" if row["verdict"] == "no" else row["verdict"]
+    return [row["text"], row["measured"], answer, entry(row["seeds"]), row["chosen"]]
+
+
+def digits_table(rows: Iterable[Row]) -> str:
+    """Runs that were computed again."""
+    return grid(("run", "kept", "found", "every digit", "code", "torch, instructions"), map(_again, rows))
+
+
+def _again(row: Row) -> list[str]:
+    figures = (f"{row['kept']:.6g}", f"{row['found']:.6g}", "yes" if row["answer"] == "same" else "**no**")
+    return [f"{row['id']}, {row['of']}", *figures, row["code"], f"{row['torch']}, {row['cpu']}"]
