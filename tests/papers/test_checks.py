@@ -126,8 +126,9 @@ def test_check_compares_to_the_digits_and_the_page_shows_it(folder: Path) -> Non
         ("000-fake-one", "same"),
         ("000-fake-two", "differs"),
     }
-    text = page.page(kept.stored(folder), checks.recalled(folder))
-    assert "3 of 4 runs" in text
+    pages = page.pages(kept.stored(folder), checks.recalled(folder))
+    assert "3 of 4 runs" in pages["papers.md"]
+    text = pages["papers/digits.md"]
     assert "| 000-fake-two, seed 0 |" in text
     assert kept.code() in text
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tests.commands import sordino
 
-from sordino_papers import kept, page, paper_001_scaling, runner
+from sordino.report import figures
+from sordino_papers import kept, page, paper_001_scaling, runner, sections
 from sordino_papers.studies import Study, gathered, picked, value
 from sordino_papers.tables import STUDIES
 from sordino_papers.verdicts import fact, verdict
@@ -27,7 +28,7 @@ def fake(rows: list[dict[str, Any]]) -> Study:
 
     def draw(found: list[dict[str, Any]], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(len(found)))
+        path.with_suffix(".png").write_text(str(len(found)))
 
     return Study("fake", "A fake", "About.", lambda repeats, workers: rows * repeats, claims, draw, 2)
 
@@ -48,7 +49,7 @@ def test_a_study_is_run_kept_judged_and_drawn(monkeypatch: pytest.MonkeyPatch, t
     assert len(found["rows"]) == 16
     assert "claims" not in found  # they are made from the rows whenever they are shown
     page.write(kept.stored(tmp_path), tmp_path / "docs" / "papers.md")
-    text = (tmp_path / "docs" / "papers.md").read_text()
+    text = (tmp_path / "docs" / "papers" / "beyond.md").read_text()
     assert "| it falls | 16 rows | **no** | 2 | nothing |" in text
     assert "| rule | x | loss |" in text
     assert (tmp_path / "docs" / "figures" / "fake.png").read_text() == "16"
@@ -92,6 +93,32 @@ def test_every_study_that_was_run_can_be_drawn(study: Study, tmp_path: Path) -> 
         pytest.skip(f"{study.id} has not been run")
     study.draw(json.loads(file.read_text())["rows"], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_is_written_as_pixels_and_as_vectors_and_the_same_again(tmp_path: Path) -> None:
+    rows = [{"x": 1.0, "loss": 2.0}, {"x": 2.0, "loss": 1.0}]
+    for name in ("one", "two"):
+        figures.curves({"a": {"b": rows}}, "x", "loss", tmp_path / name, xlabel="size of the thing")
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert "<svg" in (tmp_path / "one.svg").read_text()
+
+
+def test_a_long_study_shows_its_ends_and_leaves_its_rows_to_a_file(tmp_path: Path) -> None:
+    rows = [{"round": t, "loss": 1.0 / t} for t in range(1, 100)] + [{"round": None, "loss": 0.5}]
+    found = {"id": "fake", "seconds": 1.0, "rows": rows}
+    text = sections.study_text(fake(rows), found)
+    assert "All 100 rows: [fake.csv](rows/fake.csv)." in text
+    assert text.count("\n| ") == 1 + 1  # the head, and the end
+    assert "| 0.5 |" in text
+    assert sections.as_csv(rows).splitlines()[:2] == ["round,loss", "1,1.0"]
+
+
+@pytest.mark.skipif(not (KEPT / "003-mnist.json").is_file(), reason="results are not here")
+def test_every_claim_of_the_front_page_is_one_that_is_made() -> None:
+    """A claim that was renamed would leave the front page without a word."""
+    texts = [row["text"] for rows in page.judged(kept.stored(KEPT)).values() for row in rows]
+    assert [start for start in page.MAIN if not any(text.startswith(start) for text in texts)] == []
 
 
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:

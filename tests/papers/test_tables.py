@@ -26,7 +26,7 @@ from sordino.privacy.certificate import default_delta
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
 from sordino.run import run
-from sordino_papers import kept, page, runner, tables
+from sordino_papers import kept, page, runner, sections, tables
 from sordino_papers.cells import Cell, Job, Table, index
 from sordino_papers.paper_000 import STRENGTHS, sampler, table2_plan, theorem_multiplier
 from sordino_papers.tables import TABLES
@@ -223,7 +223,7 @@ def test_results_are_kept_and_read_back_and_shown_beside_the_published(fake: Tab
     assert [kept.keep(result, tmp_path / "results") for result in found] == [None, None]
     read = kept.stored(tmp_path / "results")
     assert read == {result["id"]: json.loads(json.dumps(result)) for result in found}
-    text = page.page(read)
+    text = page.pages(read)["papers/000.md"]
     assert "## A fake table" in text
     assert "`sordino papers run 000-fake`. Nothing real. Chosen by: nobody." in text
     rows = [line for line in text.splitlines() if line.startswith("| one |")]
@@ -235,18 +235,19 @@ def test_results_are_kept_and_read_back_and_shown_beside_the_published(fake: Tab
         "papers", "page", "--results", tmp_path / "results", "--out", tmp_path / "new" / "papers.md", "--json"
     )
     assert said.json == {"written": str(tmp_path / "new" / "papers.md")}
-    assert (tmp_path / "new" / "papers.md").read_text("utf-8") == text
+    assert (tmp_path / "new" / "papers" / "000.md").read_text("utf-8") == text
+    assert "(papers/000.md)" in (tmp_path / "new" / "papers.md").read_text("utf-8")
 
 
 def test_a_table_without_results_is_left_out_of_the_page(fake: Table) -> None:
-    assert "fake" not in page.page({})
-    assert page.page({}).startswith("# The papers' tables")
+    assert list(page.pages({})) == ["papers.md"]
+    assert page.pages({})["papers.md"].startswith("# The papers' tables")
 
 
 def test_the_papers_protocol_has_a_column_only_where_it_was_followed(fake: Table) -> None:
     one, two = ({**runner.summary(cell, [runner.one_seed(cell.id, 0)])} for cell in fake.cells)
-    assert "| paper's protocol |" in page.table_text(fake, {one["id"]: one, two["id"]: two})
-    assert "| paper's protocol |" not in page.table_text(fake, {one["id"]: one})
+    assert "| paper's protocol |" in sections.table_text(fake, {one["id"]: one, two["id"]: two})
+    assert "| paper's protocol |" not in sections.table_text(fake, {one["id"]: one})
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------
@@ -340,6 +341,10 @@ def every_result(ours: float) -> dict[str, dict[str, Any]]:
     return {name: {"title": cell.title, "published": cell.published, **same} for name, cell in CELLS.items()}
 
 
+def judged(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for rows in page.judged(results).values() for row in rows]
+
+
 def test_once_every_cell_has_run_every_claim_is_judged() -> None:
     """A cell that was renamed would make its claim vanish without a word."""
     results = every_result(85.0)
@@ -347,7 +352,7 @@ def test_once_every_cell_has_run_every_claim_is_judged() -> None:
     assert {row["verdict"] for row in found} <= {"yes", "no", "undecided"}
     assert len({row["text"] for row in found}) == len(found)
     assert all(row["chosen"] for row in found)
-    assert [row for row in page.judged({}) if row] == []
+    assert judged({}) == []
 
 
 def test_every_table_says_who_chose() -> None:
@@ -362,7 +367,7 @@ def shifted(results: dict[str, dict[str, Any]], name: str, by: float) -> None:
 
 def test_a_claim_holds_only_where_the_numbers_say_so() -> None:
     def answer(results: dict[str, dict[str, Any]], word: str) -> str:
-        (found,) = [row for row in page.judged(results) if word in row["text"]]
+        (found,) = [row for row in judged(results) if word in row["text"]]
         return str(found["verdict"])
 
     results = every_result(85.0)
@@ -379,12 +384,12 @@ def test_a_claim_holds_only_where_the_numbers_say_so() -> None:
     assert answer(results, "000: Table 2: smoothing (sigma 1) beats none in every column") == "no"
     results["000-table2-uniform-eps6-sigma0"]["ours"] = 82.87 - 2.6
     assert answer(results, "Table 2 reproduces") == "no"
-    text = page.claims_text(results)
+    text = sections.claims_table(judged(results))
     assert "| **no** |" in text
     assert "| undecided |" in text
 
 
 def test_claims_of_cells_that_have_not_run_are_left_out() -> None:
     some = {name: one for name, one in every_result(85.0).items() if not name.startswith("000-table2-uniform")}
-    assert not any("Table 2 reproduces" in row["text"] for row in page.judged(some))
-    assert any("reaches 90" in row["text"] for row in page.judged(some))
+    assert not any("Table 2 reproduces" in row["text"] for row in judged(some))
+    assert any("reaches 90" in row["text"] for row in judged(some))
