@@ -116,7 +116,7 @@ def test_the_same_means_an_interval_inside_the_margin(differences: list[float], 
 
 @pytest.mark.parametrize(("stars", "answer"), [([1, 2, 2], "yes"), ([2, 1, 3], "no"), ([4, 4, 4], "undecided")])
 def test_a_trend_of_best_numbers_that_are_all_one_is_undecided(stars: list[int], answer: str) -> None:
-    assert paper_002_claims._trend("it grows", "", stars, 5, "nothing")["verdict"] == answer
+    assert paper_002_claims.trend("it grows", "", stars, 5, "nothing")["verdict"] == answer
 
 
 @needs_data

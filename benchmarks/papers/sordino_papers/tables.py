@@ -22,6 +22,7 @@ from sordino_papers.paper_001_lower import STUDIES as PAPER_001_LOWER
 from sordino_papers.paper_001_scaling import STUDIES as PAPER_001_SCALING
 from sordino_papers.paper_002_claims import STUDIES as PAPER_002
 from sordino_papers.paper_002_theory import STUDIES as PAPER_002_THEORY
+from sordino_papers.paper_002_writers import STUDIES as PAPER_002_WRITERS
 from sordino_papers.paper_003_ablations import STUDIES as PAPER_003_ABLATIONS
 from sordino_papers.paper_003_claimed import STUDIES as PAPER_003_CLAIMED
 from sordino_papers.paper_003_fair import STUDIES as PAPER_003
@@ -54,6 +55,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_001_SCALING,
     *PAPER_001_LOWER,
     *PAPER_002,
+    *PAPER_002_WRITERS,
     *PAPER_002_THEORY,
     *PAPER_003,
     *PAPER_003_TUNING,
