@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from sordino_papers import coverage
+from sordino_papers import coverage, page
 from sordino_papers.tables import STUDIES, TABLES
 
 ITEMS = [item for items in coverage.COVERAGE.values() for item in items]
@@ -71,6 +71,17 @@ def test_what_needs_full_scale_is_marked_so() -> None:
     for item in ITEMS:
         large = [name for name in item.where if getattr(IDS.get(name), "full", False)]
         assert bool(large) == (item.status == "full scale"), item
+
+
+def test_nothing_of_a_paper_is_left_undone() -> None:
+    papers = {title: items for title, items in coverage.COVERAGE.items() if title.startswith("Paper")}
+    assert [item.name for items in papers.values() for item in items if item.status == "not done"] == []
+
+
+def test_a_table_of_full_size_says_its_command_and_its_time() -> None:
+    text = page.pages({})["papers.md"]
+    for table in [table for table in TABLES if table.full]:
+        assert f"`sordino papers run {table.id} --full --device cuda` (about {table.hours}, an estimate)" in text
 
 
 def test_the_page_shows_every_row() -> None:

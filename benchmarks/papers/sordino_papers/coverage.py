@@ -6,6 +6,7 @@ command for those with a GPU and the data, not run here. not done: nobody has do
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -212,16 +213,23 @@ COVERAGE: dict[str, tuple[Item, ...]] = {
 }
 
 
-def text() -> str:
-    """The section of the page: a table per paper."""
-    parts = [f"### {title}\n\n{_table(items)}" for title, items in COVERAGE.items()]
+def text(hours: Mapping[str, str] | None = None) -> str:
+    """The section of the page: a table per paper; `hours` says how long a table of the papers' own size takes."""
+    parts = [f"### {title}\n\n{_table(items, hours or {})}" for title, items in COVERAGE.items()]
     return "\n\n".join(["## What became of every item", __doc__.partition("\n\n")[2].strip(), *parts])
 
 
-def _table(items: tuple[Item, ...]) -> str:
-    rows = [f"| {one.name} | {one.status} | {_where(one)} | {one.note or '-'} |" for one in items]
+def _table(items: tuple[Item, ...], hours: Mapping[str, str]) -> str:
+    rows = [f"| {one.name} | {one.status} | {_where(one)} | {_note(one, hours)} |" for one in items]
     return "\n".join(["| item | status | id or function | note |", "|---|---|---|---|", *rows])
 
 
 def _where(one: Item) -> str:
     return ", ".join(f"`{name}`" for name in one.where) or "-"
+
+
+def _note(one: Item, hours: Mapping[str, str]) -> str:
+    """The note; of a table of full size also the command, and the time as an estimate."""
+    run = "`sordino papers run {} --full --device cuda` (about {}, an estimate)"
+    runs = [run.format(name, hours[name]) for name in one.where if name in hours]
+    return "; ".join([one.note, *runs] if one.note else runs) or "-"

@@ -61,7 +61,6 @@ MAIN = (  # claims of the front page, by how they begin; all others are on the p
     "000: tight accounting alone",
     "000: CNN by writer, z = 2.4: smoothing (sigma 1)",
     "000: Table 3 scaled, poisson, z = 2:",
-    "000: Table 4 scaled, poisson, z = 1:",
     "000: Figure 6 scaled, z = 4:",
     "000: Figure 7, the attack",
     "001: digits, M = 25, epsilon 3: noisy minibatch SGD is below noisy Local SGD",
@@ -76,7 +75,6 @@ MAIN = (  # claims of the front page, by how they begin; all others are on the p
     "003: T = 200, ",
     "004: Table 2, smoothing (sigma 3)",
     "004: MNIST CNN",
-    "004: CIFAR-10 CNN",
     "beyond: cifar, mean of models, step 1.5 (",
     "beyond: loans, mean of models, step 1.5 (",
 )
@@ -105,7 +103,8 @@ def front(claims: dict[str, list[Row]], again: list[Row]) -> str:
     """The front page: counts, coverage, the main claims, and how far digits come out again."""
     main = [row for rows in claims.values() for row in rows if row["text"].startswith(MAIN)]
     told = f"## The main claims, checked\n\n{CLAIMS}\n\n{claims_table(main)}"
-    return "\n\n".join([HEAD, _counts(claims), coverage.text(), told, _digits(again)]) + "\n"
+    hours = {table.id: table.hours for table in TABLES if table.full}
+    return "\n\n".join([HEAD, _counts(claims), coverage.text(hours), told, _digits(again)]) + "\n"
 
 
 def _counts(claims: dict[str, list[Row]]) -> str:

@@ -13,7 +13,7 @@ from sordino_papers.studies import Study
 
 Row = dict[str, Any]
 PER_SEED = ("values", "figures")  # of a row of a study: kept, judged and drawn, not shown
-LONG = 40  # rows of one shape that a page shows; more of them stand in a file beside it
+LONG = 64  # rows of one shape that a page shows; more of them stand in a file beside it
 ALONG = ("round", "epoch", "k")  # a row that has None here is the end of a curve
 COLUMNS = ("setting", "published", "ours", "spread", "claimed epsilon", "epsilon", "update norm (median)", "seeds", "s")
 
