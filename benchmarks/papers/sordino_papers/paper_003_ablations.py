@@ -107,6 +107,10 @@ def ablation_claims(found: list[Row]) -> list[Row]:
     said += compared(found, "Table 3, 0.4 of the mean beats all of it", {**kept, "to": 0.4}, {**kept, "to": 1.0})
     for at in (0.1, 0.3, 0.5, 1.0):
         said += compared(found, f"Table 4, rho = {at} beats rho = 0", {**rho, "to": at}, {**rho, "to": 0.0})
+    for name in ("E (Figure 5b)", "M (Figure 5c)", "C"):
+        for at in dict.fromkeys(row["to"] for row in picked(found, varied=name)):
+            sam, avg = ({"varied": name, "to": at, "method": method} for method in (SAM, AVG))
+            said += compared(found, f"{name} = {at}: DP-FedSAM beats DP-FedAvg", sam, avg)
     return said
 
 
