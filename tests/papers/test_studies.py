@@ -28,7 +28,7 @@ def fake(rows: list[dict[str, Any]]) -> Study:
 
     def draw(found: list[dict[str, Any]], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".png").write_text(str(len(found)))
+        path.write_text(str(len(found)))
 
     return Study("fake", "A fake", "About.", lambda repeats, workers: rows * repeats, claims, draw, 2)
 
@@ -98,7 +98,7 @@ def test_every_study_that_was_run_can_be_drawn(study: Study, tmp_path: Path) -> 
 def test_a_figure_is_written_as_pixels_and_as_vectors_and_the_same_again(tmp_path: Path) -> None:
     rows = [{"x": 1.0, "loss": 2.0}, {"x": 2.0, "loss": 1.0}]
     for name in ("one", "two"):
-        figures.curves({"a": {"b": rows}}, "x", "loss", tmp_path / name, xlabel="size of the thing")
+        figures.curves({"a": {"b": rows}}, "x", "loss", tmp_path / f"{name}.png", xlabel="size of the thing")
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert "<svg" in (tmp_path / "one.svg").read_text()

@@ -171,7 +171,7 @@ def write(results: Results, path: Path, reproduced: list[Row] | None = None) -> 
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     for study in [one for one in STUDIES if one.id in results]:
-        study.draw(results[study.id]["rows"], home / "figures" / study.id)
+        study.draw(results[study.id]["rows"], home / "figures" / f"{study.id}.png")
         if is_long(results[study.id]):
             _csv(results[study.id], home / "papers" / "rows" / f"{study.id}.csv")
 

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from sordino.privacy.certificate import default_delta, headline
-from sordino.report.figures import saved
+from sordino.report.figures import keep
 from sordino_papers.once import once
 from sordino_papers.paper_003 import Row, Setting, measured, plan
 from sordino_papers.studies import Study, picked, side_by_side
@@ -144,7 +144,8 @@ def draw(found: list[Row], path: Path) -> None:
         _points(axis, picked(found, split=split), split)
     axes[0][0].set_ylabel("test accuracy, %")
     figure.tight_layout()
-    saved(figure, path)
+    keep(figure, path)
+    plt.close(figure)
 
 
 def _points(axis: Any, found: list[Row], title: str) -> None:

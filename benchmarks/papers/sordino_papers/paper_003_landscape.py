@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sordino.audit.landscape import Landscape, landscape
-from sordino.report.figures import saved
+from sordino.report.figures import keep
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.training import final_model
@@ -73,7 +73,8 @@ def draw(found: list[Row], path: Path) -> None:
         above = figure.add_subplot(2, len(found), place, projection="3d")
         above.set_title(f"{row['method']} (mean rise {row['mean rise']:.3g})", fontsize="medium")
         _panel(above, figure.add_subplot(2, len(found), len(found) + place), loss, (low, high))
-    saved(figure, path)
+    keep(figure, path)
+    plt.close(figure)
 
 
 def _panel(above: Any, below: Any, loss: Any, scale: tuple[float, float]) -> None:
