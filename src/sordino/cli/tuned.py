@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
+from sordino.cli.app import say
 from sordino.cli.calibrate import check_new
 from sordino.cli.progress import working
-from sordino.config import Config, load_config
+from sordino.codec import override
+from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
+from sordino.parts.tries import Tries
 from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import headline
+from sordino.tuning.private import Tuning, tune_private
+from sordino.tuning.private import text as private_text
 from sordino.tuning.search import Tuned, tune
+from sordino.tuning.space import axes
+from sordino.tuning.spec import Sweep
 
 SOURCES = ("public", "synthetic")
 AXES = {"pace": "factor on the step size", "steps": "local steps", "rounds": "rounds", "batch": "records per batch"}
@@ -56,6 +63,37 @@ def tune_config(
         draw(found, plot)
     files = {"out": str(out) if out else None, "plot": str(plot) if plot else None}
     return {"tuned": [one.entry for one in found], **files}
+
+
+def tries_of(mean: float, law: str, shape: float) -> Tries:
+    """The law of the number of tries, as the options say."""
+    found: Tries = codec.read(Tries, {"mean": mean, "law": law, "shape": shape}, "--law")
+    return found
+
+
+def private_tuning(
+    file: Path, changes: Sequence[str], over: Sequence[str], tries: Tries, epsilons: Sequence[float], metric: str
+) -> Tuning:
+    """What `tune --private` asks: a file and --over, or the file of a sweep."""
+    if len(epsilons) > 1:
+        raise ConfigError("several --epsilon with --private", "one: each tuning is a release of its own")
+    data = read_table(file)
+    given = dict(map(override.read, over))
+    if not given and "sweep" not in data:
+        raise ConfigError("--private without --over", "what to try", "--over 'recipe.lr=[0.1, 0.3, 1.0]'")
+    said = data.get("sweep", {}) if not given else {"random": given}
+    asked = Sweep.of({**data, "sweep": {**said, **({"metric": metric} if metric else {})}}, file.parent)
+    asked = replace(asked, table=overridden(asked.table, dict(map(override.read, changes))))
+    table = asked.spec.grid or {k: v for k, v in asked.spec.random.items() if k not in ("trials", "seed")}
+    return Tuning(asked, axes(table), tries, next(iter(epsilons), None))
+
+
+def run_private(asked: Tuning, out: Path | None, as_json: bool) -> None:
+    """Tune, and say what may be said."""
+    if out is None:
+        raise ConfigError("--private without --out", "a new folder for the run that wins", "add --out runs/best")
+    said = tune_private(asked, out, (lambda line: None) if as_json else (lambda line: say(False, {}, line)))
+    say(as_json, said, private_text(said))
 
 
 def own_budgets(config: Config) -> tuple[Budget, ...]:
