@@ -6,12 +6,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sordino.codec import Foreign, nearest, package_of
-from sordino.data import archives, bundled, images, leaf, mapped, own, tabular, text
+from sordino.data import archives, bundled, images, leaf, mapped, own, tables, tabular, text
 from sordino.data.records import Dataset, finish, take
+from sordino.data.tables import Seen
 from sordino.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sordino.parts.preparation import Histogram
 
 __all__ = ["Dataset", "add_dataset", "declared_by", "descriptions", "foreign", "load", "names", "names_silos"]
 
@@ -56,9 +60,11 @@ _SETS = {
     ),
     "npz": _Entry(own.npz, "your own arrays: path to an .npz with x and y", "yours"),
     "mapped": _Entry(mapped.mapped, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
-    "csv": _Entry(own.table, "your own table of numbers: path to a .csv, and its target column", "yours"),
+    "csv": _Entry(tables.table, "your own tables: a .csv, or one for every silo, and their target column", "yours"),
+    "parquet": _Entry(tables.table, "the same of .parquet files (the extra `parquet`)", "yours"),
 }
 _ALIASES = {"loans": "lending_club"}
+TABLES = ("csv", "parquet")
 
 
 def add_dataset(name: str, read: Callable[..., Dataset], *, description: str = "", licence: str = "not stated") -> None:
@@ -127,7 +133,28 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
 
 def names_silos(name: str, options: Mapping[str, Any]) -> bool:
     """Whether the natural clients of a set have names, which nobody counts: a column of a table, or hospitals."""
-    return name == "heart_disease" or (name == "csv" and bool(options.get("groups")))
+    own = name in TABLES and bool(options.get("groups") or options.get("files"))
+    return name == "heart_disease" or own
+
+
+def look(name: str, options: Mapping[str, Any]) -> Seen:
+    """What is known of a set before a row is read: the names of its silos, and what its user should know.
+
+    Of own tables the files' names and headers are looked at, where they are here; what a run would refuse by them is
+    refused.
+    """
+    if name in TABLES:
+        return tables.look({key: value for key, value in options.items() if key != "test" or not _counts(value)})
+    return Seen(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else (), ())
+
+
+def preparations(name: str, options: Mapping[str, Any]) -> tuple[Histogram, ...]:
+    """The noised histograms that a set must wait for."""
+    return tables.preparations(options) if name in TABLES else ()
+
+
+def _counts(test: Any) -> bool:
+    return not isinstance(test, str | Path)
 
 
 def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
@@ -136,7 +163,7 @@ def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
     if name not in own.NAMES:
         publisher = [f"the package {part.package}" for part in foreign(name)] or ["the publisher of the data set"]
         return f"test rows of {name}", publisher[0]
-    file = Path(str(options.get("path", ""))).name
+    file = Path(str(options.get("path") or options.get("files", ""))).name
     if isinstance(options.get("test"), str | Path):
         return f"rows of {Path(options['test']).name}", "the configuration: test names the file"
     if "public_test_fraction" in options:

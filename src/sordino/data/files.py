@@ -1,4 +1,7 @@
-"""Bytes of a stranger into arrays: whatever is in the file, it is read whole, or one sentence says what and where."""
+"""Bytes of a stranger into arrays: whatever is in the file, it is read whole, or one sentence says what and where.
+
+A table is text here, from a .csv or a .parquet (`parquet.py`): one way leads from its tokens to numbers.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -90,8 +94,8 @@ class Sheet:
 
     path: Path
     header: tuple[str, ...]
-    rows: list[list[str]]
-    lines: list[int]
+    rows: Sequence[Sequence[str]]
+    lines: Sequence[int] = ()  # none where the file has no lines
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -102,9 +106,9 @@ class Sheet:
         place = self._places[name]
         return [row[place].strip() for row in self.rows]
 
-    def numbers(self, name: str) -> Array:
-        """A column of finite numbers."""
-        return np.array([self._number(name, i, token) for i, token in enumerate(self.column(name))])
+    def numbers(self, name: str, *, missing: bool = False) -> Array:
+        """A column of finite numbers; NaN where there is none, if that is allowed."""
+        return np.array([self._number(name, i, token, missing) for i, token in enumerate(self.column(name))])
 
     def labels(self, name: str, classes: int) -> Ints:
         """A column of whole numbers below `classes`."""
@@ -112,23 +116,27 @@ class Sheet:
         wrong = np.flatnonzero((values != np.rint(values)) | (values < 0) | (values >= classes))
         if len(wrong):
             token = self.column(name)[wrong[0]]
-            raise DataError(f"label {token[:40]!r} in {self._where(name, int(wrong[0]))}", f"0 to {classes - 1}")
+            fix = 'labels that are words are declared: classes = ["no", "yes"]'
+            self.refuse(name, int(wrong[0]), f"label {token[:40]!r}", f"0 to {classes - 1}", fix)
         return values.astype(np.int64)
 
-    def _number(self, name: str, row: int, token: str) -> float:
+    def _number(self, name: str, row: int, token: str, missing: bool) -> float:
         if token in MISSING:
-            fix = "impute missing values by public constants before training"
-            raise DataError(f"a missing value in {self._where(name, row)}", "a number", fix)
+            fix = "declare missing = ... for this column: a public constant"
+            return math.nan if missing else self.refuse(name, row, "a missing value", "a number", fix)
         try:
             value = float(token)
         except ValueError:
             value = math.nan
         if not abs(value) <= float(np.finfo(np.float32).max):
-            raise DataError(f"{token[:40]!r} in {self._where(name, row)}", "a finite number")
+            fix = f"declare categories = [...] for {name[:40]!r}, or add it to ignore"
+            self.refuse(name, row, repr(token[:40]), "a finite number", fix)
         return value
 
-    def _where(self, name: str, row: int) -> str:
-        return f"{self.path}, row {row + 1} (line {self.lines[row]}), column {name[:40]!r}"
+    def refuse(self, name: str, row: int, found: str, needed: str, fix: str = "") -> NoReturn:
+        """A mistake in one place of the file."""
+        line = f" (line {self.lines[row]})" if self.lines else ""
+        raise DataError(f"{found} in {self.path}, row {row + 1}{line}, column {name[:40]!r}", needed, fix)
 
 
 def sheet(path: Path) -> Sheet:
@@ -140,15 +148,33 @@ def sheet(path: Path) -> Sheet:
     rows, lines = _parsed(path, text)
     if not rows:
         raise DataError(f"an empty table in {path}", "a header and rows")
-    header = tuple(name.strip() for name in rows[0])
-    twice = next((name for name in header if header.count(name) > 1), None) if len(set(header)) < len(header) else None
-    if twice is not None:
-        raise DataError(f"two columns named {twice[:40]!r} in {path}", "a name of its own for every column")
+    header = unique(path, rows[0])
     wrong = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
     if wrong is not None:
         found = f"{len(rows[wrong])} values in {path}, row {wrong} (line {lines[wrong]})"
         raise DataError(found, f"{len(header)}, one per column")
     return Sheet(path, header, rows[1:], lines[1:])
+
+
+def header_of(path: Path) -> tuple[str, ...]:
+    """The names of the columns: the first row of the file, and no other."""
+    try:
+        with regular(path).open(encoding="utf-8-sig", newline="") as file:
+            first = next((row for row in csv.reader(file, skipinitialspace=True) if row), None)
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path}, which cannot be read ({error})", "a comma-separated text file in UTF-8") from None
+    if first is None:
+        raise DataError(f"an empty table in {path}", "a header and rows")
+    return unique(path, first)
+
+
+def unique(path: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """The header, every name once."""
+    header = tuple(name.strip() for name in names)
+    twice = next((name for name in header if header.count(name) > 1), None) if len(set(header)) < len(header) else None
+    if twice is not None:
+        raise DataError(f"two columns named {twice[:40]!r} in {path}", "a name of its own for every column")
+    return header
 
 
 def _parsed(path: Path, text: str) -> tuple[list[list[str]], list[int]]:

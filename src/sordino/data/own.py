@@ -1,4 +1,4 @@
-"""A user's own data: an .npz of arrays, or a table of numbers as .csv.
+"""A user's own data: an .npz of arrays; tables are in `tables.py`.
 
 Every row is private unless the user says otherwise: by a file of its own (`test = "public.csv"`), by arrays that are
 called test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Without any there is no test.
@@ -6,18 +6,18 @@ called test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from sordino.data.files import Sheet, arrays_of, sheet
-from sordino.data.records import Array, Dataset, Ints, hold_out, to_unit, untested
+from sordino.data.files import arrays_of
+from sordino.data.records import Array, Dataset, Ints, hold_out, untested
 from sordino.errors import ConfigError, DataError
 
-NAMES = ("npz", "csv", "mapped")  # sets whose rows are somebody's: nothing of them is public unasked
+NAMES = ("npz", "csv", "parquet", "mapped")  # sets whose rows are somebody's: nothing of them is public unasked
 MOST_CLASSES = 1_000_000
 
 
@@ -38,20 +38,20 @@ def npz(
         arrays = arrays_of(Path(path))
         data = _from_arrays(arrays, classes)
         ways = [name for name, given in _ways(test, public_test_fraction, "test_x" in arrays).items() if given]
-    _one_way(ways)
+    check_one_way(ways)
     if test is not None:
-        _another(path, test)
+        check_another(path, test)
         with named(test):
             other = _from_arrays(arrays_of(Path(test)), data.classes)
         return replace(data, test_x=other.x, test_y=other.y)
-    return _held_out(data, path, public_test_fraction)
+    return held_out(data, path, public_test_fraction)
 
 
 def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
     x, y = (_needed(arrays, key) for key in ("x", "y"))
     if ("test_x" in arrays) != ("test_y" in arrays):
         raise DataError("only one of test_x and test_y", "both or neither")
-    classes = _check_classes(classes if classes is not None else _classes(arrays, y))
+    classes = check_classes(classes if classes is not None else _classes(arrays, y))
     groups = _whole(arrays.get("groups"), "groups")
     who = () if groups is None else tuple(str(value) for value in np.unique(groups))
     data = untested(x, y, groups, classes, who)
@@ -65,18 +65,18 @@ def _ways(test: object, fraction: object, inside: bool) -> dict[str, bool]:
     return {"test": test is not None, "public_test_fraction": fraction is not None, "test_x and test_y": inside}
 
 
-def _one_way(ways: list[str]) -> None:
+def check_one_way(ways: list[str]) -> None:
     if len(ways) > 1:
         raise ConfigError(" and ".join(ways), "one way to say which rows are public", f"drop {ways[0]}")
 
 
-def _another(path: str | Path, test: str | Path) -> None:
+def check_another(path: str | Path, test: str | Path) -> None:
     if Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
         found = f"test = {Path(test).name!r}, which is the training file itself"
         raise ConfigError(found, "a file of rows that may be public", "or drop test: no row is public then")
 
 
-def _held_out(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
+def held_out(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
     """A part of the rows as public test records, where the user has said so."""
     if fraction is None:
         return data
@@ -87,7 +87,7 @@ def _held_out(data: Dataset, path: str | Path, fraction: float | None) -> Datase
         if not len(held.test_y):
             found = f"{len(data.y)} records, of which {fraction:g} of every group is none"
             raise DataError(found, "at least one public test record", "raise public_test_fraction, or drop it")
-    return replace(held, names=data.names)
+    return replace(held, names=data.names, target_unit=data.target_unit, waiting=data.waiting)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def _classes(arrays: dict[str, Array], y: Array) -> int | None:
     return int(y.max()) + 1 if y.dtype.kind in "iu" and y.size else None
 
 
-def _check_classes(classes: int | None) -> int | None:
+def check_classes(classes: int | None) -> int | None:
     if classes is None:
         return None
     if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MOST_CLASSES:
@@ -132,66 +132,3 @@ def _whole(groups: Array | None, key: str) -> Ints | None:
     if groups.size and groups.dtype.kind == "u" and int(groups.max()) > np.iinfo(np.int64).max:
         raise DataError(f"the number {groups.max()} in {key}", "integers of 64 bits with a sign")
     return groups.astype(np.int64, copy=False)
-
-
-def table(
-    *,
-    path: str | Path,
-    target: str,
-    groups: str | None = None,
-    classes: int | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
-    test: str | Path | None = None,
-    public_test_fraction: float | None = None,
-) -> Dataset:
-    """A comma-separated file with a header: column `target` from all the others, which must be numbers.
-
-    `classes` makes the target a label; `groups` names the column of natural clients, whose values are their names;
-    `ranges` gives public ranges: those columns go to [-1, 1] and are clipped there. Test records are declared public:
-    another file `test` with the same columns, or a fixed `public_test_fraction` of the rows. Without, there is no test.
-    """
-    _one_way([name for name, given in _ways(test, public_test_fraction, False).items() if given])
-    classes, limits = _check_classes(classes), _limits(ranges)
-    rows = sheet(Path(path))
-    _known([target, *([groups] if groups else []), *limits], rows)
-    features = [name for name in rows.header if name not in (target, groups)]
-    if not features:
-        raise DataError(f"no feature column in {path}", "at least one beside the target and the groups")
-    x, y = _xy(rows, features, target, classes, limits)
-    names, who = np.unique(np.array(rows.column(groups)), return_inverse=True) if groups else ((), None)
-    data = untested(x, y, None if who is None else who.astype(np.int64), classes, tuple(str(name) for name in names))
-    if test is None:
-        return _held_out(data, path, public_test_fraction)
-    _another(path, test)
-    other = sheet(Path(test))
-    _known([target, *features], other)
-    test_x, test_y = _xy(other, features, target, classes, limits)
-    return replace(data, test_x=test_x, test_y=test_y)
-
-
-def _xy(
-    rows: Sheet, features: list[str], target: str, classes: int | None, limits: dict[str, tuple[float, float]]
-) -> tuple[Array, Array]:
-    if not rows.lines:
-        raise DataError(f"no row under the header of {rows.path}", "at least one")
-    x = np.stack([_scaled(rows.numbers(name), limits.get(name)) for name in features], axis=1)
-    return x, rows.numbers(target) if classes is None else rows.labels(target, classes)
-
-
-def _known(names: list[str], rows: Sheet) -> None:
-    missing = next((name for name in names if name not in rows.header), None)
-    if missing is not None:
-        shown = ", ".join(name[:40] for name in rows.header[:20])
-        raise ConfigError(f"no column {missing!r} in {rows.path}", f"one of {shown}")
-
-
-def _limits(ranges: Mapping[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]]:
-    for name, pair in dict(ranges or {}).items():
-        two = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(end) in (int, float) for end in pair)
-        if not two or not -1e300 < pair[0] < pair[1] < 1e300:
-            raise ConfigError(f"the range {name} = {pair!r}", "two numbers, low < high")
-    return dict(ranges or {})
-
-
-def _scaled(values: Array, limits: tuple[float, float] | None) -> Array:
-    return values if limits is None else to_unit(values, *limits)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from sordino.data.columns import Waiting
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -28,6 +31,7 @@ class Dataset:
     target_unit: float = 1.0  # regression: one unit of y in the original unit (dollars, percent)
     offsets: Ints | None = None  # records in the order of their clients, mapped into memory: not read, not checked
     names: tuple[str, ...] = ()  # of the natural clients, in the order of their numbers, where they have names
+    waiting: tuple[Waiting, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
     name: str = ""
     description: str = ""
     licence: str = ""

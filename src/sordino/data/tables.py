@@ -1,0 +1,314 @@
+"""A user's own tables: one file with a column of silos, a list of files, or a folder of them; .csv or .parquet.
+
+Every row is private unless the user says otherwise, and nothing is computed from rows: ranges, categories, constants
+for missing values and classes are declared (`columns.py`), or bought (`histogram`). `plan` looks at the names of the
+files and at their first lines; it reads no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sordino.codec import nearest
+from sordino.data import columns as declared_columns
+from sordino.data.columns import Column, Waiting, encode, histogram
+from sordino.data.files import Sheet, header_of, regular, sheet
+from sordino.data.own import check_another, check_classes, check_one_way, held_out
+from sordino.data.parquet import ENDINGS, parquet_header, parquet_sheet
+from sordino.data.records import Array, Dataset, to_unit, untested
+from sordino.data.tabular import MISSING
+from sordino.errors import ConfigError, DataError, shown
+
+if TYPE_CHECKING:
+    from sordino.parts.preparation import Histogram
+
+Paths = str | Path
+MANY = 100_000  # files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What the options say, checked; no file was opened for it."""
+
+    paths: tuple[Path, ...]
+    names: tuple[str, ...]  # of the files' silos; none if there is one file
+    target: str
+    groups: str | None
+    classes: int | None
+    words: tuple[str, ...]  # of the classes, where they have names
+    columns: dict[str, Column]
+    ignore: tuple[str, ...]
+
+    def features(self, header: tuple[str, ...]) -> list[str]:
+        """The columns that the model reads, in the order of the header."""
+        return [name for name in header if name not in (self.target, self.groups, *self.ignore)]
+
+    def of(self, name: str) -> Column:
+        return self.columns.get(name, Column())
+
+    def waiting(self, features: list[str]) -> tuple[Waiting, ...]:
+        """The coordinates that wait for a histogram."""
+        ends = np.cumsum([self.of(name).width for name in features])
+        starts = [int(end) - self.of(name).width for name, end in zip(features, ends, strict=True)]
+        asked = [(name, start) for name, start in zip(features, starts, strict=True) if self.of(name).histogram]
+        return tuple(Waiting(start, self.of(name), histogram(name, self.of(name))) for name, start in asked)
+
+
+def table(
+    *,
+    target: str,
+    path: Paths | None = None,
+    files: Paths | list[str] | None = None,
+    groups: str | None = None,
+    classes: int | list[str] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    ignore: list[str] | None = None,
+    test: Paths | None = None,
+    public_test_fraction: float | None = None,
+) -> Dataset:
+    """Tables with a header, .csv or .parquet: column `target` from all the others.
+
+    `path` is one file; `groups` names its column of silos, whose values are their names. Or `files`: a list, a pattern
+    ("sites/*.csv") or a folder, a silo each, named after its file. `classes` makes the target a label: how many, or
+    their words. `columns` declares what is public of each column: range, categories, missing; `ranges` is short for
+    their ranges, `ignore` names columns to leave out. Test records are declared public: another file `test`, or a fixed
+    `public_test_fraction` of the rows. Without, there is no test.
+    """
+    ways = {"test": test is not None, "public_test_fraction": public_test_fraction is not None}
+    check_one_way([name for name, given in ways.items() if given])
+    form = form_of(target, path, files, groups, classes, columns, ranges, ignore)
+    for one in form.paths if test is not None else ():
+        check_another(one, str(test))
+    sheets = [_sheet(one) for one in form.paths]
+    features = _features(form, [(rows.path, rows.header) for rows in sheets])
+    data = _dataset(form, sheets, features)
+    if test is None:
+        return held_out(data, form.paths[0], public_test_fraction)
+    other = _sheet(Path(test))
+    _known([target, *features], other.path, other.header)
+    test_x, test_y = _xy(form, other, features)
+    return replace(data, test_x=test_x, test_y=test_y)
+
+
+def _dataset(form: Form, sheets: list[Sheet], features: list[str]) -> Dataset:
+    pairs = [_xy(form, rows, features) for rows in sheets]
+    x, y = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    names, who = _silos(form, sheets)
+    unit = form.of(form.target).range
+    data = untested(x, y, who, form.classes, names)
+    scaled = replace(data, target_unit=1.0 if unit is None else (unit[1] - unit[0]) / 2)
+    return replace(scaled, waiting=form.waiting(features))
+
+
+def _silos(form: Form, sheets: list[Sheet]) -> tuple[tuple[str, ...], Array | None]:
+    """Names of the natural clients, and whose every row is."""
+    if form.names:
+        return form.names, np.repeat(np.arange(len(sheets)), [len(rows.rows) for rows in sheets])
+    if form.groups is None:
+        return (), None
+    tokens = sheets[0].column(form.groups)
+    empty = next((row for row, token in enumerate(tokens) if token in MISSING), None)
+    if empty is not None:
+        sheets[0].refuse(form.groups, empty, "a row without a silo", "the name of its silo")
+    names, who = np.unique(np.array(tokens, dtype=str), return_inverse=True)
+    return tuple(str(name) for name in names), who.astype(np.int64)
+
+
+def _xy(form: Form, rows: Sheet, features: list[str]) -> tuple[Array, Array]:
+    if not len(rows.rows):
+        raise DataError(f"no row under the header of {rows.path}", "at least one")
+    x = np.concatenate([encode(rows, name, form.of(name)) for name in features], axis=1)
+    return x, _target(form, rows)
+
+
+def _target(form: Form, rows: Sheet) -> Array:
+    """Labels by their words or numbers; or numbers, scaled if the target has a range."""
+    name = form.target
+    if form.words:
+        code = {word: place for place, word in enumerate(form.words)}
+        return np.array([_label(rows, name, i, token, code) for i, token in enumerate(rows.column(name))])
+    if form.classes is not None:
+        return rows.labels(name, form.classes)
+    span = form.of(name).range
+    return rows.numbers(name) if span is None else to_unit(rows.numbers(name), *span)
+
+
+def _label(rows: Sheet, name: str, row: int, token: str, code: Mapping[str, int]) -> int:
+    if token not in code:
+        found = "a missing label" if token in MISSING else f"label {token[:40]!r}"
+        rows.refuse(name, row, found, "one of " + ", ".join(code)[:200], "add it to classes, or mend the row")
+    return code[token]
+
+
+# ---- what the options say --------------------------------------------------------------------------------------------
+
+
+def form_of(
+    target: str,
+    path: Paths | None = None,
+    files: Any = None,
+    groups: str | None = None,
+    classes: Any = None,
+    columns: Any = None,
+    ranges: Any = None,
+    ignore: Any = None,
+    **_: Any,
+) -> Form:
+    """The options of a table, or one sentence."""
+    if (path is None) == (files is None):
+        found = "both path and files" if path is not None else "neither path nor files"
+        raise ConfigError(f"{found} of a table", "one of them", 'path = "a.csv", or files = "sites/*.csv"')
+    for key, given in (("target", target), ("groups", groups if groups is not None else "")):
+        if not isinstance(given, str):
+            raise ConfigError(f"{key} = {shown(given)}", "the name of a column, in quotes")
+    if files is not None and groups is not None:
+        raise ConfigError("files, a silo each, and groups", "one of them", "drop groups, or give one file as path")
+    paths = (Path(str(path)),) if path is not None else _listed(files)
+    words = _words(classes)
+    known = declared_columns.declared(columns, ranges)
+    _check_target(target, known, classes)
+    return Form(
+        paths=paths, names=_names(paths) if files is not None else (), target=target, groups=groups,
+        classes=len(words) if words else check_classes(classes), words=words, columns=known, ignore=_ignored(ignore),
+    )  # fmt: skip
+
+
+def _listed(files: Any) -> tuple[Path, ...]:
+    """The files of a list, of a pattern, or of a folder; sorted unless listed."""
+    if isinstance(files, list | tuple) and files and all(isinstance(one, str | Path) for one in files):
+        return tuple(Path(one) for one in files)
+    if not isinstance(files, str | Path) or not str(files):
+        raise ConfigError(f"files = {shown(files)}", 'a list of files, a pattern such as "sites/*.csv", or a folder')
+    try:
+        there = Path(files).expanduser()
+        found = [one for one in there.iterdir() if _is_table(one)] if there.is_dir() else _matching(there)
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise DataError(
+            f"files = {shown(str(files))}, which cannot be read ({error})", "a pattern or a folder"
+        ) from None
+    if not 1 <= len(found) <= MANY:
+        raise DataError(f"{len(found)} files for files = {shown(str(files))}", "at least one .csv or .parquet")
+    return tuple(sorted(found))
+
+
+def _matching(pattern: Path) -> list[Path]:
+    return [one for one in Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))) if one.is_file()]
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix in (".csv", *ENDINGS) and path.is_file()
+
+
+def _names(paths: tuple[Path, ...]) -> tuple[str, ...]:
+    names = tuple(path.stem for path in paths)
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise ConfigError(f"two files named {twice!r}", "a name of its own for every silo's file")
+    return names
+
+
+def _words(classes: Any) -> tuple[str, ...]:
+    if not isinstance(classes, list | tuple):
+        return ()
+    words = tuple(str(word) for word in classes if type(word) in (str, int))
+    if len(words) < 2 or len(set(words)) < len(classes):
+        raise ConfigError(
+            f"classes = {shown(list(classes))}", "at least two words, each once", 'classes = ["no", "yes"]'
+        )
+    return words
+
+
+def _check_target(target: str, columns: Mapping[str, Column], classes: Any) -> None:
+    """Of the target only a range may be declared, and only of one that is a number."""
+    own = columns.get(target, Column())
+    if own != Column(range=own.range) or (own.range is not None and classes is not None):
+        found = f"columns.{target}, which is the target"
+        raise ConfigError(found, "its range, if it is a number", 'labels are declared as classes = ["no", "yes"]')
+
+
+def _ignored(ignore: Any) -> tuple[str, ...]:
+    if ignore is not None and not (isinstance(ignore, list | tuple) and all(isinstance(one, str) for one in ignore)):
+        raise ConfigError(f"ignore = {shown(ignore)}", "a list of columns", 'ignore = ["id", "name"]')
+    return tuple(ignore or ())
+
+
+# ---- what the headers say --------------------------------------------------------------------------------------------
+
+
+def _sheet(path: Path) -> Sheet:
+    return parquet_sheet(path) if path.suffix in ENDINGS else sheet(path)
+
+
+def _features(form: Form, headers: list[tuple[Path, tuple[str, ...]]]) -> list[str]:
+    """The columns that are read, the same in every file."""
+    first, header = headers[0]
+    _known([form.target, *([form.groups] if form.groups else []), *form.columns, *form.ignore], first, header)
+    features = form.features(header)
+    if not features:
+        raise DataError(f"no feature column in {first}", "at least one beside the target and the groups")
+    for path, other in headers[1:]:
+        extra = sorted(set(form.features(other)) - set(features))
+        if extra:
+            raise DataError(
+                f"column {extra[0][:40]!r} in {path}, which {first} has not", "the same columns in all files"
+            )
+        _known([form.target, *features], path, other)
+    return features
+
+
+def _known(names: list[str], path: Path, header: tuple[str, ...]) -> None:
+    missing = next((name for name in names if name not in header), None)
+    if missing is not None:
+        listed = ", ".join(name[:40] for name in header[:20])
+        close = nearest(missing, list(header)) if missing else ""
+        raise ConfigError(f"no column {missing!r} in {path}", f"one of {listed}", close if "mean" in close else "")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a table before a row is read."""
+
+    names: tuple[str, ...]  # of the silos, one for each file
+    notes: tuple[str, ...]
+
+
+def look(options: Mapping[str, Any]) -> Seen:
+    """Everything that a run would refuse by the options, the files' names and their headers; a file that is not here
+    is not looked at."""
+    form = form_of(**options)
+    test = options.get("test")
+    absent = [path for path in form.paths if not path.expanduser().exists()]
+    if absent:
+        return Seen(form.names, (f"{absent[0]} is not here: its columns were not looked at",))
+    features = _features(form, [(path, _header(path)) for path in form.paths])
+    if isinstance(test, str | Path) and Path(test).expanduser().exists():
+        _known([form.target, *features], Path(test), _header(Path(test)))
+    return Seen(form.names, unscaled(form, features))
+
+
+def _header(path: Path) -> tuple[str, ...]:
+    return parquet_header(path) if path.suffix in ENDINGS else header_of(regular(path))
+
+
+def unscaled(form: Form, features: list[str]) -> tuple[str, ...]:
+    """What to say of columns whose range nobody has declared."""
+    plain = [name for name in features if not form.of(name).scaled]
+    if not plain:
+        return ()
+    some = ", ".join(name[:40] for name in plain[:8]) + (", ..." if len(plain) > 8 else "")
+    return (
+        f"{len(plain)} column(s) without a declared range are not scaled: {some}; one of 500,000 beside one of 1 makes "
+        "clipping useless: declare [task.options.columns.NAME] range = [low, high]",
+    )
+
+
+def preparations(options: Mapping[str, Any]) -> tuple[Histogram, ...]:
+    """The histograms that a table's columns ask for, in the order of their names."""
+    known = declared_columns.declared(options.get("columns"), options.get("ranges"))
+    return tuple(histogram(name, known[name]) for name in sorted(known) if known[name].histogram is not None)
