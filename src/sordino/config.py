@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.models import Logistic, Spec, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
+from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
 from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
@@ -56,6 +58,11 @@ class TaskSpec:
     half: Half | None = None  # the part of the test rows that a run is judged by, where the others report
 
     @property
+    def preparations(self) -> tuple[Preparation, ...]:
+        """What must be released of the data's columns before the first round."""
+        return datasets.preparations(self.dataset, self.options)
+
+    @property
     def named(self) -> bool:
         """Whether the silos of this data have names, known without reading it."""
         return (self.partition is None or isinstance(self.partition, Natural)) and names_silos(
@@ -70,8 +77,10 @@ class TaskSpec:
         model, init = (model, None) if self.init is None else begun(model, self.init)
         test = _records(data.test_x, data.test_y) if len(data.test_y) else None
         groups, names = (None, ()) if test is None else _test_groups(data)
-        loss = self.loss or _loss(data)
-        task = Task(model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names)
+        loss, waiting = self.loss or _loss(data), data.waiting
+        task = Task(
+            model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names, waiting=waiting
+        )
         _try_loss(task)
         return task if self.half is None else self.half.of(task)
 
@@ -80,7 +89,10 @@ class TaskSpec:
         what, by = declared_by(self.dataset, self.options)
         what = what if self.half is None else f"{what}, {self.half.words}"
         rows = () if task.test is None else (Declared(len(task.test), what, by),)
-        return (*rows, *declared_weights(task))
+        values = datasets.declared_values(
+            self.dataset, self.options, labels=not task.clients.records.y.is_floating_point()
+        )
+        return (*rows, *(Declared(*one) for one in values), *declared_weights(task))
 
     def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
         if data.offsets is not None:
@@ -245,7 +257,17 @@ class Config:
         check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
         self._check_names()
         self._check_federation()
+        self._check_prepare()
         check_train_metrics(self.run.train_metrics, self.privacy.noise)
+
+    def _check_prepare(self) -> None:
+        """What columns wait for is what the plan releases, and bills: `parse` takes the one from the other."""
+        asked = self.task.preparations
+        if asked != self.plan.prepare:
+            found = (
+                f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(self.plan.prepare)}"
+            )
+            raise ConfigError(found, "the same in both", "drop plan.prepare: it is taken from [task.options.columns]")
 
     def _check_federation(self) -> None:
         """The federation's silos are the plan's clients, one by one."""
@@ -326,8 +348,19 @@ class Config:
 
     def check_task(self) -> None:
         """Refuse, before any data is read, what a run of this file would refuse."""
-        datasets.check_known(self.task.dataset, self.task.options)
-        check_early(self.plan, getattr(self.task.partition, "clients", None), False, InProcess())
+        self.look()
+
+    def look(self) -> tuple[str, ...]:
+        """`check_task`, and what its owner should know; of own tables the files' names and headers are looked at."""
+        task = self.task
+        datasets.check_known(task.dataset, task.options)
+        seen = datasets.look(task.dataset, task.options)
+        natural = task.partition is None or task.partition == Natural()
+        if natural and seen.names and task.silos:
+            check_names(list(task.silos), list(seen.names), "[task] silos", "the data")
+        found = len(seen.names) or None if natural else getattr(task.partition, "clients", None)
+        check_early(self.plan, found, False, InProcess())
+        return seen.notes
 
     def check_budget(self) -> None:
         """Refuse a plan that must overspend a budget of its own file."""
@@ -381,9 +414,11 @@ def parse(table: Mapping[str, Any]) -> Config:
     if "recipe" in data:
         if "plan" in data:
             raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")
-        data["plan"] = from_recipe(_with_budgets(data.pop("recipe"), data.get("privacy")))
+        data["plan"] = from_recipe(_with_budgets(data.pop("recipe"), data.get("privacy")), _asked(data))
     elif "plan" not in data:
         raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
+    elif isinstance(data["plan"], Mapping) and "prepare" not in data["plan"]:
+        data["plan"] = {**data["plan"], "prepare": [codec.dump(part) for part in _asked(data)]}
     config: Config = codec.read(Config, data)
     return config
 
@@ -401,13 +436,21 @@ def _with_budgets(recipe: Any, privacy: Any) -> Any:
     return {**recipe, "epsilons": [budget.epsilon for budget in budgets], "deltas": deltas or common}
 
 
-def from_recipe(table: Any) -> Plan:
-    """`name` picks the function, the other keys are its arguments."""
+def _asked(data: Mapping[str, Any]) -> tuple[Preparation, ...]:
+    """What the columns of the data ask the plan to release before its first round."""
+    task = data.get("task")
+    known = isinstance(task, Mapping) and isinstance(task.get("options"), Mapping)
+    return datasets.preparations(str(task.get("dataset")), task["options"]) if known and task is not None else ()
+
+
+def from_recipe(table: Any, prepare: tuple[Preparation, ...] = ()) -> Plan:
+    """`name` picks the function, the other keys are its arguments; one that solves for a budget is told `prepare`."""
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ConfigError("[recipe] without a name", 'name = "..."', f"known: {', '.join(RECIPES)}")
     arguments = {key: value for key, value in table.items() if key != "name"}
     name = table["name"]
     if name not in RECIPES:
         raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
-    plan: Plan = codec.call(RECIPES[name], arguments, "recipe")
-    return plan
+    told = {"prepare": prepare} if prepare and "prepare" in inspect.signature(RECIPES[name]).parameters else {}
+    plan: Plan = codec.call(RECIPES[name], {**arguments, **told}, "recipe")
+    return plan if plan.prepare == prepare else replace(plan, prepare=prepare)

@@ -20,15 +20,25 @@ from sordino.parts.events import billable
 from sordino.parts.local import LocalSolver
 from sordino.parts.numbers import finite, positive
 from sordino.parts.postprocess import Noised, Postprocess
+from sordino.parts.preparation import Preparation
 from sordino.parts.release import Release, ShuffledNoise
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Memory, ServerOptimizer
 from sordino.parts.sparsify import PublicMask
-from sordino.privacy.bill import Bill, Participation, client_bill, reads_of, record_bill, record_patterns
+from sordino.privacy.bill import (
+    Bill,
+    Participation,
+    client_bill,
+    reads_of,
+    record_bill,
+    record_patterns,
+    with_preparations,
+)
 
 LONGEST = 10**9  # rounds
 SHARED = "shared."  # in `State.learnt`: what the local solver of the next round is told
+PREPARED = "prepared."  # there too: noised histograms of columns, released before the first round
 NOISE = "noise."  # in `State.secret`: what the release remembers
 
 
@@ -53,6 +63,7 @@ class Plan(_Kept):
     release: Release
     postprocess: tuple[Postprocess, ...] = ()
     server: ServerOptimizer
+    prepare: tuple[Preparation, ...] = ()  # what is released of columns before the first round
 
     def __post_init__(self) -> None:
         genuine(self, "plan")
@@ -68,6 +79,7 @@ class Plan(_Kept):
         self._check_stages()
         self._check_denoisers()
         self._check_lengths()
+        self._check_prepare()
         for line in self.forecast.lines:
             for event, _ in line.entries:
                 if not billable(event, line.relation):
@@ -154,6 +166,13 @@ class Plan(_Kept):
             found = f"{looks.kind} on messages of {self.local.kind}, which hold more than an update"
             raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")
 
+    def _check_prepare(self) -> None:
+        """One release of a column is enough: all that it may tell is read off it."""
+        names = [part.column for part in self.prepare]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise PlanError("preparation", f"two releases of column {twice!r}", "one for each column")
+
     def _check_denoisers(self) -> None:
         """Who shrinks by the noise must be told how much there is."""
         asking = [step for step in self.postprocess if step.needs_noise]
@@ -234,9 +253,10 @@ class Plan(_Kept):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What an engine must offer: for the release, for the server, and for clients that remember."""
+        """What an engine must offer: for the release, for the server, for clients that remember, for preparations."""
         remembered = frozenset({"client_state"}) if self.local.keeps(1) else frozenset()
-        return self.release.needs | self.server.needs | remembered
+        prepared = frozenset({"preparation"}) if self.prepare else frozenset()
+        return self.release.needs | self.server.needs | remembered | prepared
 
     @property
     def mask(self) -> PublicMask | None:
@@ -268,8 +288,10 @@ class Plan(_Kept):
         if participation is None:
             return self.forecast
         if self.unit == "record":
-            return record_bill(self.clients, self.local, self.release, participation, only)
-        return client_bill(self.clients, self.release, participation, only)
+            rounds = record_bill(self.clients, self.local, self.release, participation, only)
+        else:
+            rounds = client_bill(self.clients, self.release, participation, only)
+        return with_preparations(rounds, self.prepare, self.release, participation.prepared)
 
     @property
     def forecast(self) -> Bill:

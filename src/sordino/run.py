@@ -17,6 +17,7 @@ from sordino.engines.base import ClientJob, Collected, Engine, Leads, Receipt, R
 from sordino.engines.checks import check_records
 from sordino.engines.diagnostics import of_release
 from sordino.engines.inprocess import InProcess
+from sordino.engines.preparing import BEFORE, begin, check_prepared
 from sordino.engines.reach import check_reach
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
 from sordino.layout import Layout
@@ -24,14 +25,14 @@ from sordino.parts.encode import Public, Spread
 from sordino.parts.postprocess import Noised
 from sordino.parts.release import on_grid
 from sordino.parts.samplers import Cohort
-from sordino.plan import NOISE, SHARED, Plan, State
+from sordino.plan import NOISE, PREPARED, SHARED, Plan, State
 from sordino.privacy.budget import Filter
 from sordino.privacy.resting import resting
 from sordino.rng import Mode, Seeded, Streams
 
 
 class Charges(Protocol):
-    """Where a round is written down before anything of it can be seen."""
+    """Where a round, or what is released before the first (`BEFORE`), is written down before it can be seen."""
 
     def charge(self, t: int, cohort: Cohort | None) -> None: ...
 
@@ -57,6 +58,7 @@ class Tally:
     """Charges kept in memory: how many releases, and, where the cohort is seen anyway, who was in them."""
 
     rounds: list[int] = field(default_factory=list)
+    prepared: int = 0  # times that the plan's preparations were released
     cohorts: list[Cohort] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
 
@@ -64,6 +66,9 @@ class Tally:
         self.settled.append(Settled(len(self.rounds), refused, receipts))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
+        if t == BEFORE:
+            self.prepared += 1
+            return
         self.rounds.append(t)
         if cohort is not None:
             self.cohorts.append(cohort)
@@ -84,6 +89,7 @@ class Round:
 def check(plan: Plan, task: Task, engine: Engine) -> None:
     """Refuse a run whose certificate would not be true of it."""
     check_early(plan, task.clients.population, task.public is not None, engine)
+    check_prepared(plan, task)
     check_records(plan, task)
 
 
@@ -107,7 +113,8 @@ def check_early(plan: Plan, population: int | None, public: bool, engine: Engine
         raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
     missing = plan.needs - engine.offers
     if missing:
-        who = next((part for part in (plan.release, plan.server) if missing & part.needs), plan.local)
+        asking = [part for part in (plan.release, plan.server) if missing & part.needs]
+        who = next(iter([*asking, *(plan.prepare if "preparation" in missing else ())]), plan.local)
         raise EngineError(f"{who.kind!r} on an engine without {', '.join(sorted(missing))}", "an engine that offers it")
 
 
@@ -138,8 +145,9 @@ def run(
     check_train_metrics(train_metrics, streams.mode)
     if train_metrics and task.clients.here is not None:
         raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
+    first = state or State.initial(plan, task.layout.flatten(task.model))
+    task, state = begin(plan, task, streams, charges.charge, first)
     worker = engine.prepare(plan, task, streams)
-    state = state or State.initial(plan, task.layout.flatten(task.model))
     if isinstance(worker, Remembers):
         worker.recall(state.secret)
     judge = worker if isinstance(worker, Leads) else task
@@ -235,6 +243,7 @@ def advanced(
         std = mean_std(plan, collected.came(cohort), collected.received, public)
         mean = plan.refine(mean, Noised(layout, std[: len(mean)] if isinstance(std, Tensor) else std, t))
     learnt = plan.learn(encoded, mean, public, state) | {f"{SHARED}{name}": held for name, held in shared.items()}
+    learnt |= {name: held for name, held in state.learnt.items() if name.startswith(PREPARED)}
     secret = state.secret | {f"{NOISE}{name}": held for name, held in noise.items()}
     return State(t + 1, plan.server.step(state.memory, mean, t), learnt, secret), encoded
 

@@ -88,7 +88,7 @@ def train(
     warn_if_still(history)
     model = final_model(plan, task, state)
     known = Facts(delta, noise, 0, model=model_digest(model), deltas=deltas, public=declared_by_caller(task))
-    known = replace(known, environment=(versions(),), utility=last_figures(history))
+    known = replace(known, environment=(versions(),), utility=last_figures(history), prepared=tally.prepared)
     facts = counted(plan, tally.rounds, tally.cohorts, known, tally.settled)
     return Result(model, history, certificate(plan, facts))
 

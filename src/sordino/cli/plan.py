@@ -30,7 +30,7 @@ def forecast(config: Config) -> dict[str, Any]:
     from sordino.privacy.certificate import Facts, certificate
 
     plan = config.plan
-    config.check_task()
+    notes = config.look()
     config.check_budget()
     promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts))
     names = [plan.local.kind, *(step.kind for step in plan.encode)]
@@ -54,6 +54,7 @@ def forecast(config: Config) -> dict[str, Any]:
         "bounds": chain,
         "noise_of_models": _noise(plan),
         "plan": codec.dump(plan),
+        **({"notes": list(notes)} if notes else {}),
     }
 
 
@@ -86,7 +87,8 @@ def _bound(bound: Bound | Spent) -> str:
 def forecast_text(found: dict[str, Any]) -> str:
     """The forecast as a page."""
     plan = found["plan"]
-    parts = [("clients", plan["clients"]), ("local", plan["local"])]
+    parts = [("prepare", part) for part in plan.get("prepare", [])]
+    parts += [("clients", plan["clients"]), ("local", plan["local"])]
     parts += [("encode", step) for step in plan.get("encode", [])] + [("release", plan["release"])]
     parts += [("postprocess", step) for step in plan.get("postprocess", [])] + [("server", plan["server"])]
     lines = [
@@ -96,7 +98,8 @@ def forecast_text(found: dict[str, Any]) -> str:
     ]
     lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
     lines += _noise_lines(found["noise_of_models"])
-    return "\n".join([*lines, "forecast", *_adversary_lines(found), *_silo_lines(found)])
+    notes = [f"note: {note}" for note in found.get("notes", [])]
+    return "\n".join([*lines, "forecast", *_adversary_lines(found), *_silo_lines(found), *notes])
 
 
 def _part(part: dict[str, Any]) -> str:

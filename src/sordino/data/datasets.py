@@ -153,6 +153,15 @@ def preparations(name: str, options: Mapping[str, Any]) -> tuple[Histogram, ...]
     return tables.preparations(options) if name in TABLES else ()
 
 
+def declared_values(name: str, options: Mapping[str, Any], *, labels: bool) -> tuple[tuple[int, str, str], ...]:
+    """How many values, of what and by whose word, that records are encoded by; `labels`: the target is a class."""
+    if name in TABLES:
+        return tables.declared_values(options)
+    if name in own.NAMES and labels and "classes" not in options:
+        return ((1, "number of classes", "the file: its own, or the largest label in it"),)
+    return ()
+
+
 def _counts(test: Any) -> bool:
     return not isinstance(test, str | Path)
 

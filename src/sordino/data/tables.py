@@ -312,3 +312,11 @@ def preparations(options: Mapping[str, Any]) -> tuple[Histogram, ...]:
     """The histograms that a table's columns ask for, in the order of their names."""
     known = declared_columns.declared(options.get("columns"), options.get("ranges"))
     return tuple(histogram(name, known[name]) for name in sorted(known) if known[name].histogram is not None)
+
+
+def declared_values(options: Mapping[str, Any]) -> tuple[tuple[int, str, str], ...]:
+    """How many columns have values that are public by the word of the file."""
+    form = form_of(**options)
+    said = sum(column != Column(histogram=column.histogram) for column in form.columns.values())
+    by = "the configuration: [task.options.columns]"
+    return ((said, "ranges, categories and constants of columns", by),) if said else ()

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sordino.data.columns import Waiting
 from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_compiled, refuse_statistics
 from sordino.data.initial import Initial, begun
 from sordino.data.metrics import Metric, MetricFunction, Seen, metrics_of
@@ -108,6 +109,7 @@ class Task:
     metrics: tuple[Metric, ...] = ()  # beside loss and accuracy, of the test records
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
+    waiting: tuple[Waiting, ...] = ()  # coordinates that are scaled once the plan has released their histograms
 
     @classmethod
     def of(

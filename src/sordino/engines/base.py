@@ -84,7 +84,7 @@ class Deployed(Protocol):
 
 
 class Engine(Protocol):
-    """Where clients run. `offers` is what it can do: "secure_sum", "shuffler", "client_state"."""
+    """Where clients run. `offers` is what it can do: "secure_sum", "shuffler", "client_state", "preparation"."""
 
     @property
     def offers(self) -> frozenset[str]: ...

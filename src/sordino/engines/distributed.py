@@ -55,7 +55,7 @@ class Distributed:
 
     @property
     def offers(self) -> frozenset[str]:
-        return self.each.offers - {"client_state"}  # a client is on another rank in another round
+        return self.each.offers - {"client_state", "preparation"}  # a client is on another rank in another round
 
     @property
     def leads(self) -> bool:

@@ -43,7 +43,7 @@ class InProcess:
 
     @property
     def offers(self) -> frozenset[str]:
-        return frozenset({"secure_sum", "shuffler", "client_state"})
+        return frozenset({"secure_sum", "shuffler", "client_state", "preparation"})
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the way once (engines/paths.py), from the model and the plan, never from a clock."""

@@ -9,6 +9,7 @@ Forecast and bill are one function; they differ only in `participation`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +17,7 @@ from sordino.codec import Part, foreign
 from sordino.matrix.patterns import Patterns
 from sordino.parts.bounds import Spent, Unit
 from sordino.parts.events import Event, Relation, Unprotected
+from sordino.parts.preparation import Preparation
 from sordino.parts.release import LocalNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Sampler
 
@@ -41,6 +43,7 @@ class Participation:
     each: tuple[int, ...] = ()
     repeats: int = 0
     told: bool = False
+    prepared: int = 1  # how often the plan's preparations were released: more if a kill lost them
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int) -> Participation:
@@ -196,3 +199,27 @@ def _models_line(clients: Sampler, release: Release, participation: Participatio
             "models", clients.relation, ((clients.amplify(release.event()), clients.exposed(participation.releases)),)
         )
     return replace(seen, adversary="models")
+
+
+# ---- before the first round ------------------------------------------------------------------------------------------
+
+
+def curated(unit: Unit, release: Release) -> bool:
+    """Whether one who sees the clients' clean messages noises their sum; else everybody noises its own."""
+    return unit == "client" and isinstance(release.message_event(), Unprotected)
+
+
+def with_preparations(bill: Bill, prepare: tuple[Preparation, ...], release: Release, times: int) -> Bill:
+    """Every line with what was released before the first round, of everybody, `times` over.
+
+    Nothing amplifies it: nobody is drawn. Where a curator noises the sum, one who reads messages reads them all.
+    """
+    if not prepare:
+        return bill
+    relation, open_to = bill.lines[0].relation, "messages" if curated(bill.unit, release) else ""
+
+    def more(line: Line) -> Line:
+        events = [Unprotected() if line.adversary == open_to else part.event(relation) for part in prepare]
+        return replace(line, entries=(*line.entries, *((event, n * times) for event, n in Counter(events).items())))
+
+    return replace(bill, lines=tuple(more(line) for line in bill.lines))

@@ -21,7 +21,7 @@ from sordino.parts.bounds import Spent
 from sordino.parts.records import RecordSampler
 from sordino.parts.samplers import Cohort
 from sordino.privacy import calibrate
-from sordino.privacy.bill import Line, Participation, reads_of, record_patterns
+from sordino.privacy.bill import Bill, Line, Participation, reads_of, record_patterns, with_preparations
 from sordino.privacy.charged import Charged
 
 if TYPE_CHECKING:
@@ -187,7 +187,8 @@ def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
         whole = [Participation(plan.rounds, math.ceil(n)) for n in turns]
         parts = (plan.clients, plan.local, plan.release)
         return np.asarray([reads_of(*parts, one, silo) for silo, one in enumerate(whole)], dtype=np.float64)
-    bills = [plan.bill(Participation(plan.rounds, math.ceil(n)), silo) for silo, n in enumerate(turns)]
+    rounds = replace(plan, prepare=())
+    bills = [rounds.bill(Participation(plan.rounds, math.ceil(n)), silo) for silo, n in enumerate(turns)]
     return np.asarray([sum(count for _, count in bill.line("cohort").entries) for bill in bills], dtype=np.float64)
 
 
@@ -219,8 +220,10 @@ def _patterns(plan: Plan, n: int, client: int) -> Patterns:
 def _line(plan: Plan, client: int, n: int) -> Line:
     """What n rounds of a client cost; where the batches of an epoch are disjoint, n releases of one record of it."""
     if plan.local.reads is not None and plan.local.reads.disjoint:
-        line = plan.forecast.line("cohort", client)
+        line = replace(plan, prepare=()).forecast.line("cohort", client)
         if plan.release.joint:
-            return replace(line, entries=plan.release.over(_patterns(plan, n, client)))
-        return replace(line, entries=tuple((event, n) for event, _ in line.entries))
+            line = replace(line, entries=plan.release.over(_patterns(plan, n, client)))
+        else:
+            line = replace(line, entries=tuple((event, n) for event, _ in line.entries))
+        return with_preparations(Bill(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
     return plan.bill(Participation(max(n, plan.rounds), n), client).line("cohort")

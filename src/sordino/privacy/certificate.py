@@ -11,7 +11,7 @@ from sordino import codec
 from sordino.errors import ConfigError
 from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
-from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation, curated
 from sordino.privacy.selection import Selection, selected
 from sordino.privacy.spending import Standing
 from sordino.privacy.statement import statement
@@ -20,10 +20,13 @@ from sordino.rng import Mode
 from sordino.version import __version__
 
 if TYPE_CHECKING:
+    from sordino.parts.preparation import Preparation
     from sordino.plan import Plan
 
 WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
 FROZEN = "frozen weights"  # the same of parameters that are not trained, as the base under adapters
+VALUES = "ranges, categories and constants of columns"  # and of what a table's columns are encoded by
+CLASSES = "number of classes"  # and of a number that was read off the labels
 FORMAT = 2  # of the certificate: privacy/certificate.schema.json
 WHO: dict[Adversary, str] = {
     "models": "sees every released model and nothing else",
@@ -83,6 +86,7 @@ class Facts:
     ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
     environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
     utility: dict[str, float] | None = None  # the last figures on public rows
+    prepared: int = 0  # how often the plan's preparations were charged
 
 
 def default_delta(population: int) -> float:
@@ -121,6 +125,10 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     Only a budget that refused the next cohort bills what was charged: budgets and cohorts are seen by this adversary
     or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned.
     """
+    return replace(_rounds(plan, facts), prepared=max(1, facts.prepared))
+
+
+def _rounds(plan: Plan, facts: Facts) -> Participation:
     told = facts.filtered and plan.clients.random
     if facts.stopped and not facts.repeats and facts.charged:
         most = plan.clients.most(facts.charged) if facts.most is None else facts.most
@@ -162,6 +170,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "denominator": denominator(plan),
         "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
         "postprocess": [codec.dump(step) for step in plan.postprocess],
+        "prepared": [_preparation(plan, part) for part in plan.prepare],
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "statement": statement(plan, facts, counts, main["relation"], facts.selection is not None),
@@ -189,6 +198,13 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
         "run": None,  # what a folder binds
     }
+
+
+def _preparation(plan: Plan, part: Preparation) -> dict[str, Any]:
+    """A release before the first round: what it was, with which noise, and whose hands add it."""
+    noise = part.noise(plan.forecast.lines[0].relation)
+    who = "whoever sums the messages" if curated(plan.unit, plan.release) else "each client, or silo, on its own"
+    return {"release": codec.dump(part), "noise": codec.dump(noise), "noised_by": who}
 
 
 def _loop(plan: Plan, facts: Facts, loop: Loop) -> dict[str, Any]:
@@ -316,9 +332,12 @@ def declared(public: tuple[Declared, ...]) -> str:
     if not public:
         return "no row of the data is"
     said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
-    rows = ["these rows"] if any(one.what not in (WEIGHTS, FROZEN) for one in public) else []
-    weights = ["what the weights were trained on"] if any(one.what in (WEIGHTS, FROZEN) for one in public) else []
-    return f"so are {said}: {' and '.join([*rows, *weights])} {'are' if rows else 'is'} not protected"
+    learnt, known = (WEIGHTS, FROZEN), (VALUES, CLASSES)
+    rows = ["these rows"] if any(one.what not in (*learnt, *known) for one in public) else []
+    values = ["these values"] if any(one.what in known for one in public) else []
+    weights = ["what the weights were trained on"] if any(one.what in learnt for one in public) else []
+    who = [*rows, *values, *weights]
+    return f"so are {said}: {' and '.join(who)} {'is' if who == weights else 'are'} not protected"
 
 
 def _record_assumptions(plan: Plan, public: tuple[Declared, ...]) -> list[str]:

@@ -12,6 +12,7 @@ from sordino.parts.correlated import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import TINY, natural
 from sordino.parts.postprocess import Postprocess
+from sordino.parts.preparation import Preparation
 from sordino.parts.release import CentralNoise
 from sordino.parts.samplers import Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Linear, Schedule
@@ -19,7 +20,7 @@ from sordino.parts.server import Average, Sgd
 from sordino.parts.turns import Turns
 from sordino.plan import LONGEST, Plan
 from sordino.privacy import calibrate
-from sordino.privacy.bill import Line, Participation, client_bill
+from sordino.privacy.bill import Line, Participation, client_bill, with_preparations
 from sordino.privacy.calibrated import calibrated
 from sordino.privacy.certificate import default_delta
 from sordino.recipes.shared import federated
@@ -42,6 +43,7 @@ def best(
     batch: int | None = 10,
     denoiser: Postprocess | None = None,
     correlate: bool = False,
+    prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
     """w <- w - step (noised mean); the result is a mean of all w in which about the last `window` of them count.
 
@@ -50,10 +52,11 @@ def best(
     beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether they
     beat the last model: docs/papers.md has the intervals. With `correlate` it takes what `forecasts` has first:
     independent noise under Poisson sampling, or correlated noise with or without coins, by the models' noise alone.
+    What columns cost before the first round (`prepare`, taken from the data's) is part of epsilon.
     """
     work = {"lr": lr, "radius": radius, "step": step, "window": window, "epochs": epochs, "batch": batch}
     if correlate:
-        found = forecasts(population, epsilon, delta, rounds, rate, denoiser=denoiser, **work)
+        found = forecasts(population, epsilon, delta, rounds, rate, denoiser=denoiser, prepare=prepare, **work)
         _LOG.info("; ".join(f"{one.name}: the models' noise is {one.noise:.4g} clips" for one in found))
         return found[0].plan
     server, clients = bold(rounds, step, window), Poisson(population, rate)
@@ -61,13 +64,14 @@ def best(
 
     def line(z: float) -> Line:
         release, counts = CentralNoise(Gaussian(z)), Participation.planned(clients, rounds)
-        return client_bill(clients, release, counts).line("models")
+        return with_preparations(client_bill(clients, release, counts), prepare, release, 1).line("models")
 
     solved = calibrate.multiplier(line, epsilon, target)
-    return federated(
+    plan = federated(
         rounds=rounds, clients=clients, lr=lr, radius=radius, multiplier=solved, epochs=epochs, batch=batch,
         denoiser=denoiser, server=server,
     )  # fmt: skip
+    return replace(plan, prepare=prepare)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from sordino.errors import ConfigError
 from sordino.parts.accelerated import Accelerated
+from sordino.parts.preparation import Preparation
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import AllRecords, RecordSampler
 from sordino.parts.release import Forward
@@ -77,12 +79,14 @@ def silo(
     momentum: float = 0.5,
     final: float = 0.1,
     ball: float | None = None,
+    prepare: tuple[Preparation, ...] = (),
 ) -> Plan:
     """A federation of silos in which nobody trusts anybody: every silo's own epsilon is met exactly.
 
     All records in every round (less noise than random batches under the same relation), momentum, and a server step
     that falls in a straight line to `final` of its start. `epsilons` and `deltas` have one entry per silo, or one for
     all; a delta defaults to size^-1.1 of its silo. Neighbours replace one record; everybody may see every message.
+    What columns cost before the first round (`prepare`, taken from the data's) is part of each epsilon.
     """
     step = lr * (1 - momentum)
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)
@@ -90,6 +94,7 @@ def silo(
     plan = silos(server, rounds=rounds, clients=clients, records=records, radius=radius, multiplier=1.0)
     from sordino.privacy.calibrated import calibrated_silos
 
+    plan = replace(plan, prepare=prepare)
     return calibrated_silos(plan, budgets(sizes, epsilons, deltas))
 
 

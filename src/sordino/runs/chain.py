@@ -33,7 +33,7 @@ def digest(data: bytes) -> str:
 class Charge:
     """One release; `cohort` only where the release shows it anyway."""
 
-    round: int  # from 1
+    round: int  # from 1; 0: what the plan releases of columns before the first round
     cohort: tuple[int, ...] | None
     config: str
     before: str
@@ -61,7 +61,12 @@ class Chain:
     @property
     def rounds(self) -> list[int]:
         """Which rounds were charged, counted from 0; one that was run again stands twice."""
-        return [charge.round - 1 for charge in self.charges]
+        return [charge.round - 1 for charge in self.charges if charge.round]
+
+    @property
+    def prepared(self) -> int:
+        """How often the plan's preparations were charged."""
+        return sum(charge.round == 0 for charge in self.charges)
 
     def cohorts(self, plan: Plan) -> list[Cohort]:
         """Who took part in each charged round, where that is seen by design or public anyway; else nothing."""
@@ -78,7 +83,7 @@ def parse(data: bytes, root: str, config: str, plan: Plan) -> Chain:
     for number, line in enumerate(data[:size].split(b"\n")[:-1], start=1):
         charge = _read(line, number)
         _check_link(charge, number, heads[-1] if heads else root, config)
-        _check_round(charge.round, number, charges[-1].round if charges else None, plan.rounds)
+        _check_round(charge.round, number, charges[-1].round if charges else None, plan)
         _check_cohort(charge, number, plan)
         charges.append(charge)
         heads.append(digest(line))
@@ -110,15 +115,20 @@ def _check_link(charge: Charge, number: int, before: str, config: str) -> None:
         raise _wrong(number, "was charged under another configuration than plan.toml's")
 
 
-def _check_round(found: int, number: int, before: int | None, rounds: int) -> None:
-    """From 1 up; after a kill the same round again, or with the checkpoint before the last the one before it."""
-    allowed = (1,) if before is None else (before - 1, before, before + 1)
-    if found not in allowed or not 1 <= found <= rounds:
-        raise _wrong(number, f"charges round {found}, which cannot follow {before or 'nothing'} in {rounds} rounds")
+def _check_round(found: int, number: int, before: int | None, plan: Plan) -> None:
+    """From 1 up; after a kill the same round again, or with the checkpoint before the last the one before it.
+
+    A plan with preparations begins at 0: they were charged, and kept, before round 1.
+    """
+    first = 0 if plan.prepare else 1
+    allowed = (first,) if before is None else (before - 1, before, before + 1)
+    if found not in allowed or not first <= found <= plan.rounds or (found == 0 and before):
+        what = f"charges round {found}, which cannot follow {'nothing' if before is None else before}"
+        raise _wrong(number, f"{what} in {plan.rounds} rounds")
 
 
 def _check_cohort(charge: Charge, number: int, plan: Plan) -> None:
-    if (charge.cohort is not None) != shows(plan):
+    if (charge.cohort is not None) != (shows(plan) and charge.round > 0):
         raise _wrong(number, "holds a cohort that is not seen, or hides one that is")
     if charge.cohort is None:
         return

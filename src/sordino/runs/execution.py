@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,18 @@ from sordino.data.task import Task
 from sordino.engines.base import Deployed, Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
+from sordino.engines.preparing import begin, known, said
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError
 from sordino.plan import State
 from sordino.privacy.certificate import priced
 from sordino.rng import Mode
 from sordino.run import Round, check, run
-from sordino.runs import ending, purse, receipts, signature
+from sordino.runs import ending, files, purse, receipts, signature
 from sordino.runs.book import Book, create
 from sordino.runs.files import SAFE
 from sordino.runs.fingerprint import Fingerprint
-from sordino.runs.folder import RunFolder
+from sordino.runs.folder import PREPARED, RunFolder
 from sordino.runs.resume import Resumed
 from sordino.runs.resume import resume as resumed
 from sordino.training import DIAGNOSTIC, entry, final_model, model_bytes
@@ -38,7 +40,7 @@ OnRound = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Executed:
-    """What a finished run shows; `notes` are what its owner should know of how it was continued."""
+    """What a finished run shows; `notes` are what its owner should know of the data, and of how it was continued."""
 
     path: Path
     history: list[dict[str, Any]]
@@ -61,6 +63,7 @@ def execute(
     `task` stands in for the data that the file names, where they are not here: a server's holds no record.
     """
     engine = engine or InProcess()
+    notes = () if task is not None else config.look()
     task = task or config.build()
     check(config.plan, task, engine)
     if isinstance(engine, Distributed) and not engine.leads:
@@ -78,9 +81,12 @@ def execute(
     )
     with folder.locked(), _enough_memory():
         start = resumed(folder, config, task)
-        purse.admit(config, start.held.header.run, start.held.chain.rounds, 0 if start.state is None else start.state.t)
+        held, again = start.held, start.state is None or not known(start.state)
+        prepared = held.chain.prepared + again
+        purse.admit(config, held.header.run, held.chain.rounds, 0 if start.state is None else start.state.t, prepared)
         finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
-        return _rounds(config, task, start, engine, on_round or (lambda line: None), finish)
+        done = _rounds(config, task, start, engine, on_round or (lambda line: None), finish)
+        return replace(done, notes=(*notes, *done.notes))
 
 
 @contextmanager
@@ -102,7 +108,7 @@ def _rounds(
     plan, book = config.plan, start.book
     engine = engine.of_run(start.held.header.run) if isinstance(engine, Deployed) else engine
     first = State.initial(plan, task.layout.flatten(task.model))
-    state = _fitting(start.state, first)
+    state = _prepared(config, task, book, _fitting(start.state, first))
     refused = start.refused
     try:
         for done in () if refused else _remaining(config, task, start, engine, state):
@@ -111,11 +117,26 @@ def _rounds(
     except BudgetError as error:
         refused = error
         ending.note(book.folder.path, plan, error.refused, book.config, book.head)
+    if plan.prepare:
+        files.write(book.folder.path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
     made = finish(model_bytes(final_model(plan, task, state)))
     path = book.folder.path
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {path}")
     return Executed(path, book.folder.history(), made, start.notes)
+
+
+def _prepared(config: Config, task: Task, book: Book, state: State) -> State:
+    """Preparations are charged, released and kept before the first round: a run that is continued reads them."""
+    if not config.plan.prepare or known(state):
+        return state
+    if config.budgeted and book.charged:
+        found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
+        raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
+    source = streams(config.privacy.noise, config.run.seed)
+    state = begin(config.plan, task, source, book.charge, state)[1]
+    book.save(state)
+    return state
 
 
 def _fitting(found: State | None, first: State) -> State:

@@ -6,6 +6,7 @@
     history.jsonl     one line per round (owner only)   engine.jsonl    how it was computed (owner only)
     receipts.jsonl    who refused and what each silo has paid, where clients are elsewhere and the cohort is no secret
     refused.json      where a budget ended the run      certificate.sig optional
+    prepared.json     what was released of columns before the first round: new rows are scaled by it as the model's were
     ledger.json       what the data set had spent in all when this run was charged, where a ledger is named
     model.safetensors, certificate.json
     checkpoint/       owner only, never released: the state and the one before it, the keyed fingerprint of the data, a
@@ -39,6 +40,8 @@ from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.logs import Mark
 from sordino.training import counted, last_figures
 from sordino.version import __version__
+
+PREPARED = "prepared.json"
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,7 @@ class RunFolder:
         known = replace(known, **config.facts, public=held.header.public, stopped=self.refusal(held) is not None)
         settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.chain.charges))
         known = replace(known, environment=self._environment(), utility=last_figures(self.history()))
+        known = replace(known, prepared=held.chain.prepared)
         found = counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
         return replace(found, ledger=purse.standing(self.path, config, found))
 
@@ -211,6 +215,8 @@ class RunFolder:
             "engine_sha256": Mark.of(self._read("engine.jsonl")).sha256,
             "checkpoint_sha256": last,
         }
+        if held.config.plan.prepare:
+            bound["prepared_sha256"] = Mark.of(self._read(PREPARED)).sha256
         paid = receipts.read(self.path)
         if paid is not None:
             if receipts.whole(paid) != paid:

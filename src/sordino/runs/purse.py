@@ -54,16 +54,16 @@ def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
     return tuple(Item(event, count) for event, count in most.entries if count)
 
 
-def _planned(config: Config, charged: Sequence[int] = (), t: int = 0) -> Asked:
-    """What the run will have cost if it goes on from round t to its end."""
-    return asked(config, planned_facts(config, charged, t))
+def _planned(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Asked:
+    """What the run will have cost if it goes on from round t to its end, with so many preparations in all."""
+    return asked(config, planned_facts(config, charged, t, prepared))
 
 
-def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0) -> Facts:
+def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Facts:
     """What a certificate will rest on if the run goes on from round t to its end."""
     rounds = [*charged, *range(t, config.plan.rounds)]
     again = len(rounds) - len(set(rounds))
-    return Facts(config.delta, config.privacy.noise, len(rounds), repeats=again, **config.facts)
+    return Facts(config.delta, config.privacy.noise, len(rounds), repeats=again, prepared=prepared, **config.facts)
 
 
 def _named(config: Config) -> tuple[Path, str] | None:
@@ -87,12 +87,12 @@ def consider(config: Config) -> None:
             ledger.consider(named[1], _planned(config))
 
 
-def admit(config: Config, run: str, charged: Sequence[int], t: int) -> None:
+def admit(config: Config, run: str, charged: Sequence[int], t: int, prepared: int = 1) -> None:
     """Pay for the whole run, or for what it must run again, before any of it is run."""
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
-            ledger.admit(_payer(config, run), named[1], _planned(config, charged, t), whole=True)
+            ledger.admit(_payer(config, run), named[1], _planned(config, charged, t, prepared), whole=True)
 
 
 def settle(folder: RunFolder) -> None:
