@@ -121,6 +121,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
             ]
         },
     },
+    "Preparation": {"histogram": {"column": "a", "epsilon": 0.1, "low": 0.0, "high": 5.0, "bins": 8, "grid": "log"}},
     "Mechanism": {"gaussian": {"multiplier": 1.5}, "laplace": {"multiplier": 1.5}},
     "Release": {
         "central_noise": {"mechanism": GAUSSIAN},
@@ -201,6 +202,7 @@ IN_PLAN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "Strategy": lambda part: {"release": CorrelatedNoise(Gaussian(1.5), part)},
     "Schedule": lambda part: {"encode": (Clip(part),)},
     "Gradient": lambda part: {"local": LocalSgd(lr=0.5, epochs=1, gradient=part)},
+    "Preparation": lambda part: {"prepare": (part,)},
     "Mechanism": lambda part: {"release": CentralNoise(part), "encode": (Clip(0.5, norm=1),)},
 }
 UNFIT = {("Release", "forward"), ("Release", "masked_noise")}  # no plan may hold them as things stand

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from sordino.parts.losses import Quantile as Quantile
     from sordino.parts.mechanisms import Gaussian as Gaussian
     from sordino.parts.mechanisms import Laplace as Laplace
+    from sordino.parts.preparation import Histogram as Histogram
     from sordino.parts.mechanisms import Mechanism as Mechanism
     from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
     from sordino.parts.postprocess import Noised as Noised
@@ -187,6 +188,7 @@ _HOME = {
     "Plan": "plan",
     "Gaussian": "parts.mechanisms",
     "Laplace": "parts.mechanisms",
+    "Histogram": "parts.preparation",
     "CentralNoise": "parts.release",
     "NoNoise": "parts.release",
     "Result": "training",

@@ -11,6 +11,7 @@ import pickle
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,31 @@ def test_the_data_folder_comes_first_packed_or_not(tmp_path: Path, monkeypatch: 
     packed.write_bytes(b"not gzip")
     with pytest.raises(DataError, match=r"file\.bin\.gz, which cannot be read"):
         sources.read(_source(b"good"))
+
+
+@pytest.mark.parametrize("name", ["file-idx1.gz", "file-idx1", "file.idx1", "system"])
+def test_a_copy_that_others_have_packed_is_known_by_what_is_inside(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Debian and others pack the same bytes again: other sums of the .gz, or no .gz at all."""
+    theirs = gzip.compress(b"good", compresslevel=1, mtime=1)
+    publisher = _source(gzip.compress(b"good", mtime=2), path="some_set/file-idx1.gz")
+    source = replace(publisher, unpacked="sha256:" + hashlib.sha256(b"good").hexdigest())
+    monkeypatch.setattr(sources, "SYSTEM", tmp_path / "system")
+    place = tmp_path / "system" / "some-set" / "file-idx1.gz" if name == "system" else cache / "some_set" / name
+    place.parent.mkdir(parents=True)
+    place.write_bytes(theirs if place.suffix == ".gz" else b"good")
+    assert sources.read(source) == b"good"
+    place.write_bytes(gzip.compress(b"evil") if place.suffix == ".gz" else b"evil")
+    with pytest.raises(DataError, match=r"what is inside .*file.* with sha256"):
+        sources.read(source)
+    with pytest.raises(DataError, match=r"with sha256|no canonical"):
+        sources.read(publisher)  # nobody has said what is inside
+
+
+def test_a_packed_and_a_plain_idx_are_one_array() -> None:
+    packed = _idx(np.arange(6, dtype=np.uint8), 0x08)
+    assert idx(packed).tolist() == idx(gzip.decompress(packed)).tolist() == list(range(6))
 
 
 @pytest.mark.usefixtures("cache")

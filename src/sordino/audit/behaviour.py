@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sordino.audit.coins import batch_law, cohort_law, rehearsed_law
 from sordino.audit.law import Finding, noise_law
 from sordino.audit.movement import movements
@@ -14,6 +16,7 @@ def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[
     """All questions; a false alarm among them has probability at most `law.FALSE_ALARM`."""
     if isinstance(plan.release, NoNoise):
         return []  # nothing is promised
+    plan = replace(plan, prepare=())  # its rounds
     rehearsed = rehearse(plan, seed, rounds)
     return [
         *noise_law(rehearsed),

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.audit.preparation import audit_preparation
 from sordino.audit.records import Proved, audit_records
 from sordino.audit.sequence import audit_sequence
 from sordino.audit.tradeoff import Array, Limit, Rates, choose, choose_steadily, separation
@@ -71,8 +72,14 @@ def audit_mechanism(
 ) -> list[MechanismAudit]:
     """Attack one round for every adversary to whom the bill promises something; `trials` rounds of each world.
 
-    `pipeline` is what runs (by default the plan itself); the promise is always the plan's.
+    `pipeline` is what runs (by default the plan itself); the promise is always the plan's. What is released of columns
+    before the first round is attacked by itself.
     """
+    if plan.prepare:
+        alone, alpha = replace(plan, prepare=()), (1 - CONFIDENCE) / (8 * len(plan.prepare))
+        before = [audit_preparation(plan, part, delta, trials, alpha, seed) for part in plan.prepare]
+        rounds = audit_mechanism(alone, delta=delta, trials=trials, seed=seed, pipeline=pipeline)
+        return [*(_of_record(found, "one unit's column; shift") for found in before), *rounds]
     if plan.release.joint:
         return _of_sequence(plan, delta, trials, seed, pipeline or Pipeline(plan))
     bill = plan.bill(Participation(releases=1, most=1))
@@ -116,7 +123,7 @@ def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pip
     ]
 
 
-def _of_record(found: Proved) -> MechanismAudit:
+def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAudit:
     """An attack on one record, in the same words."""
     line, most = found.line, 1.0 if found.line.relation == "add_remove" else 2.0
     delta, mu = found.delta, accounting.gaussian_mu(found.line.entries, found.line.relation)
@@ -125,7 +132,7 @@ def _of_record(found: Proved) -> MechanismAudit:
         relation=line.relation,
         trials=found.trials,
         delta=delta,
-        attack="one record; shift",
+        attack=attack,
         movement=most,
         lower_mu=found.lower,
         upper_mu=found.allowed,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import load_file
 
 from sordino.audit.behaviour import audit_behaviour
@@ -16,9 +18,12 @@ from sordino.audit.mechanism import CONFIDENCE, audit_mechanism
 from sordino.audit.membership import audit_membership
 from sordino.config import Config, load_config
 from sordino.data.task import Task
+from sordino.engines.preparing import begin, scaled
 from sordino.errors import ConfigError
+from sordino.plan import State
 from sordino.report.explain import ceilings
-from sordino.runs.folder import RunFolder
+from sordino.rng import Seeded
+from sordino.runs.folder import PREPARED, RunFolder
 from sordino.training import load_weights
 
 
@@ -45,7 +50,7 @@ def canaries(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     from sordino.audit.canaries import audit_canaries
 
     config = config_of(target, changes)
-    found = audit_canaries(config.plan, config.build(), delta=config.delta)
+    found = audit_canaries(replace(config.plan, prepare=()), prepared(config, target), delta=config.delta)
     return {"passed": found.passed, "canaries": asdict(found)}
 
 
@@ -66,9 +71,20 @@ def trained(target: Path) -> tuple[RunFolder, Task]:
         )
     folder = RunFolder.open(target)
     folder.certify()
-    task = folder.config().build()
+    task = prepared(folder.config(), target)
     load_weights(task.model, load_file(target / "model.safetensors"))
     return folder, task
+
+
+def prepared(config: Config, target: Path) -> Task:
+    """The task as its rounds see it: columns scaled by what the run has released of them, or by a rehearsal."""
+    task = config.build()
+    if not task.waiting:
+        return task
+    if not target.is_dir():
+        return begin(config.plan, task, Seeded(config.run.seed), lambda t, cohort: None, State(0, {}))[0]
+    told = json.loads((target / PREPARED).read_text("utf-8"))
+    return scaled(task, {name: np.asarray(said["noised_histogram"]) for name, said in told.items()})
 
 
 def membership(target: Path) -> dict[str, Any]:

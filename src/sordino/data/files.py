@@ -159,8 +159,9 @@ def sheet(path: Path) -> Sheet:
 def header_of(path: Path) -> tuple[str, ...]:
     """The names of the columns: the first row of the file, and no other."""
     try:
-        with regular(path).open(encoding="utf-8-sig", newline="") as file:
-            first = next((row for row in csv.reader(file, skipinitialspace=True) if row), None)
+        with regular(path).open("rb") as file:
+            lines = (line.decode("utf-8").removeprefix("\ufeff") for line in file)
+            first = next((row for row in csv.reader(lines, skipinitialspace=True) if row), None)
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path}, which cannot be read ({error})", "a comma-separated text file in UTF-8") from None
     if first is None:

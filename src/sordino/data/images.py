@@ -24,8 +24,10 @@ _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 
 
-def _four(folder: str, base: str, sums: tuple[str, ...]) -> tuple[Source, ...]:
-    return tuple(Source(f"{folder}/{f}", f"md5:{s}", base + f) for f, s in zip(_FILES, sums, strict=True))
+def _four(folder: str, base: str, sums: tuple[str, ...], inside: tuple[str, ...]) -> tuple[Source, ...]:
+    """`sums` are the publisher's, of the packed files; `inside` those of the bytes in them."""
+    found = zip(_FILES, sums, inside, strict=True)
+    return tuple(Source(f"{folder}/{f}", f"md5:{s}", base + f, unpacked=f"sha256:{i}") for f, s, i in found)
 
 
 MNIST = _four(
@@ -37,6 +39,12 @@ MNIST = _four(
         "9fb629c4189551a2d022fa330f9573f3",
         "ec29112dd5afa0611ce80d1b7f02629c",
     ),
+    (
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
 )
 FASHION_MNIST = _four(
     "fashion_mnist",
@@ -46,6 +54,12 @@ FASHION_MNIST = _four(
         "25c81989df183df01b3e8a0aad5dffbe",
         "bef4ecab320f06d8554ea6380940ec79",
         "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+    (
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     ),
 )
 WRITERS = Source("mnist/mnist_writers.npz", "sha256:b779726f22dba99b6b69afac5e362a6aee1cae9ad0c97ae003d166ed35d8fdb0")

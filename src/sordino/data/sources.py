@@ -1,7 +1,8 @@
 """Where files come from: a local folder, the cache, or the canonical download; always with the checksum verified.
 
-Order: the folder named by SORDINO_DATA, then the cache (SORDINO_CACHE, default ~/.cache/sordino), then the network.
-The bytes that are checked are the bytes that are parsed.
+Order: the folder named by SORDINO_DATA, then the cache (SORDINO_CACHE, default ~/.cache/sordino), then what packages of
+the system have put into /usr/share/datasets (Debian's dataset-fashion-mnist), then the network. The bytes that are
+checked are the bytes that are parsed: of a .gz that somebody else has packed, those inside it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sordino.errors import DataError
 
 TIMEOUT = 30.0  # seconds without an answer
+SYSTEM = Path("/usr/share/datasets")
+GZIP = b"\x1f\x8b"  # how a packed file begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Source:
     digest: str  # "md5:..." or "sha256:..." of the content at `path`; empty: whoever parses it checks what it says
     url: str = ""  # empty: there is no canonical download
     advice: str = ""  # then: which file to get from where, and where to put it
+    unpacked: str = ""  # of a .gz: "sha256:..." of what is inside, for copies that were packed by others, or not at all
 
 
 def cache_folder() -> Path:
@@ -45,6 +49,10 @@ def find(source: Source) -> Path | None:
     if named:
         folders.insert(0, _existing(Path(named).expanduser()))
     candidates = [folder / (source.path + ending) for folder in folders for ending in ("", ".gz")]
+    if source.unpacked:
+        bare = source.path.removesuffix(".gz")
+        candidates += [folder / name for folder in folders for name in (bare, bare.replace("-idx", ".idx"))]
+        candidates.append(SYSTEM / source.path.replace("_", "-"))
     return next((path for path in candidates if path.is_file()), None)
 
 
@@ -52,7 +60,12 @@ def read(source: Source) -> bytes:
     """The verified content of a file, downloaded into the cache where there is no local copy."""
     path = find(source) or _download(source)
     content = _content(path, unpack=path.name.endswith(".gz") and not source.path.endswith(".gz"))
-    _verify(source, content, str(path), "delete the file and load again, or restore it from its source")
+    fix = "delete the file and load again, or restore it from its source"
+    if source.unpacked and _sum(source.digest, content) != source.digest:
+        inside, source = _content(path, unpack=content[:2] == GZIP), replace(source, digest=source.unpacked)
+        _verify(source, inside, f"what is inside {path}", fix)
+        return inside
+    _verify(source, content, str(path), fix)
     return content
 
 
@@ -74,10 +87,16 @@ def _content(path: Path, unpack: bool) -> bytes:
 def _verify(source: Source, content: bytes, where: str, fix: str) -> None:
     if not source.digest:
         return
-    kind, _, wanted = source.digest.partition(":")
-    found = hashlib.new(kind, content, usedforsecurity=False).hexdigest()
-    if found != wanted:
-        raise DataError(f"{where} with {kind} {found}", f"{kind} {wanted} for {source.path}", fix)
+    found = _sum(source.digest, content)
+    if found != source.digest:
+        said, wanted = (one.replace(":", " ") for one in (found, source.digest))
+        raise DataError(f"{where} with {said}", f"{wanted} for {source.path}", fix)
+
+
+def _sum(like: str, content: bytes) -> str:
+    """The sum of a content, of the kind of another."""
+    kind = like.partition(":")[0]
+    return f"{kind}:{hashlib.new(kind, content, usedforsecurity=False).hexdigest()}"
 
 
 def _download(source: Source) -> Path:

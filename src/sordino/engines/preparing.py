@@ -5,7 +5,7 @@ charge  ->  each message + noise (or their sum + noise, where a curator is trust
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,9 +57,14 @@ def known(state: State) -> dict[str, Values]:
 
 
 def _released(plan: Plan, part: Preparation, task: Task, streams: Streams) -> Tensor:
-    """The noised sum of everybody's messages: noised by everybody, or where there is a curator, once."""
+    """The release of one column of a task."""
     place = next(one.place for one in task.waiting if one.release.column == part.column)
     column, clients = task.clients.records.x[:, place].double().numpy(), task.clients
+    return noised_total(plan, part, (column[clients.rows(k)] for k in range(clients.population)), streams)
+
+
+def noised_total(plan: Plan, part: Preparation, held: Iterable[Values], streams: Streams) -> Tensor:
+    """The noised sum of everybody's messages: noised by everybody, or where there is a curator, once."""
     noise, trusted = part.noise(plan.forecast.lines[0].relation), curated(plan.unit, plan.release)
 
     def noised(message: Values, client: int) -> Tensor:
@@ -68,8 +73,8 @@ def _released(plan: Plan, part: Preparation, task: Task, streams: Streams) -> Te
         return on_grid(sum_of_both, noise.std) if streams.mode == "secure" else sum_of_both
 
     total: Any = 0.0
-    for client in range(clients.population):
-        message = part.message(column[clients.rows(client)], plan.unit)
+    for client, shares in enumerate(held):
+        message = part.message(shares, plan.unit)
         total = total + (message if trusted else noised(message, client))
     return noised(np.asarray(total), -1) if trusted else torch.as_tensor(total)
 

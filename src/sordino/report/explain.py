@@ -111,9 +111,18 @@ def _counted(certificate: dict[str, Any]) -> str:
     return (
         f"{counts['rounds_planned']} rounds were planned, {counts['rounds_charged']} were charged before their noise "
         f"was drawn, {counts['rounds_billed']} are in the bill."
+        + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
         + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
         + (_so_far(certificate["loop"]) if certificate["loop"] is not None else "")
         + (f" {in_all(certificate['ledger'])}" if certificate["ledger"] is not None else "")
+    )
+
+
+def _prepared(found: list[dict[str, Any]]) -> str:
+    names = ", ".join(f"{one['release']['column']} (epsilon {one['release']['epsilon']:g} by itself)" for one in found)
+    return (
+        f" Before the first round a noised histogram was released of {names}, from which ranges and missing values "
+        f"were read; its noise was added by {found[0]['noised_by']}, and it is in the bill."
     )
 
 
