@@ -20,6 +20,7 @@ WORDS = (  # how a Python annotation reads in a TOML reference
     (r"\b(?:\w+\.)+(?=\w)", ""),
     (r"tuple\[int, \.\.\.\]", "list of integers"),
     (r"tuple\[float, \.\.\.\]", "list of numbers"),
+    (r"tuple\[Preparation, \.\.\.\]", "list of preparations"),
     (r"tuple\[int, int\]", "two integers"),
     (r"\bAverage\b", "{ growth, after }"),
     (r"\bRecordSampler\b", "record sampler"),

@@ -32,6 +32,7 @@ from sordino.parts.events import LaplaceNoise, Relation, Unprotected, moved
 from sordino.parts.preparation import Histogram, Preparation, Values
 from sordino.plan import Plan, State
 from sordino.privacy import accounting
+from sordino.privacy.budget import Budget, client_filter
 from sordino.privacy.calibrated import calibrated
 from sordino.rng import Seeded, Streams
 from sordino.runs import book
@@ -213,8 +214,8 @@ def test_budgets_of_clients_count_columns(tmp_path: Path) -> None:
     made = parse(_table(tmp_path, **LOCAL))
     bare = replace(made.plan, prepare=())
     line = bare.forecast.line("cohort")
-    budget = accounting.bound(line.entries, line.relation, made.delta).value * 1.01
-    with_columns, without = (so.client_filter(plan, so.Budget(budget, made.delta)) for plan in (made.plan, bare))
+    budget = accounting.bound(line.entries, line.relation, 1e-3).value * 1.01
+    with_columns, without = (client_filter(plan, Budget(budget, 1e-3)) for plan in (made.plan, bare))
     assert int(without.allowed[0]) == 3
     assert int(with_columns.allowed[0]) < 3
 
