@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from sordino.parts.losses import Quantile as Quantile
     from sordino.parts.mechanisms import Gaussian as Gaussian
     from sordino.parts.mechanisms import Laplace as Laplace
-    from sordino.parts.preparation import Histogram as Histogram
     from sordino.parts.mechanisms import Mechanism as Mechanism
     from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
     from sordino.parts.postprocess import Noised as Noised
     from sordino.parts.postprocess import Postprocess as Postprocess
+    from sordino.parts.preparation import Histogram as Histogram
     from sordino.parts.records import AllRecords as AllRecords
     from sordino.parts.records import FixedRecords as FixedRecords
     from sordino.parts.records import OnePass as OnePass

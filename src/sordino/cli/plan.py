@@ -99,7 +99,7 @@ def forecast_text(found: dict[str, Any]) -> str:
     lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
     lines += _noise_lines(found["noise_of_models"])
     notes = [f"note: {note}" for note in found.get("notes", [])]
-    return "\n".join([*lines, "forecast", *_adversary_lines(found), *_silo_lines(found), *notes])
+    return "\n".join([*lines, "forecast", *_adversary_lines(found), *silo_lines(found), *notes])
 
 
 def _part(part: dict[str, Any]) -> str:
@@ -107,7 +107,7 @@ def _part(part: dict[str, Any]) -> str:
     return f"{part.get('kind', '')}({', '.join(values)})"  # a mean of iterates has no kind
 
 
-def _silo_lines(found: dict[str, Any]) -> list[str]:
+def silo_lines(found: dict[str, Any]) -> list[str]:
     """Each silo's own guarantee against one who reads its messages, where silos have names."""
     own = found["adversaries"][-1].get("silos", []) if found["silos"] else []
     pairs = sorted(((silo, entry) for entry in own for silo in entry["silos"]), key=lambda pair: pair[0])

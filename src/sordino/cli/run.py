@@ -12,6 +12,7 @@ import typer
 
 from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, say
 from sordino.cli.certify import guarantee
+from sordino.cli.plan import silo_lines
 from sordino.errors import ConfigError
 from sordino.runs import launch
 
@@ -118,7 +119,7 @@ def result_text(done: Executed) -> str:
     last = done.history[-1]
     figures = ", ".join(f"{name} {last[name]:.4f}" for name in public(last))
     tested = f"{figures} on the whole test set" if figures else NO_TEST
-    lines = [f"round {last['round']}: {tested}", guarantee(done.certificate)]
+    lines = [f"round {last['round']}: {tested}", guarantee(done.certificate), *silo_lines(done.certificate)]
     lines.append(f"noise: {done.certificate['noise']['mode']} ({done.certificate['noise']['note']})")
     if done.certificate["ledger"] is not None:
         from sordino.report.explain import in_all

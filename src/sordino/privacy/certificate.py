@@ -169,8 +169,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "clip": _clip(plan),
         "denominator": denominator(plan),
         "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
-        "postprocess": [codec.dump(step) for step in plan.postprocess],
-        "prepared": [_preparation(plan, part) for part in plan.prepare],
+        **_around(plan),
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
         "statement": statement(plan, facts, counts, main["relation"], facts.selection is not None),
@@ -198,6 +197,12 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
         "run": None,  # what a folder binds
     }
+
+
+def _around(plan: Plan) -> dict[str, Any]:
+    """What is done with a release, and what was released before the first round."""
+    after = [codec.dump(step) for step in plan.postprocess]
+    return {"postprocess": after, "prepared": [_preparation(plan, part) for part in plan.prepare]}
 
 
 def _preparation(plan: Plan, part: Preparation) -> dict[str, Any]:
