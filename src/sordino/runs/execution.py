@@ -133,8 +133,7 @@ def _prepared(config: Config, task: Task, book: Book, state: State) -> State:
     if config.budgeted and book.charged:
         found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
         raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
-    source = streams(config.privacy.noise, config.run.seed)
-    state = begin(config.plan, task, source, book.charge, state)[1]
+    state = begin(config.plan, task, config.streams, book.charge, state)[1]
     book.save(state)
     return state
 
