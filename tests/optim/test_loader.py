@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from sordino.errors import DataError
+from sordino.parts.records import PoissonRecords
 
 
 class Pairs(Dataset[Any]):
@@ -123,7 +124,7 @@ def test_a_subset_is_a_data_set_of_its_own() -> None:
     parts = private(dataset=Subset(data(), range(24)), batch=6)
     train(parts)
     assert parts[1].account.settings.records.sizes == (24,)
-    assert parts[1].account.settings.records.rate(0) == 0.25
+    assert parts[1].account.settings.records == PoissonRecords(6.0, (24,))
 
 
 def test_the_order_of_the_given_loader_does_not_matter() -> None:

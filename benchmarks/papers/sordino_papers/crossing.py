@@ -34,7 +34,8 @@ from sordino.privacy.calibrated import calibrated
 from sordino.privacy.certificate import default_delta
 from sordino.recipes.shared import federated
 from sordino.report.figures import curves
-from sordino_papers.correlated import PILOT, accuracy, climbed, values_of
+from sordino_papers.correlated import PILOTS, accuracy, climbed, values_of
+from sordino_papers.once import once
 from sordino_papers.paper_002_femnist import halved
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict
@@ -98,15 +99,19 @@ def private(kind: str, population: int, epsilon: float, rounds: int = ROUNDS) ->
     return calibrated(planned(kind, population, rounds), epsilon=epsilon, delta=default_delta(population))
 
 
-def crossing(name: str, kind: str, epsilon: float, step: float, seed: int, choose: bool = False) -> float:
-    """One run at an epsilon."""
+def _crossing(name: str, kind: str, epsilon: float, step: float, seed: int, choose: bool) -> Row:
     task, held = TASKS[name]()
     plan = replace(private(kind, POPULATION[name], epsilon), server=Sgd(lr=step))
-    return accuracy(plan, task, held if choose else None, seed)
+    return {"accuracy": accuracy(plan, task, held if choose else None, seed)}
+
+
+def crossing(name: str, kind: str, epsilon: float, step: float, seed: int, choose: bool = False) -> float:
+    """One run at an epsilon."""
+    return float(once(_crossing, name, kind, epsilon, step, seed, choose)["accuracy"])
 
 
 def crossing_step(name: str, kind: str, epsilon: float) -> float:
-    return climbed(lambda step: crossing(name, kind, epsilon, step, PILOT, choose=True), start=epsilon**0.5 / 4)
+    return climbed(lambda step: crossing(name, kind, epsilon, step, PILOTS[-1], choose=True), start=epsilon**0.5 / 4)
 
 
 def crossing_rows(repeats: int, workers: int) -> list[Row]:

@@ -50,21 +50,24 @@ class Account:
         """Count one step, before its noise exists; its number."""
         number = self.steps
         if number >= self.settings.steps and number >= self.most:
-            target = f"epsilon {self.settings.epsilon:g} at delta {self.settings.delta:.3g}"
-            raise BudgetError(
-                f"step {number + 1} would overspend {target}, worth {self.most} steps; the step was not taken"
-            )
+            raise BudgetError(f"step {number + 1} {self._limit()}; the step was not taken")
         if self.process != os.getpid():
             self._rename()
         self.taken[self.own] += 1
         return number
 
+    def _limit(self) -> str:
+        if self.settings.plan.release.joint:
+            return f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
+        target = f"epsilon {self.settings.epsilon:g} at delta {self.settings.delta:.3g}"
+        return f"would overspend {target}, worth {self.most} steps"
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs to continue the bill."""
         return {"settings": codec.dump(self.settings), "taken": dict(self.taken)}
 
-    def load(self, state: Any) -> None:
-        """Continue the bill of a checkpoint of the same settings."""
+    def joined(self, state: Any) -> dict[str, int]:
+        """The counts of this account and of a checkpoint of the same settings, the larger of each process's."""
         if not isinstance(state, dict) or "taken" not in state:
             raise ConfigError(
                 "a state without the steps that were charged", "one that a private optimizer saved", "start a new run"
@@ -72,8 +75,14 @@ class Account:
         other = differing(self.settings, state.get("settings"))
         if other:
             raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
+        found = dict(self.taken)
         for name, count in state["taken"].items():
-            self.taken[name] = max(self.taken.get(name, 0), int(count))
+            found[name] = max(found.get(name, 0), int(count))
+        return found
+
+    def load(self, state: Any) -> None:
+        """Continue the bill of a checkpoint."""
+        self.taken = self.joined(state)
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""

@@ -1,4 +1,4 @@
-"""Poisson batches out of an ordinary DataLoader, in physical pieces that fit in memory."""
+"""Private batches out of an ordinary DataLoader, in physical pieces that fit in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
@@ -24,7 +26,7 @@ KEPT = (  # what the private loader takes over from the given one
 
 @dataclass(frozen=True)
 class Handed:
-    """A piece of a Poisson batch that waits for its step: how many records, which piece, and whether it is the last."""
+    """A piece of a batch that waits for its step: how many records, which piece, and whether it is the last."""
 
     size: int
     piece: int
@@ -85,13 +87,17 @@ class Turn:
         self.loops += 1
 
 
-class PoissonBatches(Sampler[list[int]]):
-    """Each record with probability batch / records, independently in every step; long batches in several pieces."""
+class DrawnBatches(Sampler[list[int]]):
+    """The records of every step, as the plan draws them: by secret coins, or in one fixed order. Long ones in pieces.
+
+    In a fixed order a record comes again after an epoch and not before: noise that steps share is billed by that.
+    """
 
     def __init__(self, account: Account, streams: Streams, physical: int | None) -> None:
         self.account, self.streams, self.physical = account, streams, physical
         self.drawn: deque[Handed] = deque()  # in the order in which the pieces will come back
         self.kept: dict[int, list[int]] = {}  # batches whose step is still to come
+        self.rested, self.last = -1, np.zeros(0, dtype=np.int64)  # the next step; in which one a record was read
 
     def __len__(self) -> int:
         return self.account.settings.per_epoch
@@ -109,10 +115,29 @@ class PoissonBatches(Sampler[list[int]]):
     def rows(self, t: int) -> list[int]:
         """The batch of step t: drawn once and the same until its step, so that nobody can draw until it pleases."""
         if t not in self.kept:
-            records = self.account.settings.records
             self.kept = {other: rows for other, rows in self.kept.items() if other >= self.account.steps}
-            self.kept[t] = records.draw(t, 0, records.size(0), self.streams.at(t, "batches")).tolist()
+            self.kept[t] = self._drawn(t).tolist()
+            self._check_rest(t)
         return self.kept[t]
+
+    def _drawn(self, t: int) -> NDArray[np.int64]:
+        records = self.account.settings.records
+        return records.draw(t, 0, records.size(0), self.streams.at(t, "batches"))
+
+    def _check_rest(self, t: int) -> None:
+        """Refuse a batch with a record that an earlier step of the last epoch has read."""
+        records, rows = self.account.settings.records, self.kept[t]
+        apart = records.apart(0)
+        if apart is None:
+            return
+        if self.rested != t:  # the first batch here, or after a checkpoint: those before it are drawn again
+            self.last = np.full(records.size(0), -apart, dtype=np.int64)
+            for before in range(max(0, t - apart + 1), t):
+                self.last[self._drawn(before)] = before
+        if (t - self.last[rows] < apart).any() or len(set(rows)) < len(rows):
+            found = f"a record in two of {apart} steps in a row, or twice in one"
+            raise PlanError("correlated noise", found, "batches in one fixed order, the same in every epoch")
+        self.last[rows], self.rested = t, t + 1
 
 
 class Collate:
@@ -134,7 +159,7 @@ def _emptied(item: Any) -> Any:
 
 
 class PrivateLoader(DataLoader[Any]):
-    """The data set of a DataLoader in Poisson batches; `len` is the steps of an epoch.
+    """The data set of a DataLoader in Poisson batches, or in one fixed order; `len` is the steps of an epoch.
 
     A batch may be empty: it still makes a step, of noise alone. With `physical` a batch comes in pieces of at most so
     many records, and only the last one's step moves the model.
@@ -143,7 +168,7 @@ class PrivateLoader(DataLoader[Any]):
     def __init__(
         self, loader: DataLoader[Any], account: Account, turn: Turn, streams: Streams, physical: int | None
     ) -> None:
-        self.turn, self.pieces = turn, PoissonBatches(account, streams, physical)
+        self.turn, self.pieces = turn, DrawnBatches(account, streams, physical)
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
         self.tensors = loader.dataset.tensors if plain and type(loader.dataset) is TensorDataset else None
         super().__init__(

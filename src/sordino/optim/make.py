@@ -17,8 +17,8 @@ from sordino.optim.loader import PrivateLoader, Turn
 from sordino.optim.losses import PerRecord, RecordLoss, named_loss
 from sordino.optim.optimizer import PrivateOptimizer
 from sordino.optim.recording import Gate, Recording
-from sordino.optim.settings import Reduction, Settings, checked_delta, loop_plan, with_noise
-from sordino.parts.records import PoissonRecords
+from sordino.optim.settings import Reduction, Settings, batches, checked_delta, loop_plan, with_noise
+from sordino.parts.strategies import Strategy
 from sordino.per_record import refuse_mixing
 from sordino.rng import Mode, streams
 
@@ -37,6 +37,7 @@ def make_private(
     noise: Mode = "simulation",
     seed: int = 0,
     multiplier: float | None = None,
+    strategy: Strategy | None = None,
     physical_batch: int | None = None,
     reduction: Reduction = "mean",
     loss: str | PerRecord | None = None,
@@ -51,6 +52,11 @@ def make_private(
     kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
     optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
     Parameters that the optimizer does not hold are frozen.
+
+    With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
+    order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
+    epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
+    after the planned ones. What the noise remembers is in the optimizer's state_dict: keep that file secret.
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
@@ -63,9 +69,15 @@ def make_private(
     refuse_mixing(model)
     _check_optimizer(model, optimizer)
     _check_labels(model, loader.dataset)
-    records = PoissonRecords(float(loader.batch_size or 0), (size,))
     delta = checked_delta(delta, size, allow_large_delta)
-    bare = loop_plan(epochs=epochs, records=records, clip=float(clip), smoothing=float(smoothing), optimizer=optimizer)
+    bare = loop_plan(
+        epochs=epochs,
+        records=batches(loader.batch_size or 0, size, strategy),
+        clip=float(clip),
+        smoothing=float(smoothing),
+        optimizer=optimizer,
+        strategy=strategy,
+    )
     settings = Settings(
         plan=with_noise(bare, epsilon, multiplier, delta),
         delta=delta,

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,6 +22,7 @@ from sordino.optim.loader import Turn
 from sordino.optim.losses import RecordLoss
 from sordino.optim.recording import Recording
 from sordino.optim.reduction import Check
+from sordino.optim.woven import ALL, Memory
 from sordino.parts.postprocess import Noised
 from sordino.parts.release import on_grid
 from sordino.privacy.certificate import Facts, Loop, certificate
@@ -31,7 +31,6 @@ from sordino.rng import Streams
 _LOG = logging.getLogger("sordino")
 
 
-ALL = np.zeros(1, dtype=np.int64)  # the one holder of the data
 _KNOWN = "in the first batches and in some later ones its gradient is that of a known loss; any other stops the run"
 _EACH = "optimizer.loss: one value per record, computed from that record's output alone"
 
@@ -39,10 +38,11 @@ _EACH = "optimizer.loss: one value per record, computed from that record's outpu
 class PrivateOptimizer(Optimizer):
     """step():  p.grad = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  then the inner step.
 
-    The sum is over the Poisson batch that the private loader handed out, g_j one record's gradient over all trained
+    The sum is over the batch that the private loader handed out, g_j one record's gradient over all trained
     parameters. A step that was not handed a batch, or that cannot be clipped record by record, raises and moves
     nothing. Guarantee: each step is one release of PoissonSampled(rate, Gaussian(z)), add or remove one record,
-    counted before its noise is drawn; what the inner optimizer does with it is post-processing.
+    counted before its noise is drawn; what the inner optimizer does with it is post-processing. Under correlated noise
+    all steps together are one Gaussian release, replace one record.
     """
 
     inner: Optimizer
@@ -59,6 +59,7 @@ class PrivateOptimizer(Optimizer):
         self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
         self.recording, self.account, self.turn, self.streams = recording, account, turn, streams
         self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
+        self.memory = Memory(account.settings.plan.release, self.layout.size)
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
         self.check = Check(account.settings.reduction, account.settings.records.count)
         self.own, recording.watching = own, own is None
@@ -153,7 +154,7 @@ class PrivateOptimizer(Optimizer):
     def _noised(self, t: int) -> Tensor:
         """A^-1 (total + N(0, z^2)) * clip / batch, [d]: the plan's release, decode and post-processing."""
         plan, public = self.account.settings.plan, self.account.settings.plan.public(t)
-        noised, _ = plan.release.noised(self.total, ALL, lambda _: self.streams.at(t, "noise"), {})
+        noised = self.memory.noised(self.total, t, lambda _: self.streams.at(t, "noise"))
         self.total.zero_()
         std = plan.release.noise_std(ALL)
         if self.streams.mode == "secure":
@@ -218,13 +219,20 @@ class PrivateOptimizer(Optimizer):
             raise _loop("a step of the unwrapped optimizer", "the optimizer that make_private returned")
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state, and the bill; nothing of a batch that is not finished."""
+        """The inner optimizer's state, and the bill; nothing of a batch that is not finished.
+
+        Under correlated noise also what the noise remembers, which is not to be published.
+        """
         self.recording.guard.look()
-        return {**self.inner.state_dict(), "sordino": self.account.state()}
+        return {**self.inner.state_dict(), "sordino": {**self.account.state(), **self.memory.state()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a run of the same settings, bill and all."""
-        self.account.load(state_dict.get("sordino"))
+        ours = state_dict.get("sordino")
+        taken = self.account.joined(ours)
+        self.memory.check(ours or {}, sum(taken.values()))
+        self.account.taken = taken
+        self.memory.load(ours or {})
         self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
         self.turn.reset()
         self.recording.forget()

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from sordino import codec
 from sordino.errors import ConfigError
+from sordino.parts.correlated import CorrelatedNoise
+from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import PoissonRecords
+from sordino.parts.records import PoissonRecords, RecordsInTurn
+from sordino.parts.release import CentralNoise, Release
 from sordino.parts.server import TorchOptimizer
+from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Participation
@@ -24,13 +28,15 @@ from sordino.recipes.dp_sgd import alone
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
+Batches = PoissonRecords | RecordsInTurn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """`plan`:  g = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  a round is a step.
 
-    `epsilon` is the target, where the multiplier z was solved for.
+    `epsilon` is the target, where the multiplier z was solved for. Under correlated noise row t of C^-1 Z takes the
+    place of N, and the batches come in one fixed order.
     """
 
     plan: Plan
@@ -46,9 +52,9 @@ class Settings:
         return self.plan.rounds
 
     @property
-    def records(self) -> PoissonRecords:
+    def records(self) -> Batches:
         """Which of them a step reads."""
-        assert isinstance(self.plan.local.reads, PoissonRecords)
+        assert isinstance(self.plan.local.reads, Batches)
         return self.plan.local.reads
 
     @property
@@ -60,23 +66,51 @@ class Settings:
 
     @property
     def per_epoch(self) -> int:
-        """Steps in which every record is read once on average."""
+        """Steps in which every record is read once: on average, or exactly."""
         return steps_per_epoch(self.records)
 
     def most(self) -> float:
-        """The most steps that the target allows; any number where there is none."""
+        """The most steps that the target allows; any number without one; the planned ones where steps share noise."""
+        if self.plan.release.joint:
+            return self.steps
         if self.epsilon is None:
             return math.inf
         found = calibrate.rounds(lambda n: self.plan.bill(Participation(n, n)).line("models"), self.epsilon, self.delta)
         return max(self.steps, found)
 
 
-def steps_per_epoch(records: PoissonRecords) -> int:
-    """round(1 / rate)."""
+def batches(batch: int, size: int, strategy: Strategy | None) -> Batches:
+    """Poisson batches; under correlated noise one shuffled order, cut into batches that come again in every epoch."""
+    return PoissonRecords(float(batch), (size,)) if strategy is None else RecordsInTurn(batch, (size,))
+
+
+def steps_per_epoch(records: Batches) -> int:
+    """round(1 / rate), or the whole batches of the order."""
+    if isinstance(records, RecordsInTurn):
+        return records.size(0) // records.batch
     return max(1, round(1 / records.rate(0)))
 
 
-def loop_plan(*, epochs: int, records: PoissonRecords, clip: float, smoothing: float, optimizer: Optimizer) -> Plan:
+def _release(strategy: Strategy | None) -> Release:
+    return CentralNoise(Gaussian(1.0)) if strategy is None else CorrelatedNoise(Gaussian(1.0), strategy)
+
+
+def _server(optimizer: Optimizer, strategy: Strategy | None) -> TorchOptimizer:
+    """By name; bands are found for the momentum that it begins with."""
+    first = optimizer.param_groups[0]
+    momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
+    return TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum)
+
+
+def loop_plan(
+    *,
+    epochs: int,
+    records: Batches,
+    clip: float,
+    smoothing: float,
+    optimizer: Optimizer,
+    strategy: Strategy | None = None,
+) -> Plan:
     """DP-SGD and its kin (recipes/dp_sgd.py) with noise of multiplier 1.
 
     The server is an optimizer of PyTorch: it works on what is noised already, so the plan only names it.
@@ -86,11 +120,11 @@ def loop_plan(*, epochs: int, records: PoissonRecords, clip: float, smoothing: f
     if not 0 < clip < math.inf:
         raise ConfigError(f"clip = {clip}", "a positive finite number", "1.0 is a good start")
     return alone(
-        TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"),
+        _server(optimizer, strategy),
         rounds=epochs * steps_per_epoch(records),
         records=records,
         radius=clip,
-        multiplier=1.0,
+        release=_release(strategy),
         denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
     )
 

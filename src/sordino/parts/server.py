@@ -259,11 +259,20 @@ class Adagrad(_Moments, kind="adagrad"):
 class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
     """An optimizer of PyTorch in a loop of the user's own (`make_private`): named here, run there.
 
-    It works on what is noised already, so it costs no privacy, whatever it does; no engine can run it.
+    It works on what is noised already, so it costs no privacy, whatever it does; no engine can run it. `momentum` is
+    what bands of correlated noise are found for.
     """
 
     name: str
+    momentum: float | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"a loop of PyTorch"})
+
+    def __post_init__(self) -> None:
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise PlanError("server", f"momentum {shown(self.momentum)}", "a number in [0, 1)")
+
+    def workload(self, rounds: int) -> NDArray[np.float64]:
+        return workload(rounds, self.momentum or 0.0)
 
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
         found = f"a step of {self.name}, which a plan can only name"

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -196,9 +196,9 @@ class Tree(Strategy, kind="tree"):
     def once(self) -> float:
         return math.sqrt(1 + math.log2(LONG))
 
-    @cached_property
+    @property
     def gain(self) -> float:
-        return float(np.sqrt(np.max(np.sum(trees.noise_matrix(256) ** 2, axis=1))))
+        return _tree_gain()
 
     def init(self, length: int) -> Memory:
         import torch
@@ -221,6 +221,11 @@ class Tree(Strategy, kind="tree"):
             blocks = torch.cat([blocks, torch.zeros_like(blocks[:1])])
         blocks[level] = carry
         return blocks.double().sum(0) - before, {"blocks": blocks, "at": memory["at"] + 1}
+
+
+@cache
+def _tree_gain() -> float:
+    return float(np.sqrt(np.max(np.sum(trees.noise_matrix(256) ** 2, axis=1))))
 
 
 @lru_cache(maxsize=32)

@@ -178,7 +178,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "declared_public": [one.written() for one in facts.public],
         "assumptions": [
             *assumptions(plan, bill, counts, facts.public),
-            *(_loop_assumptions(facts.loop) if facts.loop is not None else ()),
+            *(_loop_assumptions(facts.loop, plan.release.joint) if facts.loop is not None else ()),
             *(("what a silo says that it was charged is what stands in its own ledger",) if facts.receipts else ()),
             *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
             *(trusted(part) for part in others),
@@ -317,7 +317,12 @@ def assumptions(plan: Plan, bill: Bill, counts: Participation, public: tuple[Dec
         said.append(f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
+    if plan.release.joint:
+        said.append(SHARED)
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+
+
+SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
 def trusted(part: codec.Foreign) -> str:
@@ -357,12 +362,16 @@ def _record_assumptions(plan: Plan, public: tuple[Declared, ...]) -> list[str]:
         said.append("the coins that choose a silo's records stay inside the silo")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
+    if plan.release.joint:
+        said.append(SHARED)
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 
 
-def _loop_assumptions(loop: Loop) -> list[str]:
+def _loop_assumptions(loop: Loop, joint: bool) -> list[str]:
     """What a loop that its user wrote, and that keeps no chain of charges, asks for besides."""
+    lost = "steps after a checkpoint that was gone back to were seen by nobody: their noise would be drawn twice"
     return [
+        *((lost,) if joint else ()),
         "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
         f"the loss is the {loop.reduction} over the records of a batch, each with a term of its own",
         "the steps were counted by the process that took them: no chain of charges shows that there were no others",
