@@ -22,6 +22,7 @@ from sordino.config import parse
 from sordino.data import datasets
 from sordino.privacy.policy import Policy
 from sordino.recipes import RECIPES
+from sordino.tuning.spec import SweepSpec
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -109,6 +110,10 @@ def test_a_configuration_block_is_read(where: str, text: str) -> None:
     table = tomllib.loads(text)
     if "releases" in table:
         assert codec.read(Policy, table).limit.epsilon > 0, where
+    elif "sweep" in table:
+        assert codec.read(SweepSpec, table["sweep"], "sweep").settings(), (
+            where
+        )  # its page is run whole: test_tuning_page
     else:
         assert parse(table).plan.rounds >= 1, where
 

@@ -16,6 +16,7 @@ from sordino.config import load_config
 from sordino.parts.events import Tuned
 from sordino.parts.tries import Tries
 from sordino.privacy.ledger import Ledger
+from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
 from sordino.tuning import private
 
@@ -75,12 +76,11 @@ def test_the_folder_says_nothing_of_the_other_tries(won: Path, tmp_path: Path) -
 
 def test_the_best_of_all_tries_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, int | None]] = []
-    real = private.execute
 
     def watched(config: Any, path: Path) -> Any:
         assert path.parent.name == ".best.tries"
         assert path.parent.stat().st_mode & 0o077 == 0  # only its owner
-        done = real(config, path)
+        done = execute(config, path)
         seen.append((done.history[-1]["accuracy"], config.run.coins))
         return done
 
