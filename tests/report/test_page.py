@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from typing import Any
 import pytest
 from tests.commands import contents, sordino
 
-from sordino.report import colours, page
+from sordino.config import parse
+from sordino.privacy.certificate import Facts
+from sordino.privacy.certificate import certificate as certified
+from sordino.recipes import RECIPES, starters
+from sordino.report import charts, colours, page
 from sordino.report.data import collected
 from sordino.report.subject import Subject
 from sordino.report.svg import GAP, Axis, Chart, Scale, Series, apart, draw
@@ -125,6 +130,38 @@ def test_utility_is_drawn_against_privacy_where_runs_share_a_metric(runs: dict[s
     found = Page(made(runs["central"], runs["smooth"])[1])
     assert "Privacy and utility" in found.text
     assert any("utility-t" in attributes.get("aria-labelledby", "") for attributes in found.of("svg"))
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_can_be_shown_and_ends_at_its_certificate(name: str) -> None:
+    config = parse(tomllib.loads(starters.example(name)))
+    facts = Facts(config.delta, config.privacy.noise, config.plan.rounds, **config.facts)
+    certificate = certified(config.plan, facts)
+    found, text = made(Subject(name, certificate, config.plan, facts))
+    ends = {who: one["epsilon"] for one in found["runs"][0]["epsilon_by_round"] for who in one["adversaries"]}
+    for line in certificate["adversaries"]:
+        assert (None if ends[line["adversary"]] is None else ends[line["adversary"]][-1]) == line["epsilon"]
+    assert f"{upto(certificate['epsilon'])} epsilon, at most" in Page(text).text
+
+
+def test_groups_have_a_figure_of_their_own(runs: dict[str, Subject]) -> None:
+    one = runs["central"]
+    names = [f"g {k}" for k in range(9)]
+    history = [
+        {"round": t, "accuracy": 0.5, **{f"accuracy/{name}": k / 10 for k, name in enumerate(names)}} for t in (1, 2)
+    ]
+    said = Page(made(Subject("a", one.certificate, one.plan, one.facts, history=history))[1]).text
+    assert "The 6 lowest of 9 groups." in said
+    assert "lowest at the end: g 0." in said
+    assert "Accuracy by group: a" in said
+
+
+def test_runs_that_are_too_many_for_a_figure_are_said_to_be_left_out(runs: dict[str, Subject]) -> None:
+    one = runs["central"]
+    many = [Subject(f"run {k}", one.certificate, one.plan, one.facts, history=one.history) for k in range(8)]
+    found = charts.metrics(collected(many)["runs"])[0]
+    assert "The first 6 of 8 runs." in found.says
+    assert len(found.series) == 6
 
 
 # ---- how it is built ------------------------------------------------------------------------------------------------

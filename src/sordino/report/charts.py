@@ -18,11 +18,16 @@ def plain(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
+def first_of(runs: Sequence[Run]) -> str:
+    """What is left out where runs are more than lines can be told apart."""
+    return "" if len(runs) <= SERIES_MOST else f"The first {SERIES_MOST} of {len(runs)} runs. "
+
+
 def metrics(runs: Sequence[Run]) -> list[Chart]:
-    """One figure for each metric, a line for each run."""
-    names = dict.fromkeys(name for run in runs for name in run["metrics"])
+    """One figure for each metric, a line for each run; those of groups have a figure of their own."""
+    names = dict.fromkeys(name for run in runs for name in run["metrics"] if "/" not in name)
     charts = []
-    for name in names:
+    for place, name in enumerate(names):
         lines = [
             Series(run["name"], plain(found["round"]), plain(found["value"]), tone)
             for tone, run in enumerate(runs[:SERIES_MOST])
@@ -30,9 +35,29 @@ def metrics(runs: Sequence[Run]) -> list[Chart]:
         ]
         word = name.replace("_", " ")
         said = "; ".join(f"{one.name} ends at {one.ys[-1]:.4g}" for one in lines)
-        says, title = f"On rows that are declared public. {said}.", f"{word[0].upper()}{word[1:]} by round"
-        charts.append(Chart(f"metric-{name}", title, says, Axis("round"), Axis(word), tuple(lines)))
+        says, title = (
+            f"On rows that are declared public. {first_of(runs)}{said}.",
+            f"{word[0].upper()}{word[1:]} by round",
+        )
+        charts.append(Chart(f"metric-{place}", title, says, Axis("round"), Axis(word), tuple(lines)))
     return charts
+
+
+def groups(run: Run, place: int) -> Chart | None:
+    """A metric of public groups, such as accuracy/north: a line for each, the worst ones if they are many."""
+    found = {name: series for name, series in run["metrics"].items() if "/" in name and series["value"]}
+    if not found:
+        return None
+    worst = sorted(found, key=lambda name: found[name]["value"][-1])[:SERIES_MOST]
+    lines = tuple(
+        Series(name.partition("/")[2], plain(found[name]["round"]), plain(found[name]["value"]), tone)
+        for tone, name in enumerate(worst)
+    )
+    word = worst[0].partition("/")[0].replace("_", " ")
+    some = f"The {len(lines)} lowest of {len(found)} groups. " if len(found) > len(lines) else ""
+    says = f"{some}Of public groups of the rows that are declared public; lowest at the end: {lines[0].name}."
+    title = f"{word[0].upper()}{word[1:]} by group: {run['name']}"
+    return Chart(f"groups-{place}", title, says, Axis("round"), Axis(word), lines)
 
 
 def shared(mosts: Sequence[float]) -> float | None:
@@ -147,7 +172,15 @@ def utility(runs: Sequence[Run]) -> Chart | None:
         for tone, run in placed
     )
     says = "One dot for each run, at the epsilon to one who sees released models. Compare runs of one data set only."
-    return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0), Axis(f"{word} at the end"), dots)
+    low, high = _honest([one.ys[0] for one in dots], word)
+    reached = Axis(f"{word} at the end", low=low, high=high)
+    return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0), reached, dots)
+
+
+def _honest(values: Sequence[float], word: str) -> tuple[float | None, float | None]:
+    """Of shares, ends that do not make a hundredth look like a world."""
+    middle, wide = (min(values) + max(values)) / 2, max(values) - min(values)
+    return (None, None) if "accuracy" not in word or wide > 0.08 else (middle - 0.05, middle + 0.05)
 
 
 def silos(run: Run, place: int) -> Bars | None:

@@ -49,7 +49,7 @@ def rendered(found: dict[str, Any]) -> str:
         runs=runs,
         light=colours.variables(colours.LIGHT),
         dark=colours.variables(colours.DARK),
-        utility=_drawn([*charts.metrics(runs), charts.utility(runs)]),
+        utility=_drawn([charts.utility(runs), *charts.metrics(runs), *_each(runs, charts.groups)]),
         privacy=_drawn([*charts.curves(runs), *_each(runs, charts.silos)]),
         adversaries=adversaries(runs),
         settings=settings(found),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sordino.report.bars import Bars
-from sordino.report.charts import WORDS, Run, plain
+from sordino.report.charts import WORDS, Run, first_of, plain
 from sordino.report.svg import SERIES_MOST, Axis, Chart, Series
 from sordino.report.tables import atleast, upto
 
@@ -46,7 +46,7 @@ def clipped(runs: Sequence[Run]) -> Chart | None:
     )
     if not lines:
         return None
-    says = "The share of a cohort's updates that were longer than the radius."
+    says = f"{first_of(runs)}The share of a cohort's updates that were longer than the radius."
     return Chart(
         "clipped",
         "Clipped share by round",
