@@ -45,3 +45,12 @@ def guarded(federation: Loopback, ground: Path) -> Path:
         federation.kill(f"silo.{name}")
         federation.silo(name, folder)
     return folder
+
+
+@pytest.fixture
+def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Flower tells a ServerApp's process of itself."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)

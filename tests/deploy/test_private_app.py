@@ -63,13 +63,7 @@ def plan(release: Any = None, **changes: Any) -> Plan:
     return Plan(**{**held, **changes})
 
 
-@pytest.fixture(autouse=True)
-def _in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Flower tells a ServerApp process of itself."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+pytestmark = pytest.mark.usefixtures("in_a_run")
 
 
 class Here:

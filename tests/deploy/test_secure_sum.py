@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +25,6 @@ from sordino.engines.jobs import Job
 from sordino.errors import DataError, EngineError, QuorumError
 from sordino.flower import masks, member
 from sordino.flower.envelope import Letter
-from sordino.flower.internals import flower
 from sordino.flower.member import Member
 from sordino.flower.summing import SecureRemote
 from sordino.parts.encode import Clip
@@ -325,50 +323,6 @@ def test_the_noise_of_two_hundred_sums_is_the_plans_and_half_of_it_is_not() -> N
 
 
 # ---- the masks -------------------------------------------------------------------------------------------------------
-
-
-BITS = 14  # of the search: enough to show it, and the seed is planted where it looks
-
-
-def folded(key: bytes) -> int:
-    seed = 0
-    for place in range(0, len(key), 4):
-        seed ^= int.from_bytes(key[place : place + 4], "little")
-    return seed
-
-
-def search(masked: np.ndarray[Any, Any], high: int) -> int | None:
-    """The seed of Flower's generator whose mask leaves something small: all that share these high bits are tried."""
-    for low in range(1 << BITS):
-        mask = np.random.RandomState((high << BITS) | low).randint(0, (1 << 32) - 1, 4, dtype=np.int64)
-        if (np.abs((masked - mask + (1 << 31)) % (1 << 32) - (1 << 31)) < 1000).all():
-            return (high << BITS) | low
-    return None
-
-
-def test_the_search_that_opens_flowers_masks_does_not_open_ours() -> None:
-    """One pair key, as ECDH gives it; a small row under its mask. Fewer bits than the 28 of an attack, same attack."""
-    f = flower()
-    (one, _), (_, other) = f.generate_key_pairs(), f.generate_key_pairs()
-    key, row = masks.agreed(one, other), np.array([3, -7, 11, 0])
-    theirs = (row + f.pseudo_rand_gen(key, 1 << 32, [(4,)])[0]) % (1 << 32)
-    high = folded(key) >> BITS
-    assert search(theirs, high) == folded(key)
-    ours = (row.astype(np.uint64) + masks.stream(key, 4)) % np.uint64(1 << 32)
-    assert search(ours.astype(np.int64), high) is None
-
-
-def test_flowers_seed_has_28_bits_and_our_key_256() -> None:
-    """A url-safe base64 key is ASCII: the top bit of each byte is 0, and so of each byte of the folded seed."""
-    f = flower()
-    seeds = [folded(masks.agreed(f.generate_key_pairs()[0], f.generate_key_pairs()[1])) for _ in range(200)]
-    varied = 0
-    for seed in seeds:
-        varied |= seed ^ seeds[0]
-    assert bin(varied).count("1") <= 28
-    assert len(masks.stream(secrets.token_bytes(32), 3)) == 3
-    first, second = masks.stream(b"a" * 44, 1000), masks.stream(b"a" * 43 + b"b", 1000)
-    assert not (first == second).any()
 
 
 def test_a_masked_row_looks_like_chance_and_tells_nothing_of_the_clean_one() -> None:

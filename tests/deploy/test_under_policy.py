@@ -7,29 +7,50 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from tests.deploy import hospitals
 
+from sordino.errors import ConfigError
 from sordino.flower.loopback import Loopback
 from sordino.privacy.ledger import Ledger
 from sordino.runs.folder import RunFolder
 from sordino.training import train
 
-ROUNDS = 8
+ROUNDS = 5
 
 
-def paid(guarded: Path, name: str, run: str) -> int:
-    """How often a silo was charged for a run, by its own ledger."""
-    with Ledger.open(guarded / "silos" / name / "ledger.db") as ledger:
-        return sum(ledger.charges(run).values())
+@pytest.fixture(scope="module")
+def started(federation: Loopback, guarded: Path, ground: Path) -> dict[str, Path]:
+    """A run for release, and one that the policies forbid, at once."""
+    file = hospitals.file_of(ground, "forbidden", hospitals.planned("local_noise", 3, "secure"))
+    apps = {"release": guarded, "forbidden": hospitals.make(ground / "app_forbidden", file)}
+    for name, app in apps.items():
+        federation.submit(ground / "runs" / name, app=app)
+    return {name: ground / "runs" / name for name in apps}
+
+
+def test_a_plan_that_a_policy_forbids_is_refused_before_anything_is_charged(
+    started: dict[str, Path], guarded: Path
+) -> None:
+    out = started["forbidden"]
+    log = out.with_name("forbidden.log")
+    until("the refusal", lambda: log.exists() and "sordino: " in log.read_text())
+    said = log.read_text()
+    assert said.count("\n") == 1
+    assert "the plan protects one client, and the policy wants one record" in said
+    assert not (out / "certificate.json").exists()
+    for name in hospitals.SILOS:
+        with Ledger.open(guarded / "silos" / name / "ledger.db") as ledger:
+            assert ledger.spent(name).runs <= 1  # the other run's
 
 
 def test_twelve_rounds_for_release_learn_and_cost_what_a_simulation_says(
-    federation: Loopback, guarded: Path, ground: Path
+    federation: Loopback, started: dict[str, Path], ground: Path
 ) -> None:
-    out = ground / "runs" / "release"
-    federation.submit(out, app=guarded)
+    out = started["release"]
     made = hospitals.finished(federation, out)
     config = hospitals.config_of(ground, "silo")
     deltas = [silo["delta"] for silo in made["adversaries"][-1]["silos"]]
@@ -45,86 +66,93 @@ def test_twelve_rounds_for_release_learn_and_cost_what_a_simulation_says(
     assert made["noise"]["mode"] == "secure"
 
 
-def rounds_done(out: Path) -> int:
-    file = out / "history.jsonl"
-    return file.read_text().count("\n") if file.exists() else 0
+# ---- killed ----------------------------------------------------------------------------------------------------------
 
 
-def until(what: str, done: Callable[[], bool], federation: Loopback | None = None, seconds: float = 400.0) -> None:
-    """Wait, and start nodes anew that have ended, as a service unit does."""
+def until(what: str, done: Callable[[], bool], seconds: float = 600.0) -> None:
+    """Wait for something that must come about; how long it takes is nobody's promise."""
     end = time.monotonic() + seconds
     while not done():
-        if federation is not None:
-            federation.revive()
         assert time.monotonic() < end, what
-        time.sleep(0.1)
+        time.sleep(0.2)
 
 
-def server_apps(out: Path) -> list[int]:
-    """Processes of the run's ServerApp: those that hold its folder's lock."""
-    held = out / "checkpoint" / "lock"
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
+@dataclass(frozen=True)
+class Killing:
+    """A run under which processes are killed in the middle of a round."""
+
+    out: Path
+    guarded: Path
+
+    @property
+    def rounds(self) -> int:
+        """How many are done."""
+        file = self.out / "history.jsonl"
+        return file.read_text().count("\n") if file.exists() else 0
+
+    def charged(self, name: str) -> int:
+        """How often a silo was charged for this run, by its own ledger."""
+        if not (self.out / "run.json").exists():
+            return 0
+        run = json.loads((self.out / "run.json").read_text())["run"]
+        with Ledger.open(self.guarded / "silos" / name / "ledger.db") as ledger:
             try:
-                if any(os.path.samefile(link, held) for link in (process / "fd").iterdir()):
-                    found.append(int(process.name))
-            except OSError:
-                continue
-    return found
+                return sum(ledger.charges(run).values())
+            except ConfigError:  # not admitted yet
+                return 0
+
+    def mid_round(self, *names: str) -> None:
+        """Until these silos have paid for a round that is not done."""
+        until(f"{names} in the middle of a round", lambda: min(map(self.charged, names)) > self.rounds)
+
+    def next_round(self) -> None:
+        done = self.rounds
+        until(f"round {done + 1}", lambda: self.rounds > done)
+
+    def apps(self) -> list[int]:
+        """The process of the run's ServerApp: the one that holds its folder's lock."""
+        return [int(process.name) for process in Path("/proc").glob("[0-9]*") if holds(process, self.out)]
 
 
-def test_each_is_killed_once_and_the_run_goes_on(federation: Loopback, guarded: Path, ground: Path) -> None:
+def holds(process: Path, out: Path) -> bool:
+    try:
+        return any(os.path.samefile(link, out / "checkpoint" / "lock") for link in (process / "fd").iterdir())
+    except OSError:
+        return False
+
+
+def test_each_is_killed_in_the_middle_of_a_round_and_the_run_goes_on(
+    federation: Loopback, guarded: Path, ground: Path
+) -> None:
     text = hospitals.UNBUDGETED.format(rounds=ROUNDS)  # the silos' own ledgers decide
-    app = hospitals.make(ground / "app_kills", hospitals.file_of(ground, "killed", text, timeout=40.0, tries=6))
-    out = ground / "runs" / "killed"
-    federation.submit(out, app=app)
-    until("round 1", lambda: rounds_done(out) >= 1)
+    app = hospitals.make(ground / "app_kills", hospitals.file_of(ground, "killed", text, timeout=600.0))
+    run = Killing(ground / "runs" / "killed", guarded)
+    federation.submit(run.out, app=app)
 
-    federation.kill("node.va")  # a SuperNode: its silo's process waits for the next
-    federation.supernode("va")
-    until("a round after the SuperNode", lambda: rounds_done(out) >= 2, federation)
+    run.mid_round("va")
+    federation.kill("node.va")  # a SuperNode, whose silo has paid and stored; another silo, at the same moment
+    federation.kill("silo.hungarian")
+    federation.silo("hungarian", guarded)  # its ledger says what it has sent
+    federation.join("va")
+    run.next_round()
 
-    federation.kill("silo.hungarian")  # a silo: its ledger says what it has sent
-    federation.silo("hungarian", guarded)
-    until("a round after the silo", lambda: rounds_done(out) >= 3, federation)
-
-    apps = server_apps(out)
-    assert apps
-    for process in apps:
+    run.mid_round("cleveland")
+    for process in run.apps():
         os.kill(process, signal.SIGKILL)
-    until("the ServerApp's end", lambda: not server_apps(out))
-    federation.submit(out, resume=True, app=app)
-    until("a round after the ServerApp", lambda: rounds_done(out) >= 4, federation)
+    until("the ServerApp's end", lambda: not run.apps())
+    federation.submit(run.out, resume=True, app=app)
+    run.next_round()
 
+    run.mid_round("switzerland")
     federation.kill("superlink")  # and the ServerApp with it; the database stays
-    until("the ServerApp's end", lambda: not server_apps(out))
+    until("the ServerApp's end", lambda: not run.apps())
     federation.superlink()
-    federation.submit(out, resume=True, app=app)
-    made = hospitals.finished(federation, out)
+    federation.submit(run.out, resume=True, app=app)
+    made = hospitals.finished(federation, run.out)
 
-    run = json.loads((out / "run.json").read_text())["run"]
-    charges = [paid(guarded, name, run) for name in hospitals.SILOS]
+    charges = [run.charged(name) for name in hospitals.SILOS]
     print(f"{ROUNDS} rounds, four kills, charges {charges}")
     assert made["counts"]["charged_by_each_silo"] == charges
     for name, count in zip(hospitals.SILOS, charges, strict=True):
         assert ROUNDS <= count <= ROUNDS + (1 if name == "hungarian" else 0)
-    assert RunFolder.open(out).certify() == made
-
-
-def test_a_plan_that_a_policy_forbids_is_refused_before_anything_is_charged(
-    federation: Loopback, guarded: Path, ground: Path
-) -> None:
-    file = hospitals.file_of(ground, "forbidden", hospitals.planned("local_noise", 3, "secure"))
-    app = hospitals.make(ground / "app_forbidden", file)
-    out = ground / "runs" / "forbidden"
-    federation.submit(out, app=app)
-    log = out.with_name("forbidden.log")
-    until("the refusal", lambda: log.exists() and "sordino: " in log.read_text())
-    said = log.read_text()
-    assert said.count("\n") == 1
-    assert "the plan protects one client, and the policy wants one record" in said
-    assert not (out / "certificate.json").exists()
-    for name in hospitals.SILOS:
-        with Ledger.open(guarded / "silos" / name / "ledger.db") as ledger:
-            assert ledger.spent(name).runs <= 2
+    assert RunFolder.open(run.out).certify() == made

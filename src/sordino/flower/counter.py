@@ -20,6 +20,7 @@ from sordino.flower.envelope import is_letter
 from sordino.flower.internals import Node, installed
 from sordino.flower.member import Member
 from sordino.flower.post import SiloSpec, Voice, serve, silo_task
+from sordino.parts.release import NoNoise
 from sordino.privacy import policy as policies
 from sordino.privacy.costs import Cost
 from sordino.privacy.ledger import Ledger, Receipt
@@ -106,14 +107,20 @@ def silo_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[
     if not spec.policy:
         say(OPEN)
         drawer = Drawer()
-        pays = Member(own, task, lambda job: None, lambda job, session: drawer.charge(job), time.time)
-        return Counter(Silo(task, drawer), pays)
+        pays = Member(own, task, not_for_release, lambda job, session: drawer.charge(job), time.time)
+        return Counter(Silo(task, drawer, not_for_release), pays)
     policy = policies.load(folder / spec.policy)
     ledger = Ledger.open(folder / spec.ledger, create=True)
     ledger.limit(policy.dataset, policy.limit)
     till = Paid(ledger, policy, own, model, say)
     kept: Till = till
     return Counter(Silo(task, kept, till.allows), Member(own, task, till.allows, till.charge_session, time.time))
+
+
+def not_for_release(job: Job) -> None:
+    """Without a ledger a silo that was started anew has forgotten what it sent: its receipts would be false."""
+    if job.mode == "secure" and job.plan.release.kind != NoNoise.kind:
+        raise ConfigError("a run for release in a silo without a policy", "a policy and a ledger", "see docs/silos.md")
 
 
 def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:

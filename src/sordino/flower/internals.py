@@ -49,6 +49,7 @@ NAMES = {
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 RECORD, ARRAY = "sordino", "bytes"
 REFUSED = 0  # an error of no kind that Flower knows
+JOINED = "SuperNode ID:"  # what a node says when it was let in
 BEAT = 10.0  # seconds between the signs of life of a task: Flower gives a task up after 30
 
 
@@ -93,6 +94,11 @@ def packed(data: bytes) -> Any:
     f = flower()
     array = f.Array(dtype="uint8", shape=(len(data),), stype="sordino", data=data)
     return f.RecordDict({RECORD: f.ArrayRecord({ARRAY: array})})
+
+
+def was_lost(message: Any) -> bool:
+    """Whether Flower says that a node or a task ended before it answered; what a silo refuses has another code."""
+    return bool(message.has_error()) and message.error.code != REFUSED
 
 
 def unpacked(message: Any) -> bytes | None:
@@ -181,9 +187,18 @@ class Node:
         return Taken(unpacked(message), int(run.run_id), message, context, client)
 
 
-def nodes(grid: Any) -> list[tuple[int, str, bytes]]:
-    """Every node that is online: its number, the name and the key under which it was registered."""
-    return [(int(node.node_id), str(node.name), bytes(node.public_key)) for node in grid.get_nodes()]
+@dataclass(frozen=True)
+class Online:
+    """A node that is online: its number, the name that its key was registered under, and since when it is."""
+
+    number: int
+    name: str
+    since: str
+
+
+def nodes(grid: Any) -> list[Online]:
+    """All of them."""
+    return [Online(int(node.node_id), str(node.name), str(node.last_activated_at)) for node in grid.get_nodes()]
 
 
 def question(data: bytes, node: int, group: str, ttl: float) -> Any:

@@ -4,15 +4,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sordino.engines.jobs import Job
 from sordino.errors import EngineError
 from sordino.flower import internals
+from sordino.flower.internals import Online
 
 PULSE = 0.5  # seconds between two looks for replies
-LEAST = 3.0  # seconds: nobody is asked who could not answer in time
+LOOK = 2.0  # between two looks for who is online
+LEAST = 3.0  # nobody is asked who could not answer in time
+
+
+@dataclass
+class Post:
+    """What is under way to whom. A node that was started anew has forgotten what it was asked: it is asked again."""
+
+    bodies: Mapping[int, bytes]
+    waiting: set[int]
+    sent: dict[str, tuple[int, Online]] = field(default_factory=dict)  # by the number of the message
+    looked: float = -LOOK
+
+    @property
+    def open(self) -> bool:
+        return bool(self.waiting or self.sent)
+
+    def see(self, there: Mapping[int, Online]) -> list[int]:
+        """Who is to be asked now, of those that are online."""
+        for number, (silo, node) in list(self.sent.items()):
+            if silo in there and there[silo] != node:
+                del self.sent[number]
+                self.waiting.add(silo)
+        return sorted(silo for silo in self.waiting if silo in there)
+
+    def take(self, message: Any) -> tuple[int, bytes] | None:
+        """Whose answer a message is, and what it says; one that was lost on its way is waited for again."""
+        silo, _ = self.sent.pop(str(message.metadata.reply_to_message_id), (None, None))
+        if silo is not None and internals.was_lost(message):
+            self.waiting.add(silo)
+        data = internals.unpacked(message)
+        return None if silo is None or data is None else (silo, data)
 
 
 @dataclass(frozen=True)
@@ -27,40 +59,42 @@ class Link:
 
     def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterator[tuple[int, bytes]]:
         """Send each silo its job; the replies that came within so many seconds. Silence is no error."""
-        try:
-            yield from self.carry({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)
-        except internals.flower().HTTPError as error:
-            raise EngineError(f"a SuperLink that does not answer ({error})", "", "start it, and resume") from None
+        yield from self.carry({silo: job.to_bytes() for silo, job in jobs.items()}, time.time() + timeout)
 
     def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
         """The same for bytes of any kind, until `deadline` (seconds since 1970)."""
-        waiting, sent = dict(bodies), dict[str, int]()
-        while (waiting or sent) and time.time() < deadline:
-            sent |= self._send(waiting, deadline)
-            for message in self.grid.pull_messages(list(sent)) if sent else ():
-                silo = sent.pop(str(message.metadata.reply_to_message_id), None)
-                data = internals.unpacked(message)
-                if silo is not None and data is not None:
-                    yield silo, data
-            time.sleep(PULSE if waiting or sent else 0.0)
+        post = Post(bodies, set(bodies))
+        try:
+            while post.open and time.time() < deadline:
+                self._send(post, deadline)
+                for message in self.grid.pull_messages(list(post.sent)) if post.sent else ():
+                    answer = post.take(message)
+                    if answer is not None:
+                        yield answer
+                time.sleep(PULSE if post.open else 0.0)
+        except internals.flower().HTTPError as error:
+            raise EngineError(f"a SuperLink that does not answer ({error})", "", "start it, and resume") from None
 
-    def _send(self, waiting: dict[int, bytes], deadline: float) -> dict[str, int]:
+    def _send(self, post: Post, deadline: float) -> None:
         """Messages to those of the waiting that are online: nobody waits for a silo that is not."""
-        ttl = deadline - time.time()
-        there = self.nodes() if waiting and ttl > LEAST else {}
-        now = [silo for silo in list(waiting) if silo in there]
-        messages = [internals.question(waiting.pop(silo), there[silo], str(silo), ttl) for silo in now]
-        numbers = self.grid.push_messages(messages) if messages else ()
-        return {str(number): silo for number, silo in zip(numbers, now, strict=False)}
+        ttl, now = deadline - time.time(), time.monotonic()
+        if ttl < LEAST or now < post.looked + LOOK:
+            return
+        there, post.looked = self.nodes(), now
+        asked = post.see(there)
+        messages = [internals.question(post.bodies[silo], there[silo].number, str(silo), ttl) for silo in asked]
+        for number, silo in zip(self.grid.push_messages(messages) if messages else (), asked, strict=False):
+            post.sent[str(number)] = silo, there[silo]
+            post.waiting.discard(silo)
 
-    def nodes(self) -> dict[int, int]:
+    def nodes(self) -> dict[int, Online]:
         """Silo to node, by the names under which keys were registered; strangers are not asked."""
-        found: dict[int, int] = {}
-        for node, name, _key in internals.nodes(self.grid):
-            if name not in self.silos:
+        found: dict[int, Online] = {}
+        for node in internals.nodes(self.grid):
+            if node.name not in self.silos:
                 continue
-            silo = list(self.silos).index(name)
+            silo = list(self.silos).index(node.name)
             if silo in found:
-                raise EngineError(f"two nodes for the silo {name!r}", "one", "flwr supernode unregister the other")
+                raise EngineError(f"two nodes for the silo {node.name!r}", "one", "flwr supernode unregister the other")
             found[silo] = node
         return found

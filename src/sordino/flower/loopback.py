@@ -13,8 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import tomli_w
 
 from sordino.errors import EngineError
 from sordino.flower import keys
-from sordino.flower.internals import register
+from sordino.flower.internals import JOINED, register
 
 HERE = "127.0.0.1"
 PATIENCE = 60.0  # seconds until a process that does not come up is given up
@@ -72,6 +72,7 @@ class Loopback:
     port: int = field(default_factory=free_port)
     nodes: dict[str, int] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    began: dict[str, int] = field(default_factory=dict)  # how long each log was when its process was last started
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -102,6 +103,7 @@ class Loopback:
     def start(self, name: str, command: list[str], changes: Mapping[str, str] | None = None) -> None:
         """One process in a group of its own, its output in home/NAME.log."""
         with open(self.home / f"{name}.log", "ab") as log:
+            self.began[name] = log.tell()
             self.running[name] = subprocess.Popen(
                 command,
                 cwd=self.home,
@@ -209,12 +211,28 @@ class Loopback:
                 raise EngineError(f"{name} that does not come up ({self.last_words(name)})")
             time.sleep(0.1)
 
-    def revive(self) -> None:
-        """Start nodes anew that have ended: one whose key the SuperLink still takes to be in use is sent away."""
-        for name in self.silos:
+    def joined(self, name: str) -> bool:
+        """Whether the SuperLink has let in a silo's node since it was last started."""
+        return f"node.{name}" in self.running and JOINED in self.said(f"node.{name}")
+
+    def join(self, name: str, link: int | None = None, seconds: float = 300.0) -> None:
+        """A silo's node, started until it is let in: for a minute the key of one that was killed counts as in use."""
+        until = time.monotonic() + seconds
+        while not self.joined(name):
             process = self.running.get(f"node.{name}")
-            if process is not None and process.poll() is not None:
-                self.supernode(name)
+            if time.monotonic() > until:
+                raise EngineError(f"the node of {name!r}, which is not let in ({self.last_words(f'node.{name}')})")
+            if process is None or process.poll() is not None:
+                self.supernode(name, link)
+            time.sleep(0.2)
+
+    def leave(self, name: str) -> None:
+        """Ask a silo's node to go: it signs off, and its key is free at once."""
+        process = self.running[f"node.{name}"]
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        self.kill(f"node.{name}")
 
     def check(self) -> None:
         """Refuse to wait for a process that has ended."""
@@ -222,9 +240,13 @@ class Loopback:
             if process.poll() is not None:
                 raise EngineError(f"{name} that has ended ({self.last_words(name)})", "", "add --resume")
 
+    def said(self, name: str) -> str:
+        """What a process has said since it was last started."""
+        return (self.home / f"{name}.log").read_bytes()[self.began.get(name, 0) :].decode(errors="replace")
+
     def last_words(self, name: str) -> str:
         """The end of a log, in one line."""
-        return " ".join((self.home / f"{name}.log").read_text(errors="replace").split())[-400:]
+        return " ".join(self.said(name).split())[-400:]
 
 
 def tool(name: str) -> str:
@@ -233,11 +255,3 @@ def tool(name: str) -> str:
     if not found.exists():
         raise EngineError(f"no {name} beside {sys.executable}", "flwr", "pip install 'sordino[flower]'")
     return str(found)
-
-
-@contextmanager
-def running(folder: Path, silos: tuple[str, ...], home: Path) -> Iterator[Loopback]:
-    """A federation for the time of a block."""
-    with Loopback(folder, silos, home) as federation:
-        federation.up()
-        yield federation
