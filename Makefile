@@ -1,4 +1,4 @@
-# make install | demo | test | test-deploy | nightly | lint. Needs Python 3.11 and pip; torch is installed exactly as constraints.txt says.
+# make install | demo | test | test-deploy | test-hosts | nightly | lint. Needs Python 3.11 and pip; torch is installed exactly as constraints.txt says.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -25,6 +25,11 @@ DEPLOY := tests/deploy/.venv
 test-deploy: $(DEPLOY)/.installed
 	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default tests/deploy
 
+# Five machines on this one, by the commands of docs/deploy.md. Needs root and iproute2: it makes network namespaces.
+.PHONY: test-hosts
+test-hosts: $(DEPLOY)/.installed
+	SORDINO_HOSTS=1 OMP_NUM_THREADS=1 $(DEPLOY)/bin/python -m pytest -W default tests/deploy/test_across_hosts.py
+
 # A round beside an echo, and CPU beside Flower's subprocess mode, as ratios. About five minutes; not in CI.
 .PHONY: bench-deploy
 bench-deploy: $(DEPLOY)/.installed
@@ -37,10 +42,13 @@ $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.tx
 	$(DEPLOY)/bin/pip install --quiet -c tests/deploy/constraints.txt -e '.[flower]' pytest hypothesis cryptography numba
 	touch $@
 
-# Ten thousand mutated configurations, each with five seconds and a gigabyte. A few minutes.
-nightly: install
+# Ten thousand mutated configurations, each with five seconds and a gigabyte; ten thousand jobs, replies, policies, ledgers
+# and letters of a secure sum; all 2^28 seeds of Flower's masks. Half an hour.
+nightly: install $(DEPLOY)/.installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/contracts/test_any_configuration.py
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/privacy/test_ledger_processes.py tests/privacy/test_ledger_damage.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/engines/test_jobs.py tests/privacy/test_policy.py
+	HYPOTHESIS_PROFILE=nightly $(DEPLOY)/bin/python -m pytest -W default tests/deploy/test_secure_sum.py tests/deploy/test_seed_search.py
 
 lint: install
 	$(BIN)/ruff check src tests examples benchmarks/papers

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tomli_w
 from tests.deploy import hospitals
 
 from sordino.flower.loopback import Loopback
@@ -39,9 +37,7 @@ def guarded(federation: Loopback, ground: Path) -> Path:
     file = hospitals.file_of(ground, "silo", hospitals.RECIPE.format(rounds=12, noise="secure"))
     folder = hospitals.make(ground / "guarded", file)
     for name in hospitals.SILOS:
-        policy = folder / "silos" / name / "policy.toml"
-        table = {**tomllib.loads(policy.read_text()), "epsilon": 1000.0, "plans": []}
-        policy.write_text(tomli_w.dumps(table))
+        hospitals.allow(folder, name, epsilon=1000.0, plans=[])
         federation.kill(f"silo.{name}")
         federation.silo(name, folder)
     return folder

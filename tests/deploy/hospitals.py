@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.torch
+import tomli_w
 import torch
 
 from sordino.config import Config, load_config
@@ -118,6 +121,12 @@ def make(folder: Path, file: Path) -> Path:
     return folder
 
 
+def allow(folder: Path, name: str, **changes: Any) -> None:
+    """Other words in a silo's policy."""
+    policy = folder / "silos" / name / "policy.toml"
+    policy.write_text(tomli_w.dumps({**tomllib.loads(policy.read_text()), **changes}))
+
+
 def whole(config: Config) -> Task:
     """All of it in one process, as a simulation has it."""
     assert config.federation is not None
@@ -144,9 +153,21 @@ def finished(federation: Loopback, out: Path, seconds: float = 600.0) -> dict[st
 
 def parameters(out: Path) -> torch.Tensor:
     """The model of a run, flat."""
-    held = safetensors.torch.load_file(out / "model.safetensors")
+    return flat(safetensors.torch.load_file(out / "model.safetensors"))
+
+
+def flat(held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Tensors one after the other, by their names."""
     return torch.cat([held[name].reshape(-1) for name in sorted(held)])
 
 
 def config_of(folder: Path, name: str) -> Config:
     return load_config(folder / f"{name}.toml")
+
+
+def until(what: str, done: Callable[[], bool], seconds: float = 600.0) -> None:
+    """Wait for something that must come about; how long it takes is nobody's promise."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)

@@ -128,7 +128,7 @@ def test_a_superlink_that_is_gone_is_one_sentence() -> None:
 
 def test_to_hand_a_run_to_a_superlink_that_is_gone_is_one_sentence(federation: Loopback, tmp_path: Path) -> None:
     other = replace(federation, home=tmp_path, port=free_port(), running={}, began={}, nodes={})
-    with pytest.raises(EngineError, match="flwr run that ended with code 1") as caught:
+    with pytest.raises(EngineError, match="Connection to the SuperLink is unavailable") as caught:
         other.submit(tmp_path / "runs" / "a")
     assert "\n" not in str(caught.value)
     assert "Traceback" not in str(caught.value)

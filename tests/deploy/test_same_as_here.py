@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from tests.deploy import hospitals
 
 from sordino.engines.inprocess import InProcess
@@ -40,7 +39,6 @@ def test_the_rounds_are_those_of_one_process(
     here = train(
         config.plan, hospitals.whole(config), delta=0.01, allow_large_delta=True, engine=InProcess(own_noise=True)
     )
-    state = here.model.state_dict()
-    alone = torch.cat([state[name].reshape(-1) for name in sorted(state)])
+    alone = hospitals.flat(here.model.state_dict())
     assert float((alone - hospitals.parameters(runs[kind])).abs().max()) <= 1e-5
     assert RunFolder.open(runs[kind]).certify()["adversaries"][0] == here.certificate["adversaries"][0]

@@ -32,6 +32,7 @@ from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan
+from sordino.recipes import scaffold
 from sordino.rng import Secure, Seeded, Streams
 from sordino.run import Tally, run
 
@@ -412,3 +413,25 @@ def test_a_quorum_above_the_population_and_a_run_without_a_name_are_refused() ->
         model(LOCAL, task.as_server(), remote(Wires.of(task), quorum=7))
     with pytest.raises(EngineError, match="id"):
         model(LOCAL, task.as_server(), Remote(Wires.of(task)))
+
+
+def test_clients_that_remember_are_refused_by_the_server_and_by_the_silo() -> None:
+    """SCAFFOLD's control variates would have to outlive a silo's process."""
+    task = with_test(mlp())
+    memory = scaffold(clients=Poisson(6, 0.5), steps=2, batch=2, lr=0.1, radius=1.0, multiplier=1.0, rounds=2)
+    with pytest.raises(EngineError, match="on an engine without client_state"):
+        model(memory, task.as_server(), remote(Wires.of(task)))
+    till = Drawer()
+    job = Job(RUN, memory, 1, "simulation", 5)
+    reply = Reply.from_bytes(Silo(task.as_silo(1), till).reply(job.to_bytes()), job, task.layout.size)
+    assert "a silo that keeps nothing between rounds" in reply.refused
+    assert till.paid == {}
+
+
+def test_no_malformed_job_is_charged() -> None:
+    task, till = with_test(mlp()), Drawer()
+    silo, whole = Silo(task.as_silo(1), till), job_of(LOCAL, task).to_bytes()
+    for body in (whole[:-1], whole + b"x", b"", whole.replace(b'"round"', b'"erase"'), whole.replace(b"1", b"2", 1)):
+        with pytest.raises(DataError):
+            silo.reply(body)
+    assert till.paid == {}

@@ -198,9 +198,14 @@ class Loopback:
         given = f"out={json.dumps(str(out))} resume={json.dumps(resume)}"
         said = self.flwr("run", str(app or self.folder), "here", "--run-config", given, "--format", "json")
         try:
-            return int(json.loads(said)["run-id"])
-        except (ValueError, KeyError):
-            raise EngineError(f"flwr run without a run ({' '.join(said.split())})") from None
+            told = json.loads(said)
+            return int(told["run-id"])
+        except ValueError:
+            told = {}
+        except KeyError:
+            pass
+        why = " ".join(str(told.get("error-message", said)).split())
+        raise EngineError(f"a run that the SuperLink was not given ({why})", "a SuperLink that answers")
 
     def wait_for(self, name: str, port: int) -> None:
         """Until a process listens; what it said last, if it ends instead."""

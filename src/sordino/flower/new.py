@@ -64,33 +64,46 @@ from sordino.flower.app import no_client
 app = no_client()
 '''
 CERTIFICATES = """#!/bin/sh
-# A CA and the server's certificate; HOST is how silos reach the server. Send them ca.crt.
+# A CA and the server's certificate; HOST is how silos reach the server. Send them ca.crt. For `flwr`: flwr/config.toml.
 set -e
-HOST=${1:?usage: certificates.sh HOST}
+umask 077
+cd "$(dirname "$0")"
+HOST=${{1:?usage: certificates.sh HOST}}
 case $HOST in *[!0-9.]*) SAN="DNS:$HOST" ;; *) SAN="IP:$HOST" ;; esac
 EC="ec -pkeyopt ec_paramgen_curve:P-384"
 openssl req -x509 -newkey $EC -nodes -days 3650 -subj "/CN=sordino CA" -keyout ca.key -out ca.crt
 openssl req -newkey $EC -nodes -subj "/CN=$HOST" -keyout server.key -out server.csr
-printf 'subjectAltName=%s\\n' "$SAN" > server.ext
+# by the last two the SuperLink reaches itself
+printf 'subjectAltName=%s,DNS:localhost,IP:127.0.0.1\\n' "$SAN" > server.ext
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile server.ext -out server.crt
-chmod 600 ca.key server.key
+mkdir -p flwr && cat > flwr/config.toml <<END
+[superlink]
+default = "federation"
+
+[superlink.federation]
+address = "$HOST:{port}"
+root-certificates = "$PWD/ca.crt"
+END
 """
 SUPERLINK = """#!/bin/sh
 # The SuperLink. Its database outlives it: silos reconnect after a restart.
-export FLWR_TELEMETRY_ENABLED=0
+cd "$(dirname "$0")"
+export FLWR_TELEMETRY_ENABLED=0 FLWR_HOME="$PWD/flwr"
 exec flower-superlink --host 0.0.0.0 --port {port} --database link.db --enable-supernode-auth \\
   --disable-runtime-dependency-installation --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key
 """
 KEY = """#!/bin/sh
 # The silo's own key pair, and a secret between its two processes. Send node.pub to the server, and nothing else.
 set -e
+umask 077
+cd "$(dirname "$0")"
 ssh-keygen -q -t ecdsa -b 384 -N "" -f node
 head -c 32 /dev/urandom > node.secret
-chmod 600 node node.secret
 """
 SUPERNODE = """#!/bin/sh
 # The node: it talks to the server, and runs nothing. ca.crt comes from the server. SERVER is its host:port.
-export FLWR_TELEMETRY_ENABLED=0
+cd "$(dirname "$0")"
+export FLWR_TELEMETRY_ENABLED=0 FLWR_HOME="$PWD/flwr"
 exec flower-supernode --isolation process --host 127.0.0.1 --port {node} --superexec-auth-secret-file node.secret \\
   --superlink ${{1:?usage: supernode.sh SERVER}} --root-certificates ca.crt --auth-supernode-private-key node
 """
@@ -102,6 +115,7 @@ Wants=network-online.target
 [Service]
 User=sordino
 WorkingDirectory=/srv/sordino
+Environment=PATH=/srv/sordino/.venv/bin:/usr/bin:/bin
 ExecStart={command}
 Restart=always
 RestartSec=5
@@ -161,7 +175,7 @@ def files(config: Config, text: str) -> Mapping[str, str]:
     project = PROJECT.format(flwr=WANTED, sordino=__version__, app=APP)
     made = {"pyproject.toml": project, f"{APP}/fed.toml": text, f"{APP}/server.py": SERVER, f"{APP}/client.py": CLIENT}
     made |= {
-        "server/certificates.sh": CERTIFICATES,
+        "server/certificates.sh": CERTIFICATES.format(port=config.federation.port),
         "server/superlink.sh": SUPERLINK.format(port=config.federation.port),
     }
     link = UNIT.format(what="Flower SuperLink", command="/srv/sordino/superlink.sh")

@@ -1,0 +1,169 @@
+"""Promise: what docs/deploy.md says, command by command, makes a federation of five machines.
+
+Every machine is a network namespace with an address of its own on a wire between them, and sees of the file system its
+own /srv alone. It needs root and iproute2, and makes namespaces, so it is asked for: `make test-hosts`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.deploy import hospitals
+
+from sordino.flower.internals import JOINED
+from sordino.flower.loopback import below, end, tool
+
+TOOLS = ("ip", "unshare", "mount", "openssl", "ssh-keygen")
+missing = [name for name in TOOLS if shutil.which(name) is None]
+pytestmark = [
+    pytest.mark.skipif("SORDINO_HOSTS" not in os.environ, reason="makes network namespaces: make test-hosts"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces"),
+    pytest.mark.skipif(bool(missing), reason=f"not here: {', '.join(missing)}"),
+]
+SERVER, WIRE = "192.0.2.1", "192.0.2.{}"  # addresses of documentation: nobody's, and none is reached from outside
+ALONE = 'mount --make-rprivate / && mount --bind "$0" /srv && mount -t tmpfs none "$1" && shift && cd /srv && exec "$@"'
+
+
+@dataclass
+class Host:
+    """One machine: a network namespace, and a folder that is its /srv."""
+
+    name: str
+    space: str
+    folder: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def command(self, words: str) -> list[str]:
+        alone = ["unshare", "--mount", "sh", "-c", ALONE, str(self.folder), str(self.folder.parent)]
+        return ["ip", "netns", "exec", self.space, *alone, "sh", "-ec", f"cd sordino\n{words}"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(Path(tool("flwr")).parent), os.environ["PATH"]])
+        return {**os.environ, "PATH": path, "HOME": "/srv", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def do(self, words: str) -> str:
+        """Commands to their end; what they said."""
+        done = subprocess.run(self.command(words), env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{self.name}: {words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def begin(self, name: str, words: str) -> None:
+        """One command that stays."""
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                self.command(words), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            end([*below(process.pid), process.pid])
+            process.wait()
+
+
+def wired(hosts: list[Host]) -> None:
+    """A switch in the first host's namespace, a cable to each other one, and no way out."""
+    first = hosts[0].space
+    subprocess.run(["ip", "-n", first, "link", "add", "switch", "type", "bridge"], check=True)
+    subprocess.run(["ip", "-n", first, "addr", "add", f"{SERVER}/24", "dev", "switch"], check=True)
+    for place, host in enumerate(hosts[1:], start=2):
+        cable = ["link", "add", f"port{place}", "type", "veth", "peer", "name", "eth0", "netns", host.space]
+        for words in (
+            cable,
+            ["link", "set", f"port{place}", "master", "switch"],
+            ["link", "set", f"port{place}", "up"],
+        ):
+            subprocess.run(["ip", "-n", first, *words], check=True)
+        subprocess.run(["ip", "-n", host.space, "addr", "add", f"{WIRE.format(place)}/24", "dev", "eth0"], check=True)
+        subprocess.run(["ip", "-n", host.space, "link", "set", "eth0", "up"], check=True)
+    subprocess.run(["ip", "-n", first, "link", "set", "switch", "up"], check=True)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Host]]:
+    folder = tmp_path_factory.mktemp("hosts")
+    made = [Host(name, f"sordino{os.getpid()}-{name}", folder / name) for name in ("server", *hospitals.SILOS)]
+    try:
+        for host in made:
+            (host.folder / "sordino").mkdir(parents=True)
+            subprocess.run(["ip", "netns", "add", host.space], check=True)
+            subprocess.run(["ip", "-n", host.space, "link", "set", "lo", "up"], check=True)
+        wired(made)
+        yield {host.name: host for host in made}
+    finally:
+        for host in made:
+            host.stop()
+        for host in made:
+            with suppress(subprocess.CalledProcessError):
+                subprocess.run(["ip", "netns", "del", host.space], check=True)
+
+
+def test_five_machines_walk_the_page(hosts: dict[str, Host], ground: Path) -> None:
+    server, silos = hosts["server"], [hosts[name] for name in hospitals.SILOS]
+    text = hospitals.RECIPE.format(rounds=3, noise="secure")
+    file = hospitals.file_of(ground, "hosts", text, timeout=300.0)
+    file.write_text(file.read_text().replace(f"{ground}/test.npz", "public.npz").replace(f"{ground}/NAME", "rows"))
+    shutil.copy(file, server.folder / "sordino" / "fed.toml")
+
+    # the server makes the folders, and its certificate
+    server.do("sordino federation new hospitals --from fed.toml")
+    server.do(f"cd hospitals/server && ./certificates.sh {SERVER}")
+    made = server.folder / "sordino" / "hospitals"
+    shutil.copy(ground / "test.npz", made / "server" / "public.npz")
+    server.begin("superlink", "hospitals/server/superlink.sh")
+
+    # every silo gets its folder and ca.crt, adds its rows, makes its key, and sends the public half
+    for host in silos:
+        own = host.folder / "sordino"
+        shutil.copytree(made / "silos" / host.name, own, dirs_exist_ok=True)
+        shutil.copy(made / "server" / "ca.crt", own)
+        shutil.copy(ground / f"{host.name}.npz", own / "rows.npz")
+        host.do("./key.sh")
+        shutil.copy(own / "node.pub", made / "server" / f"{host.name}.pub")
+    hospitals.until("the SuperLink", lambda: "running" in server.said("superlink").lower())
+    flwr = "cd hospitals/server && export FLWR_HOME=$PWD/flwr FLWR_TELEMETRY_ENABLED=0 &&"
+    for host in silos:
+        server.do(f"{flwr} flwr supernode register {host.name}.pub --name {host.name}")
+        host.begin("node", f"./supernode.sh {SERVER}:8000")
+        host.begin("silo", "sordino silo serve .")
+    for host in silos:
+        hospitals.until(f"{host.name}'s node", lambda host=host: JOINED in host.said("node"))  # type: ignore[misc]
+
+    # the run
+    server.do(f"""{flwr} flwr run .. --run-config 'out="runs/a"'""")
+    out = made / "server" / "runs" / "a"
+    log = out.with_name("a.log")
+    hospitals.until("the run's end", lambda: log.exists() and "sordino: " in log.read_text())
+    assert (out / "certificate.json").exists(), log.read_text()
+    found = json.loads((out / "certificate.json").read_text())
+    assert found["counts"]["charged_by_each_silo"] == [3] * 4
+    server.do("sordino certify hospitals/server/runs/a")
+    for host in silos:
+        assert "jobs charged 3" in host.do("sordino ledger show ledger.db")
+        assert host.do("ls /srv").split() == sorted(["node.log", "silo.log", "sordino"])
+    print(log.read_text())
+
+
+def test_a_machine_sees_its_own_files_and_the_server_and_nobodys_node(hosts: dict[str, Host]) -> None:
+    silo = hosts["va"]
+    probe = (
+        "import socket, sys\ns = socket.socket(); s.settimeout(5)\nprint(s.connect_ex((sys.argv[1], int(sys.argv[2]))))"
+    )
+    reached = [
+        silo.do(f"python - {host} {port} <<'END'\n{probe}\nEND").strip()
+        for host, port in ((SERVER, 8000), ("127.0.0.1", 9104), (WIRE.format(2), 9101), ("127.0.0.1", 8000))
+    ]
+    assert reached[:2] == ["0", "0"]
+    assert all(code != "0" for code in reached[2:])
+    assert silo.do(f"ls {hosts['server'].folder.parent}") == ""
