@@ -12,8 +12,8 @@ from sordino.errors import EngineError
 from sordino.flower import internals
 from sordino.flower.internals import Online
 
-PULSE = 0.5  # seconds between two looks for replies
-LOOK = 2.0  # between two looks for who is online
+PULSE = 1.0  # seconds between two looks for replies
+LOOK = 3.0  # between two looks for who is online
 LEAST = 3.0  # nobody is asked who could not answer in time
 
 

@@ -28,7 +28,7 @@ from sordino.flower.internals import Node, Taken, flower
 from sordino.models import build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 
-PULSE = 0.2  # seconds between two looks for a task
+PULSE = 0.5  # seconds between two looks for a task
 IDLE = 0.5  # where the node does not answer
 
 

@@ -45,16 +45,17 @@ class Charged:
 
     def again(self, cohort: Cohort, t: int) -> NDArray[np.bool_]:
         """Who of a cohort has the job of round t already."""
-        known = self.open.get(t, set()) if self.replays else set[int]()
-        return np.asarray([int(client) in known for client in cohort], dtype=np.bool_)
+        known = self.open.get(t) if self.replays else None
+        return np.zeros(len(cohort), dtype=np.bool_) if not known else np.isin(cohort, list(known))
 
     def ask(self, cohort: Cohort, t: int) -> None:
         """Round t is charged. Rounds after it that were asked before may now begin elsewhere, and be other jobs."""
         fresh = cohort[~self.again(cohort, t)]
         self.asked[fresh] += 1
         self.since[fresh] += 1
-        self.open = {round: who for round, who in self.open.items() if round <= t}
-        self.open.setdefault(t, set()).update(cohort.tolist())
+        if self.replays:
+            self.open = {round: who for round, who in self.open.items() if round <= t}
+            self.open.setdefault(t, set()).update(cohort.tolist())
 
     def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None:
         """Who refused the last charge, which was for round t, and what others say that they have paid in all."""
