@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -201,3 +202,13 @@ def test_adapters_that_are_saved_are_those_that_were_trained(tmp_path: Any) -> N
     assert sum(tensor.numel() for tensor in kept.values()) == sum(
         p.numel() for p in model.parameters() if p.requires_grad
     )
+
+
+def test_tensors_that_noise_alone_would_move_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    model: Any = built("bert")
+    model.spare = nn.Linear(2, 2)
+    parts = private("bert", model, multiplier=1.0)
+    with caplog.at_level(logging.WARNING, "sordino"):
+        for batch in parts[2]:
+            step(parts, batch)
+    assert caplog.text.count("spare.weight") == 1

@@ -274,7 +274,7 @@ class Task:
     def evaluate_clients(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
         """The same figures over all records that clients hold, as train_loss, ...: NOT private, for simulation."""
         records, held = self.clients.records, torch.from_numpy(self.clients.index)
-        pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, batch))
+        pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, _lot(records, batch)))
         return {f"train_{name}": value for name, value in figures(judged(self.at(vector), pairs, self.losses)).items()}
 
 
@@ -289,7 +289,13 @@ def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) ->
 
 
 def _pairs(test: Records, batch: int) -> Iterable[tuple[Tensor, Tensor]]:
-    return zip(torch.split(test.x, batch), torch.split(test.y, batch), strict=True)
+    lot = _lot(test, batch)
+    return zip(torch.split(test.x, lot), torch.split(test.y, lot), strict=True)
+
+
+def _lot(records: Records, labels: int) -> int:
+    """How many records have so many labels: a model of language gives a score for every word at each of them."""
+    return max(1, labels // max(1, records.y[:1].numel()))
 
 
 def _grouped(groups: Any) -> tuple[Tensor | None, tuple[str, ...]]:

@@ -64,6 +64,7 @@ class PrivateOptimizer(Optimizer):
         self.check = Check(account.settings.reduction, account.settings.records.count)
         self.own, recording.watching = own, own is None
         self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
+        self.idle = 0  # parameters that the loss did not depend on, once that was said
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
 
@@ -102,6 +103,7 @@ class PrivateOptimizer(Optimizer):
         scale = float(self.turn.handed.size) if self.turn.handed and mean else 1.0
         clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
         self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
+        self._report_idle()
         self._add(clipped.total)
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
@@ -129,6 +131,16 @@ class PrivateOptimizer(Optimizer):
                 lost,
             )
         self.not_finite += lost
+
+    def _report_idle(self) -> None:
+        """Say once which parameters noise alone would move."""
+        idle = self.recording.idle
+        if idle and not self.idle and self.turn.handed is not None and self.turn.handed.size:
+            self.idle = len(idle)
+            _LOG.warning(
+                "The loss does not depend on %d of %d trained tensors (first: %s): they get noise alone. Freeze "
+                "them with requires_grad_(False) before make_private.", len(idle), len(self.recording.named), idle[0],
+            )  # fmt: skip
 
     def _add(self, total: dict[str, Tensor]) -> None:
         """One piece of the batch; the last one makes the step."""

@@ -40,6 +40,7 @@ class Recorder:
         self.tape.channels_last = channels_last  # faster, unless the model has a `view` that cannot read it
         self.sites = sites(model, whole)
         self.outside: set[str] = set()
+        self.idle: list[str] = []  # trained parameters that the last batch's loss did not depend on
         self.before: list[Any] = []
         self.handles: list[RemovableHandle] = []
         self.trusted = not verify  # whether a batch has shown that every layer keeps the records apart
@@ -118,6 +119,7 @@ class Recorder:
                 "call the layer itself, or pass whole=True to run the model record by record",
             )
         pieces = self.tape.pieces() if self.tape.batch else {}
+        self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
         total, norms = clipped_sum(pieces, self.named, self.tape.batch, radius, scale, norm, mask)
         self.clear()
         return Clipped(total, norms)
