@@ -115,7 +115,9 @@ def check_early(plan: Plan, population: int | None, public: bool, engine: Engine
     if missing:
         asking = [part for part in (plan.release, plan.server) if missing & part.needs]
         who = next(iter([*asking, *(plan.prepare if "preparation" in missing else ())]), plan.local)
-        raise EngineError(f"{who.kind!r} on an engine without {', '.join(sorted(missing))}", "an engine that offers it")
+        found = f"{who.kind!r} on an engine without {', '.join(sorted(missing))}"
+        fix = "run it in one process (no --workers, no network), or declare ranges" if "preparation" in missing else ""
+        raise EngineError(found, "an engine that offers it", fix)
 
 
 def run(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.data.datasets import load
+from sordino.data.datasets import load, look
 from sordino.data.mapped import write
 from sordino.errors import ConfigError, DataError
 
@@ -232,27 +235,35 @@ MANY = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 150
 
 
 @settings(max_examples=MANY, deadline=None)
-@given(data=st.data(), name=st.sampled_from(["npz", "csv", "mapped"]))
+@given(data=st.data(), name=st.sampled_from(["npz", "csv", "columns", "parquet", "mapped"]))
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str
 ) -> None:
     """Bytes flipped, dropped, put in between or cut off: never a traceback, never more than a sentence."""
     folder = tmp_path_factory.mktemp("damaged")
-    file, options = folder / f"a.{name}", OPTIONS[name]
+    ending = "csv" if name == "columns" else name
+    file, options = folder / f"a.{ending}", OPTIONS[name]
     if name == "mapped":
         write(folder, X.astype(np.float32), Y, np.full(5, 2))
         spoilt = folder / data.draw(st.sampled_from(["x.npy", "y.npy", "clients.npy"]))
         spoilt.write_bytes(_damaged(spoilt.read_bytes(), data))
         file = folder
     else:
-        whole = _archive(compression=data.draw(st.sampled_from([0, 8, 12, 14]))) if name == "npz" else CSV.encode()
-        file.write_bytes(_damaged(whole, data))
+        packed: dict[str, Callable[[], bytes]] = {
+            "npz": lambda: _archive(compression=data.draw(st.sampled_from([0, 8, 12, 14]))),
+            "parquet": _parquet,
+        }
+        file.write_bytes(_damaged(packed.get(name, CSV.encode)(), data))
+    if name in ("csv", "columns", "parquet"):
+        with suppress(DataError, ConfigError):  # what plan looks at
+            look(ending, {**options, "path": str(file)})
     try:
-        found = load(name, path=file, **options)
+        found = load(ending, path=file, **options)
     except (DataError, ConfigError) as error:
         said = str(error)
     else:
         assert name == "mapped" or np.isfinite(found.x).all()
+        assert name not in ("columns", "parquet") or np.abs(found.x).max() <= 1  # as declared, whatever was in the file
         assert not len(found.test_y)
         return
     assert len(said) < 700
@@ -264,6 +275,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "csv": {"target": "sick", "groups": "site", "classes": 2},
     "mapped": {"classes": 2},
 }
+AGE = {"quantiles": [0.1, 0.9], "missing": "median", "histogram": {"epsilon": 1.0, "within": [0, 20]}}
+SITE = {"categories": ["a", "b"], "missing": "category"}
+OPTIONS["columns"] = {"target": "sick", "classes": ["0", "1"], "columns": {"age": AGE, "site": SITE}}
+OPTIONS["parquet"] = {
+    **OPTIONS["columns"],
+    "columns": {"age": {"range": [0, 12], "missing": 0}, "site": {"categories": ["a", "other"]}},
+}
+
+
+@cache
+def _parquet() -> bytes:
+    """The same table as CSV."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    out = io.BytesIO()
+    held = {
+        "age": [i + 0.5 for i in range(12)],
+        "site": ["ab"[i % 2] for i in range(12)],
+        "sick": [i % 2 for i in range(12)],
+    }
+    parquet.write_table(arrow.table(held), out)
+    return out.getvalue()
+
+
 PIECES = [b"\0", b",", b'"', b"\r", b"9" * 30, b"\xff", b"nan", b"1e999", b"\n\n", b"-", b""]
 
 

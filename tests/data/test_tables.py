@@ -202,7 +202,7 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     _write(tmp_path / "sites" / "NY.csv", [[*row, "1"] for row in ROWS], [*HEADER, "extra"])
     with pytest.raises(DataError, match=r"column 'extra' in .*NY\.csv, which .*CA\.csv has not"):
         load("csv", files=str(tmp_path / "sites"), **OPTIONS)
-    with pytest.raises(DataError, match="0 files for files"):
+    with pytest.raises(DataError, match="no file for files"):
         load("csv", files=str(tmp_path / "nowhere" / "*.csv"), **OPTIONS)
     with pytest.raises(ConfigError, match="the training file itself"):
         load("csv", files=[str(tmp_path / "sites" / "CA.csv")], test=str(tmp_path / "sites" / "CA.csv"), **OPTIONS)
@@ -240,6 +240,16 @@ def test_plan_reads_no_row(tmp_path: Path) -> None:
 def test_a_file_that_is_not_here_is_no_mistake_of_the_plan(tmp_path: Path) -> None:
     (note,) = look("csv", {**OPTIONS, "path": str(tmp_path / "elsewhere.csv")}).notes
     assert "elsewhere.csv is not here" in note
+    seen = look("csv", {**OPTIONS, "files": str(tmp_path / "nowhere" / "*.csv")})
+    assert (seen.names, len(seen.notes)) == ((), 1)
+
+
+def test_plan_refuses_a_test_that_is_a_silo(tmp_path: Path) -> None:
+    path = str(_write(tmp_path / "a.csv", ROWS))
+    with pytest.raises(ConfigError, match="the training file itself"):
+        look("csv", {**OPTIONS, "path": path, "test": path})
+    with pytest.raises(ConfigError, match="one way to say"):
+        look("csv", {**OPTIONS, "path": path, "test": "b.csv", "public_test_fraction": 0.5})
 
 
 def _config(tmp_path: Path, **more: Any) -> dict[str, Any]:

@@ -14,18 +14,19 @@ ENDINGS = (".parquet", ".pq")
 
 def parquet_sheet(path: Path) -> Sheet:
     """All rows, every value as the text that says it exactly."""
-    table = _opened(path, "read_table")
-    header = unique(path, table.column_names)
+    table, names = _opened(path, "read_table")
+    header = unique(path, names)
     columns = [_tokens(path, name, table.column(place)) for place, name in enumerate(header)]
     return Sheet(path, header, list(zip(*columns, strict=True)))
 
 
 def parquet_header(path: Path) -> tuple[str, ...]:
     """The names of the columns, from the end of the file: no row is read."""
-    return unique(path, _opened(path, "read_schema").names)
+    return unique(path, _opened(path, "read_schema")[1])
 
 
-def _opened(path: Path, reader: str) -> Any:
+def _opened(path: Path, reader: str) -> tuple[Any, list[str]]:
+    """A table, or its schema, and the names of its columns."""
     there = regular(path)
     try:
         from pyarrow import parquet
@@ -34,7 +35,8 @@ def _opened(path: Path, reader: str) -> Any:
         raise ConfigError(f"{path}, and no pyarrow to read it with", "pyarrow", fix) from None
     read: Callable[[Path], Any] = getattr(parquet, reader)
     try:
-        return read(there)
+        found = read(there)
+        return found, [str(name) for name in (found.column_names if reader == "read_table" else found.names)]
     except Exception as error:  # whatever a damaged file makes its reader raise
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{path}, which cannot be read ({said})", "a .parquet of plain columns") from None

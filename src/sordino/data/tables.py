@@ -80,11 +80,10 @@ def table(
     their ranges, `ignore` names columns to leave out. Test records are declared public: another file `test`, or a fixed
     `public_test_fraction` of the rows. Without, there is no test.
     """
-    ways = {"test": test is not None, "public_test_fraction": public_test_fraction is not None}
-    check_one_way([name for name, given in ways.items() if given])
     form = form_of(target, path, files, groups, classes, columns, ranges, ignore)
-    for one in form.paths if test is not None else ():
-        check_another(one, str(test))
+    _check_public(form, test, public_test_fraction)
+    if not form.paths:
+        raise DataError(f"no file for files = {shown(str(files))}", "at least one .csv or .parquet")
     sheets = [_sheet(one) for one in form.paths]
     features = _features(form, [(rows.path, rows.header) for rows in sheets])
     data = _dataset(form, sheets, features)
@@ -94,6 +93,13 @@ def table(
     _known([target, *features], other.path, other.header)
     test_x, test_y = _xy(form, other, features)
     return replace(data, test_x=test_x, test_y=test_y)
+
+
+def _check_public(form: Form, test: object, fraction: object) -> None:
+    """One way to say which rows are public, and none of the silos' files among them."""
+    check_one_way([name for name, given in (("test", test), ("public_test_fraction", fraction)) if given is not None])
+    for one in form.paths if isinstance(test, str | Path) else ():
+        check_another(one, str(test))
 
 
 def _dataset(form: Form, sheets: list[Sheet], features: list[str]) -> Dataset:
@@ -180,7 +186,7 @@ def form_of(
 
 
 def _listed(files: Any) -> tuple[Path, ...]:
-    """The files of a list, of a pattern, or of a folder; sorted unless listed."""
+    """The files of a list, of a pattern, or of a folder; sorted unless listed. None may be here."""
     if isinstance(files, list | tuple) and files and all(isinstance(one, str | Path) for one in files):
         return tuple(Path(one) for one in files)
     if not isinstance(files, str | Path) or not str(files):
@@ -192,8 +198,8 @@ def _listed(files: Any) -> tuple[Path, ...]:
         raise DataError(
             f"files = {shown(str(files))}, which cannot be read ({error})", "a pattern or a folder"
         ) from None
-    if not 1 <= len(found) <= MANY:
-        raise DataError(f"{len(found)} files for files = {shown(str(files))}", "at least one .csv or .parquet")
+    if len(found) > MANY:
+        raise DataError(f"{len(found)} files for files = {shown(str(files))}", f"at most {MANY}")
     return tuple(sorted(found))
 
 
@@ -283,9 +289,11 @@ def look(options: Mapping[str, Any]) -> Seen:
     is not looked at."""
     form = form_of(**options)
     test = options.get("test")
+    _check_public(form, test, options.get("public_test_fraction"))
     absent = [path for path in form.paths if not path.expanduser().exists()]
-    if absent:
-        return Seen(form.names, (f"{absent[0]} is not here: its columns were not looked at",))
+    if absent or not form.paths:
+        where = absent[0] if absent else options.get("files")
+        return Seen(form.names, (f"{where} is not here: no column was looked at",))
     features = _features(form, [(path, _header(path)) for path in form.paths])
     if isinstance(test, str | Path) and Path(test).expanduser().exists():
         _known([form.target, *features], Path(test), _header(Path(test)))

@@ -100,6 +100,7 @@ class Policy:
             (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy wants one {self.unit}"),
             (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
             (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
+            (not plan.prepare, "the plan releases columns before its first round, which is not done over a network"),
             (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),
         )
         refused = next((reason for good, reason in asked if not good), None)
