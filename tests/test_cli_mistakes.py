@@ -45,7 +45,7 @@ def test_an_unknown_key_names_the_nearest(found: str, instead: str, words: tuple
         ("[run]", "[privacy]\nnoise = 'quantum'\n[run]", ("privacy.noise = 'quantum'", "simulation", "secure")),
         ("seed = 3", "seed = 2026-01-01", ("2026",)),
         ("{ path", "{ train = 'many', path", ("task.options", "'many'")),
-        ("{ path", "{ name = 'npz', path", ("task.options", "name")),
+        ("{ path", "{ name = 'npz', path", ("unknown option 'name'", "path")),
     ],
 )
 def test_a_wrong_type_is_shown(found: str, instead: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_wrong_type_is_shown(found: str, instead: str, words: tuple[str, ...],
         ("[recipe]", "loss = 'mze'\n[recipe]", ("'mze'", "'mse'")),
         ("[recipe]", "loss = 'mse'\n[recipe]", ("loss 'mse'",)),
         ("[recipe]", "model = { kind = 'char_lstm' }\n[recipe]", ("a model and a loss that fit the data",)),
-        ("clients = 60", "clients = 600", ("240 records", "600")),
+        ("clients = 60", "clients = 600", ("a plan for 60 clients", "600")),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(found: str, instead: str, words: tuple[str, ...], tmp_path: Path) -> None:
