@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from sordino.audit.tradeoff import Limit
+from sordino.parts.preparation import Histogram
+from sordino.parts.tries import Tries
 from sordino.pld.gridless import gaussian_epsilon
 from sordino.privacy.attack import ceiling
-from sordino.privacy.certificate import headline
+from sordino.privacy.certificate import certificate, headline
+from sordino.privacy.selection import Selection
 from sordino.report.curves import FALSE_ALARMS, bill_of, delta_curve, kinds, over_rounds, trade_off
 from sordino.report.subject import Subject
 
@@ -55,6 +58,27 @@ def test_where_cohorts_are_seen_the_rounds_of_the_busiest_client_count(
         busiest = np.bincount([client for charge in charges[:t] for client in charge["cohort"]]).max()
         exact = gaussian_epsilon(float(np.sqrt(busiest)) / 9.0, runs["shares"].facts.delta)
         assert exact <= epsilon <= exact + 2e-6
+
+
+def test_what_columns_cost_is_in_every_point(runs: dict[str, Subject]) -> None:
+    one = runs["central"]
+    plan = replace(one.plan, prepare=(Histogram("age", 0.5, 0.0, 100.0),))
+    dear = Subject("dear", certificate(plan, one.facts), plan, one.facts)
+    before, after = over_rounds(one)[0], over_rounds(dear)[0]
+    assert after["round"] == before["round"][1:]
+    assert after["epsilon"][-1] == dear.certificate["epsilon"]
+    assert after["epsilon"][0] >= before["epsilon"][1] + 0.1
+
+
+def test_the_best_of_many_tries_is_drawn_as_it_is_billed(runs: dict[str, Subject]) -> None:
+    one = runs["shares"]
+    chosen = Selection(id="a", tries=Tries(mean=3.0), over=("recipe.lr",), by="accuracy")
+    facts = replace(one.facts, selection=chosen)
+    best = Subject("best", certificate(one.plan, facts), one.plan, facts, cohorts=one.cohorts, rounds=one.rounds)
+    for once, tuned in zip(over_rounds(one), over_rounds(best), strict=True):
+        assert tuned["epsilon"][-1] > once["epsilon"][-1]
+        made = {line["adversary"]: line["epsilon"] for line in best.certificate["adversaries"]}
+        assert all(made[who] == tuned["epsilon"][-1] for who in tuned["adversaries"])
 
 
 def test_no_line_is_drawn_where_nothing_is_guaranteed(runs: dict[str, Subject]) -> None:

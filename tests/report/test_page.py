@@ -126,6 +126,11 @@ def test_runs_side_by_side_show_what_differs(pages: dict[str, str]) -> None:
     assert "Settings that differ" not in Page(pages["central"]).text
 
 
+def test_several_runs_are_said_to_cost_more_than_each(pages: dict[str, str]) -> None:
+    assert "Each epsilon is of one run alone." in Page(pages["several"]).text
+    assert "Each epsilon is of one run alone." not in Page(pages["central"]).text
+
+
 def test_utility_is_drawn_against_privacy_where_runs_share_a_metric(runs: dict[str, Subject]) -> None:
     found = Page(made(runs["central"], runs["smooth"])[1])
     assert "Privacy and utility" in found.text
@@ -243,6 +248,7 @@ def test_a_point_lands_where_the_axes_say() -> None:
     assert Scale(1, 100, 0, 10, log=True)(10) == pytest.approx(5)
     assert Scale(0, 1, 0, 1).ticks() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert Scale(1e-6, 1, 0, 1, log=True).ticks()[-1] == 1
+    assert all(tick == round(tick) for tick in Scale(0, 9, 0, 1, whole=True).ticks())
 
 
 def test_labels_are_moved_apart_and_no_further() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sordino.report.bars import Bars
-from sordino.report.svg import SERIES_MOST, Axis, Chart, Series
+from sordino.report.svg import LONGEST, SERIES_MOST, Axis, Chart, Series
 from sordino.report.tables import upto
 
 Run = dict[str, Any]
@@ -39,7 +39,7 @@ def metrics(runs: Sequence[Run]) -> list[Chart]:
             f"On rows that are declared public. {first_of(runs)}{said}.",
             f"{word[0].upper()}{word[1:]} by round",
         )
-        charts.append(Chart(f"metric-{place}", title, says, Axis("round"), Axis(word), tuple(lines)))
+        charts.append(Chart(f"metric-{place}", title, says, Axis("round", whole=True), Axis(word), tuple(lines)))
     return charts
 
 
@@ -57,7 +57,7 @@ def groups(run: Run, place: int) -> Chart | None:
     some = f"The {len(lines)} lowest of {len(found)} groups. " if len(found) > len(lines) else ""
     says = f"{some}Of public groups of the rows that are declared public; lowest at the end: {lines[0].name}."
     title = f"{word[0].upper()}{word[1:]} by group: {run['name']}"
-    return Chart(f"groups-{place}", title, says, Axis("round"), Axis(word), lines)
+    return Chart(f"groups-{place}", title, says, Axis("round", whole=True), Axis(word), lines)
 
 
 def shared(mosts: Sequence[float]) -> float | None:
@@ -94,7 +94,7 @@ def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
         f"epsilon-{place}",
         f"Epsilon by round: {run['name']}",
         says,
-        Axis("rounds released", low=0.0),
+        Axis("rounds released", low=0.0, whole=True),
         Axis("epsilon so far", low=0.0, high=end),
         lines,
     )
@@ -124,7 +124,8 @@ def trade_offs(run: Run, place: int) -> Chart | None:
 
 
 def _with_mu(one: dict[str, Any]) -> str:
-    return one["label"] if one["gdp"] is None else f"{one['label']}, μ {upto(one['gdp']['mu'])}"
+    whole = one["label"] if one["gdp"] is None else f"{one['label']}, μ {upto(one['gdp']['mu'])}"
+    return whole if len(whole) <= LONGEST else str(one["label"])
 
 
 def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:

@@ -9,7 +9,7 @@ Adversaries to whom a run costs the same share one curve; where silos differ and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,30 +79,25 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
         bills = [(t, selected(subject.plan.bill(so_far(subject, t)), subject.facts.selection)) for t in places]
     except PlanError:
         bills = []  # noise that rounds share is priced for the whole run alone
+    nothing = [] if subject.plan.prepare else [0]  # what columns cost is paid before the first round
+    rounds = [*nothing, *(t for t, _ in bills), releases]
     found = []
     for kind in kinds(subject):
-        values = [_epsilon(subject, kind, bill) for _, bill in bills] + [_epsilon(subject, kind, last)]
-        rounds = [t for t, _ in bills] + [releases]
-        known = all(value is not None for value in values)
-        found.append(
-            {
-                "label": kind.label,
-                "adversaries": list(kind.adversaries),
-                "round": [0, *rounds],
-                "epsilon": [0.0, *values] if known else None,
-            }
-        )
+        values = [_epsilon(subject, kind, bill) for bill in (*(bill for _, bill in bills), last)]
+        line = None if None in values else [*map(float, nothing), *values]
+        found.append({"label": kind.label, "adversaries": list(kind.adversaries), "round": rounds, "epsilon": line})
     return found
 
 
 def so_far(subject: Subject, releases: int) -> Participation:
     """The participation of the first releases: as it was where who took part is seen, else as planned."""
     plan, seen = subject.plan, subject.facts.most is not None and len(subject.cohorts) >= releases
+    prepared = max(1, subject.facts.prepared)
     if not seen:
-        return Participation.planned(plan.clients, releases)
+        return replace(Participation.planned(plan.clients, releases), prepared=prepared)
     facts = counted(plan, subject.rounds[:releases], subject.cohorts[:releases], subject.facts)
     most = plan.clients.most(releases) if facts.most is None else facts.most
-    return Participation(releases, most, facts.each, facts.repeats)
+    return Participation(releases, most, facts.each, facts.repeats, prepared=prepared)
 
 
 def _epsilon(subject: Subject, kind: Kind, bill: Bill) -> float | None:

@@ -20,6 +20,11 @@ MAIN = ("accuracy", "balanced_accuracy", "auc", "token_accuracy", "rmse", "loss"
 NORMS = ("update_norm_p10", "update_norm_p50", "update_norm_p90")
 
 
+LEARNT = "The radius is learnt as the run goes, and not kept round by round."
+RECORDS = "Every record is clipped by itself; an update has no radius of its own."
+UNBOUNDED = "Nothing is clipped."
+
+
 def collected(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Everything of every run."""
     found = compared(subjects)
@@ -59,6 +64,8 @@ def answer(subject: Subject, found: float) -> dict[str, Any]:
         "for_release": made["noise"]["mode"] != "simulation" and made["epsilon"] is not None,
         "metric": main,
         "value": None if main is None else metrics[main]["value"][-1],
+        "rows": [f"{one['rows']:,} {one['what']}" for one in made["declared_public"] if "rows" in one["what"]],
+        "chose": subject.facts.selection is not None,
         "rounds": made["counts"]["rounds_billed"],
         "members_found_at_1_percent": found,
     }
@@ -98,6 +105,7 @@ def diagnostics(subject: Subject) -> dict[str, Any] | None:
         "note": DIAGNOSTIC,
         "norms": norms,
         "radius": {"round": at, "value": radius} if clients and radius else None,
-        "clipped_fraction": subject.diagnostic("clipped_fraction") if clients and radius else None,
+        "no_radius": None if clients and radius else LEARNT if learnt else RECORDS if not clients else UNBOUNDED,
+        "clipped_fraction": subject.diagnostic("clipped_fraction") if clients and (radius or learnt) else None,
         "signal_to_noise": subject.diagnostic("signal_to_noise"),
     }

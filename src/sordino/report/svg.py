@@ -27,6 +27,7 @@ class Axis:
     log: bool = False
     low: float | None = None
     high: float | None = None
+    whole: bool = False  # only whole numbers are marked
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Scale:
     start: float
     end: float
     log: bool = False
+    whole: bool = False
 
     def __call__(self, value: float) -> float:
         low, high, at = (
@@ -84,7 +86,7 @@ class Scale:
             return [v for v in tens if self.low * (1 - 1e-9) <= v <= self.high * (1 + 1e-9)]
         from matplotlib.ticker import MaxNLocator
 
-        found = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+        found = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=self.whole).tick_values(self.low, self.high)
         slack = 1e-9 * (self.high - self.low)
         return [float(v) for v in found if self.low - slack <= v <= self.high + slack]
 
@@ -135,7 +137,7 @@ class Frame:
         left = 12 + LETTER * max(len(figure(tick)) for tick in y.ticks() or [0.0])
         names = [shortened(one.name) for one in chart.series if one.name]
         right = WIDTH - 10 - (LETTER * max(map(len, names)) + 8 if names else 0)
-        return cls(chart, Scale(*_span(chart.x, xs), left, right, chart.x.log), y)
+        return cls(chart, Scale(*_span(chart.x, xs), left, right, chart.x.log, chart.x.whole), y)
 
     def inside(self, one: Series) -> list[tuple[float, float]]:
         """Pixels of the points that are on both axes."""

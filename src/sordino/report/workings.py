@@ -23,18 +23,15 @@ def norms(run: Run, place: int) -> Chart | None:
     if found["radius"] is not None:
         lines.append(Series("radius", rounds, plain(found["radius"]["value"]), 1))
     says = "Band: from the tenth to the ninetieth of a hundred clients; line: the median."
-    more = " What is above the radius is clipped." if found["radius"] is not None else NO_RADIUS
+    more = found["no_radius"] or "What is above the radius is clipped."
     return Chart(
         f"norms-{place}",
         f"Size of updates: {run['name']}",
-        says + more,
-        Axis("round"),
+        f"{says} {more}",
+        Axis("round", whole=True),
         Axis("norm of an update", low=0.0),
         tuple(lines),
     )
-
-
-NO_RADIUS = " Records are clipped one by one, or the radius is learnt, so that none is drawn here."
 
 
 def clipped(runs: Sequence[Run]) -> Chart | None:
@@ -51,7 +48,7 @@ def clipped(runs: Sequence[Run]) -> Chart | None:
         "clipped",
         "Clipped share by round",
         says,
-        Axis("round"),
+        Axis("round", whole=True),
         Axis("share of updates clipped", low=0.0, high=1.0),
         lines,
     )
