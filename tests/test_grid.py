@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from sordino.data.task import Task
 from sordino.errors import DataError, PlanError
 from sordino.parts.accelerated import Accelerated
 from sordino.parts.encode import Adaptive, Clip
-from sordino.parts.gradients import Bounded, Moreau, Sam
+from sordino.parts.gradients import Blur, Bounded, Moreau, Plain, Sam
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing
@@ -56,6 +56,36 @@ def test_every_loss_and_its_envelope(loss: str, outputs: int) -> None:
     if loss in ("absolute", "hinge"):
         smooth = BatchGradient(AllRecords(SIZES), 0.7, gradient=Moreau(1.0))
         matches([planned(local=smooth), planned(local=smooth, server=Sgd(lr=0.1))], silos(loss, outputs))
+
+
+@pytest.mark.parametrize("reads", [AllRecords(SIZES), FixedRecords(2, SIZES)], ids=str)
+def test_radii_of_records_may_differ(reads: Any) -> None:
+    plans = [
+        planned(local=BatchGradient(reads, r), server=Sgd(lr=lr))
+        for r in (0.3, 1.0, Decay(2.0, 0.5))
+        for lr in (0.1, 1)
+    ]
+    matches(plans, silos())
+
+
+@pytest.mark.parametrize("gradient", [Plain(), Blur(0.5), Sam(0.1)], ids=str)
+@pytest.mark.parametrize("project", [False, True])
+def test_radii_of_clips_may_differ_whether_the_steps_look_at_them_or_not(gradient: Any, project: bool) -> None:
+    local = LocalSgd(lr=0.5, epochs=2, gradient=gradient, project=project)
+    plans = [client_plan(**CLIENT, local=local, encode=(Clip(r),)) for r in (0.05, 0.5, Decay(1.0, 0.5))]
+    matches(plans, silos())
+
+
+def test_a_server_of_a_stranger_is_not_taken_for_ours() -> None:
+    """It inherits from Sgd and steps by the whole vector: rows of many runs must not meet in it."""
+
+    @dataclass(frozen=True)
+    class Longest(Sgd, kind="longest_for_a_test"):
+        def step(self, memory: dict[str, Any], mean: Any, t: int) -> dict[str, Any]:
+            return {"params": memory["params"] - mean / (1 + mean.abs().sum())}
+
+    assert not Longest().by_coordinate
+    matches([planned(server=Longest()), planned(server=Longest(), release=LocalNoise(Gaussian(0.5)))], silos())
 
 
 def test_one_pass_reads_the_same_blocks() -> None:
@@ -154,7 +184,7 @@ def test_other_local_work_is_refused() -> None:
     base = planned()
     for other in (
         planned(rounds=2),
-        planned(local=BatchGradient(FixedRecords(2, SIZES), 0.9)),
+        planned(local=BatchGradient(FixedRecords(2, SIZES), 1.0, norm=1)),
         planned(local=BatchGradient(FixedRecords(3, SIZES), 1.0)),
         client_plan(**CLIENT),
     ):

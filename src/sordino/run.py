@@ -254,12 +254,18 @@ def noised_mean(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum, noised, over a public number: what is released, still encoded; and what the noise remembers."""
+    total, noise = noised_sum(plan, collected, cohort, streams, t, memory)
+    return (total / plan.release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
+
+
+def noised_sum(
+    plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sum, noised; for release on a public grid."""
     release, came = plan.release, collected.came(cohort)
     silent = came[:0] if collected.noised else came  # whose noise is still to be drawn
     total, noise = release.noised(collected.total, silent, partial(streams.at, t), memory)
-    if streams.mode == "secure":
-        total = on_grid(total, release.noise_std(came))
-    return (total / release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
+    return (on_grid(total, release.noise_std(came)) if streams.mode == "secure" else total), noise
 
 
 def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> Spread:

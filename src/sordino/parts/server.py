@@ -28,6 +28,11 @@ class ServerOptimizer(Part):
 
     needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer for it to step
 
+    @property
+    def by_coordinate(self) -> bool:
+        """Whether a step takes every coordinate by itself, so that the memories of many runs may be rows of one."""
+        return False
+
     def init(self, params: Tensor) -> Memory:
         """Memory before the first round."""
         return {"params": params.clone()}
@@ -125,6 +130,11 @@ class Sgd(ServerOptimizer, kind="sgd"):
             raise PlanError("server", f"momentum {shown(self.momentum)}", "a number in [0, 1)")
         check_lr(self.lr)
         check_extras(self.weight_decay, self.ball)
+
+    @property
+    def by_coordinate(self) -> bool:
+        """Without a ball or a mean of models; a part that steps otherwise speaks for itself."""
+        return type(self).step is Sgd.step and self.ball is None and self.average is None
 
     def init(self, params: Tensor) -> Memory:
         memory = {"params": params.clone()}

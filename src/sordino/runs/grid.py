@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,17 +25,16 @@ from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.linear import LinearClients, Rows
 from sordino.errors import PlanError
 from sordino.parts.bounds import Norm
-from sordino.parts.encode import Public, finite_rows
-from sordino.parts.gradients import Batch
+from sordino.parts.encode import Adaptive, Clip, Public, finite_rows
+from sordino.parts.gradients import Batch, Plain
 from sordino.parts.local import LocalSgd, Work
 from sordino.parts.norms import row_norms
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, FixedRecords, subsets
 from sordino.parts.samplers import Cohort
-from sordino.parts.server import Sgd
 from sordino.plan import Plan, State
 from sordino.rng import Seeded
-from sordino.run import advanced, check
+from sordino.run import advanced, check, noised_sum
 
 UNUSED = Seeded(0).at(0, "unused")  # for samplers that draw nothing
 GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may hold
@@ -95,7 +94,11 @@ class _Run:
 
 
 def run_grid(plans: Sequence[Plan], task: Task, seeds: Sequence[int], *, exact: bool = True) -> Tensor:
-    """The results [G, d] of all plans, each with its own seed; plans may differ in everything but their local work."""
+    """The results [G, d] of all plans, each with its own seed.
+
+    Plans may differ in samplers, noise, servers and post-processing, and in step sizes and radii of their local work
+    and clips; rounds, batches and the kinds of their parts are the same in all.
+    """
     if not plans:
         return torch.empty(0, task.layout.size)
     _check(plans, task)
@@ -112,8 +115,9 @@ def run_grid(plans: Sequence[Plan], task: Task, seeds: Sequence[int], *, exact: 
 def _check(plans: Sequence[Plan], task: Task) -> None:
     first = plans[0]
     for plan in plans:
-        if (plan.rounds, plan.encode, _work(plan)) != (first.rounds, first.encode, _work(first)):
-            raise PlanError("grid", "plans with different local work", "the same rounds, local solver and encode steps")
+        if (plan.rounds, _steps(plan), _work(plan)) != (first.rounds, _steps(first), _work(first)):
+            needed = "the same rounds, local solver and encode steps, but for step sizes and radii"
+            raise PlanError("grid", "plans with different local work", needed)
         if plan.clients.population != task.clients.population:
             found = f"a plan for {plan.clients.population} clients and data of {task.clients.population}"
             raise PlanError("grid", found, "the same population in all")
@@ -126,19 +130,38 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
         raise PlanError("grid", "a model that is not linear", "a linear model under a known loss")
 
 
-def _work(plan: Plan) -> object:
-    """The local solver, but for numbers that may differ between rows: step size and noise."""
-    free = {name: 1.0 for name in ("lr", "multiplier") if hasattr(plan.local, name)}
+FREE = ("lr", "multiplier", "radius")  # numbers of a local solver that plans of one grid may differ in
+
+
+def _work(plan: Plan, free: tuple[str, ...] = FREE) -> object:
+    """The local solver, but for such numbers."""
+    given = {name: 1.0 for name in free if hasattr(plan.local, name)}
     own = {"multipliers": ()} if hasattr(plan.local, "multipliers") else {}
-    return replace(plan.local, **free, **own)  # type: ignore[type-var]
+    return replace(plan.local, **given, **own)  # type: ignore[type-var]
+
+
+def _steps(plan: Plan) -> tuple[object, ...]:
+    """The encode steps, but for radii that no release has a say in."""
+    return tuple(
+        replace(step, radius=1.0) if isinstance(step, Clip) and not isinstance(step.radius, Adaptive) else step
+        for step in plan.encode
+    )
+
+
+def _together_with(plan: Plan) -> object:
+    """What plans must share for their clients to be rows of one product: of plain steps also their size."""
+    local = plan.local
+    if not isinstance(local, LocalSgd):
+        return _work(plan, ("lr", "multiplier"))
+    looks = local.projects or not isinstance(local.gradient, Plain)  # it may look at the radius of the clip
+    return local, plan.encode if looks else ()
 
 
 def _pieces(runs: list[_Run], task: Task) -> Iterator[list[_Run]]:
-    """Runs in groups that share local work (plain steps: also their size) and whose batches fit in memory."""
+    """Runs in groups that share local work and whose batches fit in memory."""
     groups: dict[object, list[_Run]] = {}
     for one in runs:
-        apart = one.plan.local if isinstance(one.plan.local, LocalSgd) else _work(one.plan)
-        groups.setdefault(apart, []).append(one)
+        groups.setdefault(_together_with(one.plan), []).append(one)
     for group in groups.values():
         plan = group[0].plan
         batch = getattr(plan.local, "batch", None) or int(np.diff(task.clients.offsets).max())
@@ -164,21 +187,15 @@ def _round(runs: list[_Run], task: Task, worker: InProcessWorker, exact: bool) -
 
 def _plain(plan: Plan, received: int) -> bool:
     """Whether the way from the noised mean to the next model goes coordinate by coordinate: rows may go together."""
-    server = plan.server
-    simple = type(server) is Sgd and server.ball is None and server.average is None
-    return simple and not plan.encode and not plan.postprocess and plan.release.accepts(received)
+    return plan.server.by_coordinate and not plan.encode and not plan.postprocess and plan.release.accepts(received)
 
 
 def _step_together(runs: list[_Run], cohorts: list[Cohort], publics: list[Public], collected: list[Collected]) -> None:
     """`advanced`, each run with its own noise; what follows in one go for all runs with the same server."""
     t = runs[0].state.t
-    everything = list(zip((one.plan for one in runs), runs, cohorts, collected, strict=True))
-    draws = [partial(one.streams.at, t) for one in runs]
-    noised = [
-        p.release.noised(came.total, cohort, coins, {})[0]
-        for (p, _, cohort, came), coins in zip(everything, draws, strict=True)
-    ]
-    counts = [p.release.denominator(p.clients.expected, came.received) for p, _, _, came in everything]
+    everything = list(zip(runs, collected, cohorts, strict=True))
+    noised = [noised_sum(one.plan, came, cohort, one.streams, t, {})[0] for one, came, cohort in everything]
+    counts = [one.plan.release.denominator(one.plan.clients.expected, came.received) for one, came, _ in everything]
     means = (torch.stack(noised) / torch.tensor(counts, dtype=torch.float64)[:, None]).to(torch.float32)
     means = runs[0].plan.decode(means, publics[0])
     servers = [one.plan.server for one in runs]
@@ -194,8 +211,9 @@ def _step_together(runs: list[_Run], cohorts: list[Cohort], publics: list[Public
 def _sums(runs: list[_Run], cohorts: list[Cohort], publics: list[Public], rows: Tensor) -> list[Tensor]:
     """Every run's sum of encoded messages, in float64."""
     parts = list(torch.split(rows, [len(cohort) for cohort in cohorts]))
-    for step in runs[0].plan.encode:
-        parts = [step.encode(part, public) for part, public in zip(parts, publics, strict=True)]
+    for k in range(len(runs[0].plan.encode)):
+        steps = [one.plan.encode[k] for one in runs]
+        parts = [step.encode(part, public) for step, part, public in zip(steps, parts, publics, strict=True)]
     if len({len(part) for part in parts}) == 1:
         return list(torch.stack(parts).sum(1, dtype=torch.float64))
     return [part.sum(0, dtype=torch.float64) for part in parts]
