@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ def test_where_a_record_is_the_unit_each_is_clipped(name: str) -> None:
     for key, parameter in result.model.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.detach(), wanted[key], rtol=1e-3, atol=1e-5)
+
+
+def test_records_are_clipped_under_gradient_checkpointing_too() -> None:
+    plan = so.Plan(
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.LocalNoise(so.Gaussian(1e-9)), server=so.Sgd(lr=0.1),
+        local=BatchGradient(so.AllRecords((EACH,) * CLIENTS), radius=100.0),
+    )  # fmt: skip
+    model: Any = built("llama")
+    model.gradient_checkpointing_enable()
+    result, wanted = so.train(plan, task_of("llama", model), delta=0.1), by_hand("llama")
+    for key, parameter in result.model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), wanted[key], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -215,3 +228,14 @@ def test_the_task_keeps_the_users_model_as_it_is() -> None:
     so.train(averaged(multiplier=1.0), task, delta=0.1)
     assert isinstance(task.model, ByName)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_the_example_of_federated_lora_runs_on_a_made_up_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SORDINO_DATA", str(tmp_path))
+    monkeypatch.setenv("SORDINO_CACHE", str(tmp_path))
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "dp_lora.py"))["main"]
+    (found,) = main("--steps", "2", "--rounds", "1", "--cohort", "5")
+    assert found.keys() == {"before", "after", "without noise"}
+    assert "unit client; sent: 2304 numbers" in capsys.readouterr().out

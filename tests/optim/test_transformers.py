@@ -174,6 +174,13 @@ def test_a_compiled_module_is_named_in_its_refusal() -> None:
         private("bert", inside)
 
 
+def test_gradient_checkpointing_is_refused_with_the_fix() -> None:
+    model: Any = built("llama")
+    model.gradient_checkpointing_enable()
+    with pytest.raises(PlanError, match=r"gradient checkpointing.*gradient_checkpointing_disable"):
+        private("llama", model)
+
+
 def test_rules_are_taken_for_what_they_compute_and_not_for_a_name() -> None:
     class RMSNorm(nn.Module):
         """Gemma's: one is added to the weight."""

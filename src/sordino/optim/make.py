@@ -66,6 +66,7 @@ def make_private(
         raise ConfigError(f"physical_batch = {physical_batch}", "a whole number of at least 1")
     size = _check_loader(loader)
     refuse_compiled(model)
+    _refuse_checkpointing(model)
     refuse_mixing(model)
     _check_optimizer(model, optimizer)
     _check_labels(model, loader.dataset)
@@ -93,6 +94,15 @@ def make_private(
     own = None if loss is None else RecordLoss(named_loss(loss, model) if isinstance(loss, str) else loss)
     private = PrivateOptimizer(optimizer, recording, account, turn, coins, own)
     return model, private, PrivateLoader(loader, account, turn, coins, physical_batch)
+
+
+def _refuse_checkpointing(model: nn.Module) -> None:
+    """What transformers computes again in the backward pass is computed when nobody records it."""
+    for name, part in model.named_modules():
+        if getattr(part, "gradient_checkpointing", False) is True:
+            found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
+            fix = "model.gradient_checkpointing_disable(), and physical_batch for the memory"
+            raise PlanError("per-record", found, "layers that run once for each batch", fix)
 
 
 def _check_loader(loader: DataLoader[Any]) -> int:
