@@ -17,6 +17,7 @@ from tests.tiny import plan as client_plan
 from sordino import codec
 from sordino.errors import ConfigError, UserError
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.preparation import Histogram
 from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
@@ -54,6 +55,12 @@ def test_what_the_policy_allows_is_allowed() -> None:
 def test_each_rule_refuses_by_itself(changes: dict[str, Any], said: str) -> None:
     assert refusal(OPEN) is None
     assert re.search(said, refusal(replace(OPEN, **changes)) or "")
+
+
+def test_a_plan_that_releases_columns_first_is_refused_by_a_silo_over_a_network() -> None:
+    """No silo knows how to do it, so none is asked what it costs."""
+    asking = replace(SILOS, prepare=(Histogram("amount", 0.1, 0.0, 1.0),))
+    assert "releases columns before its first round" in str(refusal(OPEN, asking))
 
 
 def test_the_multiplier_is_this_silos_own() -> None:
