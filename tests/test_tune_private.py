@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ import pytest
 from dp_accounting import dp_event as de
 from dp_accounting import rdp
 from dp_accounting.privacy_accountant import NeighboringRelation
+from tests import tiny
 from tests.commands import Said, federation, sordino
 
 from sordino.config import load_config
+from sordino.parts.encode import Clip
 from sordino.parts.events import Tuned
+from sordino.parts.release import NoiseShares
+from sordino.parts.samplers import FixedSize
 from sordino.parts.tries import Tries
+from sordino.privacy.certificate import Facts, billed
 from sordino.privacy.ledger import Ledger
+from sordino.privacy.selection import Selection
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
 from sordino.tuning import private
@@ -128,6 +135,18 @@ def test_what_the_theorem_does_not_cover_is_refused(tmp_path: Path, words: tuple
     assert said in sordino("tune", federation(tmp_path), "--private", *words, "--out", tmp_path / "best").sentence
     assert not (tmp_path / "best").exists()
     assert not list(tmp_path.glob(".*"))
+
+
+def test_who_was_in_the_winner_does_not_lower_the_bill() -> None:
+    """The cohorts of the tries that lost are seen by nobody, and may have had somebody in more rounds."""
+    plan = tiny.plan(rounds=5, clients=FixedSize(6, 2), release=NoiseShares(1.0, 2), encode=(Clip(1.0),))
+    selection = Selection(id="a", tries=Tries(3.0), over=("recipe.lr",), by="accuracy")
+    seen = Facts(0.01, "simulation", 5, most=1)
+    alone, best = (billed(plan, facts).line("cohort").entries for facts in (seen, replace(seen, selection=selection)))
+    assert [count for _, count in alone] == [1]
+    ((event, count),) = best
+    assert isinstance(event, Tuned)
+    assert (event.count, count) == (5, 1)
 
 
 def test_rows_to_choose_by_are_needed(tmp_path: Path) -> None:

@@ -124,7 +124,10 @@ def participation(plan: Plan, facts: Facts) -> Participation:
 
     Only a budget that refused the next cohort bills what was charged: budgets and cohorts are seen by this adversary
     or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned.
+    The best of many tries is billed as planned too: who was in the others, which had the same bill, nobody sees.
     """
+    if facts.selection is not None:
+        facts = replace(facts, most=None, each=())
     return replace(_rounds(plan, facts), prepared=max(1, facts.prepared))
 
 

@@ -103,7 +103,9 @@ class RunFolder:
         """A folder that a run has made."""
         there = [(path / name).is_file() for name in ("plan.toml", "run.json")]
         if not any(there):
-            raise ConfigError(f"no plan.toml in {path}", "the folder of a run", "give the --out of 'sordino run'")
+            whole = (path / "sweep.json").is_file()
+            fix = f"give one of {path}/cells" if whole else "give the --out of 'sordino run'"
+            raise ConfigError(f"no plan.toml in {path}", "the folder of a run", fix)
         if not all(there):
             gone = "run.json" if there[0] else "plan.toml"
             raise CertificateError(gone, f"{gone} is missing in {path}: it was removed, or an earlier version ran here")
