@@ -10,10 +10,19 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from sordino.data.task import Records
+from sordino.data.task import Clients, Records, Task
 from sordino.parts.postprocess import smooth_cycle
-from sordino_papers import paper_000, paper_000_small, paper_000_spectra, paper_004_cnn
+from sordino_papers import (
+    paper_000,
+    paper_000_lstm,
+    paper_000_orders,
+    paper_000_small,
+    paper_000_spectra,
+    paper_004_cnn,
+    rounding,
+)
 from sordino_papers import paper_004_protocol as protocol
+from sordino_papers.cells import Job
 from sordino_papers.paper_004 import Setting
 
 needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
@@ -119,3 +128,40 @@ def test_smoothing_a_sine_pays_where_noise_is_large_and_costs_where_it_is_small(
 def test_a_bench_reports_the_validation_images_on_the_way() -> None:
     tiny = replace(bench(refused))
     assert tiny.task(0).test is tiny.held()[1]
+
+
+class Untouched:
+    """Stands where test data would, and cannot be read."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookedAtTheTestError
+
+
+def test_choosing_a_step_of_the_lstm_never_reads_the_test_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    coins = torch.Generator().manual_seed(0)
+    text = [Records(torch.randint(0, 80, (2, 80), generator=coins), torch.randint(0, 80, (2,))) for _ in range(100)]
+    monkeypatch.setattr(paper_000_lstm, "windows", lambda: (Clients.of(text), text[0], Untouched()))
+    monkeypatch.setattr(paper_000_lstm, "ROUNDS", 2)
+    assert 0 <= paper_000_lstm.tried(0.5, 1.0, 0)["validation"] <= 100
+    with pytest.raises(LookedAtTheTestError):  # the run that is reported does
+        paper_000_lstm.trained("uniform", 1.0, 0.0, 0)
+
+
+def test_white_noise_is_flat_in_every_order_and_a_smoothed_update_is_not() -> None:
+    noise = torch.randn(3200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for name, turned in paper_000_orders.ways(noise).items():
+        assert torch.equal(turned.sort().values, noise.sort().values), name  # every weight once
+        assert abs(paper_000_orders.height(turned)) < 0.25
+    assert paper_000_orders.share(noise, 800) == pytest.approx(0.5, abs=0.05)
+    smooth = smooth_cycle(noise, 3.0)
+    assert paper_000_orders.height(smooth) > 0.5
+    assert paper_000_orders.share(smooth, 800) > 0.9
+
+
+def test_a_nudge_moves_every_weight_by_a_millionth_at_most() -> None:
+    net = torch.nn.Linear(30, 20)
+    before = [one.detach().clone() for one in net.parameters()]
+    job = rounding.nudged(Job(None, Task(net, Clients.of([Records(torch.ones(1, 30), torch.ones(1).long())])), 0.1))  # type: ignore[arg-type]
+    after = list(job.task.model.parameters())
+    moved = torch.cat([(a / b - 1).abs().flatten() for a, b in zip(after, before, strict=True)])
+    assert 1e-7 < float(moved.max()) <= 1.2e-6  # and what float32 rounds

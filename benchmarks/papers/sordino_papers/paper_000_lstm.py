@@ -60,11 +60,11 @@ def _records(x: np.ndarray, y: np.ndarray) -> Records:
     return Records(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y)))
 
 
-def task(seed: int) -> Task:
+def task(seed: int, judges: Records) -> Task:
     """One layer of 32; the seed draws the initial weights."""
-    clients, _, test = windows()
+    clients = windows()[0]
     net = build_seeded(CharLstm(embed=8, hidden=32, layers=1), tuple(clients.records.x.shape[1:]), len(ALPHABET), seed)
-    return Task(net, clients, test)
+    return Task(net, clients, judges)
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
@@ -101,7 +101,8 @@ def epsilon(how: How, multiplier: float) -> float:
 
 def trained(how: How, multiplier: float, strength: float, seed: int) -> list[Row]:
     """Validation accuracy and training loss every fourth round; round None: the accuracy on the test windows."""
-    rows = curve(plan(how, multiplier, strength), task(seed), windows()[1], seed, every=4)
+    _, held, test = windows()
+    rows = curve(plan(how, multiplier, strength), task(seed, test), held, seed, every=4)
     return [{"sampling": how, "z": multiplier, "sigma": strength, **row} for row in rows]
 
 
@@ -143,9 +144,9 @@ def draw_figure5(rows: list[Row], path: Path) -> None:
 
 def tried(lr: float, strength: float, seed: int) -> Row:
     """One run at the larger noise, Poisson, judged on validation windows; the test windows are not looked at."""
-    rows = curve(plan("poisson", MULTIPLIERS[0], strength, Knobs(lr=lr)), task(TRIAL + seed), windows()[1],
-                 TRIAL + seed, train=False, every=ROUNDS)  # fmt: skip
-    return {"step": lr, "sigma": strength, "validation": rows[0]["accuracy"]}
+    held, asked = windows()[1], plan("poisson", MULTIPLIERS[0], strength, Knobs(lr=lr))
+    rows = curve(asked, task(TRIAL + seed, held), held, TRIAL + seed, train=False, every=2 * ROUNDS)  # the end alone
+    return {"step": lr, "sigma": strength, "validation": rows[-1]["accuracy"]}
 
 
 def table_h10(repeats: int, workers: int) -> list[Row]:
