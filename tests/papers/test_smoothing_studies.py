@@ -162,6 +162,6 @@ def test_a_nudge_moves_every_weight_by_a_millionth_at_most() -> None:
     net = torch.nn.Linear(30, 20)
     before = [one.detach().clone() for one in net.parameters()]
     job = rounding.nudged(Job(None, Task(net, Clients.of([Records(torch.ones(1, 30), torch.ones(1).long())])), 0.1))  # type: ignore[arg-type]
-    after = list(job.task.model.parameters())
+    after = [one.detach() for one in job.task.model.parameters()]
     moved = torch.cat([(a / b - 1).abs().flatten() for a, b in zip(after, before, strict=True)])
     assert 1e-7 < float(moved.max()) <= 1.2e-6  # and what float32 rounds

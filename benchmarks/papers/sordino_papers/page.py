@@ -61,6 +61,7 @@ MAIN = (  # claims of the front page, by how they begin; all others are on the p
     "000: tight accounting alone",
     "000: CNN by writer, z = 2.4: smoothing (sigma 1)",
     "000: Table 3 scaled, poisson, z = 2:",
+    "000: Table 4 scaled, poisson, z = 1:",
     "000: Figure 6 scaled, z = 4:",
     "000: Figure 7, the attack",
     "001: digits, M = 25, epsilon 3: noisy minibatch SGD is below noisy Local SGD",
