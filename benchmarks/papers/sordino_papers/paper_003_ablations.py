@@ -147,7 +147,7 @@ def draw(found: list[Row], path: Path) -> None:
         for varied in dict.fromkeys(row["varied"] for row in found)
     }
     words = {varied: WORDS.get(varied.split(" (")[0], "rho of SAM") for varied in panels}
-    curves(panels, "to", "test", path, xlabel=words, ylabel="test accuracy, %")
+    curves(panels, "to", "test", path, xlabel=words, ylabel="test accuracy, %", own_y=True)
 
 
 STUDIES = (

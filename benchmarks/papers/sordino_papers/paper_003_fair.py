@@ -183,7 +183,8 @@ STUDIES = (
         5,
         f"lr, C and rho (or share kept): {TUNED}. The search changed on the way: fewer rounds for want of time, all "
         "pairs of lr and C for DP-FedAvg after the validation of DP-FedSAM was known, a last lr for all after one test "
-        "figure of Fed-SMP-rand_k. Chosen values of C, rho and DP-FedSAM's lr are at the edge of their grids, and its "
+        "figure of Fed-SMP-rand_k. Chosen values of C, rho and DP-FedSAM's lr are at the edge of their grids (beyond "
+        "them, C 1 and rho 0.5 are lower in 003-ablations, by test images and T = 30), and its "
         "lr is the smaller one: part of its gain may be the coarse grid's, and its smaller updates go with it",
         quick,
         "test",

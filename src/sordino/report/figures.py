@@ -21,13 +21,14 @@ def curves(
     ylabel: str = "",
     log: bool = False,
     log_y: bool = False,
+    own_y: bool = False,
 ) -> None:
     """One panel per entry, one line per label; a row without x (None) is a dashed level, a spread is an error bar.
 
     Axes are named in words: `xlabel` for all panels, or one by title of the panel. The legend stands outside the data:
-    to the right where all panels have the same lines, else below each panel.
+    to the right where all panels have the same lines, else below each panel. Panels share the axis of y unless `own_y`.
     """
-    figure, axes = _grid(len(panels))
+    figure, axes = _grid(len(panels), not own_y)
     alike = isinstance(xlabel, str) and _same_lines(panels)  # then one name serves all panels
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for number, (label, rows) in enumerate(lines.items()):
@@ -65,8 +66,8 @@ def keep(figure: Any, path: Path) -> list[Path]:
     return [path]
 
 
-def _grid(count: int) -> tuple[Any, list[Any]]:
-    """A figure with `count` panels that share the axis of y; places left over are taken away."""
+def _grid(count: int, share: bool) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels; places left over are taken away."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -75,7 +76,7 @@ def _grid(count: int) -> tuple[Any, list[Any]]:
     abreast = count if count <= WIDE else ABREAST
     lines = -(-count // abreast)
     size = (1 + 3.4 * abreast, 3.6 * lines)
-    figure, axes = plt.subplots(lines, abreast, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(lines, abreast, figsize=size, sharey=share, squeeze=False, layout="constrained")
     for axis in axes.flat[count:]:
         axis.remove()
     return figure, list(axes.flat[:count])
