@@ -48,7 +48,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for module in (tables, runner, page):
         monkeypatch.setattr(module, "TABLES", (FAKE, LARGE))
         monkeypatch.setattr(module, "STUDIES", (STUDY,))
-    monkeypatch.setattr(checks, "side_by_side", here)
+    monkeypatch.setattr(checks, "as_they_come", here)
     for cell in FAKE.cells:
         kept.keep(runner.summary(cell, [runner.one_seed(cell.id, seed) for seed in (0, 1)]), tmp_path)
     kept.keep(runner.run_study(STUDY, 3, 1), tmp_path)
@@ -85,6 +85,20 @@ def test_quick_ends_with_code_1_where_a_figure_differs(folder: Path) -> None:
     assert "differs: 000-fake-" in said.out
     shift(folder, "000-line", 40.0)
     assert "000-line" in sordino("papers", "run", "000-line", "--quick", "--results", folder).out.splitlines()[-1]
+
+
+def test_a_figure_that_fails_is_said_and_does_not_hide_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> dict[str, Any]:
+        raise ValueError("no such thing")
+
+    for module in (runner, page):
+        monkeypatch.setattr(module, "STUDIES", (replace(STUDY, quick=broken),))
+    said = sordino("papers", "run", "all", "--quick", "--results", folder)
+    assert said.code == 1
+    assert "000-line: failed (ValueError: no such thing)" in said.out
+    assert "1 of 2 agree; differs: 000-line" in said.out
 
 
 def test_a_table_is_stood_for_by_the_cell_it_names_or_by_the_cheapest(folder: Path) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from sordino.errors import ConfigError
 from sordino_papers import kept, runner
 from sordino_papers.cells import Cell, Results, Table
-from sordino_papers.studies import Row, Study, side_by_side
+from sordino_papers.studies import Row, Study, as_they_come
 
 SPREADS = 4  # how many kept spreads a quick figure may be off
 LEAST, UNKNOWN = 0.01, 0.1  # the tolerance is a hundredth of the figure at least, a tenth where no spread is kept
-Answer = Literal["same", "ok", "differs", "nothing kept"]
+Answer = Literal["same", "ok", "differs", "failed", "nothing kept"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,14 @@ class Outcome:
     tolerance: float = 0.0
     of: str = ""
     grain: float = 1e-6  # the last digit that was kept
+    seconds: float = 0.0  # of one core
+    error: str = ""
 
     @property
     def answer(self) -> Answer:
-        """`same` to the digits kept; `ok` within the tolerance."""
+        """`same` to the digits kept; `ok` within the tolerance; `failed` where there is no figure to compare."""
+        if self.error:
+            return "failed"
         if self.kept is None or self.found is None:
             return "nothing kept"
         if abs(self.kept - self.found) <= 0.51 * self.grain:
@@ -42,9 +46,11 @@ class Outcome:
         return "ok" if abs(self.kept - self.found) <= self.tolerance else "differs"
 
     def __str__(self) -> str:
+        if self.error:
+            return f"{self.id}: {self.answer} ({self.error})"
         if self.kept is None or self.found is None:
             return f"{self.id}: {self.answer}"
-        figures = f"{self.found:.6g}, kept {self.kept:.6g}, tolerance {self.tolerance:.2g}"
+        figures = f"{self.found:.6g}, kept {self.kept:.6g}, tolerance {self.tolerance:.2g}; {self.seconds:.0f} s"
         return f"{self.id}: {self.answer} ({self.of}: {figures})"
 
 
@@ -67,21 +73,30 @@ def quick(tables: Iterable[Table], studies: Iterable[Study], results: Results, w
     stand_ins = {table.id: stand_in(table, results) for table in tables}
     jobs = [(name, cell.id) for name, cell in stand_ins.items() if cell is not None]
     jobs += [(study.id, "") for study in studies if study.quick is not None and study.id in results]
-    done = dict(zip(jobs, side_by_side(_again, jobs, workers), strict=True))
-    for name, cell in stand_ins.items():
-        yield Outcome(name, None, None) if cell is None else _cell(results[cell.id], done[name, cell.id])
-    for study in studies:
-        row = done.get((study.id, ""))
-        yield Outcome(study.id, None, None) if row is None else _study(study, results[study.id]["rows"], row)
+    rest = [name for name in (*stand_ins, *(study.id for study in studies)) if name not in dict(jobs)]
+    for (name, cell), found in zip(jobs, as_they_come(_again, jobs, workers), strict=True):
+        yield _compared(name, cell, results, found)
+    yield from (Outcome(name, None, None) for name in rest)
 
 
 def _again(name: str, cell: str) -> Row:
-    """Seed 0 of a cell, or the quick row of a study."""
+    """Seed 0 of a cell, or the quick row of a study, with the seconds of one core; what fails is said, not raised."""
+    began, study = time.process_time(), None if cell else runner.study(name)
+    try:
+        found = runner.one_seed(cell, 0) if study is None else (study.quick or dict)()
+    except Exception as error:  # one figure that fails shall not hide the others
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"row": found, "seconds": time.process_time() - began}
+
+
+def _compared(name: str, cell: str, results: Results, found: Row) -> Outcome:
+    """What was found beside what is kept."""
+    if "error" in found:
+        return Outcome(name, None, None, error=found["error"])
     study = None if cell else runner.study(name)
     if study is None:
-        return runner.one_seed(cell, 0)
-    assert study.quick is not None
-    return study.quick()
+        return replace(_cell(results[cell], found["row"]), seconds=found["seconds"])
+    return replace(_study(study, results[name]["rows"], found["row"]), seconds=found["seconds"])
 
 
 def _cell(old: dict[str, Any], found: Row) -> Outcome:
@@ -89,9 +104,10 @@ def _cell(old: dict[str, Any], found: Row) -> Outcome:
     return Outcome(old["id"], value, 100 * found["accuracy"], near, "accuracy of seed 0", grain(old))
 
 
-def grain(old: dict[str, Any]) -> float:
-    """The last digit of a kept accuracy; results without figures are older, and have two digits."""
-    return 10.0**-runner.DIGITS if "figures" in old else 0.01
+def grain(old: dict[str, Any], seed: int = 0) -> float:
+    """The last digit of a kept accuracy; seeds that were kept before results named their code have two digits."""
+    earlier = "figures" not in old or str(old["code"][seed]).startswith("earlier")
+    return 0.01 if earlier else 10.0**-runner.DIGITS
 
 
 def _study(study: Study, rows: list[Row], found: Row) -> Outcome:
@@ -99,7 +115,7 @@ def _study(study: Study, rows: list[Row], found: Row) -> Outcome:
     keys = {name: one for name, one in found.items() if name not in (study.measure, "spread", "repeats", "values")}
     row = next((row for row in rows if all(row.get(name) == one for name, one in keys.items())), None)
     if row is None:
-        raise ConfigError(f"the quick row {keys} of {study.id}", "the keys of a kept row", "run the study anew")
+        return Outcome(study.id, None, None, error=f"no kept row has the keys {keys}: run the study anew")
     one_run = "values" not in found and row.get("values")
     value = float(row["values"][0] if one_run else row[study.measure])
     of = ", ".join([study.measure, *(f"{name} {one}" for name, one in keys.items())])
@@ -114,9 +130,11 @@ def check(cells: Iterable[Cell], results: Results, seeds: int, workers: int) -> 
     """The first seeds of every cell that is kept, computed again; equal means equal in every digit that is kept."""
     jobs = [(cell.id, seed) for cell in cells if cell.id in results for seed in range(seeds)]
     jobs = [(name, seed) for name, seed in jobs if seed < results[name]["seeds"]]
-    for (name, seed), found in zip(jobs, side_by_side(runner.one_seed, jobs, workers), strict=True):
+    for (name, seed), found in zip(jobs, as_they_come(runner.one_seed, jobs, workers), strict=True):
         old = results[name]
-        yield Outcome(name, float(old["values"][seed]), 100 * found["accuracy"], of=f"seed {seed}", grain=grain(old))
+        yield Outcome(
+            name, float(old["values"][seed]), 100 * found["accuracy"], of=f"seed {seed}", grain=grain(old, seed)
+        )
 
 
 def machine() -> dict[str, str]:

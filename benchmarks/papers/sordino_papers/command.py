@@ -111,7 +111,7 @@ def _answer(name: str, outcomes: Iterable[Outcome], as_json: bool) -> list[Outco
         found.append(one)
         if not as_json:
             print(one, flush=True)
-    differs = [one.id for one in found if one.answer == "differs"]
+    differs = [one.id for one in found if one.answer in ("differs", "failed")]
     if as_json:
         rows = [{"id": one.id, "answer": one.answer, "kept": one.kept, "found": one.found} for one in found]
         print(json.dumps({"id": name, "outcomes": rows, "differs": differs}))

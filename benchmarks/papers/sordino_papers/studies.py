@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -44,12 +44,18 @@ def claim(text: str, measured: str, holds: bool) -> Row:
     return fact(text, measured, bool(holds))
 
 
-def side_by_side(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], workers: int) -> list[T]:
-    """work(*job) for all jobs, in processes with one thread each; results in order."""
+def as_they_come(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], workers: int) -> Iterator[T]:
+    """work(*job) for all jobs, in processes with one thread each; results in order, each once it is there."""
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        return [done.result() for done in [pool.submit(work, *job) for job in jobs]]
+        for done in [pool.submit(work, *job) for job in jobs]:
+            yield done.result()
+
+
+def side_by_side(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], workers: int) -> list[T]:
+    """All results of `as_they_come`."""
+    return list(as_they_come(work, jobs, workers))
 
 
 def gathered(rows: Sequence[Row], keys: Sequence[str], value: str) -> list[Row]:
