@@ -76,6 +76,7 @@ MAIN = (  # claims of the front page, by how they begin; all others are on the p
     "003: T = 200, ",
     "004: Table 2, smoothing (sigma 3)",
     "004: MNIST CNN",
+    "004: CIFAR-10 CNN",
     "beyond: cifar, mean of models, step 1.5 (",
     "beyond: loans, mean of models, step 1.5 (",
 )
