@@ -14,7 +14,7 @@ import torch
 
 from sordino_papers import kept, runner
 from sordino_papers.cells import Cell, Results, Table
-from sordino_papers.studies import Row, Study, as_they_come
+from sordino_papers.studies import Row, Study, as_they_come, instructions
 
 SPREADS = 4  # how many kept spreads a quick figure may be off
 LEAST, UNKNOWN = 0.01, 0.1  # the tolerance is a hundredth of the figure at least, a tenth where no spread is kept
@@ -142,7 +142,7 @@ def machine() -> dict[str, str]:
     return {
         "code": kept.code(),
         "torch": torch.__version__,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cpu": instructions(),
         "system": f"{platform.system()} {platform.machine()}",
     }
 

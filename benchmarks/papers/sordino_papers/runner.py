@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol
-
-import torch
 
 from sordino.codec import nearest
 from sordino.data.task import Records, evaluate
@@ -24,7 +21,7 @@ from sordino.run import Round, run
 from sordino.training import final_model
 from sordino_papers import kept
 from sordino_papers.cells import Cell, Job, Result, Table, index
-from sordino_papers.studies import Study
+from sordino_papers.studies import Study, instructions, processes
 from sordino_papers.tables import STUDIES, TABLES
 
 DIGITS = 6  # of a percentage; 10,000 test images need two
@@ -70,7 +67,12 @@ def one_seed(name: str, seed: int, device: str = "cpu") -> Result:
     assert last is not None
     figures = _figures(job, last) | ({"protocol": 100 * picked.best} if picked is not None else {})
     figures["seconds"] = round(time.perf_counter() - began, 2)
-    return {"seed": seed, "accuracy": last.metrics["accuracy"], "figures": figures, "code": kept.code()}
+    return {"seed": seed, "accuracy": last.metrics["accuracy"], "figures": figures, "code": made()}
+
+
+def made() -> str:
+    """What a run's digits hang on: the code, and the instruction set."""
+    return f"{kept.code()}, {instructions()}"
 
 
 def _figures(job: Job, last: Round) -> dict[str, float | None]:
@@ -167,13 +169,6 @@ class Pool(Protocol):
     def submit(self, work: Callable[..., Result], name: str, seed: int, device: str, /) -> Future[Result]: ...
 
 
-@contextmanager
-def processes(workers: int) -> Iterator[Pool]:
-    """Processes of one thread each."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_quiet) as pool:
-        yield pool
-
-
 def run_cells(cells: tuple[Cell, ...], ask: Ask, pool: Pool | None = None) -> Iterator[Result]:
     """All cells, seeds side by side; results in the order of the table."""
     with processes(ask.workers) if pool is None else nullcontext(pool) as hands:
@@ -189,10 +184,6 @@ def _begun(pool: Pool, cell: Cell, ask: Ask) -> tuple[Cell, Result, list[Result]
     return cell, facts, runs, [pool.submit(one_seed, cell.id, seed, ask.device) for seed in missing]
 
 
-def _quiet() -> None:
-    torch.set_num_threads(1)
-
-
 # ---- studies ---------------------------------------------------------------------------------------------------------
 
 
@@ -206,4 +197,4 @@ def run_study(one: Study, repeats: int | None, workers: int) -> Result:
     began, count = time.perf_counter(), repeats or one.repeats
     rows = one.rows(count, workers)
     seconds = round(time.perf_counter() - began, 1)
-    return {"id": one.id, "title": one.title, "repeats": count, "rows": rows, "seconds": seconds, "code": kept.code()}
+    return {"id": one.id, "title": one.title, "repeats": count, "rows": rows, "seconds": seconds, "code": made()}
