@@ -49,10 +49,19 @@ of Student's t: yes if it is above 0, **no** if it is below, undecided otherwise
 or **no** as it stands. "Chosen by" says which data chose the hyper-parameters of the two sides.
 """.strip()
 DIGITS = """
-[All papers](../papers.md). With one thread per process (the runner sees to it) the same code on the same kind of
-processor gives the same model to the last bit: run twice, in other processes, with or without compiled kernels,
-whatever `OMP_NUM_THREADS` says. Two threads move a CNN's weights by 4e-7 in two rounds, another instruction set (torch
-or oneDNN without AVX2) by 1e-5.
+[All papers](../papers.md). With one thread per process the same code on the same instruction set gives the same model
+to the last bit: run twice, in other processes, with or without compiled kernels, whatever `OMP_NUM_THREADS` says. Two
+threads move a CNN's weights by 4e-7 in two rounds.
+
+What moved the cells of nets between one session's machine and the next (by 0.3 points for 000-cnn, by up to 1.3 for
+000-small) was the instruction set: a processor with AVX-512 adds in another order than one with AVX2. Seed 0 of
+000-small-poisson-z2.2-sigma0 is 52.70 where torch and oneDNN are held to AVX2, as it was kept on a machine that has
+no more, and 52.96 with AVX-512; its net is trained on public digits first (plain SGD, momentum 0.9), and after that the
+two nets are no longer near each other (the sums of their weights are -192.4 and -198.9). So `sordino papers` now holds
+its processes to AVX2 (`ATEN_CPU_CAPABILITY`, `ONEDNN_MAX_CPU_ISA`; values set already stay), every result names
+its code and its instructions, and the cells of 000-small and 000-table5 were run anew. Results of nets that name no
+instructions, or AVX512, may differ by that much: 000-cnn, 000-denoisers and 000-lstm (earlier code), and the studies of
+nets that name AVX512.
 """.strip()
 MAIN = (  # claims of the front page, by how they begin; all others are on the pages of the papers
     "000: Table 2: smoothing (sigma 1)",
