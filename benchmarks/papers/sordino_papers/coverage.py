@@ -172,7 +172,7 @@ PAPER_004 = (
         "run",
         ("Algorithm 1 (DP-LSSGD), DP-LSAdam", "sordino.recipes.dp_ls_sgd sordino.recipes.dp_ls_adam "
          "sordino.optim.make_private", ""),
-        ("Table 2 (logistic regression)", "004-table2", "every epsilon and sigma"),
+        ("Table 2 (logistic regression)", "004-table2", "sigma 0 and 3 at every epsilon, 1 and 2 at both ends"),
         ("Theorem 2 (noise)", "sordino.theory.central_noise.lssgd_noise", "says where its condition cannot be met"),
         ("Theorems 4, 7 (utility), Table 1", "theory-bounds sordino.theory.convergence.lssgd_convex_error "
          "sordino.theory.convergence.lssgd_nonconvex_error", "bound beside measurement"),
