@@ -108,6 +108,9 @@ def test_the_calculator_prints_what_the_page_shows(
 @pytest.mark.parametrize(("where", "text"), named(blocks("toml")))
 def test_a_configuration_block_is_read(where: str, text: str) -> None:
     table = tomllib.loads(text)
+    for place, code in blocks("python"):  # files of the same page: what --with names
+        if place.split(":")[0] == where.split(":")[0] and re.match(r"# \w+\.py\n", code):
+            exec(compile(code, place, "exec"), {"__name__": "__main__"})
     if "releases" in table:
         assert codec.read(Policy, table).limit.epsilon > 0, where
     elif "sweep" in table:

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.cli.calculator import Question, answer
 from sordino.data.task import Clients, Records, Task
-from sordino.runs.grid import run_grid
 from sordino.models import CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, Spec, build_seeded
 from sordino.optim import make_private
 from sordino.parts.postprocess import smooth_cycle
@@ -20,6 +19,7 @@ from sordino.parts.records import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.run import run
+from sordino.runs.grid import run_grid
 
 Once = Callable[[], object]
 

@@ -14,7 +14,6 @@ import torch
 from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from numpy.typing import NDArray
 
-from sordino.runs import grid as grids
 from sordino import kernels
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.batches import Batches
@@ -23,6 +22,7 @@ from sordino.parts.samplers import Everyone, FixedSize
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.run import run
+from sordino.runs import grid as grids
 from sordino.version import __version__
 
 VERSIONS = {"sordino": __version__, "torch": torch.__version__}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sordino.data.metrics import add_metric as add_metric
     from sordino.data.partition import Partitioner as Partitioner
     from sordino.data.records import Dataset as Dataset
+    from sordino.data.stopping import EarlyStopping as EarlyStopping
     from sordino.data.task import Records as Records
     from sordino.data.task import Task as Task
     from sordino.engines.distributed import Distributed as Distributed
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sordino.errors import ConfigError as ConfigError
     from sordino.errors import PlanError as PlanError
     from sordino.models import Spec as Spec
+    from sordino.models import add_model as add_model
     from sordino.parts.accelerated import Accelerated as Accelerated
     from sordino.parts.accelerated import Stage as Stage
     from sordino.parts.accelerated import Stages as Stages
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from sordino.parts.local import Work as Work
     from sordino.parts.losses import Loss as Loss
     from sordino.parts.losses import Quantile as Quantile
+    from sordino.parts.losses import add_loss as add_loss
     from sordino.parts.mechanisms import Gaussian as Gaussian
     from sordino.parts.mechanisms import Laplace as Laplace
     from sordino.parts.mechanisms import Mechanism as Mechanism
@@ -222,6 +225,9 @@ _HOME = {
     "add_recipe": "recipes",
     "add_dataset": "data.datasets",
     "add_metric": "data.metrics",
+    "add_model": "models",
+    "add_loss": "parts.losses",
+    "EarlyStopping": "data.stopping",
     "Metric": "data.metrics",
 }
 

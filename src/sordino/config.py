@@ -24,10 +24,13 @@ from sordino.data.initial import begun
 from sordino.data.metrics import Metric
 from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Iid, Natural, Partitioner
+from sordino.data.stopping import EarlyStopping
 from sordino.data.task import Clients, Records, Task
+from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
-from sordino.models import Logistic, Spec, build_seeded
+from sordino.models import Given, Logistic, Spec, build_seeded
+from sordino.outcome import declared_by_caller, declared_weights
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
@@ -37,7 +40,6 @@ from sordino.privacy.selection import Selection
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded, Streams, streams
 from sordino.run import check_early, check_train_metrics
-from sordino.training import declared_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,8 @@ class TaskSpec:
 
     def declared(self, task: Task) -> tuple[Declared, ...]:
         """The rows of the built task, and the weights, that are public, and by whose word."""
+        if isinstance(self.model, Given):
+            return declared_by_caller(task)
         what, by = declared_by(self.dataset, self.options)
         what = what if self.half is None else f"{what}, {self.half.words}"
         rows = () if task.test is None else (Declared(len(task.test), what, by),)
@@ -117,6 +121,8 @@ class TaskSpec:
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
 
     def _load(self) -> Dataset:
+        if isinstance(self.model, Given):
+            raise self.model.missing()
         try:
             return load(self.dataset, **self.options)
         except TypeError as error:  # a value of the wrong type, or a name that is not an option
@@ -182,6 +188,7 @@ class PrivacySpec:
     ledger: str | None = None
     dataset: str | None = None
     selected: Selection | None = None
+    deltas: tuple[float, ...] = ()  # one for every silo, in the plan's order
 
     def __post_init__(self) -> None:
         if (self.ledger is None) != (self.dataset is None):
@@ -200,6 +207,7 @@ class RunSpec:
     eval_every: int = 1
     train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
     metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy
+    stop: EarlyStopping | None = None  # end early by public figures; all planned rounds are billed
 
     def __post_init__(self) -> None:
         for name, number in (("seed", self.seed), ("coins", self.coins or 0)):
@@ -263,7 +271,7 @@ class Config:
     def _check_prepare(self) -> None:
         """What columns wait for is what the plan releases, and bills: `parse` takes the one from the other."""
         asked = self.task.preparations
-        if asked != self.plan.prepare:
+        if asked != self.plan.prepare and not isinstance(self.task.model, Given):
             found = (
                 f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(self.plan.prepare)}"
             )
@@ -285,7 +293,7 @@ class Config:
         names, population = self.task.silos, self.plan.clients.population
         if names and len(names) != population:
             raise ConfigError(f"{len(names)} names of silos in a plan for {population}", "a name for every silo")
-        if not names and self.task.named and (self.privacy.silos or _differ(self.plan)):
+        if not names and self.task.named and (self.privacy.silos or self.privacy.deltas or _differ(self.plan)):
             found = "a list with a value for every silo, whose order is not that of anything in this file"
             fix = (
                 "write silos.NAME = { epsilon = ... }, sizes = { NAME = ... }, or name the order: [task] silos = [...]"
@@ -302,7 +310,8 @@ class Config:
     def deltas(self) -> tuple[float, ...]:
         """The delta of every silo, where each has its own: given, or by its size."""
         given = tuple(budget.delta for budget in self.budgets)
-        return given or (silo_deltas(self.plan) if self.privacy.delta is None else ())
+        own = given or self.privacy.deltas
+        return own or (silo_deltas(self.plan) if self.privacy.delta is None else ())
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
@@ -333,7 +342,8 @@ class Config:
     def facts(self) -> dict[str, Any]:
         """What a certificate takes from this file beside the plan, delta and noise."""
         known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budgeted}
-        return {**known, "foreign": self.foreign, "selection": self.privacy.selected}
+        given = {"given": self.task.model.told} if isinstance(self.task.model, Given) else {}
+        return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
     @property
     def streams(self) -> Streams:
@@ -344,11 +354,12 @@ class Config:
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:
         """What is not Sordino's own in this file: parts of the plan, the model, the partition, the data set."""
-        return (*codec.foreign(self), *datasets.foreign(self.task.dataset))
+        return tuple(sorted({*codec.foreign(self), *datasets.foreign(self.task.dataset)}))
 
     def check_task(self) -> None:
         """Refuse, before any data is read, what a run of this file would refuse."""
-        self.look()
+        if not isinstance(self.task.model, Given):
+            self.look()
 
     def look(self) -> tuple[str, ...]:
         """`check_task`, and what its owner should know; of own tables the files' names and headers are looked at."""
@@ -360,7 +371,28 @@ class Config:
             check_names(list(task.silos), list(seen.names), "[task] silos", "the data")
         found = len(seen.names) or None if natural else getattr(task.partition, "clients", None)
         check_early(self.plan, found, False, InProcess())
+        self._try_model()
+        self._check_stop()
         return seen.notes
+
+    def _try_model(self) -> None:
+        """Made-up records through model and loss, where shape and classes are known without the data."""
+        spec = self.federation
+        known = datasets.record_of(self.task.dataset) if spec is None else (spec.inputs, spec.classes)
+        if known is None or not known[0]:
+            return
+        (shape, classes), loss = known, self.task.loss
+        model = build_seeded(self.task.model, shape, classes or 1, self.run.seed)
+        y = torch.zeros(2, dtype=torch.int64 if classes else torch.float32)
+        Task(model, Clients.of([(torch.zeros(2, *shape), y)]), loss=loss or (CrossEntropy() if classes else Mse()))
+        if self.plan.local.reads is not None:
+            check_layers(model)
+
+    def _check_stop(self) -> None:
+        """A figure to stop by that no evaluation gives; of metrics with names of their own nothing is known."""
+        stop, asked = self.run.stop, [one.called for one in self.run.metrics]
+        if stop is not None and not {"own", "group_accuracy"} & {one.kind for one in self.run.metrics}:
+            stop.check_name(["loss", "accuracy", "balanced_accuracy", "rmse", *asked])
 
     def check_budget(self) -> None:
         """Refuse a plan that must overspend a budget of its own file."""

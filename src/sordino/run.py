@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -132,7 +132,7 @@ def run(
     eval_every: int = 1,
     train_metrics: bool = False,
     announce: Callable[[dict[str, str | int]], None] | None = None,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Run the plan from `state` to its last round; yields every round as a frozen value.
 
     `announce` is told before the first round how the engine works: path, device, how many clients at once.

@@ -1,46 +1,56 @@
-"""The whole thing in one call: train, and hand over the model, the history and the certificate."""
+"""The whole thing in one call: train, and hand over the model, the history and the certificate.
+
+    train(plan, task)                                in memory
+    train(plan, task, out="runs/a")                  into a folder: every round charged on disk, and kept
+    train(plan, task, out="runs/a", resume=True)     goes on where a kill left it; a finished run is only read
+
+A task made in Python is run by the same loop, charged by the same chain and certified by the same function as one that
+a file describes. What a folder cannot know of it (its data and its module) it knows again by fingerprints.
+"""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-import numpy as np
-import safetensors.torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from sordino.data.initial import declared_frozen
-from sordino.data.named import plain
+from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
+from sordino.data.metrics import Given as GivenMetric
+from sordino.data.metrics import MetricFunction, metrics_of
+from sordino.data.stopping import EarlyStopping
 from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
-from sordino.errors import DataError
-from sordino.parts.release import LocalNoise
-from sordino.parts.samplers import Cohort
-from sordino.plan import Plan, State
-from sordino.privacy.certificate import (
-    WEIGHTS,
-    Declared,
-    Facts,
-    certificate,
-    check_deltas,
-    default_delta,
-    priced,
-    silo_deltas,
+from sordino.engines.preparing import BEFORE
+from sordino.errors import ConfigError
+from sordino.models import Given
+from sordino.models.given import NAME, written
+from sordino.outcome import (
+    counted,
+    declared_by_caller,
+    final_model,
+    last_figures,
+    load_weights,
+    model_bytes,
+    model_digest,
+    warn_if_still,
 )
-from sordino.privacy.charged import Charged
-from sordino.rng import Mode, Seeded, streams
-from sordino.run import Round, Settled, Tally, check, run
+from sordino.plan import Plan, State
+from sordino.privacy.certificate import Facts, certificate
+from sordino.report import explain as explaining
+from sordino.rng import Mode
+from sordino.runs.book import Book, create
+from sordino.runs.execution import Executed, execute, keep_columns
+from sordino.runs.fingerprint import Fingerprint
+from sordino.runs.folder import MEMORY, RunFolder
+from sordino.runs.resume import resume as resumed
+from sordino.runs.rounds import Notes, OnRound, Start, carried, one_class, ready
 from sordino.version import versions
-
-_LOG = logging.getLogger("sordino")
-DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand
-_NO_FIGURES = ("round", "void", DIAGNOSTIC)  # of a line of history
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,87 @@ class Result:
     model: nn.Module
     history: list[dict[str, Any]]
     certificate: dict[str, Any]
+    notes: tuple[str, ...] = ()  # what its owner should know
+    path: Path | None = None  # the folder it was kept in, if it was
+    config: Config | None = field(default=None, repr=False)
+    facts: Facts | None = field(default=None, repr=False)
+    task: Task | None = field(default=None, repr=False)
+    kept: tuple[Notes, State] | None = field(default=None, repr=False)  # of a run in memory
+
+    def explain(self) -> str:
+        """The certificate in plain sentences, as `sordino explain` prints it."""
+        plan, facts = self._known()
+        return explaining.page(explaining.explain(self.certificate, explaining.ceilings(plan, facts)))
+
+    def audit(self, layer: Literal["membership", "canaries", "mechanism"] = "membership") -> dict[str, Any]:
+        """Lower bounds by attack beside the certified upper bound, as `sordino audit --json` prints them.
+
+        `membership` attacks the model by the losses of its records; `canaries` trains once more, with planted ones;
+        `mechanism` attacks a round of the plan and needs no data.
+        """
+        from sordino.audit import report as auditing
+
+        plan, facts = self._known()
+        if layer == "mechanism":
+            return auditing.of_plan(plan, facts.delta)
+        if self.task is None:
+            raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
+        if layer == "canaries":
+            return auditing.of_canaries(plan, self.task, facts.delta)
+        held = copy.deepcopy(self.task.model)
+        load_weights(held, self.model.state_dict())
+        return auditing.of_model(replace(self.task, model=held), plan, facts)
+
+    def save(self, path: str | Path) -> Path:
+        """What may be handed on, as a folder that `sordino certify` and `explain` read: a run's without checkpoint/.
+
+        Of a run that was kept in memory, the charges are written down here, after the fact.
+        """
+        made = Path(path)
+        if self.path is None:
+            self._write(made)
+            shutil.rmtree(made / "checkpoint")
+        elif made.exists():
+            raise ConfigError(f"{made}, which exists", "a new folder", "choose another path")
+        else:
+            shutil.copytree(self.path, made, ignore=shutil.ignore_patterns("checkpoint", "*.partial"))
+        return made
+
+    def _write(self, path: Path) -> None:
+        """A run in memory as a folder: its charges, its history and its last state, one after the other."""
+        if self.kept is None or self.config is None or self.task is None:
+            raise ConfigError("a result without what was kept of its run", "one that train() returned")
+        notes, state = self.kept
+        declared = declared_by_caller(self.task)
+        folder = create(path, self.config, Fingerprint.of(self.task), declared)
+        with folder.locked():
+            book = resumed(folder, self.config, self.task).book
+            _told(book, notes, self.config.privacy.noise)
+            book.save(state)
+            keep_columns(path, self.config, self.task, state)
+            book.finish(model_bytes(self.model))
+
+    def _known(self) -> tuple[Plan, Facts]:
+        if self.config is None or self.facts is None:
+            raise ConfigError("a result without its plan", "one that train() returned")
+        return self.config.plan, self.facts
+
+
+def _told(book: Book, notes: Notes, noise: Mode) -> None:
+    """Everything that happened, in its order."""
+    cohorts = iter(notes.cohorts)
+    settled = list(notes.settled)
+    for _ in range(notes.prepared):
+        book.charge(BEFORE, None)
+    for charged, t in enumerate(notes.rounds, start=1):
+        book.charge(t, next(cohorts, None))
+        while settled and settled[0].after == charged:
+            note = settled.pop(0)
+            book.settle(note.refused, note.receipts)
+    for rounds, header in notes.engine:
+        book.announce(rounds, {**header, "kept": MEMORY})
+    for line in notes.history:
+        book.record(line, noise)
 
 
 def train(
@@ -64,147 +155,58 @@ def train(
     engine: Engine | None = None,
     eval_every: int = 1,
     train_metrics: bool = False,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
+    stop: EarlyStopping | None = None,
+    on_round: OnRound | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
 ) -> Result:
     """Run every round of the plan; delta defaults to population^-1.1, for records to size^-1.1 of their silo.
 
-    `train_metrics` adds train_loss, train_accuracy, ... to the diagnostics of every round that is evaluated.
+    With `out` the run is kept in a folder as `sordino run` keeps it, and `resume=True` goes on with what is there.
+    `metrics` are figures of the test rows, by name or {name: function of (outputs, targets)}; `train_metrics` adds
+    train_loss, train_accuracy, ... to the diagnostics. `stop` ends the run early by public figures: that saves time,
+    and all planned rounds are billed. `on_round` is told every line of the history.
     """
+    if resume and out is None:
+        raise ConfigError("resume=True without out", "the folder of the run to go on with", 'out="runs/a"')
+    if metrics is not None:
+        task = replace(task, metrics=(*task.metrics, *metrics_of(metrics)))
+    asked = RunSpec(seed=seed, eval_every=eval_every, train_metrics=train_metrics or None, stop=stop)
+    privacy = PrivacySpec(delta=delta, deltas=tuple(deltas), allow_large_delta=allow_large_delta, noise=noise)
+    config = config_of(plan, task, privacy, asked)
     engine = engine or InProcess()
-    check(plan, task, engine)
-    deltas = tuple(deltas) or (silo_deltas(plan) if delta is None else ())
-    delta = default_delta(plan.units) if delta is None else delta
-    check_deltas(plan, delta, deltas, allow_large_delta)
-    priced(plan, delta, deltas)
-    tally, history, state = Tally(), [], State.initial(plan, task.layout.flatten(task.model))
-    for done in run(
-        plan, task, engine=engine, streams=streams(noise, seed), charges=tally, state=state, eval_every=eval_every,
-        train_metrics=train_metrics,
-    ):  # fmt: skip
-        state = done.state
-        history.append(entry(done))
-        if on_round:
-            on_round(history[-1])
-    warn_if_still(history)
+    if out is None:
+        return _in_memory(config, task, engine, on_round)
+    return _in_folder(execute(config, Path(out), resume=resume, engine=engine, on_round=on_round, task=task), task)
+
+
+def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
+    """A run of a task made in Python as a file would say it; what no file can say stands for itself, by fingerprint."""
+    loss = task.losses if written(task.losses) else None
+    own = tuple(one for one in task.metrics if not isinstance(one, GivenMetric))
+    spec = TaskSpec(dataset=NAME, model=Given.of(task), loss=loss)
+    return Config(task=spec, plan=plan, privacy=privacy, run=replace(asked, metrics=own))
+
+
+def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
+    ready(config, task, engine)
+    plan, notes, stop = config.plan, Notes(), config.run.stop
+    state, _ = carried(config, task, Start(notes), engine, show)
+    warn_if_still(notes.history)
     model = final_model(plan, task, state)
-    known = Facts(delta, noise, 0, model=model_digest(model), deltas=deltas, public=declared_by_caller(task))
-    known = replace(known, environment=(versions(),), utility=last_figures(history), prepared=tally.prepared)
-    facts = counted(plan, tally.rounds, tally.cohorts, known, tally.settled)
-    return Result(model, history, certificate(plan, facts))
+    early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
+    known = Facts(config.delta, config.privacy.noise, 0, model=model_digest(model), early=early, **config.facts)
+    known = replace(known, public=declared_by_caller(task), environment=(versions(),), in_memory=True)
+    known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
+    facts = counted(plan, notes.rounds, notes.cohorts, known, notes.settled)
+    made = certificate(plan, facts)
+    return Result(model, notes.history, made, one_class(notes.history), None, config, facts, task, (notes, state))
 
 
-def declared_by_caller(task: Task) -> tuple[Declared, ...]:
-    """The rows that a task made in Python calls public."""
-    given = {
-        "test rows": (task.test, "the caller: test of the task"),
-        "rows": (task.public, "the caller: public of it"),
-    }
-    rows = [Declared(len(rows), what, by) for what, (rows, by) in given.items() if rows is not None]
-    return (*rows, *declared_weights(task))
-
-
-def declared_weights(task: Task) -> tuple[Declared, ...]:
-    """Weights that a task begins with, read from a file, and those it never trains: public by the user's word alone."""
-    init = task.init
-    first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
-    return (*first, *declared_frozen(plain(task.model)))
-
-
-def entry(done: Round) -> dict[str, Any]:
-    """A round as one line of history: public figures, and diagnostics marked as not private."""
-    line: dict[str, Any] = {"round": done.t + 1, **done.metrics}
-    if done.void:
-        line["void"] = True
-    return {**line, DIAGNOSTIC: {**done.diagnostics, "seconds": round(done.seconds, 4)}}
-
-
-def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
-    """The newest figures on public rows; None if there are none."""
-    told = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
-    return next((figures for figures in told if figures), None)
-
-
-def warn_if_still(history: list[dict[str, Any]]) -> None:
-    """Say so where no client's update was other than zero: the weights moved by noise alone."""
-    norms = [line[DIAGNOSTIC].get("update_norm_mean") for line in history]
-    if norms and all(norm == 0.0 for norm in norms):
-        _LOG.warning("In no round was a client's update other than zero: what moved, noise has moved. Look at lr.")
-
-
-def final_model(plan: Plan, task: Task, state: State) -> nn.Module:
-    """A copy of the module that the task was made with, holding the result of the run."""
-    model = copy.deepcopy(task.model)
-    task.layout.load(model, plan.server.result(state.memory))
-    return plain(model).eval()
-
-
-def model_bytes(model: nn.Module) -> bytes:
-    """The model as a safetensors file; of one that is frozen in parts, only what was trained."""
-    fixed = _frozen_names(model)
-    state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items() if name not in fixed}
-    return safetensors.torch.save(state)
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """What `model_bytes` has stored, into a module of the same kind; what is frozen there stays as it is."""
-    own = plain(model)
-    lacking = own.load_state_dict(dict(weights), strict=False)
-    wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]
-    if wrong:
-        raise DataError(f"weights that do not fit the model at {wrong[0]!r}", "those of a model of the same kind")
-
-
-def _frozen_names(model: nn.Module) -> set[str]:
-    every = model.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in every if not parameter.requires_grad}
-
-
-def model_digest(model: nn.Module) -> str:
-    """sha256 of the safetensors file."""
-    return hashlib.sha256(model_bytes(model)).hexdigest()
-
-
-def counted(
-    plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[Settled] = ()
-) -> Facts:
-    """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
-    again = len(rounds) - len(set(rounds))
-    facts = replace(facts, charged=len(rounds), repeats=again)
-    if not settled and (not cohorts or not plan.clients.random):
-        return facts
-    each = spent(plan, rounds, cohorts, settled)
-    if settled:
-        facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(again, int(each.max()) - len(set(rounds))))
-    own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
-    return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
-
-
-def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> NDArray[np.int64]:
-    """How often every client was charged; without a word of the silos, how often it was asked."""
-    known = Charged.of(plan) if settled else replace(Charged.of(plan), replays=False)
-    retell(plan, rounds, cohorts, settled, known)
-    return known.total
-
-
-class Told(Protocol):
-    """Whoever is told of charges, and of what became of them, in the order in which it was."""
-
-    def ask(self, cohort: Cohort, t: int) -> None: ...
-    def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None: ...
-
-
-def retell(plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[Settled], who: Told) -> None:
-    """Every charge, and after it what silos said of it."""
-    if not plan.clients.random:
-        cohorts = [plan.clients.draw(t, _NO_COINS) for t in rounds]
-    notes, asked = list(settled), list(zip(rounds, cohorts, strict=True))
-    for charged in range(len(asked) + 1):
-        t = rounds[charged - 1] if charged else 0
-        if charged:
-            who.ask(asked[charged - 1][1], t)
-        while notes and notes[0].after == charged:
-            note = notes.pop(0)
-            who.settle(note.refused, [(one.client, one.charges) for one in note.receipts], t)
-
-
-_NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none
+def _in_folder(done: Executed, task: Task) -> Result:
+    folder = RunFolder.open(done.path)
+    held = folder.contents()
+    assert done.model is not None
+    facts = folder.facts(held)
+    return Result(done.model, done.history, done.certificate, done.notes, done.path, held.config, facts, task)

@@ -26,8 +26,8 @@ ORDER = (
     ),  # words, bytes, coins, code, losses, noise
     *("parts", "privacy", "plan", "recipes"),  # what an algorithm is made of, what it costs, the algorithm, the papers'
     *("data", "models", "per_record", "engines"),  # whose records, which net, who computes
-    *("run", "training", "config"),  # the loop, the loop in one call, the file
-    *("theory", "report", "optim", "runs", "flower", "tuning", "audit", "cli"),  # what is built on it
+    *("run", "outcome", "config"),  # the loop, what it leaves, the file
+    *("theory", "report", "optim", "runs", "flower", "tuning", "audit", "training", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

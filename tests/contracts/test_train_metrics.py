@@ -14,7 +14,8 @@ from torch import nn
 
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import ConfigError
-from sordino.training import DIAGNOSTIC, train
+from sordino.outcome import DIAGNOSTIC
+from sordino.training import train
 
 TEST = (torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64))
 

@@ -17,11 +17,11 @@ from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.flower.loopback import Loopback
+from sordino.outcome import final_model
 from sordino.privacy.ledger import Ledger
 from sordino.rng import Seeded
 from sordino.run import run as rounds_of
 from sordino.runs.folder import RunFolder
-from sordino.training import final_model
 
 ROUNDS = 5
 

@@ -17,13 +17,13 @@ from sordino.engines.base import Receipt
 from sordino.engines.jobs import Job
 from sordino.engines.remote import Remote
 from sordino.errors import BudgetError, CertificateError, QuorumError
+from sordino.outcome import spent
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.run import Settled
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
-from sordino.training import spent
 
 SCHEMA = json.loads(
     (Path(__file__).resolve().parents[2] / "src/sordino/privacy/certificate.schema.json").read_text("utf-8")

@@ -19,9 +19,9 @@ import sordino as so
 from sordino.data.named import ByName
 from sordino.engines.checks import check_records
 from sordino.errors import DataError, PlanError
+from sordino.outcome import load_weights, model_bytes
 from sordino.parts.record_solvers import BatchGradient
 from sordino.runs.fingerprint import Fingerprint
-from sordino.training import load_weights, model_bytes
 
 CLIENTS, EACH = 4, 6
 

@@ -23,7 +23,7 @@ from sordino.privacy.ledger import Ledger
 from sordino.privacy.spending import Item, total
 from sordino.privacy.stored import schema
 from sordino.privacy.summary import upward
-from sordino.runs import execution, purse
+from sordino.runs import execution, purse, rounds
 from sordino.runs.folder import RunFolder
 
 EVENT, DELTA = PoissonSampled(0.5, GaussianNoise(2.0)), 1e-4
@@ -92,18 +92,18 @@ def test_a_run_that_stopped_gets_nothing_back_and_pays_for_what_is_run_again(
 ) -> None:
     """Killed after the charge of round 2: continued, it runs round 2 again, and five releases are paid for."""
     config = load_config(paying(tmp_path))
-    keep = execution._keep
+    keep = rounds._keep
 
-    def kill(book: Any, done: Any, *more: Any) -> None:
+    def kill(book: Any, done: Any, *more: Any) -> Any:
         if done.t == 1:
             raise KeyboardInterrupt
-        keep(book, done, *more)
+        return keep(book, done, *more)
 
-    monkeypatch.setattr(execution, "_keep", kill)
+    monkeypatch.setattr(rounds, "_keep", kill)
     with pytest.raises(KeyboardInterrupt):
         execution.execute(config, tmp_path / "a")
     assert [item["count"] for item in spent(tmp_path)["events"]] == [ROUNDS]
-    monkeypatch.setattr(execution, "_keep", keep)
+    monkeypatch.setattr(rounds, "_keep", keep)
     made = execution.execute(config, tmp_path / "a", resume=True).certificate
     assert made["counts"]["rounds_billed"] == ROUNDS + 1
     assert [item["count"] for item in spent(tmp_path)["events"]] == [ROUNDS + 1]

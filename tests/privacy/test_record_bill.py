@@ -14,6 +14,7 @@ from tests.tiny import plan as client_plan
 from sordino.config import from_recipe
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.matrix.toeplitz import dense
+from sordino.outcome import counted
 from sordino.parts.bands import BandedSquareRoot
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.events import (
@@ -48,7 +49,7 @@ from sordino.privacy.certificate import Facts, certificate, headline, participat
 from sordino.recipes import dp_ls_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
 from sordino.recipes.silo import budgets
 from sordino.report.explain import ceilings
-from sordino.training import counted, train
+from sordino.training import train
 
 ROUNDS, N = 6, 30
 Z = GaussianNoise(2.0)

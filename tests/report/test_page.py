@@ -15,6 +15,7 @@ import pytest
 from tests.commands import contents, sordino
 
 from sordino.config import parse
+from sordino.outcome import DIAGNOSTIC
 from sordino.privacy.certificate import Facts
 from sordino.privacy.certificate import certificate as certified
 from sordino.recipes import RECIPES, starters
@@ -23,7 +24,6 @@ from sordino.report.data import collected
 from sordino.report.subject import Subject
 from sordino.report.svg import GAP, Axis, Chart, Scale, Series, apart, draw
 from sordino.report.tables import upto
-from sordino.training import DIAGNOSTIC
 
 VOID = {"meta", "link", "line", "path", "circle", "rect", "br"}
 BANNER = "Not private, simulation only."

@@ -10,8 +10,8 @@ import pytest
 from tests.commands import federation, sordino
 
 from sordino.errors import ConfigError
+from sordino.outcome import DIAGNOSTIC
 from sordino.report.track import Tracker, flat
-from sordino.training import DIAGNOSTIC
 
 LINE = {"round": 1, "accuracy": 0.5, "void": True, DIAGNOSTIC: {"update_norm": 2.0, "note": "words"}}
 CERTIFICATE = {

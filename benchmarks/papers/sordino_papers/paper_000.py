@@ -14,6 +14,7 @@ from sordino.data.datasets import load
 from sordino.data.partition import Iid
 from sordino.data.task import Records, Task, evaluate
 from sordino.models import Logistic
+from sordino.outcome import final_model
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
@@ -23,7 +24,6 @@ from sordino.privacy.certificate import default_delta
 from sordino.recipes import best, dp_fed_ls
 from sordino.run import Round
 from sordino.theory.central_noise import poisson_noise, uniform_noise
-from sordino.training import final_model
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.claims import Check, beats, common, every, ours, shown
 from sordino_papers.verdicts import fact, in_all

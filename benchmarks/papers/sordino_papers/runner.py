@@ -15,10 +15,10 @@ from sordino.codec import nearest
 from sordino.data.task import Records, evaluate
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
+from sordino.outcome import final_model
 from sordino.privacy.certificate import headline
 from sordino.rng import Seeded
 from sordino.run import Round, run
-from sordino.training import final_model
 from sordino_papers import kept
 from sordino_papers.cells import Cell, Job, Result, Table, index
 from sordino_papers.studies import Study, instructions, processes

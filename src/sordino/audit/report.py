@@ -20,11 +20,12 @@ from sordino.config import Config, load_config
 from sordino.data.task import Task
 from sordino.engines.preparing import begin, scaled
 from sordino.errors import ConfigError
-from sordino.plan import State
+from sordino.outcome import load_weights
+from sordino.plan import Plan, State
+from sordino.privacy.certificate import Facts
 from sordino.report.explain import ceilings
 from sordino.rng import Seeded
 from sordino.runs.folder import PREPARED, RunFolder
-from sordino.training import load_weights
 
 
 def check_changes(target: Path, changes: Sequence[str]) -> None:
@@ -36,7 +37,12 @@ def check_changes(target: Path, changes: Sequence[str]) -> None:
 def mechanism(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Layer 1: one round of the plan against its certificate, and rehearsed rounds against the plan; needs no data."""
     config = config_of(target, changes)
-    found, ran = audit_mechanism(config.plan, delta=config.delta), audit_behaviour(config.plan)
+    return of_plan(config.plan, config.delta)
+
+
+def of_plan(plan: Plan, delta: float) -> dict[str, Any]:
+    """The same of a plan."""
+    found, ran = audit_mechanism(plan, delta=delta), audit_behaviour(plan)
     return {
         "passed": all(audit.passed for audit in found) and not failures(ran),
         "mechanism": [asdict(audit) for audit in found],
@@ -47,10 +53,15 @@ def mechanism(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
 
 def canaries(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Layer 2: one training with planted canaries."""
+    config = config_of(target, changes)
+    return of_canaries(replace(config.plan, prepare=()), prepared(config, target), config.delta)
+
+
+def of_canaries(plan: Plan, task: Task, delta: float) -> dict[str, Any]:
+    """The same of a plan and a task."""
     from sordino.audit.canaries import audit_canaries
 
-    config = config_of(target, changes)
-    found = audit_canaries(replace(config.plan, prepare=()), prepared(config, target), delta=config.delta)
+    found = audit_canaries(plan, task, delta=delta)
     return {"passed": found.passed, "canaries": asdict(found)}
 
 
@@ -90,8 +101,13 @@ def prepared(config: Config, target: Path) -> Task:
 def membership(target: Path) -> dict[str, Any]:
     """Layer 3: loss-threshold membership inference beside the ceiling that the certificate gives."""
     folder, task = trained(target)
+    return of_model(task, folder.config().plan, folder.facts())
+
+
+def of_model(task: Task, plan: Plan, facts: Facts) -> dict[str, Any]:
+    """The same of a task whose module holds what was trained."""
     found = audit_membership(task.model, task)
-    reach = ceilings(folder.config().plan, folder.facts())["models"]
+    reach = ceilings(plan, facts)["models"]
     few, luck = min(found.members, found.strangers), _noise(found.members) + _noise(found.strangers)
     lower = found.auc <= reach.auc + _noise(few), found.true_positives["0.01"] <= reach.true_positives + luck
     limits = {"auc_at_most": reach.auc, "true_positive_rate_at_1_percent_at_most": reach.true_positives}

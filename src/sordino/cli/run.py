@@ -125,7 +125,7 @@ def result_text(done: Executed) -> str:
         from sordino.report.explain import in_all
 
         lines.append(f"ledger: {in_all(done.certificate['ledger'])}")
-    lines += [f"note: {note}" for note in (*done.notes, *one_class(last))]
+    lines += [f"note: {note}" for note in done.notes]
     return "\n".join([*lines, f"files: {done.path}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}"])
 
 
@@ -141,15 +141,8 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
             yield on_round
 
 
-def one_class(last: dict[str, Any]) -> list[str]:
-    """What accuracy does not say: that the model tells nobody apart."""
-    if "only_class" not in last:
-        return []
-    return [f"the model predicts class {last['only_class']} only; read balanced_accuracy, not accuracy"]
-
-
 def _plain(line: dict[str, Any], rounds: int) -> str:
-    from sordino.training import DIAGNOSTIC
+    from sordino.outcome import DIAGNOSTIC
 
     figures = " ".join(f"{name}={line[name]:.4f}" for name in public(line))
     seconds = line.get(DIAGNOSTIC, {}).get("seconds")
@@ -158,7 +151,7 @@ def _plain(line: dict[str, Any], rounds: int) -> str:
 
 
 def _alarm(line: dict[str, Any]) -> str:
-    from sordino.training import DIAGNOSTIC
+    from sordino.outcome import DIAGNOSTIC
 
     bad = int(line.get(DIAGNOSTIC, {}).get("nonfinite_updates", 0))
     only = f"  predicts class {line['only_class']} only" if "only_class" in line else ""

@@ -10,8 +10,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sordino.codec.form import nearest, read
+from sordino.codec.form import read
 from sordino.codec.part import Foreign, package_of
+from sordino.codec.words import nearest
 from sordino.errors import ConfigError
 
 _ADDED: dict[tuple[str, str], Callable[..., Any]] = {}

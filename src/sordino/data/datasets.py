@@ -65,14 +65,34 @@ _SETS = {
 }
 _ALIASES = {"loans": "lending_club"}
 TABLES = ("csv", "parquet")
+_PICTURE, _COLOURS = (1, 28, 28), (3, 32, 32)
+_RECORDS: dict[str, tuple[tuple[int, ...], int]] = {  # shape of one record, and how many classes; 0: a number
+    **{"digits": ((1, 8, 8), 10), "breast_cancer": ((30,), 2), "diabetes": ((10,), 0), "wine": ((13,), 3)},
+    **{"mnist": (_PICTURE, 10), "mnist_writers": (_PICTURE, 10), "fashion_mnist": (_PICTURE, 10)},
+    **{"femnist": (_PICTURE, 62), "cifar10": (_COLOURS, 10), "svhn": (_COLOURS, 10), "adult": ((104,), 2)},
+    **{"insurance": ((11,), 0), "heart_disease": ((22,), 2), "lending_club": ((10,), 0)},
+}
 
 
-def add_dataset(name: str, read: Callable[..., Dataset], *, description: str = "", licence: str = "not stated") -> None:
-    """A data set of your own: `read(**options)` returns it; its test records are public by your word."""
+def add_dataset(
+    name: str,
+    read: Callable[..., Dataset],
+    *,
+    description: str = "",
+    licence: str = "not stated",
+    shape: tuple[int, ...] | None = None,
+    classes: int = 0,
+) -> None:
+    """A data set of your own: `read(**options)` returns it; its test records are public by your word.
+
+    With the `shape` of one record and the number of `classes` (0: a number), `sordino plan` tries the model on it.
+    """
     known = _SETS.get(_ALIASES.get(name, name))
     if known is not None and (known.read.__module__, known.read.__qualname__) != (read.__module__, read.__qualname__):
         raise ConfigError(f"a second data set {name!r}", "a name of its own", f"{known.read.__module__} has this one")
     _SETS[name] = _Entry(read, description, licence)
+    if shape is not None:
+        _RECORDS[name] = tuple(shape), classes
 
 
 def foreign(name: str) -> tuple[Foreign, ...]:
@@ -81,6 +101,11 @@ def foreign(name: str) -> tuple[Foreign, ...]:
     if entry is None or entry.read.__module__.startswith("sordino."):
         return ()
     return (Foreign(*package_of(entry.read.__module__), "Dataset", name),)
+
+
+def record_of(name: str) -> tuple[tuple[int, ...], int] | None:
+    """Shape of one record and number of classes (0: a number), where they are known without reading anything."""
+    return _RECORDS.get(_ALIASES.get(name, name))
 
 
 def names() -> list[str]:

@@ -11,7 +11,10 @@ from typing import Any
 from sordino import codec
 from sordino.errors import ConfigError
 
-PER_SILO = {"recipe": ("sizes", "epsilons", "deltas", "multipliers"), "privacy": ("silos",)}  # however deep inside
+PER_SILO = {
+    "recipe": ("sizes", "epsilons", "deltas", "multipliers"),
+    "privacy": ("silos", "deltas"),
+}  # however deep inside
 
 
 def resolved(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def check_records(plan: Plan, task: Task) -> None:
     if plan.local.reads is None:
         return
     _check_sizes(plan.local.reads, task)
-    _check_model(task.model)
+    check_layers(task.model)
     _check_apart(task)
     if isinstance(plan.local, BatchGradient):
         _check_range(plan.local, task)
@@ -51,7 +51,7 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
         raise DataError(found, "the declared sizes", fix)
 
 
-def _check_model(model: nn.Module) -> None:
+def check_layers(model: nn.Module) -> None:
     """A layer that mixes the records of a batch, or remembers them, has no gradient per record."""
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):

@@ -26,6 +26,7 @@ from sordino.engines.jobs import read_plan
 from sordino.errors import DataError, EngineError, PlanError
 from sordino.flower.internals import flower
 from sordino.layout import Layout, Slot
+from sordino.outcome import counted
 from sordino.parts.encode import Public, finite_rows
 from sordino.parts.norms import row_norms
 from sordino.parts.release import own_message
@@ -34,7 +35,6 @@ from sordino.plan import Plan, State
 from sordino.privacy.certificate import Facts, certificate, check_deltas, default_delta
 from sordino.rng import Secure, Streams
 from sordino.run import Tally, advanced
-from sordino.training import counted
 from sordino.version import versions
 
 if TYPE_CHECKING:

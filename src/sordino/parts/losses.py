@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sordino.codec import Part, read
+from sordino.codec import Foreign, Part, added, read
 from sordino.errors import ConfigError, shown
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one value per record [b]
@@ -184,6 +184,33 @@ class Quantile(Loss, kind="quantile"):
     def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
         share = 1 / scores.shape[-1]
         return (pace * (scores - _like(targets, scores))).clamp(-self.tau * share, (1 - self.tau) * share)
+
+
+@dataclass(frozen=True)
+class Own(Loss, kind="own"):
+    """A function that `sordino.add_loss(name)` has added: (outputs, targets) -> one value per record."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        added.find("loss", self.name)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found: Tensor = added.find("loss", self.name)(outputs, targets)
+        return found
+
+    def rests_on(self) -> tuple[Foreign, ...]:
+        return (added.origin("loss", self.name),)
+
+
+def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
+    """A decorator: a function of (outputs, targets) that a file may name, loss = { kind = "own", name = ... }."""
+
+    def keep(function: LossFunction) -> LossFunction:
+        added.add("loss", name, function)
+        return function
+
+    return keep
 
 
 @dataclass(frozen=True)

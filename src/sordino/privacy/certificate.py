@@ -61,6 +61,11 @@ class Loop:
 
 FOLLOWS = "the server follows the protocol of the secure sum: it hands on the silos' public keys as they are"
 
+BEGAN = (
+    "the module was given in Python: the weights that it began with, and what they may have been trained on, are public"
+)
+IN_MEMORY = "the rounds were counted in memory by the process that ran them: nothing shows that there were no others"
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -87,6 +92,9 @@ class Facts:
     environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
     utility: dict[str, float] | None = None  # the last figures on public rows
     prepared: int = 0  # how often the plan's preparations were charged
+    early: str = ""  # what stopped it early, by public figures: all planned rounds are billed
+    given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
+    in_memory: bool = False  # no charge was on disk before its noise was drawn
 
 
 def default_delta(population: int) -> float:
@@ -184,7 +192,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
             *(_loop_assumptions(facts.loop, plan.release.joint) if facts.loop is not None else ()),
             *(("what a silo says that it was charged is what stands in its own ledger",) if facts.receipts else ()),
             *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
-            *(trusted(part) for part in others),
+            *(*(trusted(part) for part in others), *_given_assumptions(facts)),
             *(facts.selection.assumed if facts.selection is not None else ()),
             *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
         ],
@@ -195,7 +203,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "model_sha256": facts.model,
         "sordino": __version__,
         "environment": [dict(ran) for ran in facts.environment],
-        "utility": None if facts.utility is None else dict(facts.utility),
+        **{name: None if told is None else dict(told) for name, told in _told(facts)},
         "loop": None if facts.loop is None else _loop(plan, facts, facts.loop),
         "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
         "run": None,  # what a folder binds
@@ -213,6 +221,10 @@ def _preparation(plan: Plan, part: Preparation) -> dict[str, Any]:
     noise = part.noise(plan.forecast.lines[0].relation)
     who = "whoever sums the messages" if curated(plan.unit, plan.release) else "each client, or silo, on its own"
     return {"release": codec.dump(part), "noise": codec.dump(noise), "noised_by": who}
+
+
+def _told(facts: Facts) -> tuple[tuple[str, dict[str, Any] | None], ...]:
+    return ("given", facts.given), ("utility", facts.utility)
 
 
 def _loop(plan: Plan, facts: Facts, loop: Loop) -> dict[str, Any]:
@@ -304,6 +316,8 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
         seen["rounds_charged_again"] = facts.repeats
     if facts.stopped:
         seen["stopped_by"] = "a budget that the next round would have overspent"
+    elif facts.early:
+        seen["stopped_by"] = facts.early
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
 
 
@@ -382,6 +396,11 @@ def _loop_assumptions(loop: Loop, joint: bool) -> list[str]:
         "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
         "losses and accuracies on the training records, where the loop shows them, are not published",
     ]
+
+
+def _given_assumptions(facts: Facts) -> list[str]:
+    """What a task made in Python, and a run that was kept in memory, ask for besides."""
+    return [*([BEGAN] if facts.given is not None else []), *([IN_MEMORY] if facts.in_memory else [])]
 
 
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:

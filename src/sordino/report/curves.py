@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sordino.errors import PlanError
+from sordino.outcome import counted
 from sordino.parts.events import Unprotected
 from sordino.privacy import accounting
 from sordino.privacy.attack import Floats, power, true_positives
@@ -22,7 +23,6 @@ from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participati
 from sordino.privacy.certificate import billed, headline, line_entry, participation
 from sordino.privacy.selection import selected
 from sordino.report.subject import Subject
-from sordino.training import counted
 
 POINTS = 24  # of a curve over rounds
 MOST = 6  # curves in one figure

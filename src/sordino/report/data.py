@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from sordino.outcome import DIAGNOSTIC
 from sordino.parts.encode import Adaptive
 from sordino.report.compare import compared
 from sordino.report.curves import delta_curve, over_rounds, trade_off
 from sordino.report.explain import ALL, CHANGE, ceilings, explain
 from sordino.report.spectrum import spectrum
 from sordino.report.subject import Subject
-from sordino.training import DIAGNOSTIC
 from sordino.version import __version__
 
 MAIN = ("accuracy", "balanced_accuracy", "auc", "token_accuracy", "rmse", "loss")  # the figure that a run is known by

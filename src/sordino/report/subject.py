@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sordino.outcome import DIAGNOSTIC
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import Facts
-from sordino.training import DIAGNOSTIC
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from sordino import codec
 from sordino.errors import ConfigError
+from sordino.outcome import DIAGNOSTIC
 from sordino.rng import Mode
-from sordino.training import DIAGNOSTIC
 
 Figures = dict[str, float]
 

@@ -20,13 +20,15 @@ from typing import Any
 from sordino import codec
 from sordino.config import Config
 from sordino.engines.base import Receipt
-from sordino.errors import ConfigError, StorageError
+from sordino.errors import BudgetError, ConfigError, StorageError
+from sordino.outcome import released
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.privacy.certificate import Declared
 from sordino.privacy.stored import text_of
+from sordino.rng import Mode
 from sordino.run import Settled
-from sordino.runs import chain, files, purse, receipts
+from sordino.runs import chain, ending, files, purse, receipts
 from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, software
@@ -78,13 +80,17 @@ class Book:
         """How the rounds from here on are computed: one line each time the run is started or continued."""
         self.engine.append(json.dumps({"after_round": rounds, "versions": versions(), **header}).encode())
 
-    def record(self, entry: dict[str, Any]) -> None:
-        """One line of history."""
-        self.history.append(json.dumps(entry).encode())
+    def record(self, line: dict[str, Any], noise: Mode) -> None:
+        """One line of history, as far as it may be written."""
+        self.history.append(json.dumps(released(line, noise)).encode())
 
     def save(self, state: State) -> None:
         """The checkpoint: it binds the chain up to here, and history."""
         Checkpoint(state, self.head, self.history.mark, self.engine.mark).save(self.folder.private)
+
+    def refuse(self, config: Config, error: BudgetError) -> None:
+        """A budget has ended the run: which cohort it refused."""
+        ending.note(self.folder.path, config.plan, error.refused, self.config, self.head)
 
     def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
         """Model and certificate, from what the folder says happened; signed if somebody signs."""
@@ -103,7 +109,9 @@ class Book:
 def create(path: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...] = ()) -> RunFolder:
     """A new folder, built beside its place and moved there whole; an existing one is never touched."""
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path}, which exists", "a new folder", "choose another --out, or add --resume")
+        raise ConfigError(
+            f"{path}, which exists", "a new folder", "choose another --out, or add --resume (resume=True)"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(path) as made:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sordino import codec
 from sordino.config import Config
@@ -18,34 +19,33 @@ from sordino.data.task import Task
 from sordino.engines.base import Deployed, Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
-from sordino.engines.preparing import begin, known, said
+from sordino.engines.preparing import known, said
 from sordino.engines.ranks import local_rank
-from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError
+from sordino.errors import BudgetError, ConfigError, StorageError
+from sordino.outcome import final_model, model_bytes
 from sordino.plan import State
-from sordino.privacy.certificate import priced
-from sordino.rng import Mode
-from sordino.run import Round, check, run
-from sordino.runs import ending, files, purse, receipts, signature
-from sordino.runs.book import Book, create
+from sordino.run import check
+from sordino.runs import files, purse, receipts, signature
+from sordino.runs.book import create
 from sordino.runs.files import SAFE
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import PREPARED, RunFolder
 from sordino.runs.resume import Resumed
 from sordino.runs.resume import resume as resumed
-from sordino.training import DIAGNOSTIC, entry, final_model, model_bytes
+from sordino.runs.rounds import OnRound, Start, carried, one_class, ready
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-OnRound = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Executed:
-    """What a finished run shows; `notes` are what its owner should know of the data, and of how it was continued."""
+    """What a finished run shows; `notes` are what its owner should know of it. The model, where it is here."""
 
     path: Path
     history: list[dict[str, Any]]
     certificate: dict[str, Any]
     notes: tuple[str, ...] = ()
+    model: nn.Module | None = None
 
 
 def execute(
@@ -65,11 +65,10 @@ def execute(
     engine = engine or InProcess()
     notes = () if task is not None else config.look()
     task = task or config.build()
-    check(config.plan, task, engine)
     if isinstance(engine, Distributed) and not engine.leads:
+        check(config.plan, task, engine)
         engine.prepare(config.plan, task, config.streams)
-    config.check_budget()
-    priced(config.plan, config.delta, config.deltas)
+    ready(config, task, engine)
     key = None if sign is None else signature.private_key(sign)
     there = resume and path.exists()
     if not there:
@@ -85,8 +84,38 @@ def execute(
         prepared = held.chain.prepared + again
         purse.admit(config, held.header.run, held.chain.rounds, 0 if start.state is None else start.state.t, prepared)
         finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
-        done = _rounds(config, task, start, engine, on_round or (lambda line: None), finish)
+        done = _finished(config, task, start, engine, on_round, finish)
         return replace(done, notes=(*notes, *done.notes))
+
+
+def _finished(
+    config: Config,
+    task: Task,
+    start: Resumed,
+    engine: Engine,
+    show: OnRound | None,
+    finish: Callable[[bytes], dict[str, Any]],
+) -> Executed:
+    """What is left of the run, then model and certificate."""
+    folder, budget = start.book.folder, config.budget
+    if budget is not None:  # what earlier rounds spent of a client's budget stays spent
+        budget = receipts.counted(folder.path, config.plan, budget, start.held.chain, isinstance(engine, Deployed))
+    engine = engine.of_run(start.held.header.run) if isinstance(engine, Deployed) else engine
+    begun = Start(start.book, start.state, tuple(folder.history()), budget, start.refused)
+    state, refused = carried(config, task, begun, engine, show)
+    model = final_model(config.plan, task, state)
+    keep_columns(folder.path, config, task, state)
+    made = finish(model_bytes(model))
+    if refused is not None:
+        raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
+    history = folder.history()
+    return Executed(folder.path, history, made, (*start.notes, *one_class(history)), model)
+
+
+def keep_columns(path: Path, config: Config, task: Task, state: State) -> None:
+    """What was released of columns before the first round: with it new rows are prepared as the model's were."""
+    if config.plan.prepare:
+        files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
 
 
 @contextmanager
@@ -100,78 +129,6 @@ def _enough_memory() -> Iterator[None]:
         found = f"no memory left ({str(error).splitlines()[0] if str(error) else 'MemoryError'})"
         fix = f"free some, or use a smaller model or cohort, and add --resume: {SAFE}"
         raise StorageError(found, "room for the clients that are computed at once", fix) from None
-
-
-def _rounds(
-    config: Config, task: Task, start: Resumed, engine: Engine, show: OnRound, finish: Callable[[bytes], dict[str, Any]]
-) -> Executed:
-    plan, book = config.plan, start.book
-    engine = engine.of_run(start.held.header.run) if isinstance(engine, Deployed) else engine
-    first = State.initial(plan, task.layout.flatten(task.model))
-    state = _prepared(config, task, book, _fitting(start.state, first))
-    refused = start.refused
-    try:
-        for done in () if refused else _remaining(config, task, start, engine, state):
-            state = done.state
-            _keep(book, done, show, config.privacy.noise)
-    except BudgetError as error:
-        refused = error
-        ending.note(book.folder.path, plan, error.refused, book.config, book.head)
-    if plan.prepare:
-        files.write(book.folder.path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
-    made = finish(model_bytes(final_model(plan, task, state)))
-    path = book.folder.path
-    if refused is not None:
-        raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {path}")
-    return Executed(path, book.folder.history(), made, start.notes)
-
-
-def _prepared(config: Config, task: Task, book: Book, state: State) -> State:
-    """Preparations are charged, released and kept before the first round: a run that is continued reads them."""
-    if not config.plan.prepare or known(state):
-        return state
-    if config.budgeted and book.charged:
-        found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
-        raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
-    state = begin(config.plan, task, config.streams, book.charge, state)[1]
-    book.save(state)
-    return state
-
-
-def _fitting(found: State | None, first: State) -> State:
-    """The checkpoint's state, if this plan's server and release can have written it."""
-    if found is None:
-        return first
-    for who, kept, wanted in (("server", found.memory, first.memory), ("release", found.noise, first.noise)):
-        shapes = [{name: (held.shape, held.dtype) for name, held in memory.items()} for memory in (kept, wanted)]
-        if shapes[0] != shapes[1]:
-            raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
-    return found
-
-
-def _remaining(config: Config, task: Task, start: Resumed, engine: Engine, state: State) -> Iterator[Round]:
-    """The rounds that are left; what earlier rounds spent of a client's budget stays spent."""
-    budget = config.budget
-    if budget is not None:
-        path, elsewhere = start.book.folder.path, isinstance(engine, Deployed)
-        budget = receipts.counted(path, config.plan, budget, start.held.chain, elsewhere)
-    source = config.streams
-    every = config.run.eval_every
-    return run(
-        config.plan, task, engine=engine, streams=source, charges=start.book, state=state, budget=budget,
-        eval_every=every, train_metrics=bool(config.run.train_metrics), announce=partial(start.book.announce, state.t),
-    )  # fmt: skip
-
-
-def _keep(book: Book, done: Round, show: OnRound, noise: Mode) -> None:
-    """History, then the checkpoint: a kill between them costs a line that `resume` drops.
-
-    Diagnostics of a run for release are shown to whoever runs it and never written (PRIVACY rule 11).
-    """
-    line = entry(done)
-    book.record({name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC})
-    book.save(done.state)
-    show(line)
 
 
 def named_engine(name: str, threads: int, timeout: float = 3600.0, device: str = "cpu") -> Engine:

@@ -30,6 +30,7 @@ from typing import Any
 from sordino import codec
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
+from sordino.outcome import counted, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.privacy.certificate import Declared, Facts, certificate
 from sordino.privacy.stored import compare_text, parsed
@@ -38,10 +39,10 @@ from sordino.runs.chain import Chain
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.logs import Mark
-from sordino.training import counted, last_figures
 from sordino.version import __version__
 
 PREPARED = "prepared.json"
+MEMORY = "in memory"  # engine.jsonl of a run that was written down after its end
 
 
 @dataclass(frozen=True)
@@ -189,19 +190,31 @@ class RunFolder:
         settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.chain.charges))
         known = replace(known, environment=self._environment(), utility=last_figures(self.history()))
         known = replace(known, prepared=held.chain.prepared)
+        after = any(line.get("kept") == MEMORY for line in self._ran())
+        known = replace(known, early=self.ended(held), in_memory=after)
         found = counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
         return replace(found, ledger=purse.standing(self.path, config, found))
 
     def _environment(self) -> tuple[dict[str, str], ...]:
         """Every set of versions that computed here, once each, in their order."""
         ran: list[dict[str, str]] = []
-        for line in logs.entries(self._read("engine.jsonl"), "engine.jsonl"):
+        for line in self._ran():
             ran += [line["versions"]] * ("versions" in line and line["versions"] not in ran)
         return tuple(ran)
+
+    def _ran(self) -> list[dict[str, Any]]:
+        """How it was computed, one line each time that it was started or continued."""
+        return logs.entries(self._read("engine.jsonl"), "engine.jsonl")
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""
         return ending.refusal(self.path, held.chain, held.config, held.header.config)
+
+    def ended(self, held: Contents) -> str:
+        """What stopped the run early, in words, by its own rule and the figures in its history; empty: nothing did."""
+        stop, rounds = held.config.run.stop, held.config.plan.rounds
+        last = None if stop is None else stop.ends(self.history())
+        return "" if stop is None or last is None or last == rounds else stop.words
 
     # ---- the certificate --------------------------------------------------------------------------------------------
 
@@ -238,9 +251,14 @@ class RunFolder:
         for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
             if Mark.of(self._read(name)) != (mark or Mark()):
                 raise CertificateError(name, f"{name} is not what the checkpoint was written after")
-        if self.refusal(held) is None and (last is None or last.state.t != held.config.plan.rounds):
+        if self.refusal(held) is None and (last is None or last.state.t != self._end(held)):
             raise CertificateError("checkpoint", "the checkpoint is not of the last round, and no budget ended the run")
         return "" if last is None else last.sha256
+
+    def _end(self, held: Contents) -> int:
+        """The round that is the last by the plan, or by its rule to stop."""
+        stop, rounds = held.config.run.stop, held.config.plan.rounds
+        return rounds if stop is None else stop.ends(self.history()) or rounds
 
     def _last(self, held: Contents) -> Checkpoint | None:
         """The checkpoint itself; at rest there is no falling back."""

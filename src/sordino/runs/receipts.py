@@ -13,13 +13,13 @@ from typing import Any
 
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError
+from sordino.outcome import retell
 from sordino.plan import Plan
 from sordino.privacy.budget import Filter
 from sordino.privacy.charged import Charged
 from sordino.run import Settled, told
 from sordino.runs import files
 from sordino.runs.chain import Chain
-from sordino.training import retell
 
 NAME = "receipts.jsonl"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sordino import codec
 from sordino.config import Config
 from sordino.data.task import Task
 from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
+from sordino.models import Given
 from sordino.plan import State
 from sordino.runs import chain, checkpoint, files, logs, receipts
 from sordino.runs.book import Book
@@ -33,6 +35,7 @@ class Resumed:
 def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
     """Check all, mend what a kill leaves (half a line, a torn checkpoint), and go on. Call it under the lock."""
     held = folder.contents()
+    _check_given(folder.path, held.config, config)
     _check_same(folder, held.header, config, task)
     if (folder.path / "certificate.json").exists():
         folder.certify()
@@ -45,6 +48,15 @@ def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
     _mend(folder, held, Mark.of(history), Mark.of(engine), why)
     book = Book.at(folder, held.header.config, held.chain, history, engine)
     return Resumed(None if last is None else last.state, book, held, tuple(notes), folder.refusal(held))
+
+
+def _check_given(path: Path, before: Config, now: Config) -> None:
+    """A task that was made in Python must be of the same kind as the one before; its data are compared apart."""
+    kept, given = before.task.model, now.task.model
+    differ = kept.differs(given) if isinstance(kept, Given) and isinstance(given, Given) else []
+    if differ:
+        found = f"another task than {path} was started with: {', '.join(differ)}"
+        raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
 
 
 def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -> None:
@@ -63,6 +75,8 @@ def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -
             f"install sordino=={header.sordino}, or start anew in another --out",
         )
     changed = folder.fingerprint(header).changed(task)
+    if not changed and config.task.declared(task) != header.public:
+        changed = ["what is declared public of them, or the weights that are not trained"]
     if changed:
         raise DataError(
             f"other data than {path} was started with: {', '.join(changed)}",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError, UnreachableError
+from sordino.outcome import declared_by_caller
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.release import LocalNoise
 from sordino.plan import Plan
@@ -19,7 +20,6 @@ from sordino.privacy.certificate import Declared
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.theory import local_steps
-from sordino.training import declared_by_caller
 from sordino.tuning.knobs import Knobs, knobs, turned
 from sordino.tuning.stand_in import Source, cost, stand_in
 

@@ -12,55 +12,19 @@ Counts in the docstrings are trainable parameters, weights and biases.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from sordino.codec import Part
 from sordino.errors import ConfigError, shown
+from sordino.models.spec import Shape, Spec
 
-Shape = tuple[int, ...]  # of ONE record, without the batch axis
-Layers = list[tuple[str, nn.Module]]
-
-
-class Spec(Part):
-    """An architecture as a value: `build` makes a module from [b, *shape] to [b, outputs]."""
-
-    @abstractmethod
-    def build(self, shape: Shape, outputs: int) -> nn.Module:
-        """A module for records of this shape."""
-
-
-def build_seeded(spec: Spec, shape: Shape, outputs: int, seed: int) -> nn.Module:
-    """`spec.build` with weights that depend on `seed` alone; the global torch generator is left as it was.
-
-    Initial weights are public, so a plain torch generator serves; it reads the low 32 bits of `seed`.
-    """
-    _check_size(spec, shape, outputs)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        return spec.build(shape, outputs)
-
-
-LARGEST = 10**9  # parameters
 WIDEST, DEEPEST = 10**6, 1000  # of one layer, and how many
-
-
-def _check_size(spec: Spec, shape: Shape, outputs: int) -> None:
-    """Refuse a net that no memory holds; built on the meta device, where a tensor is a shape and nothing else."""
-    try:
-        with torch.device("meta"):
-            count = sum(parameter.numel() for parameter in spec.build(shape, outputs).parameters())
-    except RuntimeError as error:  # a shape beyond 64 bits
-        raise ConfigError(f"{_name(spec)} for records of shape {list(shape)} ({error})", "a net that can be") from None
-    if count > LARGEST:
-        raise ConfigError(f"{_name(spec)} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
+Layers = list[tuple[str, nn.Module]]
 
 
 # ---- linear models and perceptrons ----------------------------------------------------------------------------------
@@ -266,9 +230,6 @@ class _CharLstm(nn.Module):
         states, _ = self.lstm(self.embed(windows))  # [b, length, hidden]
         scores: Tensor = self.fc1(states[:, -1])
         return scores
-
-
-SPECS = cast(dict[str, type[Spec]], Spec.members)
 
 
 # ---- layers shared by the specs -------------------------------------------------------------------------------------

@@ -1,0 +1,153 @@
+"""What a run leaves: lines of history, the model, what was declared public, and the counts that a bill needs."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import safetensors.torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sordino.data.initial import declared_frozen
+from sordino.data.named import plain
+from sordino.data.task import Task
+from sordino.errors import DataError
+from sordino.parts.release import LocalNoise
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan, State
+from sordino.privacy.certificate import WEIGHTS, Declared, Facts
+from sordino.privacy.charged import Charged
+from sordino.rng import Mode, Seeded
+from sordino.run import Round, Settled
+
+_LOG = logging.getLogger("sordino")
+DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand
+_NO_FIGURES = ("round", "void", DIAGNOSTIC)  # of a line of history
+
+
+def declared_by_caller(task: Task) -> tuple[Declared, ...]:
+    """The rows that a task made in Python calls public."""
+    given = {
+        "test rows": (task.test, "the caller: test of the task"),
+        "rows": (task.public, "the caller: public of it"),
+    }
+    rows = [Declared(len(rows), what, by) for what, (rows, by) in given.items() if rows is not None]
+    return (*rows, *declared_weights(task))
+
+
+def declared_weights(task: Task) -> tuple[Declared, ...]:
+    """Weights that a task begins with, read from a file, and those it never trains: public by the user's word alone."""
+    init = task.init
+    first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
+    return (*first, *declared_frozen(plain(task.model)))
+
+
+def entry(done: Round) -> dict[str, Any]:
+    """A round as one line of history: public figures, and diagnostics marked as not private."""
+    line: dict[str, Any] = {"round": done.t + 1, **done.metrics}
+    if done.void:
+        line["void"] = True
+    return {**line, DIAGNOSTIC: {**done.diagnostics, "seconds": round(done.seconds, 4)}}
+
+
+def released(line: dict[str, Any], noise: Mode) -> dict[str, Any]:
+    """What of a line is written: diagnostics of a run for release are shown to whoever runs it, and never kept."""
+    return {name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC}
+
+
+def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
+    """The newest figures on public rows; None if there are none."""
+    told = ({name: line[name] for name in line if name not in _NO_FIGURES} for line in reversed(history))
+    return next((figures for figures in told if figures), None)
+
+
+def warn_if_still(history: list[dict[str, Any]]) -> None:
+    """Say so where no client's update was other than zero: the weights moved by noise alone."""
+    norms = [line.get(DIAGNOSTIC, {}).get("update_norm_mean") for line in history]
+    if norms and all(norm == 0.0 for norm in norms):
+        _LOG.warning("In no round was a client's update other than zero: what moved, noise has moved. Look at lr.")
+
+
+def final_model(plan: Plan, task: Task, state: State) -> nn.Module:
+    """A copy of the module that the task was made with, holding the result of the run."""
+    model = copy.deepcopy(task.model)
+    task.layout.load(model, plan.server.result(state.memory))
+    return plain(model).eval()
+
+
+def model_bytes(model: nn.Module) -> bytes:
+    """The model as a safetensors file; of one that is frozen in parts, only what was trained."""
+    fixed = _frozen_names(model)
+    state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items() if name not in fixed}
+    return safetensors.torch.save(state)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """What `model_bytes` has stored, into a module of the same kind; what is frozen there stays as it is."""
+    own = plain(model)
+    lacking = own.load_state_dict(dict(weights), strict=False)
+    wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]
+    if wrong:
+        raise DataError(f"weights that do not fit the model at {wrong[0]!r}", "those of a model of the same kind")
+
+
+def _frozen_names(model: nn.Module) -> set[str]:
+    every = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in every if not parameter.requires_grad}
+
+
+def model_digest(model: nn.Module) -> str:
+    """sha256 of the safetensors file."""
+    return hashlib.sha256(model_bytes(model)).hexdigest()
+
+
+def counted(
+    plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[Settled] = ()
+) -> Facts:
+    """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
+    again = len(rounds) - len(set(rounds))
+    facts = replace(facts, charged=len(rounds), repeats=again)
+    if not settled and (not cohorts or not plan.clients.random):
+        return facts
+    each = spent(plan, rounds, cohorts, settled)
+    if settled:
+        facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(again, int(each.max()) - len(set(rounds))))
+    own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
+    return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
+
+
+def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> NDArray[np.int64]:
+    """How often every client was charged; without a word of the silos, how often it was asked."""
+    known = Charged.of(plan) if settled else replace(Charged.of(plan), replays=False)
+    retell(plan, rounds, cohorts, settled, known)
+    return known.total
+
+
+class Told(Protocol):
+    """Whoever is told of charges, and of what became of them, in the order in which it was."""
+
+    def ask(self, cohort: Cohort, t: int) -> None: ...
+    def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None: ...
+
+
+def retell(plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[Settled], who: Told) -> None:
+    """Every charge, and after it what silos said of it."""
+    if not plan.clients.random:
+        cohorts = [plan.clients.draw(t, _NO_COINS) for t in rounds]
+    notes, asked = list(settled), list(zip(rounds, cohorts, strict=True))
+    for charged in range(len(asked) + 1):
+        t = rounds[charged - 1] if charged else 0
+        if charged:
+            who.ask(asked[charged - 1][1], t)
+        while notes and notes[0].after == charged:
+            note = notes.pop(0)
+            who.settle(note.refused, [(one.client, one.charges) for one in note.receipts], t)
+
+
+_NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none

@@ -1,0 +1,154 @@
+"""The rounds of a run, kept round by round: in a folder, or in memory. One loop for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from sordino.config import Config
+from sordino.data.task import Task
+from sordino.engines.base import Engine
+from sordino.engines.preparing import begin, known
+from sordino.errors import BudgetError, CertificateError, ConfigError
+from sordino.outcome import entry
+from sordino.parts.samplers import Cohort
+from sordino.plan import State
+from sordino.privacy.budget import Filter
+from sordino.privacy.certificate import priced
+from sordino.rng import Mode
+from sordino.run import Round, Tally, check, run
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+class Keeps(Protocol):
+    """Where a run is written down; a round is charged there before its noise is drawn."""
+
+    @property
+    def charged(self) -> int: ...  # how often
+    def charge(self, t: int, cohort: Cohort | None) -> None: ...
+    def announce(self, rounds: int, header: dict[str, str | int]) -> None: ...
+    def record(self, line: dict[str, Any], noise: Mode) -> None: ...
+    def save(self, state: State) -> None: ...
+    def refuse(self, config: Config, error: BudgetError) -> None: ...
+
+
+@dataclass
+class Notes(Tally):
+    """A run that is kept in memory: what a folder would hold of it."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    engine: list[tuple[int, dict[str, str | int]]] = field(default_factory=list)
+
+    @property
+    def charged(self) -> int:
+        return len(self.rounds) + self.prepared
+
+    def announce(self, rounds: int, header: dict[str, str | int]) -> None:
+        self.engine.append((rounds, header))
+
+    def record(self, line: dict[str, Any], noise: Mode) -> None:
+        self.history.append(line)
+
+    def save(self, state: State) -> None:
+        """Nothing to do: the state is handed over at the end."""
+
+    def refuse(self, config: Config, error: BudgetError) -> None:
+        """Nothing to do: the error is raised."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run stands before its next round."""
+
+    book: Keeps
+    state: State | None = None  # None: not a round is done
+    history: tuple[dict[str, Any], ...] = ()
+    budget: Filter | None = None  # with what earlier rounds have spent of it
+    refused: BudgetError | None = None  # a budget has ended the run
+
+
+def ready(config: Config, task: Task, engine: Engine) -> None:
+    """Every mistake is found here, before anything is charged or written: also in a metric, or in a rule to stop."""
+    check(config.plan, task, engine)
+    config.check_budget()
+    priced(config.plan, config.delta, config.deltas)
+    stop = config.run.stop
+    figures = task.evaluate(task.layout.flatten(task.model)) if task.metrics or stop is not None else {}
+    if stop is not None:
+        stop.check(figures)
+
+
+def carried(
+    config: Config, task: Task, start: Start, engine: Engine, show: OnRound | None = None
+) -> tuple[State, BudgetError | None]:
+    """Run what is left of the plan, or as far as a budget or the rule to stop lets it; the last state."""
+    book, stop, refused = start.book, config.run.stop, start.refused
+    state = _fitting(start.state, State.initial(config.plan, task.layout.flatten(task.model)))
+    state = _prepared(config, task, book, state)
+    seen = list(start.history)
+    over = refused is not None or (stop is not None and stop.ends(seen) is not None)
+    try:
+        with closing(_remaining(config, task, start, engine, state)) as rounds:
+            for done in () if over else rounds:
+                state = done.state
+                seen.append(_keep(book, done, show, config.privacy.noise))
+                if stop is not None and stop.ends(seen) is not None:
+                    break
+    except BudgetError as error:
+        refused = error
+        book.refuse(config, error)
+    return state, refused
+
+
+def _fitting(found: State | None, first: State) -> State:
+    """The checkpoint's state, if this plan's server and release can have written it."""
+    if found is None:
+        return first
+    for who, kept, wanted in (("server", found.memory, first.memory), ("release", found.noise, first.noise)):
+        shapes = [{name: (held.shape, held.dtype) for name, held in memory.items()} for memory in (kept, wanted)]
+        if shapes[0] != shapes[1]:
+            raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
+    return found
+
+
+def _prepared(config: Config, task: Task, book: Keeps, state: State) -> State:
+    """Preparations are charged, released and kept before the first round: a run that is continued reads them."""
+    if not config.plan.prepare or known(state):
+        return state
+    if config.budgeted and book.charged:
+        found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
+        raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
+    state = begin(config.plan, task, config.streams, book.charge, state)[1]
+    book.save(state)
+    return state
+
+
+def _remaining(config: Config, task: Task, start: Start, engine: Engine, state: State) -> Generator[Round, None, None]:
+    asked = config.run
+    return run(
+        config.plan, task, engine=engine, streams=config.streams, charges=start.book, state=state, budget=start.budget,
+        eval_every=asked.eval_every, train_metrics=bool(asked.train_metrics),
+        announce=partial(start.book.announce, state.t),
+    )  # fmt: skip
+
+
+def _keep(book: Keeps, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
+    """History, then the checkpoint: a kill between them costs a line that `resume` drops."""
+    line = entry(done)
+    book.record(line, noise)
+    book.save(done.state)
+    if show is not None:
+        show(line)
+    return line
+
+
+def one_class(history: list[dict[str, Any]]) -> tuple[str, ...]:
+    """What accuracy does not say: that the model tells nobody apart."""
+    last = next((line for line in reversed(history) if "loss" in line), None)
+    if last is None or "only_class" not in last:
+        return ()
+    return (f"the model predicts class {last['only_class']} only: read balanced_accuracy, not accuracy",)
