@@ -21,7 +21,7 @@ from sordino.flower.post import SiloSpec
 from sordino.runs.execution import Executed
 from sordino.runs.folder import RunFolder
 
-LOADING = 120.0  # seconds that all processes may take to come up and to load
+LOADING = 300.0  # seconds that all processes may take to come up and to load
 PULSE = 0.2
 OnRound = Callable[[dict[str, Any]], None]
 

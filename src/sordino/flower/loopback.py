@@ -25,7 +25,7 @@ from sordino.flower import keys
 from sordino.flower.internals import JOINED, register
 
 HERE = "127.0.0.1"
-PATIENCE = 60.0  # seconds until a process that does not come up is given up
+PATIENCE = 180.0  # seconds until a process that does not come up is given up
 GRACE = 3.0
 
 
