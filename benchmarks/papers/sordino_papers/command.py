@@ -116,13 +116,18 @@ def _answer(name: str, outcomes: Iterable[Outcome], as_json: bool) -> list[Outco
         rows = [{"id": one.id, "answer": one.answer, "kept": one.kept, "found": one.found} for one in found]
         print(json.dumps({"id": name, "outcomes": rows, "differs": differs}))
     else:
-        print(
-            f"{len(found) - len(differs)} of {len(found)} agree"
-            + (f"; differs: {', '.join(differs)}" if differs else "")
-        )
+        print(_told(found, differs))
     if differs:
         raise typer.Exit(1)
     return found
+
+
+def _told(found: list[Outcome], differs: list[str]) -> str:
+    """How many agree of those that could be compared, and which do not."""
+    compared = len([one for one in found if one.answer != "nothing kept"])
+    more = {"differs": differs, "nothing kept": [one.id for one in found if one.answer == "nothing kept"]}
+    said = [f"{name}: {', '.join(ids)}" for name, ids in more.items() if ids]
+    return "; ".join([f"{compared - len(differs)} of {compared} agree", *said])
 
 
 @app.command()
