@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.commands import sordino
 
 from sordino.report import figures
 from sordino_papers import kept, page, paper_001_scaling, runner, sections
-from sordino_papers.studies import Study, gathered, picked, value
+from sordino_papers.studies import INSTRUCTIONS, Study, gathered, instructions, picked, side_by_side, value
 from sordino_papers.tables import STUDIES
 from sordino_papers.verdicts import fact, verdict
 
@@ -119,6 +120,16 @@ def test_every_claim_of_the_front_page_is_one_that_is_made() -> None:
     """A claim that was renamed would leave the front page without a word."""
     texts = [row["text"] for rows in page.judged(kept.stored(KEPT)).values() for row in rows]
     assert [start for start in page.MAIN if not any(text.startswith(start) for text in texts)] == []
+
+
+def test_runs_are_held_to_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with wider vectors adds in another order, and a net's figures would be of that machine alone."""
+    for name in INSTRUCTIONS:
+        monkeypatch.setenv(name, "taken away below, and put back as it was")
+        monkeypatch.delenv(name)
+    (found,) = side_by_side(torch.backends.cpu.get_cpu_capability, [()], 1)
+    assert "512" not in found
+    assert found == instructions() or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512")
 
 
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:
