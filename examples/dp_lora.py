@@ -21,8 +21,8 @@ import sordino as so
 from sordino.data.sources import find
 from sordino.data.text import ALPHABET, ROLES, encode, spoken
 
-WINDOW, EACH = 64, 12  # characters of a record, records of a client
-PUBLIC, TEST = 4, 60  # roles that are declared public
+WINDOW, EACH = 64, 8  # characters of a record, records of a client
+PUBLIC, TEST = 10, 60  # roles that are declared public
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -71,7 +71,7 @@ def adapted(base: nn.Module) -> nn.Module:
     The first factor stays as it was drawn (FFA-LoRA, Sun et al. 2024): half the numbers to noise, and the mean of the
     clients' products is the product of the mean.
     """
-    model = get_peft_model(base, LoraConfig(r=2, lora_alpha=4, target_modules=LAYERS, task_type="CAUSAL_LM"))
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=LAYERS, task_type="CAUSAL_LM"))
     for name, parameter in model.named_parameters():
         if "lora_A" in name:
             parameter.requires_grad_(False)
@@ -84,9 +84,9 @@ def planned(clients: int, cohort: int, rounds: int) -> so.Plan:
         rounds=rounds,
         clients=so.Poisson(clients, cohort / clients),
         local=so.LocalSgd(epochs=1, batch=EACH, lr=1.0),
-        encode=(so.Clip(0.3),),
+        encode=(so.Clip(0.4),),
         release=so.CentralNoise(so.Gaussian(1.0)),
-        server=so.Adam(lr=0.03),
+        server=so.Adam(lr=0.02),
     )
 
 
@@ -99,11 +99,13 @@ def tuned(seed: int, asked: argparse.Namespace) -> dict[str, float]:
     held = {"input_ids": torch.cat([windows(text, EACH) for text in test])}
     task = so.Task.of(model, [{"input_ids": windows(text, EACH)} for text in private], test=held)
     plan = planned(len(private), asked.cohort, asked.rounds)
-    found = {"before": task.evaluate(task.layout.flatten(task.model))["accuracy"]}
+    first = task.evaluate(task.layout.flatten(task.model))
+    found = {"before": first["accuracy"]}
+    print(f"seed {seed}: before {first['accuracy']:.4f}, loss {first['loss']:.4f}", flush=True)
     for name, own in {"after": so.calibrated(plan, epsilon=asked.epsilon), "without noise": quiet(plan)}.items():
         result = so.train(own, task, seed=seed, eval_every=asked.rounds)
         found[name] = result.history[-1]["accuracy"]
-        print(f"seed {seed}: {name} {found[name]:.4f}", flush=True)
+        print(f"seed {seed}: {name} {found[name]:.4f}, loss {result.history[-1]['loss']:.4f}", flush=True)
         if name == "after":
             said = result.certificate
             print(f"seed {seed}: epsilon {said['epsilon']:.2f}, delta {said['delta']:.1e}, unit {said['unit']}; sent: "
@@ -118,7 +120,7 @@ def quiet(plan: so.Plan) -> so.Plan:
 
 def main(*words: str) -> list[dict[str, float]]:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {"seeds": 1, "steps": 100, "rounds": 10, "cohort": 100}.items():
+    for name, value in {"seeds": 1, "steps": 300, "rounds": 10, "cohort": 200}.items():
         asked.add_argument(f"--{name}", type=int, default=value)
     asked.add_argument("--epsilon", type=float, default=8.0)
     given = asked.parse_args(words or None)

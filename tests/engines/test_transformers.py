@@ -238,4 +238,4 @@ def test_the_example_of_federated_lora_runs_on_a_made_up_text(
     main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "dp_lora.py"))["main"]
     (found,) = main("--steps", "2", "--rounds", "1", "--cohort", "5")
     assert found.keys() == {"before", "after", "without noise"}
-    assert "unit client; sent: 2304 numbers" in capsys.readouterr().out
+    assert "unit client; sent: 4608 numbers" in capsys.readouterr().out
