@@ -80,6 +80,11 @@ bench: install
 bench-update: install
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own/bench.py --update
 
+# The pages as a site, in site/; a warning is an error. The pages themselves are checked by the tests.
+.PHONY: site
+site: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 docs: install
 	$(BIN)/python docs/reference.py
 .PHONY: docs

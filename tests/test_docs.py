@@ -79,7 +79,13 @@ def test_there_are_pages_and_blocks_to_check() -> None:
     assert len(families()) >= 10
 
 
-@pytest.mark.parametrize(("where", "text"), named(blocks("python")))
+def alone() -> list[tuple[str, str]]:
+    """Python blocks of pages that no other test follows from their first block to their last (tests/test_pages.py)."""
+    followed = {page.name for page in PAGES if "```console" in page.read_text("utf-8")}
+    return [(where, text) for where, text in blocks("python") if where.partition(":")[0] not in followed]
+
+
+@pytest.mark.parametrize(("where", "text"), named(alone()))
 def test_a_python_block_runs(where: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for extra in ("transformers", "peft"):

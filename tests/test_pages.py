@@ -13,7 +13,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from scipy.stats import norm
 from tests.commands import sordino
+
+from sordino.pld.gridless import gaussian_epsilon
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.DOTALL | re.MULTILINE)
@@ -52,3 +55,28 @@ def follow(block: str) -> None:
         assert said.code == 0, f"{command}: {said.err}"
         missing = [line for line in shown.splitlines() if line.strip() not in ("", "...") and line not in said.out]
         assert not missing, f"{command} does not print {missing}, but:\n{said.out}"
+
+
+def test_the_table_of_attackers_follows_from_the_gaussian_curve() -> None:
+    page = (ROOT / "docs" / "choosing.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for mu, epsilon, found, auc in (map(float, row) for row in rows):
+        assert gaussian_epsilon(mu, 1e-5) == pytest.approx(epsilon, abs=0.05)
+        assert 100 * norm.cdf(norm.ppf(0.01) + mu) == pytest.approx(found, abs=0.05)
+        assert norm.cdf(mu / 2**0.5) == pytest.approx(auc, abs=0.005)
+
+
+def test_the_list_of_tasks_has_twenty_five_and_every_page_of_it_is_there() -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == list(range(1, 26))
+    names = [name for row in rows for name in re.findall(r"\(([\w-]+\.md)", row[3])]
+    assert len(names) >= 25
+    assert all((ROOT / "docs" / name).is_file() for name in names)
+
+
+def test_the_site_has_every_page() -> None:
+    told = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if "template" not in page} - told == set()
