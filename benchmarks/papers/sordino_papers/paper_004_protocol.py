@@ -230,7 +230,7 @@ STUDIES = (
         "The mean gradient is clipped at 1, tensor by tensor, so no record is bounded and no epsilon follows; "
         '"epsilon" only names the published noise (0: none). Step a / t, L2 0.0001, batches of 128, 10 epochs: those '
         "the published noise was computed for (the paper trains for 50). Figure 4's other steps stand on fewer seeds. "
-        "Our private runs are 004-table2. [Figure 4 is drawn apart](figures/004-protocol-steps.png).",
+        "Our private runs are 004-table2. [Figure 4 is drawn apart](../figures/004-protocol-steps.png).",
         protocol,
         protocol_claims,
         draw_protocol,
