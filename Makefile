@@ -83,7 +83,7 @@ bench-update: install
 # The pages as a site, in site/; a warning is an error. The pages themselves are checked by the tests.
 .PHONY: site
 site: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs: install
 	$(BIN)/python docs/reference.py

@@ -46,7 +46,7 @@ def loans(state: str, count: int, rng: np.random.Generator) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def write(folder: Path, seed: int = 0) -> None:
+def write(folder: Path, seed: int = 1) -> None:
     """Four private files and a public one."""
     rng, sites = np.random.default_rng(seed), folder / "sites"
     sites.mkdir(parents=True, exist_ok=True)
