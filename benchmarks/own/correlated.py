@@ -81,9 +81,7 @@ def main() -> None:
     print(f"{length:,} parameters; one client {one:.3f} s CPU (its round with independent noise)")
     for (name, noise), cost in zip(noises.items(), found, strict=True):
         parts = ", ".join(f"{100 * cost / (n * (one - found[0]) + cost):.2f}% of {n}" for n in (2, 10, 50))
-        print(
-            f"{name}: {cost:.3f} s CPU a round; of a round with so many clients: {parts}; holds {noise.megabytes:.0f} MB"
-        )
+        print(f"{name}: {cost:.3f} s CPU, of a round with so many clients {parts}; holds {noise.megabytes:.0f} MB")
     print(f"peak of the process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
 
 

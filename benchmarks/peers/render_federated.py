@@ -44,8 +44,10 @@ class Bar:
 _OURS, _PAIR, _BARE = ("sordino_fl", "run"), ("sordino_fl", "run, 2 workers"), ("bare", "by hand")
 _INEXACT = ("sordino_fl", "run, exact=False")
 _PFL, _FLOWER = ("pfl", "FedAvg"), ("flwr", "simulation, 2 CPUs")
+_WOVEN, _WOVEN_PFL = ("sordino_fl", "run, banded"), ("pfl", "FedAvg, banded")
 BARS = (
     Bar("W1: times pfl, CPU", _PFL, _OURS, "w1", 20),
+    Bar("W1, banded noise: times pfl, CPU", _WOVEN_PFL, _WOVEN, "w1", 20),
     Bar("W1: times Flower, CPU", _FLOWER, _OURS, "w1", 45),
     Bar("W1: over the loop by hand, CPU", _OURS, _BARE, "w1", 1.3, least=False),
     *(Bar(f"{w.upper()}: times pfl, CPU", _PFL, _OURS, w, 1.2) for w in ("w2", "w3", "w4")),

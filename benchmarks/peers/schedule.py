@@ -25,10 +25,13 @@ class Job:
 OURS, PAIR, BARE = ("sordino_fl", "run"), ("sordino_fl", "run, 2 workers"), ("bare", "by hand")
 INEXACT, PLAIN = ("sordino_fl", "run, exact=False"), ("sordino_fl", "run, not compiled")
 PFL, FLOWER, FLOWER1 = ("pfl", "FedAvg"), ("flwr", "simulation, 2 CPUs"), ("flwr", "simulation, 1 CPU")
+WOVEN, WOVEN_PFL = ("sordino_fl", "run, banded"), ("pfl", "FedAvg, banded")
 JOBS = (
     Job("w1", *OURS, 60),
     Job("w1", *BARE, 60),
     Job("w1", *PFL, 3),
+    Job("w1", *WOVEN, 60),
+    Job("w1", *WOVEN_PFL, 3),
     Job("w1", *FLOWER, 3),
     Job("w2", *OURS, 2),
     Job("w2", *BARE, 2),

@@ -5,6 +5,8 @@ pfl reads a client's records in their order, without a shuffle, which is less wo
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +27,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.ftrl_mechanism import BandedMatrixFactorizationMechanism
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 from torch import Tensor, nn
@@ -59,15 +62,22 @@ class Counting:
         with torch.no_grad():
             return {"loss": Weighted(self.function(module(x), y).item(), 1)}
 
-    def on(self, module: nn.Module) -> PyTorchModel:
+    def on(self, module: nn.Module, step: float = 1.0) -> PyTorchModel:
         module.loss = types.MethodType(lambda net, x, y: self.loss(net, x, y), module)  # type: ignore[assignment]
         module.metrics = types.MethodType(lambda net, x, y: self.metrics(net, x, y), module)  # type: ignore[assignment]
-        central = torch.optim.SGD(module.parameters(), lr=1.0)
+        central = torch.optim.SGD(module.parameters(), lr=step)
         return PyTorchModel(module, local_optimizer_create=torch.optim.SGD, central_optimizer=central)
 
 
-def backend(users: FederatedDataset) -> SimulatedBackend:
-    noise = CentrallyAppliedPrivacyMechanism(GaussianMechanism(RADIUS, MULTIPLIER))
+def banded(rounds: int, apart: int, radius: float, multiplier: Callable[[int], float]) -> GaussianMechanism:
+    """pfl's banded matrix mechanism; `multiplier` of the most rounds that one client is in."""
+    given = lambda most: types.SimpleNamespace(cohort_noise_parameter=multiplier(most))  # noqa: E731
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # it leaves its matrix where it stands
+        return BandedMatrixFactorizationMechanism(radius, rounds, apart, given)
+
+
+def backend(users: FederatedDataset, mechanism: GaussianMechanism | None = None) -> SimulatedBackend:
+    noise = CentrallyAppliedPrivacyMechanism(mechanism or GaussianMechanism(RADIUS, MULTIPLIER))
     return SimulatedBackend(training_data=users, val_data=users, postprocessors=[noise])
 
 
@@ -82,30 +92,39 @@ class Unevaluated(FederatedAveraging):
 
 
 def fed_avg(
-    model: PyTorchModel, users: FederatedDataset, local: dict[str, Any], rounds: int, cohort: int, mark: Mark | None
+    model: PyTorchModel,
+    users: FederatedDataset,
+    local: dict[str, Any],
+    rounds: int,
+    cohort: int,
+    mark: Mark | None,
+    mechanism: GaussianMechanism | None = None,
 ) -> None:
     """One run."""
     params = NNAlgorithmParams(
         central_num_iterations=rounds, evaluation_frequency=1 << 30, train_cohort_size=cohort, val_cohort_size=None
     )
     Unevaluated().run(
-        backend=backend(users),
+        backend=backend(users, mechanism),
         model=model,
         algorithm_params=params,
-        model_train_params=NNTrainHyperParams(local_learning_rate=RATE, **local),
+        model_train_params=NNTrainHyperParams(**{"local_learning_rate": RATE, **local}),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
         callbacks=[EachRound(mark)] if mark else [],
         send_metrics_to_platform=False,
     )
 
 
-def federation(work: Federation, rounds: int, mark: Mark) -> Work:
+def federation(work: Federation, rounds: int, mark: Mark, shared: bool = False) -> Work:
     x, y = work.data()
     users = [Dataset([x[i], y[i]], user_id=str(i)) for i in range(work.clients)]
     sampler = get_user_sampler("minimize_reuse", list(range(work.clients)))
     counting = Counting(nn.functional.cross_entropy)
     local = {"local_num_epochs": work.epochs, "local_batch_size": work.batch}
-    fed_avg(counting.on(work.model()), FederatedDataset(users.__getitem__, sampler), local, rounds, work.cohort, mark)
+    data, noise = FederatedDataset(users.__getitem__, sampler), None
+    if shared:
+        noise = banded(rounds, work.clients // work.cohort, RADIUS, lambda most: MULTIPLIER)
+    fed_avg(counting.on(work.model()), data, local, rounds, work.cohort, mark, noise)
     return Work(counting.steps, counting.records)
 
 
@@ -132,4 +151,4 @@ def simulated(work: Federation | Grid, rounds: int, mark: Mark) -> Work:
     return grid(work, rounds, mark) if isinstance(work, Grid) else federation(work, rounds, mark)
 
 
-METHODS = {"FedAvg": simulated}
+METHODS = {"FedAvg": simulated, "FedAvg, banded": partial(federation, shared=True)}

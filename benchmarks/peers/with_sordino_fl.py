@@ -18,9 +18,10 @@ from sordino import kernels
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.batches import Batches
 from sordino.parts.records import FixedRecords
-from sordino.parts.samplers import Everyone, FixedSize
+from sordino.parts.bands import Banded
+from sordino.parts.samplers import Everyone, FixedSize, RoundRobin
 from sordino.plan import Plan
-from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
+from sordino.recipes import dp_fed_avg, dp_ftrl, noisy_minibatch_sgd
 from sordino.run import run
 from sordino.runs import grid as grids
 from sordino.version import __version__
@@ -44,6 +45,20 @@ def plan_of(work: Federation, rounds: int) -> Plan:
         lr=RATE,
         radius=RADIUS,
         multiplier=MULTIPLIER,
+        epochs=work.epochs,
+        batch=work.batch,
+    )
+
+
+def banded_plan(work: Federation, rounds: int) -> Plan:
+    """The same with noise that rounds share: clients in turn, as many bands as rounds between two of one's own."""
+    return dp_ftrl(
+        rounds=rounds,
+        clients=RoundRobin(work.clients, work.cohort),
+        lr=RATE,
+        radius=RADIUS,
+        multiplier=MULTIPLIER,
+        strategy=Banded(work.clients // work.cohort),
         epochs=work.epochs,
         batch=work.batch,
     )
@@ -73,9 +88,9 @@ class Reads:
         grids._together = drawn
 
 
-def federation(work: Federation, rounds: int, mark: Mark, engine: Any = None) -> Work:
+def federation(work: Federation, rounds: int, mark: Mark, engine: Any = None, plan: Any = plan_of) -> Work:
     task, reads = task_of(work), Reads()
-    for _ in run(plan_of(work, rounds), task, engine=engine):
+    for _ in run(plan(work, rounds), task, engine=engine):
         mark()
     return reads.work
 
@@ -124,6 +139,7 @@ def not_compiled(work: Federation | Grid, rounds: int, mark: Mark) -> Work:
 METHODS = {
     "run": simulated,
     "run, 2 workers": two_workers,
+    "run, banded": partial(federation, plan=banded_plan),
     "run, exact=False": partial(grid, exact=False),
     "run, not compiled": not_compiled,
 }

@@ -198,9 +198,10 @@ BEYOND = _items(
         "",
     ),
     ("recipes.best: tasks that had no part in it", "beyond-cifar beyond-loans", "confirm or refute"),
+    ("Correlated noise (DP-FTRL, BandMF), clients in turn", "beyond-correlated", "MNIST, five paired seeds"),
 ) + _items(
     "not done",
-    ("Correlated noise (DP-FTRL, BandMF)", "beyond-correlated beyond-crossing", "the commands are there; not run"),
+    ("Coins, correlation, or both (MNIST by writer, FEMNIST)", "beyond-crossing", "the command is there; not run"),
 )
 
 COVERAGE: dict[str, tuple[Item, ...]] = {
