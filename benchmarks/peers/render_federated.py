@@ -120,7 +120,7 @@ def _line(row: Row) -> str:
     if "seconds" not in row:
         said = f"does not run: {_cell(row['error'])}" if "error" in row else "not measured: no time left"
         return f"| {name} | {said} | | | | |"
-    times = [f"{row['seconds'][key]:.4g}" for key in ("cpu", "wall")]
+    times = [f"{row['seconds'][key]:.4g}" if key in row["seconds"] else "" for key in ("cpu", "wall")]
     ratios = [f"{row['ratio'][key]:.2f}" if key in row["ratio"] else "" for key in ("cpu", "wall")]
     name += f" (then failed: {_cell(row['error'])})" if "error" in row else ""
     return f"| {name} | {' | '.join([*times, *ratios])} | {row['repeats']} |"
