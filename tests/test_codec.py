@@ -20,6 +20,7 @@ import sordino
 from sordino import codec
 from sordino.cli.schema import json_schema
 from sordino.codec import Part
+from sordino.data.metrics import add_metric
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.encode import Clip
@@ -36,6 +37,7 @@ for _module in pkgutil.walk_packages(sordino.__path__, "sordino."):
     if not _module.name.startswith("sordino.cli"):
         importlib.import_module(_module.name)  # every part registers itself
 
+add_metric("own_of_test_codec")(lambda outputs, targets: 0.0)
 GAUSSIAN = {"kind": "gaussian", "multiplier": 1.5}
 RECORDS = {"kind": "fixed_records", "batch": 2, "sizes": [9]}
 
@@ -150,6 +152,17 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "approximate": {"epsilon": 0.5, "delta": 0.25},
         "tuned": {"event": GAUSSIAN, "count": 3, "tries": {"mean": 2.5}},
         "unprotected": {},
+    },
+    "Metric": {
+        "auc": {"each": True},
+        "average_precision": {"each": True},
+        "balanced_accuracy": {},
+        "f1": {"average": "micro"},
+        "token_accuracy": {},
+        "group_accuracy": {},
+        "r2": {},
+        "mae": {},
+        "own": {"name": "own_of_test_codec"},
     },
     "Loss": {
         "cross_entropy": {},

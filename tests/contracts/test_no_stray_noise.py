@@ -37,7 +37,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"}),  # makes the generators
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
     "parts/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
-    "parts/samplers.py": frozenset({"binomial", "choice", "permutation", "random"}),  # who takes part
+    "parts/samplers.py": frozenset({"binomial", "choice", "permutation"}),  # who takes part
+    "parts/turns.py": frozenset({"choice", "random"}),  # who takes part, turn by turn
+    "parts/tries.py": frozenset({"poisson", "random"}),  # how often a private run is tried
     "parts/records.py": frozenset({"binomial", "choice", "integers", "permutation", "random"}),  # a silo's batch
     "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
@@ -50,6 +52,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "flower/loopback.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
     "flower/member.py": frozenset({"secrets", "token_bytes"}),  # the seed of a mask, which the others' masks take back
     "flower/summing.py": frozenset({"secrets"}),  # the name of a sum
+    "data/halves.py": frozenset({"permutation"}),  # which public rows choose, and which report
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
 FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released
