@@ -15,6 +15,7 @@ from tests import tiny
 from tests.commands import Said, federation, sordino
 
 from sordino.config import load_config
+from sordino.errors import ConfigError, DivergedError
 from sordino.parts.encode import Clip
 from sordino.parts.events import Tuned
 from sordino.parts.release import NoiseShares
@@ -84,10 +85,10 @@ def test_the_folder_says_nothing_of_the_other_tries(won: Path, tmp_path: Path) -
 def test_the_best_of_all_tries_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, int | None]] = []
 
-    def watched(config: Any, path: Path) -> Any:
+    def watched(config: Any, path: Path, tried: bool) -> Any:
         assert path.parent.name == ".best.tries"
         assert path.parent.stat().st_mode & 0o077 == 0  # only its owner
-        done = execute(config, path)
+        done = execute(config, path, tried=tried)
         seen.append((done.history[-1]["accuracy"], config.run.coins))
         return done
 
@@ -185,7 +186,7 @@ def test_no_try_releases_nothing_and_a_stop_leaves_nothing(tmp_path: Path, monke
     (left / "history.jsonl").write_text("{}")  # what a killed tuning left
     monkeypatch.setattr(Tries, "draw", lambda self, coins: 2)
 
-    def stopped(config: Any, path: Path) -> None:
+    def stopped(config: Any, path: Path, tried: bool) -> None:
         assert not left.exists()
         path.mkdir()
         raise KeyboardInterrupt
@@ -199,6 +200,32 @@ def test_no_try_releases_nothing_and_a_stop_leaves_nothing(tmp_path: Path, monke
 def test_the_winner_is_not_run_again_as_if_it_were_one_run(won: Path, tmp_path: Path) -> None:
     said = sordino("run", won / "best" / "plan.toml", "--out", tmp_path / "again").sentence
     assert "another run is another release" in said
+    file = tmp_path / "sweep.toml"
+    grid = '[sweep]\n[sweep.grid]\n"plan.local.lr" = [0.1, 0.5]\n'
+    file.write_text(f'base = "{won}/best/plan.toml"\n{grid}')  # its cells would be paid for by the tuning
+    assert "another run is another release" in sordino("sweep", file, "--out", tmp_path / "again").sentence
+    with pytest.raises(ConfigError, match="another run is another release"):
+        execute(load_config(won / "best" / "plan.toml"), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_neither_time_nor_fate_of_a_try_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+    for first_diverges in (False, True):
+        count = iter(range(9))
+
+        def watched(config: Any, path: Path, tried: bool, lost: bool = first_diverges, count: Any = count) -> Any:
+            done = execute(config, path, tried=tried)
+            if lost and next(count) == 0:
+                raise DivergedError("not finite")
+            return done
+
+        monkeypatch.setattr(private, "execute", watched)
+        monkeypatch.setattr(Tries, "draw", lambda self, coins: 2)
+        said = tuned(federation(tmp_path), tmp_path / f"best{first_diverges}")
+        assert said.code == 0
+        told.append(said.out.split("best:")[0].splitlines())
+    assert told[0] == told[1]
 
 
 def test_for_release_the_number_of_tries_comes_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

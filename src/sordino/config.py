@@ -345,6 +345,12 @@ class Config:
         given = {"given": self.task.model.told} if isinstance(self.task.model, Given) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
+    def check_alone(self) -> None:
+        """Refuse what is the best of many tries: it was paid for with them, and to run it again is another release."""
+        if self.privacy.selected is not None:
+            found = "a file that holds the best of many private tries"
+            raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
+
     @property
     def streams(self) -> Streams:
         """Where the coins of a run come from."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import sordino as so
 from sordino.data.task import Task
 from sordino.errors import CertificateError, ConfigError
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise
-from sordino.privacy.certificate import line_entry
+from sordino.parts.release import CentralNoise, NoiseShares
+from sordino.parts.samplers import FixedSize
+from sordino.privacy.certificate import Facts, line_entry, participation
 from sordino.runs import rounds
 from sordino.runs.folder import RunFolder
 
@@ -151,3 +153,11 @@ def test_a_file_stops_too(tmp_path: Path) -> None:
     assert done["certificate"]["counts"]["rounds_charged"] == 2
     assert done["certificate"]["counts"]["rounds_billed"] == 4
     assert sordino("certify", tmp_path / "run").code == 0
+
+
+def test_rounds_that_were_run_again_do_not_pay_for_those_that_a_rule_left_out() -> None:
+    """Six rounds were planned, a rule stopped after three, and each of these ran twice: six charges, no full run."""
+    seen = plan(rounds=6, clients=FixedSize(6, 2), release=NoiseShares(2.0, at_least=2))
+    facts = Facts(1e-3, "simulation", 6, most=2, repeats=3, early=STOP.words)
+    assert participation(seen, facts).most == seen.clients.most(6) == 6
+    assert participation(seen, replace(facts, early="")).most == 2  # sabotage: charges alone look like a whole run

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tests.faults import Killed, dying
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from sordino.data.task import Task
 from sordino.engines import preparing
 from sordino.engines.distributed import Distributed
 from sordino.errors import CertificateError, ConfigError, DataError, EngineError
+from sordino.outcome import load_weights
 from sordino.parts.events import LaplaceNoise, Relation, Unprotected, moved
 from sordino.parts.preparation import Histogram, Preparation, Values
 from sordino.plan import Plan, State
@@ -38,6 +40,8 @@ from sordino.rng import Seeded, Streams
 from sordino.runs import book
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
+from sordino.tuning.spec import Sweep
+from sordino.tuning.sweep import sweep
 
 SITES = {"A": 300, "B": 200}
 HISTOGRAM = {"epsilon": 0.5, "within": [0, 1000], "bins": 32}
@@ -360,3 +364,24 @@ def test_the_relation_of_the_noise_is_that_of_the_bill(config: Config) -> None:
     assert set(relations) == {"replace_one"}
     task: Task = config.build()
     assert {waiting.release for waiting in task.waiting} == set(config.plan.prepare)
+
+
+def test_the_statement_counts_columns_among_the_releases(config: Config) -> None:
+    made = so.train(config.plan, config.build()).certificate
+    assert made["statement"]["releases"].startswith("4, ")  # three rounds and a column
+    assert made["statement"]["releases"].endswith("and 1 of columns before the first")
+
+
+def test_a_sweep_reports_its_winner_on_rows_prepared_as_the_winners_were(tmp_path: Path) -> None:
+    table = _table(tmp_path)
+    with (tmp_path / "test.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["amount", "flag", "late"], *_rows(200, 9)])
+    table["task"]["options"]["test"] = str(tmp_path / "test.csv")
+    asked = Sweep.of({**table, "sweep": {"grid": {"recipe.lr": [4.0]}}})
+    told = sweep(asked, tmp_path / "a", workers=1, resume=False, own=[], told=lambda *_: None)
+    (cell,) = (tmp_path / "a" / "cells").iterdir()
+    kept = json.loads((cell / "prepared.json").read_text())
+    totals = {name: np.asarray(one["noised_histogram"]) for name, one in kept.items()}
+    task = preparing.scaled(asked.config({"recipe.lr": 4.0}, judged=False).build(), totals)
+    load_weights(task.model, load_file(cell / "model.safetensors"))
+    assert told["reported"]["accuracy"] == task.evaluate(task.layout.flatten(task.model))["accuracy"] > 0.6

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import tiny
 from tests.commands import federation, sordino
 
+import sordino as so
 from sordino.errors import ConfigError
 from sordino.outcome import DIAGNOSTIC
-from sordino.report.track import Tracker, flat
+from sordino.report.track import SINKS, Tracker, flat
 
 LINE = {"round": 1, "accuracy": 0.5, "void": True, DIAGNOSTIC: {"update_norm": 2.0, "note": "words"}}
 CERTIFICATE = {
@@ -48,6 +50,15 @@ def test_diagnostics_are_named_as_not_private() -> None:
 
 def test_a_run_for_release_sends_no_diagnostics() -> None:
     assert told("secure")[0] == (1, {"public/accuracy": 0.5})
+
+
+def test_a_tracker_that_was_told_nothing_sends_no_diagnostics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    monkeypatch.setitem(SINKS, "tensorboard", lambda folder: kept)
+    seen = Tracker("tensorboard", tmp_path)
+    so.train(tiny.plan(), tiny.task(), noise="secure", on_round=seen)
+    assert len(kept.told) == 2
+    assert not any(name.startswith("NOT PRIVATE") for _, figures in kept.told for name in figures)
 
 
 def test_an_adversary_without_a_guarantee_has_no_epsilon() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.torch import load_file
 
 from sordino.audit.behaviour import audit_behaviour
@@ -18,14 +16,15 @@ from sordino.audit.mechanism import CONFIDENCE, audit_mechanism
 from sordino.audit.membership import audit_membership
 from sordino.config import Config, load_config
 from sordino.data.task import Task
-from sordino.engines.preparing import begin, scaled
+from sordino.engines.preparing import begin
 from sordino.errors import ConfigError
 from sordino.outcome import load_weights
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import Facts
 from sordino.report.explain import ceilings
 from sordino.rng import Seeded
-from sordino.runs.folder import PREPARED, RunFolder
+from sordino.runs.execution import as_released
+from sordino.runs.folder import RunFolder
 
 
 def check_changes(target: Path, changes: Sequence[str]) -> None:
@@ -94,8 +93,7 @@ def prepared(config: Config, target: Path) -> Task:
         return task
     if not target.is_dir():
         return begin(config.plan, task, Seeded(config.run.seed), lambda t, cohort: None, State(0, {}))[0]
-    told = json.loads((target / PREPARED).read_text("utf-8"))
-    return scaled(task, {name: np.asarray(said["noised_histogram"]) for name, said in told.items()})
+    return as_released(task, target)
 
 
 def membership(target: Path) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import typer
 from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, say
 from sordino.cli.certify import guarantee
 from sordino.cli.plan import silo_lines
-from sordino.errors import ConfigError
 from sordino.runs import launch
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ def run(
     from sordino.runs.execution import execute, named_engine
 
     config = load_config(file, changed(values, seed))
-    if config.privacy.selected is not None:
-        found = f"{file}, which holds the best of many private tries"
-        raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
+    config.check_alone()
     if started.engine == "flower":
         from sordino.flower.here import run_here
 

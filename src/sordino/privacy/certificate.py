@@ -146,7 +146,9 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
         return Participation(facts.charged, most, facts.each, 0, told)
     releases = max(plan.rounds, facts.charged)
     if facts.most is not None:
-        cut = facts.charged < plan.rounds  # whoever stops a run has seen its models: bill what was planned
+        cut = facts.charged < plan.rounds or bool(
+            facts.early
+        )  # whoever stops a run has seen its models: bill what was planned
         least = plan.clients.most(plan.rounds) if cut else 0
         each = tuple(max(count, least) for count in facts.each)
         return Participation(releases, max(facts.most, least), each, facts.repeats, told)

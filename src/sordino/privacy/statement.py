@@ -59,12 +59,18 @@ def statement(plan: Plan, facts: Facts, counts: Participation, relation: str, tu
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
         "neighbours": NEIGHBOURS[relation],
-        "releases": f"{counts.releases}, all of them in these numbers: one after every round",
+        "releases": _releases(plan, counts),
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
         "not_protected": _open(facts),
         "other_releases": _others(facts),
     }
+
+
+def _releases(plan: Plan, counts: Participation) -> str:
+    before = len(plan.prepare) * counts.prepared
+    columns = f", and {before} of columns before the first" if before else ""
+    return f"{counts.releases + before}, all of them in these numbers: one after every round{columns}"
 
 
 UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"

@@ -99,11 +99,13 @@ SINKS: dict[str, type[TensorBoard] | type[Mlflow] | type[Wandb]] = {
 class Tracker:
     """`on_round` of a run, and its end:
 
-    with Tracker("tensorboard", "runs/a") as seen:
+    with Tracker("tensorboard", "runs/a", noise="simulation") as seen:
         seen.finish(sordino.train(plan, task, on_round=seen).certificate)
+
+    Diagnostics are sent only by one who is told that the noise is simulated.
     """
 
-    def __init__(self, kind: str, folder: str | Path, settings: Any = None, noise: Mode = "simulation") -> None:
+    def __init__(self, kind: str, folder: str | Path, settings: Any = None, noise: Mode = "secure") -> None:
         if kind not in SINKS:
             raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(SINKS)))
         self.noise, self.last = noise, 0

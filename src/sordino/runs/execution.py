@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +20,7 @@ from sordino.data.task import Task
 from sordino.engines.base import Deployed, Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
-from sordino.engines.preparing import known, said
+from sordino.engines.preparing import known, said, scaled
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.outcome import final_model, model_bytes
@@ -57,11 +58,15 @@ def execute(
     on_round: OnRound | None = None,
     sign: Path | None = None,
     task: Task | None = None,
+    tried: bool = False,
 ) -> Executed:
     """Every mistake is found before the first byte is written. A rank other than 0 serves, and never returns.
 
     `task` stands in for the data that the file names, where they are not here: a server's holds no record.
+    `tried`: the tuning that the file names runs it, and has paid for it; by itself such a file is not run.
     """
+    if not tried:
+        config.check_alone()
     engine = engine or InProcess()
     notes = () if task is not None else config.look()
     task = task or config.build()
@@ -116,6 +121,14 @@ def keep_columns(path: Path, config: Config, task: Task, state: State) -> None:
     """What was released of columns before the first round: with it new rows are prepared as the model's were."""
     if config.plan.prepare:
         files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
+
+
+def as_released(task: Task, folder: Path) -> Task:
+    """The task as a run's rounds saw it: columns scaled by what the run has released of them."""
+    if not task.waiting:
+        return task
+    told = json.loads(files.read(folder / PREPARED))
+    return scaled(task, {name: np.asarray(one["noised_histogram"]) for name, one in told.items()})
 
 
 @contextmanager

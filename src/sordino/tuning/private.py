@@ -14,7 +14,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -146,9 +145,10 @@ def tune_private(tuning: Tuning, out: Path, say: Say) -> dict[str, Any]:
     tuning.check()
     config = tuning.config({})
     purse.admit(config, tuning.id, (), 0)
-    say(f"tries: a random number, {tuning.tries.mean:g} on average; how many, and what they came to, is not shown")
+    said = f"tries: a random number, {tuning.tries.mean:g} on average"
+    say(f"{said}; how many, how long they take and what they come to is not shown")
     with _workshop(out) as shop:
-        best = _best(tuning, tuning.draw(), shop, say)
+        best = _best(tuning, tuning.draw(), shop)
         if best is None:
             raise DivergedError("no try of this tuning left a model: nothing is released, and what it costs is spent")
         files.move(shop / "best", out)
@@ -156,13 +156,13 @@ def tune_private(tuning: Tuning, out: Path, say: Say) -> dict[str, Any]:
     return _told(tuning, changes, replace(done, path=out))
 
 
-def _best(tuning: Tuning, tries: Sequence[Try], shop: Path, say: Say) -> tuple[Changes, Executed] | None:
+def _best(tuning: Tuning, tries: Sequence[Try], shop: Path) -> tuple[Changes, Executed] | None:
     """The best of all tries, in shop/best; whatever has lost is gone."""
     sign = 1.0 if better(tuning.metric) == "smaller" else -1.0
-    kept, least, began = None, float("inf"), time.monotonic()
-    for number, (changes, config) in enumerate(tries):
+    kept, least = None, float("inf")
+    for changes, config in tries:
         try:
-            done = execute(config, shop / "try")
+            done = execute(config, shop / "try", tried=True)
         except DivergedError:
             shutil.rmtree(shop / "try")
             continue
@@ -173,9 +173,6 @@ def _best(tuning: Tuning, tries: Sequence[Try], shop: Path, say: Say) -> tuple[C
             kept, least = (changes, done), score
         else:
             shutil.rmtree(shop / "try")
-        if number == 0:
-            took = time.monotonic() - began
-            say(f"a try takes about {took:.1f} s, so {took * tuning.tries.mean:.0f} s are to be expected in all")
     return kept
 
 

@@ -24,10 +24,12 @@ from sordino import codec
 from sordino.config import Config
 from sordino.data.task import Task
 from sordino.errors import CertificateError, ConfigError
+from sordino.outcome import load_weights
 from sordino.privacy.bill import Bill
 from sordino.privacy.certificate import billed, headline
 from sordino.privacy.stored import compare_text, parsed, text_of
 from sordino.runs import files, purse
+from sordino.runs.execution import as_released
 from sordino.runs.folder import RunFolder
 from sordino.tuning import composed, picture, table
 from sordino.tuning.cells import CELLS, Place, Told, run_all
@@ -71,6 +73,7 @@ class Swept:
     def check(self) -> None:
         """Refuse, before anything is written, what no certificate could be made of."""
         for config in self.configs:
+            config.check_alone()
             config.check_task()
             config.check_budget()
         reporting = self.asked.config(self.places[0].cell.changes, judged=False).build()
@@ -247,8 +250,9 @@ def certify(out: Path) -> dict[str, Any]:
 
 
 def judged(task: Task, folder: Path) -> dict[str, float]:
-    """A run's model on a task's test rows."""
-    task.model.load_state_dict(load_file(folder / "model.safetensors"))
+    """A run's model on a task's test rows, prepared as those of the run were."""
+    task = as_released(task, folder)
+    load_weights(task.model, load_file(folder / "model.safetensors"))
     return task.evaluate(task.layout.flatten(task.model))
 
 
