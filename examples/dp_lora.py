@@ -94,7 +94,7 @@ def tuned(seed: int, asked: argparse.Namespace) -> dict[str, float]:
     """Accuracy of the next character in roles that nobody has trained on: before, with and without noise."""
     torch.manual_seed(seed)
     texts = roles()
-    public, test, private = texts[:PUBLIC], texts[PUBLIC : PUBLIC + TEST], texts[PUBLIC + TEST :]
+    public, private, test = texts[:PUBLIC], texts[PUBLIC:-TEST], texts[-TEST:]
     model = adapted(pretrained(public, asked.steps))
     held = {"input_ids": torch.cat([windows(text, EACH) for text in test])}
     task = so.Task.of(model, [{"input_ids": windows(text, EACH)} for text in private], test=held)
