@@ -276,7 +276,7 @@ def test_a_folder_in_which_others_meet_is_left_alone(tmp_path: Path, monkeypatch
 def test_a_run_that_is_asked_to_end_says_what_an_interrupted_one_says(
     how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sordino.config.load_config", lambda _: os.kill(os.getpid(), how))
+    monkeypatch.setattr("sordino.config.load_config", lambda *_: os.kill(os.getpid(), how))
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
     said = sordino("run", federation(tmp_path), "--out", tmp_path / "a")
     assert (said.code, said.err) == (

@@ -58,7 +58,7 @@ def test_every_silo_spends_the_budget_under_its_own_name(tmp_path: Path, task: s
     assert spent(found) == pytest.approx({"NY": 1.0, "LA": 2.0, "Bern": 4.0}, rel=1e-3)
     assert {entry["delta"] for entry in found["adversaries"][-1]["silos"]} == {n**-1.1 for n in SITES.values()}
     said = sordino("explain", tmp_path / "run").out
-    assert all(f"Silo {name}: epsilon {value:.3g} at" in said for name, value in spent(found).items())
+    assert all(f"Silo {name}: epsilon {upto(value)} at" in said for name, value in spent(found).items())
     assert spent(sordino("plan", file, "--json").json) == spent(found)
     assert "of NY" in sordino("plan", file).out
     assert sordino("certify", tmp_path / "run").code == 0

@@ -148,8 +148,8 @@ def test_the_command_under_torchrun_writes_the_folder_of_one_process(played: Pat
     assert json.loads((played / "out").read_text())["last"] == lines(two / "history.jsonl")[-1]  # rank 0 alone speaks
 
 
-def test_it_offers_what_one_process_offers_but_for_clients_that_remember() -> None:
-    assert Distributed().offers == InProcess().offers - {"client_state"}
+def test_it_offers_what_one_process_offers_but_for_clients_that_remember_and_columns() -> None:
+    assert Distributed().offers == InProcess().offers - {"client_state", "preparation"}
 
 
 def test_a_process_that_is_no_rank_is_refused() -> None:
