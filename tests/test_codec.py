@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.tiny import plan
 
 import sordino
@@ -22,9 +23,11 @@ from sordino.cli.schema import json_schema
 from sordino.codec import Part
 from sordino.data.metrics import add_metric
 from sordino.errors import ConfigError, PlanError
+from sordino.models.own import add_model
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
+from sordino.parts.losses import add_loss
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.release import CentralNoise, Forward, NoNoise
@@ -38,6 +41,14 @@ for _module in pkgutil.walk_packages(sordino.__path__, "sordino."):
         importlib.import_module(_module.name)  # every part registers itself
 
 add_metric("own_of_test_codec")(lambda outputs, targets: 0.0)
+add_loss("own_of_test_codec")(lambda outputs, targets: targets)
+
+
+@add_model("own_of_test_codec")
+def _net(shape: tuple[int, ...], outputs: int, width: int = 2) -> torch.nn.Module:
+    return torch.nn.Linear(shape[0], outputs * width)
+
+
 GAUSSIAN = {"kind": "gaussian", "multiplier": 1.5}
 RECORDS = {"kind": "fixed_records", "batch": 2, "sizes": [9]}
 
@@ -172,6 +183,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "absolute": {},
         "hinge": {},
         "quantile": {"tau": 0.9},
+        "own": {"name": "own_of_test_codec"},
     },
     "Partitioner": {
         "iid": {"clients": 3},
@@ -191,6 +203,8 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "dp_mnist_cnn": {},
         "resnet18": {},
         "char_lstm": {},
+        "own": {"name": "own_of_test_codec", "options": {"width": 3}},
+        "given": {"name": "Net", "layout": "ab" * 32, "inputs": [4], "loss": "mine", "metrics": ["one"]},
     },
 }
 FAMILIES: dict[str, Any] = {family.__name__: family for family in Part.__subclasses__()}
