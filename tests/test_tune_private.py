@@ -61,6 +61,7 @@ def test_the_certificate_bills_all_tries_and_one_try_would_be_caught(won: Path) 
     (once,) = [line["epsilon"] for line in sordino("plan", won / "fed.toml", "--json").json["adversaries"][:1]]
     assert once < 0.6 * truth  # sabotage: the bill of the run that is shown, alone
     assert made["statement"]["tuning"].startswith("accounted")
+    assert "whoever runs the tuning, who sees every try" in made["statement"]["data_curator"]
     assert any("stayed secret" in text for text in made["assumptions"])
     assert not any("tuning is not accounted" in text for text in made["not_covered"])
 
@@ -148,6 +149,12 @@ def test_who_was_in_the_winner_does_not_lower_the_bill() -> None:
     ((event, count),) = best
     assert isinstance(event, Tuned)
     assert (event.count, count) == (5, 1)
+    rare = tiny.plan(rounds=50, clients=FixedSize(6, 2), release=NoiseShares(1.0, 2), encode=(Clip(1.0),))
+    most = rare.clients.most(50)
+    lucky = Facts(0.01, "simulation", 50, most=most + 1, selection=selection)  # once in a million runs
+    ((event, _),) = billed(rare, lucky).line("cohort").entries
+    assert isinstance(event, Tuned)
+    assert event.count == most + 1 <= 50
 
 
 def test_rows_to_choose_by_are_needed(tmp_path: Path) -> None:

@@ -123,4 +123,6 @@ def _adversary_lines(found: dict[str, Any]) -> list[str]:
 def _epsilon(line: dict[str, Any]) -> str:
     if line["epsilon"] is None:
         return f"{'no guarantee':<32}"
-    return f"epsilon {line['epsilon']:<9.4g} delta {line['delta']:<8.3g}"
+    from sordino.report.tables import upto
+
+    return f"epsilon {upto(line['epsilon'], 4):<9} delta {line['delta']:<8.3g}"

@@ -134,9 +134,11 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned.
     The best of many tries is billed as planned too: who was in the others, which had the same bill, nobody sees.
     """
-    if facts.selection is not None:
-        facts = replace(facts, most=None, each=())
-    return replace(_rounds(plan, facts), prepared=max(1, facts.prepared))
+    least, prepared = 0 if facts.most is None else facts.most, max(1, facts.prepared)
+    if facts.selection is None:
+        return replace(_rounds(plan, facts), prepared=prepared)
+    found = _rounds(plan, replace(facts, most=None, each=()))
+    return replace(found, most=max(found.most, least), prepared=prepared)
 
 
 def _rounds(plan: Plan, facts: Facts) -> Participation:

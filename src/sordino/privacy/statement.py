@@ -54,7 +54,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, relation: str, tu
     holder = "client" if unit == "client" else "silo"
     return {
         "data_subject": SUBJECTS[unit],
-        "data_curator": MODELS[model].format(holder=holder),
+        "data_curator": MODELS[model].format(holder=holder) + (TRIER if tuned else ""),
         "data_consumer": "whoever receives a released model; not trusted",
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
@@ -74,6 +74,7 @@ def _releases(plan: Plan, counts: Participation) -> str:
 
 
 UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"
+TRIER = "; and whoever runs the tuning, who sees every try and is trusted to show nothing but the best"
 TUNED = "accounted: the number of tries was random, and the best alone is released"
 
 

@@ -90,11 +90,11 @@ def _other_words(line: dict[str, Any]) -> list[str]:
         return []
     who = line["adversary"]
     at = ", ".join(
-        f"{'no' if one['epsilon'] is None else format(one['epsilon'], '.3g')} epsilon at delta {one['delta']:.0e}"
+        f"{'no' if one['epsilon'] is None else upto(one['epsilon'])} epsilon at delta {one['delta']:.0e}"
         for one in line["other_deltas"]
     )
     gdp = line["gdp"]
-    mu = "" if gdp is None else f"; mu {gdp['mu']:.3g} (Gaussian DP, regret {gdp['regret']:.2g})"
+    mu = "" if gdp is None else f"; mu {upto(gdp['mu'])} (Gaussian DP, regret {upto(gdp['regret'], 2)})"
     return [f"{who}: {at}{mu}"]
 
 
@@ -131,15 +131,16 @@ def in_all(ledger: dict[str, Any]) -> str:
     runs = f"{ledger['runs']} run" + "s" * (ledger["runs"] != 1)
     if ledger["epsilon"] is None:
         return f"The data set {ledger['dataset']!r} has no guarantee after {runs}."
+    spent = f"epsilon {upto(ledger['epsilon'], 4)} of {ledger['limit']:g}"
     return (
-        f"The data set {ledger['dataset']!r} has spent epsilon {ledger['epsilon']:.4g} of {ledger['limit']:g} in all, "
-        f"at delta {ledger['delta']:.3g}, relation {ledger['relation']}, in {runs} that were charged to its ledger."
+        f"The data set {ledger['dataset']!r} has spent {spent} in all, at delta {ledger['delta']:.3g}, "
+        f"relation {ledger['relation']}, in {runs} that were charged to its ledger."
     )
 
 
 def _so_far(loop: dict[str, Any]) -> str:
     return (
-        f" A round is a step of a PyTorch loop; those taken so far cost epsilon {loop['epsilon_so_far']:.3g}, which "
+        f" A round is a step of a PyTorch loop; those taken so far cost epsilon {upto(loop['epsilon_so_far'])}, which "
         "holds only if the loop did not stop for a reason that it read off the data."
     )
 

@@ -28,6 +28,7 @@ from sordino.outcome import load_weights
 from sordino.privacy.bill import Bill
 from sordino.privacy.certificate import billed, headline
 from sordino.privacy.stored import compare_text, parsed, text_of
+from sordino.report.tables import upto
 from sordino.runs import files, purse
 from sordino.runs.execution import as_released
 from sordino.runs.folder import RunFolder
@@ -289,7 +290,7 @@ def guarantee(made: dict[str, Any]) -> str:
     if made["epsilon"] is None:
         return f"{cells} on private data: no guarantee"
     return (
-        f"a look at the table of {cells} on private data costs epsilon {made['epsilon']:.4g}, "
+        f"a look at the table of {cells} on private data costs epsilon {upto(made['epsilon'], 4)}, "
         f"delta {made['delta']:.3g}, unit {made['unit']}, relation {made['relation']}: all their events composed"
     )
 

@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from sordino.errors import ConfigError
+from sordino.report.tables import upto
 from sordino.tuning.space import Changes
 from sordino.tuning.spec import SMALLER, shown_value
 
@@ -130,7 +131,7 @@ def to_text(rows: Sequence[Row], metric: str) -> list[str]:
     for row in _ordered(rows, metric):
         found, gap = row.estimate, row.beside(best)
         figures = [found.words if found else "diverged", "" if gap is None or row is best else f"{_signed(gap)}"]
-        cost = "no guarantee" if row.epsilon is None else f"{row.epsilon:.4g}"
+        cost = "no guarantee" if row.epsilon is None else upto(row.epsilon, 4)
         lines.append([*(shown_value(row.changes.get(key, "")) for key in keys), *figures, cost])
     wide = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in lines]
