@@ -53,8 +53,9 @@ DIGITS = """
 to the last bit: run twice, in other processes, with or without compiled kernels, whatever `OMP_NUM_THREADS` says. Two
 threads move a CNN's weights by 4e-7 in two rounds.
 
-What moved the cells of nets between one session's machine and the next (by 0.3 points for 000-cnn, by up to 1.3 for
-000-small) was the instruction set: a processor with AVX-512 adds in another order than one with AVX2. Seed 0 of
+What moved the cells of 000-small from one machine to the next, by up to 1.3 points, is the instruction set: a processor
+with AVX-512 adds in another order than one with AVX2 (shown for one cell; whether it is all of the 0.3 points by which
+000-cnn moved was not tried, its code has changed too). Seed 0 of
 000-small-poisson-z2.2-sigma0 is 52.70 where torch and oneDNN are held to AVX2, as it was kept on a machine that has
 no more, and 52.96 with AVX-512; its net is trained on public digits first (plain SGD, momentum 0.9), and after that the
 two nets are no longer near each other (the sums of their weights are -192.4 and -198.9). So `sordino papers` now holds
