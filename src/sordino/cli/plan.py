@@ -81,7 +81,11 @@ def _bound(bound: Bound | Spent) -> str:
 
     if isinstance(bound, Spent):
         return f"private already, per {bound.unit}"
-    return f"L{bound.norm} norm of one {bound.unit}'s message at most 1" if bound.finite else "none"
+    return (
+        f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the radius"
+        if bound.finite
+        else "none"
+    )
 
 
 def forecast_text(found: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def _silo(entry: dict[str, Any], known: list[str]) -> str:
     held = "Silo" if len(entry["silos"]) == 1 else "Silos"
     if entry["epsilon"] is None:
         return f"{held} {names}: nothing is guaranteed."
-    return f"{held} {names}: epsilon {upto(entry['epsilon'])} at delta {entry['delta']:.2g}."
+    return f"{held} {names}: epsilon {upto(entry['epsilon'])} at delta {upto(entry['delta'])}."
 
 
 def _protected(unit: str) -> str:
@@ -78,7 +78,7 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
         return f"{who}: nothing is guaranteed."
     change = CHANGE[line["relation"]].format(unit=unit, all=ALL[unit])
     return (
-        f"{who}: epsilon {upto(line['epsilon'])} at delta {line['delta']:.2g}, for {change}. "
+        f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
         f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
         f"members; its AUC is at most {reach.auc:.3f} (guessing has 0.5)."
     )

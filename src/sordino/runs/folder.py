@@ -157,6 +157,9 @@ class RunFolder:
         try:
             found = load_config(self.path / "plan.toml")
         except UserError as error:
+            if error.needed == "a known kind":  # the bytes are those of the run, so it is a part of somebody's own
+                fix = "install its package, or name its file: --with my_parts.py"
+                raise ConfigError(f"{error.found}, which is not loaded", "the part that ran", fix) from None
             raise CertificateError("plan.toml", f"plan.toml is not what ran: {error}") from None
         if codec.digest(found) != header.config:
             raise CertificateError("plan.toml", "plan.toml does not have the hash that run.json gives it")
