@@ -150,7 +150,7 @@ STUDIES = (
         "Beyond: correlated noise, clients in turn, MNIST, N = 1000, T = 200",
         "Logistic regression, 100 clients a round, each in every tenth round; the same mu for the whole run. The "
         "server's step is a power of 2. Optimised bands are for a training that forgets 2/T of its noise in a round. "
-        "A first look with one choosing seed took a step of 1 for them at mu = 2 (91.06, below the square root by .19); "
+        "A first look with one choosing seed took a step of 1 at mu = 2 (91.06, below the square root by .19): "
         "its test figures were seen, and since then three choose.",
         in_turn_rows,
         in_turn_claims,
