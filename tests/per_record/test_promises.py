@@ -52,14 +52,14 @@ class Positions(nn.Module):
 
 
 class Branch(nn.Module):
-    """Python that looks at the values: vmap cannot run it, a loop over records can."""
+    """Python that looks at the values: vmap cannot run it, a loop over records can. No finite record changes another."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale if float(x.detach().sum()) > 0 else x * self.scale * 2
+        return x * self.scale if bool(x.detach().isfinite().all()) else torch.zeros_like(x)
 
 
 class Mixing(nn.Module):
