@@ -1,10 +1,13 @@
-"""Shared by all tests: one thread per process, and a visible skip where real data is absent."""
+"""Shared by all tests: one thread per process, coins of their own, and a visible skip where real data is absent."""
 
 from __future__ import annotations
 
 import os
+import random
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -18,6 +21,26 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "SORDINO_DATA" not in os.environ and _BESIDE.is_dir():
     os.environ["SORDINO_DATA"] = str(_BESIDE)
+
+
+def _coins_of(name: str) -> None:
+    seed = zlib.crc32(name.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def _own_coins(request: pytest.FixtureRequest) -> None:
+    """What ran before a test, or in which process, changes nothing of what it draws (but for `Secure`'s coins)."""
+    _coins_of(request.node.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    """The same for what tests share."""
+    if fixturedef.argname != "_own_coins":
+        _coins_of(f"{fixturedef.baseid}::{fixturedef.argname}")
 
 
 @pytest.fixture
