@@ -11,7 +11,8 @@ from tests.commands import sordino, spelt_out
 
 from sordino.config import load_config
 from sordino.privacy.attack import ceiling
-from sordino.privacy.certificate import Facts, certificate, participation
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts, participation
 from sordino.report.explain import ceilings, explain, page
 from sordino.report.tables import upto
 from sordino.runs.folder import RunFolder

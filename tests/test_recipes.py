@@ -47,7 +47,8 @@ from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd, Yogi
 from sordino.parts.sparsify import MaskSource, PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.parts.strategies import Tree
 from sordino.plan import Plan
-from sordino.privacy.certificate import default_delta, line_entry
+from sordino.privacy.certificate import line_entry
+from sordino.privacy.delta import default_delta
 from sordino.recipes import (
     RECIPES,
     accelerated_minibatch_sgd,

@@ -28,7 +28,7 @@ from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.server import Adam, Sgd
 from sordino.plan import Plan
 from sordino.privacy import accounting
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.rng import Seeded
 from sordino.run import Tally, run
 

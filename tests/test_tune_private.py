@@ -21,7 +21,7 @@ from sordino.parts.events import Tuned
 from sordino.parts.release import NoiseShares
 from sordino.parts.samplers import FixedSize
 from sordino.parts.tries import Tries
-from sordino.privacy.certificate import Facts, billed
+from sordino.privacy.facts import Facts, billed
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.selection import Selection
 from sordino.runs.execution import execute

@@ -35,7 +35,8 @@ from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
-from sordino.privacy.certificate import Declared, check_deltas, default_delta, silo_deltas
+from sordino.privacy.delta import check_deltas, default_delta, silo_deltas
+from sordino.privacy.facts import Declared
 from sordino.privacy.selection import Selection
 from sordino.recipes import RECIPES
 from sordino.rng import Mode, Seeded, Streams, streams

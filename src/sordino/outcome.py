@@ -21,8 +21,8 @@ from sordino.errors import DataError
 from sordino.parts.release import LocalNoise
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import WEIGHTS, Declared, Facts
 from sordino.privacy.charged import Charged
+from sordino.privacy.facts import WEIGHTS, Declared, Facts
 from sordino.rng import Mode, Seeded
 from sordino.run import Round, Settled
 

@@ -41,7 +41,8 @@ from sordino.outcome import (
     warn_if_still,
 )
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import Facts, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts
 from sordino.report import explain as explaining
 from sordino.rng import Mode
 from sordino.runs.book import Book, create

@@ -21,7 +21,8 @@ from sordino.errors import CertificateError, ConfigError
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.release import CentralNoise, NoiseShares
 from sordino.parts.samplers import FixedSize
-from sordino.privacy.certificate import Facts, line_entry, participation
+from sordino.privacy.certificate import line_entry
+from sordino.privacy.facts import Facts, participation
 from sordino.runs import rounds
 from sordino.runs.folder import RunFolder
 

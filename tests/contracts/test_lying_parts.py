@@ -22,7 +22,8 @@ from sordino.parts.schedules import Constant, Scaled
 from sordino.parts.server import Average, Sgd
 from sordino.plan import Plan
 from sordino.privacy.bill import Bill, Participation
-from sordino.privacy.certificate import Facts, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts
 
 
 class Silent(Gaussian):

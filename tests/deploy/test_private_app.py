@@ -120,7 +120,8 @@ def test_the_app_gets_a_certificate_of_its_rounds() -> None:
 
 def plan_epsilon(rounds: int) -> float:
     from sordino.outcome import counted
-    from sordino.privacy.certificate import Facts, certificate
+    from sordino.privacy.certificate import certificate
+    from sordino.privacy.facts import Facts
 
     facts = counted(plan(), list(range(rounds)), [], Facts(0.01, "secure", 0))
     return float(certificate(plan(), facts)["epsilon"])

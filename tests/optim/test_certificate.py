@@ -18,7 +18,8 @@ from sordino.errors import CertificateError, ConfigError, EngineError, PlanError
 from sordino.optim import saved
 from sordino.parts.records import PoissonRecords
 from sordino.parts.server import TorchOptimizer
-from sordino.privacy.certificate import Facts, Loop, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts, Loop
 from sordino.training import train as run
 from sordino.version import versions
 

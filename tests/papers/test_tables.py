@@ -22,7 +22,7 @@ from sordino.data.task import Records, Task
 from sordino.errors import ConfigError
 from sordino.parts.local import LocalSgd
 from sordino.parts.samplers import FixedSize, Poisson
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
 from sordino.run import run

@@ -26,7 +26,8 @@ from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Constant, Linear
 from sordino.parts.server import Sgd
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
-from sordino.privacy.certificate import Facts, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.runs.checkpoint import STATE, Checkpoint

@@ -52,7 +52,7 @@ class Positions(nn.Module):
 
 
 class Branch(nn.Module):
-    """Python that looks at the values: vmap cannot run it, a loop over records can. No finite record changes another."""
+    """Python that looks at the values: vmap cannot run it, a loop over records can. Finite records are kept apart."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.plan import Plan
 from sordino.privacy import accounting, calibrate
 from sordino.privacy.bill import Line
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 
 L1 = (Clip(1.0, norm=1),)
 PLANS: dict[str, dict[str, Any]] = {

@@ -24,7 +24,9 @@ from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.privacy import accounting
-from sordino.privacy.certificate import Facts, certificate, check_delta, default_delta
+from sordino.privacy.certificate import certificate
+from sordino.privacy.delta import check_delta, default_delta
+from sordino.privacy.facts import Facts
 from sordino.privacy.stored import compare
 from sordino.privacy.summary import upward
 from sordino.rng import Mode

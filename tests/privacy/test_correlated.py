@@ -31,7 +31,7 @@ from sordino.plan import Plan, State
 from sordino.privacy.accounting import epsilon
 from sordino.privacy.bill import Participation
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes.best import best, forecasts
 from sordino.rng import Seeded
 from sordino.run import run

@@ -26,7 +26,8 @@ from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.postprocess import LaplacianSmoothing, Noised
 from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, Poisson, Sampler
-from sordino.privacy.certificate import Facts, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts
 from sordino.rng import Mode, Seeded, streams
 from sordino.run import noised_mean
 

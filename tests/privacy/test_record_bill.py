@@ -45,7 +45,8 @@ from sordino.privacy import accounting
 from sordino.privacy.bill import ADVERSARIES, Bill, Participation
 from sordino.privacy.budget import Budget, check_affordable, client_filter
 from sordino.privacy.calibrated import calibrated, calibrated_silos
-from sordino.privacy.certificate import Facts, certificate, headline, participation
+from sordino.privacy.certificate import certificate, headline
+from sordino.privacy.facts import Facts, participation
 from sordino.recipes import dp_ls_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
 from sordino.recipes.silo import budgets
 from sordino.report.explain import ceilings

@@ -16,8 +16,8 @@ from tests.commands import contents, sordino
 
 from sordino.config import parse
 from sordino.outcome import DIAGNOSTIC
-from sordino.privacy.certificate import Facts
 from sordino.privacy.certificate import certificate as certified
+from sordino.privacy.facts import Facts
 from sordino.recipes import RECIPES, starters
 from sordino.report import charts, colours, page
 from sordino.report.data import collected

@@ -22,7 +22,7 @@ from sordino.models import Logistic, Mlp, build_seeded
 from sordino.parts.denoise import JamesStein
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.server import ServerOptimizer
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes.best import best, bold
 from sordino.rng import Seeded
 from sordino_papers.cells import Cell, Job, Results, Row, Table

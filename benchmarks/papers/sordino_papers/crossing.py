@@ -31,7 +31,7 @@ from sordino.parts.strategies import Strategy
 from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes.shared import federated
 from sordino.report.figures import curves
 from sordino_papers.correlated import PILOTS, accuracy, climbed, values_of

@@ -23,7 +23,7 @@ from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay, Piecewise
 from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes import blur, dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, dp_ls_adam, dp_ls_sgd, fed_smp
 from sordino_papers.cells import Cell, Job, Table
 

@@ -20,7 +20,7 @@ from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes import best, dp_fed_ls
 from sordino.run import Round
 from sordino.theory.central_noise import poisson_noise, uniform_noise

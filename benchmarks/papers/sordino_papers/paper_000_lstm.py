@@ -18,7 +18,8 @@ from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
-from sordino.privacy.certificate import default_delta, headline
+from sordino.privacy.certificate import headline
+from sordino.privacy.delta import default_delta
 from sordino.recipes import dp_fed_ls
 from sordino.report.figures import curves
 from sordino.rng import Seeded

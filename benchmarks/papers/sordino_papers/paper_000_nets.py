@@ -13,7 +13,7 @@ from sordino.parts.denoise import JamesStein, SoftThreshold
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes import dp_fed_ls
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.claims import beats

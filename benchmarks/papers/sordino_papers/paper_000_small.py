@@ -21,7 +21,7 @@ from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes import dp_fed_ls
 from sordino.rng import Seeded
 from sordino_papers.cells import Cell, Job, Results, Row, Table

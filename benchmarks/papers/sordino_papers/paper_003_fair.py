@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from sordino.privacy.certificate import default_delta, headline
+from sordino.privacy.certificate import headline
+from sordino.privacy.delta import default_delta
 from sordino.report.figures import keep
 from sordino_papers.once import once
 from sordino_papers.paper_003 import Row, Setting, measured, plan

@@ -20,7 +20,7 @@ from sordino.engines.preparing import begin
 from sordino.errors import ConfigError
 from sordino.outcome import load_weights
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import Facts
+from sordino.privacy.facts import Facts
 from sordino.report.explain import ceilings
 from sordino.rng import Seeded
 from sordino.runs.execution import as_released

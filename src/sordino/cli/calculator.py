@@ -13,7 +13,8 @@ from sordino.parts.release import CentralNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line, Participation, client_bill
-from sordino.privacy.certificate import check_delta, default_delta, line_entry
+from sordino.privacy.certificate import line_entry
+from sordino.privacy.delta import check_delta, default_delta
 
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
 MECHANISMS = {"gaussian": Gaussian, "laplace": Laplace}

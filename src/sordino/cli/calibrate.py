@@ -45,7 +45,8 @@ def calibrate_config(
     """The number found, what it costs, and the file it was written to."""
     from sordino.config import load_config
     from sordino.privacy.calibrated import calibrated
-    from sordino.privacy.certificate import check_delta, headline
+    from sordino.privacy.certificate import headline
+    from sordino.privacy.delta import check_delta
 
     if free not in FREE:
         raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))

@@ -9,7 +9,7 @@ from sordino.cli.app import Certified, JsonFlag, Own, app, bring, say
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
-    from sordino.privacy.certificate import Facts
+    from sordino.privacy.facts import Facts
 
 
 @app.command()

@@ -27,7 +27,8 @@ def plan(
 
 def forecast(config: Config) -> dict[str, Any]:
     """What a run of this file would be certified with, and how its messages come to be bounded."""
-    from sordino.privacy.certificate import Facts, certificate
+    from sordino.privacy.certificate import certificate
+    from sordino.privacy.facts import Facts
 
     plan = config.plan
     notes = config.look()

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sordino.errors import DataError
-from sordino.privacy.certificate import FROZEN, Declared
+from sordino.privacy.facts import FROZEN, Declared
 
 FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 

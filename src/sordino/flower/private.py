@@ -32,7 +32,9 @@ from sordino.parts.norms import row_norms
 from sordino.parts.release import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import Facts, certificate, check_deltas, default_delta
+from sordino.privacy.certificate import certificate
+from sordino.privacy.delta import check_deltas, default_delta
+from sordino.privacy.facts import Facts
 from sordino.rng import Secure, Streams
 from sordino.run import Tally, advanced
 from sordino.version import versions

@@ -10,7 +10,7 @@ from typing import Any
 from sordino import codec
 from sordino.errors import BudgetError, ConfigError
 from sordino.optim.settings import Settings, differing
-from sordino.privacy.certificate import Facts, Loop
+from sordino.privacy.facts import Facts, Loop
 from sordino.version import versions
 
 

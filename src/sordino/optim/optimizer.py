@@ -25,7 +25,8 @@ from sordino.optim.reduction import Check
 from sordino.optim.woven import ALL, Memory
 from sordino.parts.postprocess import Noised
 from sordino.parts.release import on_grid
-from sordino.privacy.certificate import Facts, Loop, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts, Loop
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")

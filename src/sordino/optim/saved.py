@@ -15,7 +15,8 @@ from typing import Any
 from sordino import codec
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.plan import Plan
-from sordino.privacy.certificate import Facts, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts
 from sordino.privacy.stored import compare_text, parsed, text_of
 
 LARGEST = 4 << 20  # bytes

@@ -23,7 +23,7 @@ from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Participation
 from sordino.privacy.calibrated import calibrated, noisier
-from sordino.privacy.certificate import check_delta, default_delta
+from sordino.privacy.delta import check_delta, default_delta
 from sordino.recipes.dp_sgd import alone
 from sordino.rng import Mode
 

@@ -16,7 +16,7 @@ from sordino.parts.bounds import Spent
 from sordino.privacy import accounting, calibrate
 from sordino.privacy.bill import Line
 from sordino.privacy.budget import Budget
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 
 if TYPE_CHECKING:
     from sordino.plan import Plan

@@ -14,7 +14,7 @@ from sordino.privacy.bill import Participation
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
-    from sordino.privacy.certificate import Facts
+    from sordino.privacy.facts import Facts
 
 MODELS = {  # by trust model: who holds the data and adds the noise, and is trusted with what
     "local": "each {holder} for itself, before anything leaves it; nobody else is trusted",

@@ -22,7 +22,7 @@ from sordino.plan import LONGEST, Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Line, Participation, client_bill, with_preparations
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes.shared import federated
 
 _LOG = logging.getLogger("sordino")

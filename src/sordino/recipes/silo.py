@@ -17,7 +17,7 @@ from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, Sgd
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
-from sordino.privacy.certificate import default_delta
+from sordino.privacy.delta import default_delta
 from sordino.recipes.shared import Silos, shares, silos
 
 

@@ -20,7 +20,8 @@ from sordino.parts.events import Unprotected
 from sordino.privacy import accounting
 from sordino.privacy.attack import Floats, power, true_positives
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
-from sordino.privacy.certificate import billed, headline, line_entry, participation
+from sordino.privacy.certificate import headline, line_entry
+from sordino.privacy.facts import billed, participation
 from sordino.privacy.selection import selected
 from sordino.report.subject import Subject
 

@@ -7,7 +7,7 @@ from typing import Any
 from sordino.plan import Plan
 from sordino.privacy.attack import Ceiling, ceiling
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill
-from sordino.privacy.certificate import Facts, billed
+from sordino.privacy.facts import Facts, billed
 from sordino.report.tables import upto
 
 CHANGE = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from sordino.outcome import DIAGNOSTIC
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import Facts
+from sordino.privacy.facts import Facts
 
 
 @dataclass(frozen=True)

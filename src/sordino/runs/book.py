@@ -24,7 +24,7 @@ from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.outcome import released
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
-from sordino.privacy.certificate import Declared
+from sordino.privacy.facts import Declared
 from sordino.privacy.stored import text_of
 from sordino.rng import Mode
 from sordino.run import Settled

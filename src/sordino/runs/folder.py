@@ -32,7 +32,8 @@ from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.outcome import counted, last_figures
 from sordino.parts.samplers import Cohort
-from sordino.privacy.certificate import Declared, Facts, certificate
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Declared, Facts
 from sordino.privacy.stored import compare_text, parsed
 from sordino.runs import chain, checkpoint, ending, files, logs, purse, receipts
 from sordino.runs.chain import Chain

@@ -17,7 +17,7 @@ from sordino import codec
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.privacy.bill import Line
-from sordino.privacy.certificate import Facts, billed
+from sordino.privacy.facts import Facts, billed
 from sordino.privacy.ledger import Asked, Ledger
 from sordino.privacy.spending import Item, Standing
 from sordino.runs import files

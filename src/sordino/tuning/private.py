@@ -29,7 +29,8 @@ from sordino.parts.tries import Tries
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Bill, Line
 from sordino.privacy.calibrated import noisier
-from sordino.privacy.certificate import billed, headline
+from sordino.privacy.certificate import headline
+from sordino.privacy.facts import billed
 from sordino.privacy.selection import Selection, selected
 from sordino.report.tables import upto
 from sordino.runs import files, purse

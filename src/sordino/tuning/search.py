@@ -16,7 +16,7 @@ from sordino.parts.release import LocalNoise
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
 from sordino.privacy.calibrated import calibrated, calibrated_silos
-from sordino.privacy.certificate import Declared
+from sordino.privacy.facts import Declared
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.theory import local_steps

@@ -12,7 +12,7 @@ from torch import Tensor
 from sordino.data.task import Clients, Records, Task
 from sordino.errors import DataError
 from sordino.plan import Plan
-from sordino.privacy.certificate import Declared
+from sordino.privacy.facts import Declared
 from sordino.rng import Seeded
 
 Source = Literal["public", "synthetic"]

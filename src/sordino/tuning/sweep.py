@@ -26,7 +26,8 @@ from sordino.data.task import Task
 from sordino.errors import CertificateError, ConfigError
 from sordino.outcome import load_weights
 from sordino.privacy.bill import Bill
-from sordino.privacy.certificate import billed, headline
+from sordino.privacy.certificate import headline
+from sordino.privacy.facts import billed
 from sordino.privacy.stored import compare_text, parsed, text_of
 from sordino.report.tables import upto
 from sordino.runs import files, purse

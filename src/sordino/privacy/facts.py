@@ -1,0 +1,115 @@
+"""What a run adds to its plan, and the bill that follows: the rounds charged, and the tries behind it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from sordino import codec
+from sordino.privacy.bill import Bill, Participation
+from sordino.privacy.selection import Selection, selected
+from sordino.privacy.spending import Standing
+from sordino.rng import Mode
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+
+WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
+
+FROZEN = "frozen weights"  # the same of parameters that are not trained, as the base under adapters
+
+VALUES = "ranges, categories and constants of columns"  # and of what a table's columns are encoded by
+
+CLASSES = "number of classes"  # and of a number that was read off the labels
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Rows, or weights to begin with, that nobody protects, because somebody has said that they are public."""
+
+    rows: int
+    what: str
+    by: str
+    sha256: str = ""  # of the file, where it is one
+
+    def written(self) -> dict[str, Any]:
+        """As plain data; no hash where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "sha256" or value}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a loop of the user's own saw of itself: how the loss was checked, and the records kept apart."""
+
+    reduction: Literal["mean", "sum"]
+    check: str
+    kept_apart: str
+    looks: int  # passes in which a record alone was compared with the record in company
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run adds to its plan: everything here is seen by the adversary anyway, or public."""
+
+    delta: float
+    noise: Mode
+    charged: int  # releases written down before their noise was drawn
+    most: int | None = None  # most rounds of one client, where the cohort is seen by design
+    model: str = ""  # sha256 of model.safetensors
+    config: str = ""  # sha256 of the whole configuration, where there is a file
+    each: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
+    repeats: int = 0  # rounds that were charged again after a kill
+    deltas: tuple[float, ...] = ()  # a delta of its own for every silo
+    public: tuple[Declared, ...] = ()  # rows that were evaluated on, or trained on by the server
+    names: tuple[str, ...] = ()  # of the silos, where they have any
+    filtered: bool = False  # a budget decides when the run ends, so its end tells of the cohorts
+    stopped: bool = False  # it ended because a budget refused the next cohort, and for no other reason
+    foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
+    loop: Loop | None = None  # of a private PyTorch loop
+    receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
+    selection: Selection | None = None  # of many runs, this is the best
+    ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
+    environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
+    utility: dict[str, float] | None = None  # the last figures on public rows
+    prepared: int = 0  # how often the plan's preparations were charged
+    early: str = ""  # what stopped it early, by public figures: all planned rounds are billed
+    given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
+    in_memory: bool = False  # no charge was on disk before its noise was drawn
+
+
+def participation(plan: Plan, facts: Facts) -> Participation:
+    """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data).
+
+    Only a budget that refused the next cohort bills what was charged: budgets and cohorts are seen by this adversary
+    or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned.
+    The best of many tries is billed as planned too: who was in the others, which had the same bill, nobody sees.
+    """
+    least, prepared = 0 if facts.most is None else facts.most, max(1, facts.prepared)
+    if facts.selection is None:
+        return replace(_rounds(plan, facts), prepared=prepared)
+    found = _rounds(plan, replace(facts, most=None, each=()))
+    return replace(found, most=max(found.most, least), prepared=prepared)
+
+
+def _rounds(plan: Plan, facts: Facts) -> Participation:
+    told = facts.filtered and plan.clients.random
+    if facts.stopped and not facts.repeats and facts.charged:
+        most = plan.clients.most(facts.charged) if facts.most is None else facts.most
+        return Participation(facts.charged, most, facts.each, 0, told)
+    releases = max(plan.rounds, facts.charged)
+    if facts.most is not None:
+        cut = facts.charged < plan.rounds or bool(
+            facts.early
+        )  # whoever stops a run has seen its models: bill what was planned
+        least = plan.clients.most(plan.rounds) if cut else 0
+        each = tuple(max(count, least) for count in facts.each)
+        return Participation(releases, max(facts.most, least), each, facts.repeats, told)
+    if plan.clients.random:
+        return Participation(releases, plan.clients.most(releases), (), facts.repeats, told)
+    again = max(releases - plan.rounds, facts.repeats)  # a public cohort that ran again is the same people
+    return Participation(releases, min(releases, plan.clients.most(plan.rounds) + again), (), facts.repeats)
+
+
+def billed(plan: Plan, facts: Facts) -> Bill:
+    """The bill of a run: of its rounds, and of the tries that it is the best of."""
+    return selected(plan.bill(participation(plan, facts)), facts.selection)
