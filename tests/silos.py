@@ -17,7 +17,7 @@ from sordino.parts.losses import Loss, Quantile
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import FixedRecords
-from sordino.parts.release import LocalNoise
+from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan

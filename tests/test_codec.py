@@ -30,7 +30,7 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.losses import add_loss
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.release import CentralNoise, Forward, NoNoise
+from sordino.parts.releases import CentralNoise, Forward, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Sgd

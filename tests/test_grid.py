@@ -23,7 +23,7 @@ from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, subsets
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Average, Sgd

@@ -30,16 +30,8 @@ from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
-from sordino.parts.release import (
-    CentralNoise,
-    Forward,
-    LocalNoise,
-    MaskedNoise,
-    NoiseShares,
-    NoNoise,
-    Release,
-    ShuffledNoise,
-)
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, MaskedNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Decay, Linear, Scaled

@@ -23,7 +23,7 @@ from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.server import Adam, Sgd
 from sordino.plan import Plan

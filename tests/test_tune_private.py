@@ -18,7 +18,7 @@ from sordino.config import load_config
 from sordino.errors import ConfigError, DivergedError
 from sordino.parts.encode import Clip
 from sordino.parts.events import Tuned
-from sordino.parts.release import NoiseShares
+from sordino.parts.releases import NoiseShares
 from sordino.parts.samplers import FixedSize
 from sordino.parts.tries import Tries
 from sordino.privacy.facts import Facts, billed

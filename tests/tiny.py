@@ -15,7 +15,7 @@ from sordino.engines.base import Engine
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise
+from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan

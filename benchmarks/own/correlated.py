@@ -22,7 +22,8 @@ from sordino.models import SvhnCnn, build_seeded
 from sordino.parts.bands import BandedSquareRoot
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise, Release
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import FixedSize
 from sordino.parts.strategies import BufferedToeplitz
 from sordino.recipes import dp_fed_avg

@@ -73,13 +73,13 @@ if TYPE_CHECKING:
     from sordino.parts.records import RecordSampler as RecordSampler
     from sordino.parts.records import RecordsInTurn as RecordsInTurn
     from sordino.parts.records import ShuffledRecords as ShuffledRecords
-    from sordino.parts.release import CentralNoise as CentralNoise
-    from sordino.parts.release import Forward as Forward
-    from sordino.parts.release import LocalNoise as LocalNoise
-    from sordino.parts.release import NoiseShares as NoiseShares
-    from sordino.parts.release import NoNoise as NoNoise
     from sordino.parts.release import Release as Release
-    from sordino.parts.release import ShuffledNoise as ShuffledNoise
+    from sordino.parts.releases import CentralNoise as CentralNoise
+    from sordino.parts.releases import Forward as Forward
+    from sordino.parts.releases import LocalNoise as LocalNoise
+    from sordino.parts.releases import NoiseShares as NoiseShares
+    from sordino.parts.releases import NoNoise as NoNoise
+    from sordino.parts.releases import ShuffledNoise as ShuffledNoise
     from sordino.parts.samplers import Everyone as Everyone
     from sordino.parts.samplers import FixedSize as FixedSize
     from sordino.parts.samplers import Poisson as Poisson
@@ -135,7 +135,7 @@ _HOME = {
     "InverseTime": "parts.schedules",
     "PerStep": "parts.schedules",
     "Travelled": "parts.schedules",
-    "ShuffledNoise": "parts.release",
+    "ShuffledNoise": "parts.releases",
     "CorrelatedNoise": "parts.correlated",
     "Strategy": "parts.strategies",
     "Identity": "parts.strategies",
@@ -145,8 +145,8 @@ _HOME = {
     "Tree": "parts.strategies",
     "Separated": "parts.turns",
     "Turns": "parts.turns",
-    "LocalNoise": "parts.release",
-    "NoiseShares": "parts.release",
+    "LocalNoise": "parts.releases",
+    "NoiseShares": "parts.releases",
     "AllRecords": "parts.records",
     "FixedRecords": "parts.records",
     "OnePass": "parts.records",
@@ -165,7 +165,7 @@ _HOME = {
     "Stages": "parts.accelerated",
     "Plain": "parts.gradients",
     "Bounded": "parts.gradients",
-    "Forward": "parts.release",
+    "Forward": "parts.releases",
     "optim": "optim",
     "recipes": "recipes",
     "Records": "data.task",
@@ -192,8 +192,8 @@ _HOME = {
     "Gaussian": "parts.mechanisms",
     "Laplace": "parts.mechanisms",
     "Histogram": "parts.preparation",
-    "CentralNoise": "parts.release",
-    "NoNoise": "parts.release",
+    "CentralNoise": "parts.releases",
+    "NoNoise": "parts.releases",
     "Result": "training",
     "calibrated": "privacy.calibrated",
     "train": "training",

@@ -18,7 +18,7 @@ from sordino.data.initial import declared_frozen
 from sordino.data.named import plain
 from sordino.data.task import Task
 from sordino.errors import DataError
-from sordino.parts.release import LocalNoise
+from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.charged import Charged

@@ -21,7 +21,8 @@ from sordino.parts.local import LocalSolver
 from sordino.parts.numbers import finite, positive
 from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.preparation import Preparation
-from sordino.parts.release import Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import ShuffledNoise
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import Memory, ServerOptimizer

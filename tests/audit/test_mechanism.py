@@ -18,7 +18,8 @@ from sordino.parts.encode import Adaptive, Clip, Step
 from sordino.parts.events import GaussianNoise, LaplaceNoise
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Sgd

@@ -21,7 +21,7 @@ from sordino.data.task import Task
 from sordino.errors import DataError
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.privacy.stored import text_of
 from sordino.runs.folder import RunFolder

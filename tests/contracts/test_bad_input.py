@@ -24,7 +24,7 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, OnePass
-from sordino.parts.release import CentralNoise, LocalNoise, NoNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, binomial_most
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise, Scaled

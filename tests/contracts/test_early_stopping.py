@@ -19,7 +19,7 @@ import sordino as so
 from sordino.data.task import Task
 from sordino.errors import CertificateError, ConfigError
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise, NoiseShares
+from sordino.parts.releases import CentralNoise, NoiseShares
 from sordino.parts.samplers import FixedSize
 from sordino.privacy.certificate import line_entry
 from sordino.privacy.facts import Facts, participation

@@ -16,7 +16,7 @@ from sordino.audit.law import failures
 from sordino.audit.mechanism import audit_mechanism
 from sordino.parts.denoise import SparsifyMean
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.release import NoiseShares
+from sordino.parts.releases import NoiseShares
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan

@@ -24,7 +24,7 @@ from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.release import CentralNoise, NoNoise
+from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, RoundRobin, Sampler
 from sordino.parts.server import Sgd
 from sordino.parts.sparsify import PublicMask, ReleasedMask

@@ -17,7 +17,7 @@ from sordino.parts.encode import Clip
 from sordino.parts.events import GaussianNoise
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares
 from sordino.parts.schedules import Constant, Scaled
 from sordino.parts.server import Average, Sgd
 from sordino.plan import Plan

@@ -21,7 +21,8 @@ from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Sgd

@@ -17,7 +17,8 @@ from sordino.parts.gradients import Ball, Batch
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan, State

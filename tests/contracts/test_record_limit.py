@@ -17,7 +17,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
-from sordino.parts.release import CentralNoise, NoNoise
+from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.recipes import RECIPES

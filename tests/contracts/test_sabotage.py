@@ -30,7 +30,8 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, PoissonRecords
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, Release
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.server import Sgd
 from sordino.plan import Plan

@@ -15,7 +15,7 @@ from sordino.flower.private import Private, check_plan
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, Poisson
 from sordino.parts.server import Sgd
 from sordino.plan import Plan

@@ -29,7 +29,7 @@ from sordino.flower.member import Member
 from sordino.flower.summing import SecureRemote
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
-from sordino.parts.release import NoiseShares
+from sordino.parts.releases import NoiseShares
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan

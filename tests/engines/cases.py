@@ -21,7 +21,7 @@ from sordino.parts.local import Coins, LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import FixedRecords
-from sordino.parts.release import Forward, LocalNoise, NoiseShares, ShuffledNoise
+from sordino.parts.releases import Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan

@@ -21,7 +21,7 @@ from sordino.engines.paths import chosen
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import LocalSgd
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin
 from sordino.rng import Seeded
 from sordino.run import run

@@ -18,7 +18,8 @@ from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import EngineError
 from sordino.parts.encode import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise, own_message
+from sordino.parts.release import Release, own_message
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.plan import Plan
 from sordino.rng import Secure, Seeded, Streams
 from sordino.run import Round, run

@@ -28,7 +28,8 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import FixedRecords
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan

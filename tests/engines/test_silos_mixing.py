@@ -17,7 +17,7 @@ from sordino.parts.losses import LossFunction
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import FixedRecords, PoissonRecords
-from sordino.parts.release import Forward, LocalNoise
+from sordino.parts.releases import Forward, LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan

@@ -16,7 +16,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.optim import PrivateLoader, PrivateOptimizer, make_private
-from sordino.parts.release import CentralNoise
+from sordino.parts.releases import CentralNoise
 from sordino.rng import Seeded
 
 QUIET = 1e-9  # a multiplier whose noise is below rounding

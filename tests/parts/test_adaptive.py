@@ -21,7 +21,7 @@ from sordino.parts.bounds import Bound
 from sordino.parts.encode import Adaptive, Clip, Public, Step
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise, NoiseShares, NoNoise
+from sordino.parts.releases import CentralNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Constant, Linear
 from sordino.parts.server import Sgd

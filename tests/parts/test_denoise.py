@@ -21,7 +21,7 @@ from sordino.parts.encode import Adaptive, Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Decay
 from sordino.parts.sparsify import PublicMask

@@ -18,7 +18,7 @@ from sordino.errors import PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.gradients import Anchor, Batch, Blur, Gradient, Plain, Proximal, Sam
 from sordino.parts.local import LocalSgd
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 
 NOTHING = Batch(torch.empty(0), torch.empty(0))
 HERE = Anchor(torch.zeros(2))

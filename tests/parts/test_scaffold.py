@@ -24,7 +24,7 @@ from sordino.errors import ConfigError, EngineError, PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.release import CentralNoise, NoNoise
+from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin, Sampler
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate

@@ -25,7 +25,7 @@ from sordino.parts.gradients import Ball, Batch, Bounded, Moreau, Plain, Sam
 from sordino.parts.losses import Loss, Quantile
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
-from sordino.parts.release import CentralNoise, Forward, NoNoise
+from sordino.parts.releases import CentralNoise, Forward, NoNoise
 from sordino.parts.schedules import Constant, Decay, Linear, Scaled, scaled
 from sordino.parts.server import Sgd
 from sordino.rng import Seeded

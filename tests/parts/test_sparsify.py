@@ -21,7 +21,7 @@ from sordino.errors import DataError, PlanError
 from sordino.parts.bounds import Bound, Unit
 from sordino.parts.encode import Clip, Public, Step
 from sordino.parts.local import LocalSgd
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate, keep_largest
 from sordino.plan import Plan

@@ -26,7 +26,7 @@ from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import FixedRecords
-from sordino.parts.release import Forward, NoNoise
+from sordino.parts.releases import Forward, NoNoise
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import (
     Decay,

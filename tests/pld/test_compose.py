@@ -27,7 +27,7 @@ from sordino.parts.events import (
     Shuffled,
     billable,
 )
-from sordino.pld import compose, pairs, without_replacement
+from sordino.pld import compose, losses, pairs, without_replacement
 from sordino.pld.gridless import gaussian_epsilon
 from sordino.privacy import accounting
 
@@ -57,7 +57,7 @@ def test_everybody_every_round_is_never_below_the_gaussian_at_any_delta(
 def test_without_the_tilt_the_transform_would_decide_epsilon() -> None:
     """Sabotage: theta = 0 proves nothing at 1e-14, because its rounding, which is counted, is as large."""
     pair = pairs.Present(0.01, pairs.Gauss(1.0))
-    one = compose.Composition([(compose.losses_on(pair, 1e-3, 1e-24), 1000)])
+    one = compose.Composition([(losses.losses_on(pair, 1e-3, 1e-24), 1000)])
     assert one.epsilon(1e-14) < 4.56
     assert one.tilted(0.0).epsilon(1e-14) > 5
     assert one.tilted(0.0).epsilon(1e-6) == pytest.approx(one.epsilon(1e-6), rel=1e-3)
@@ -91,7 +91,7 @@ def _times(one: list[int], other: list[int]) -> list[int]:
 
 def test_what_lies_beyond_grid_and_window_is_infinite() -> None:
     pair = pairs.Gauss(1.0)
-    cut = compose.losses_on(pair, 0.01, 1e-4)
+    cut = losses.losses_on(pair, 0.01, 1e-4)
     assert cut.infinite >= math.exp(float(pair.tails(cut.values[-1:])[0][0]))
     assert float(np.sum(cut.masses)) + cut.infinite == pytest.approx(1, abs=1e-12)
     assert compose.Composition([(cut, 5)]).infinite >= -math.expm1(5 * math.log1p(-cut.infinite))
@@ -132,11 +132,11 @@ def test_tails_are_those_of_a_loss(pair: pairs.Pair) -> None:
 @pytest.mark.parametrize("pair", EVERY, ids=str)
 @pytest.mark.parametrize("step", [0.5, 0.01])
 def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
-    on_grid = compose.losses_on(pair, step, 1e-12)
+    on_grid = losses.losses_on(pair, step, 1e-12)
     for epsilon in (0.0, 0.03, 0.4, 1.0, 2.5):
         values = on_grid.values
         ours = on_grid.infinite + float(on_grid.masses @ np.maximum(0.0, -np.expm1(np.minimum(epsilon - values, 0.0))))
-        truth = float(compose.once_deltas(pair, np.asarray([epsilon]))[0])
+        truth = float(losses.once_deltas(pair, np.asarray([epsilon]))[0])
         assert truth - 1e-12 <= ours
         assert ours <= truth + 0.02 if step == 0.01 else True
 
@@ -147,7 +147,7 @@ def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, mul
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
     pair = without_replacement.pair(rate=rate, mu=2 / multiplier)
     curve = without_replacement.hockey_stick(at, rate=rate, multiplier=multiplier)
-    assert np.allclose(compose.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
+    assert np.allclose(losses.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 
 
 # ---- the same everywhere --------------------------------------------------------------------------------------------

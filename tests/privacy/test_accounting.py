@@ -23,7 +23,7 @@ from sordino.parts.events import (
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import PoissonRecords
-from sordino.parts.release import LocalNoise, NoiseShares
+from sordino.parts.releases import LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson
 from sordino.privacy import accounting
 from sordino.privacy.accounting import delta_at, deltas_at, epsilon

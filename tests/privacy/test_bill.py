@@ -25,7 +25,8 @@ from sordino.parts.events import (
 )
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.server import Adam
 from sordino.plan import Plan

@@ -24,7 +24,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, PlanError
 from sordino.parts.encode import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.plan import State
 from sordino.privacy.bill import Participation, client_bill

@@ -17,7 +17,7 @@ from sordino.errors import PlanError, UnreachableError
 from sordino.parts.encode import Clip
 from sordino.parts.events import Approximate, Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.plan import Plan
 from sordino.privacy import accounting, calibrate

@@ -19,7 +19,7 @@ from sordino.errors import CertificateError, ConfigError
 from sordino.parts.encode import Clip
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.release import LocalNoise, NoiseShares, NoNoise
+from sordino.parts.releases import LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan

@@ -21,7 +21,7 @@ from sordino.parts.encode import Clip
 from sordino.parts.events import Event, GaussianNoise, PoissonSampled, Relation
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise
+from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server import Adam, Sgd

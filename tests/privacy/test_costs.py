@@ -12,7 +12,7 @@ from tests.tiny import plan as client_plan
 from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.records import AllRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords, _order
-from sordino.parts.release import LocalNoise
+from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting

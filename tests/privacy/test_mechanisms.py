@@ -24,7 +24,8 @@ from sordino.parts.events import GaussianNoise, LaplaceNoise
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.postprocess import LaplacianSmoothing, Noised
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Everyone, Poisson, Sampler
 from sordino.privacy.certificate import certificate
 from sordino.privacy.facts import Facts

@@ -18,7 +18,7 @@ from sordino import codec
 from sordino.errors import ConfigError, UserError
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.preparation import Histogram
-from sordino.parts.release import CentralNoise, LocalNoise, NoiseShares
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.privacy import policy

@@ -38,7 +38,8 @@ from sordino.parts.records import (
     RecordsInTurn,
     ShuffledRecords,
 )
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.plan import Plan
 from sordino.privacy import accounting

@@ -22,7 +22,7 @@ from sordino.parts.events import (
 )
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import AllRecords
-from sordino.parts.release import Forward
+from sordino.parts.releases import Forward
 from sordino.parts.samplers import Everyone
 from sordino.privacy import accounting
 from sordino.privacy.budget import Budget, client_filter

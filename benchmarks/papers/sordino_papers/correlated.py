@@ -20,7 +20,7 @@ from sordino.parts.bands import Banded, BandedSquareRoot
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
-from sordino.parts.release import CentralNoise
+from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import RoundRobin, Sampler
 from sordino.parts.server import Sgd
 from sordino.parts.strategies import Identity, Strategy

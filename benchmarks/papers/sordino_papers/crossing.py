@@ -24,7 +24,7 @@ from sordino.models import Logistic, build_seeded
 from sordino.parts.bands import Banded
 from sordino.parts.correlated import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise
+from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson, RoundRobin, Sampler
 from sordino.parts.server import Sgd
 from sordino.parts.strategies import Strategy

@@ -14,7 +14,7 @@ from sordino.data.task import Records, Task
 from sordino.parts.local import LocalSgd
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated, noisier

@@ -16,7 +16,7 @@ from sordino.parts.events import GaussianNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import OnePass
-from sordino.parts.release import LocalNoise
+from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.privacy import calibrate

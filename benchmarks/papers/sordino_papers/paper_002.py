@@ -14,7 +14,7 @@ from sordino.data.datasets import load
 from sordino.data.partition import SortedTarget
 from sordino.data.task import Clients, Records, Task
 from sordino.parts.mechanisms import Laplace
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
 from sordino.recipes.client_side import client_side_fed_avg

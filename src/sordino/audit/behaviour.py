@@ -8,7 +8,7 @@ from sordino.audit.coins import batch_law, cohort_law, rehearsed_law
 from sordino.audit.law import Finding, noise_law
 from sordino.audit.movement import movements
 from sordino.audit.rehearsal import ROUNDS, rehearse
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.plan import Plan
 
 

@@ -27,7 +27,7 @@ from sordino.errors import DataError
 from sordino.parts.events import Unprotected
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.parts.schedules import at, paces, travelled
 from sordino.plan import Plan

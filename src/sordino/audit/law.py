@@ -23,7 +23,7 @@ from sordino.audit.sequence import whitening
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.release import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.schedules import at, paces
 from sordino.plan import Plan
 

@@ -27,7 +27,7 @@ from sordino.audit.sequence import audit_sequence
 from sordino.audit.tradeoff import Array, Limit, Rates, choose, choose_steadily, separation
 from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
 from sordino.parts.events import GaussianNoise, Relation, Shuffled, Unprotected
-from sordino.parts.release import LocalNoise
+from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Cohort, Poisson
 from sordino.plan import Plan
 from sordino.privacy import accounting

@@ -24,7 +24,7 @@ from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.parts.bounds import Spent
 from sordino.parts.events import Shuffled, Unprotected
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
-from sordino.parts.release import Forward, NoNoise
+from sordino.parts.releases import Forward, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server import Sgd
 from sordino.plan import Plan

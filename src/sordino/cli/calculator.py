@@ -9,7 +9,7 @@ from sordino import codec
 from sordino.errors import ConfigError
 from sordino.parts.events import Approximate, Event, Shuffled
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.release import CentralNoise
+from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line, Participation, client_bill

@@ -20,7 +20,7 @@ from sordino.flower.envelope import is_letter
 from sordino.flower.internals import Node, installed
 from sordino.flower.member import Member
 from sordino.flower.post import SiloSpec, Voice, serve, silo_task
-from sordino.parts.release import NoNoise
+from sordino.parts.releases import NoNoise
 from sordino.privacy import policy as policies
 from sordino.privacy.costs import Cost
 from sordino.privacy.ledger import Ledger, Receipt

@@ -28,7 +28,7 @@ from sordino.errors import BudgetError, DataError, UserError, short, shown
 from sordino.flower import masks
 from sordino.flower.envelope import Letter
 from sordino.flower.internals import flower
-from sordino.parts.release import NoiseShares
+from sordino.parts.releases import NoiseShares
 from sordino.rng import streams
 
 Keys = dict[int, tuple[bytes, bytes]]  # public keys of members: for letters, for masks

@@ -27,7 +27,7 @@ from sordino.flower import masks
 from sordino.flower.envelope import Letter
 from sordino.flower.internals import flower
 from sordino.flower.masks import Words
-from sordino.parts.release import NoiseShares
+from sordino.parts.releases import NoiseShares
 from sordino.plan import Plan
 from sordino.rng import Streams
 

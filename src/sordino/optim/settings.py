@@ -16,7 +16,8 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import PoissonRecords, RecordsInTurn
-from sordino.parts.release import CentralNoise, Release
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise
 from sordino.parts.server import TorchOptimizer
 from sordino.parts.strategies import Strategy
 from sordino.plan import Plan

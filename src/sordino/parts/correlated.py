@@ -18,7 +18,8 @@ from sordino.matrix.toeplitz import Floats
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.events import Event, GaussianNoise, Unprotected
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import CentralNoise, Release, Sees, need_bound
+from sordino.parts.release import Release, Sees, need_bound
+from sordino.parts.releases import CentralNoise
 from sordino.parts.strategies import Identity, Strategy
 
 if TYPE_CHECKING:

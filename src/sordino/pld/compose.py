@@ -2,9 +2,7 @@
 
     L = L_1 + ... + L_n,    delta(e) = E_P[(1 - exp(e - L))_+]
 
-Grid. The loss of one release is moved to multiples of a step: a loss between two of them goes to both, so that its
-chance and the mean of exp(-L) stay (connect the dots: Doroshenko et al. 2022). delta is convex in exp(-L) and grows
-with L, so this, and anything that moves chance to larger losses, only raises it.
+Grid. The loss of one release is moved up to multiples of a step (`losses`).
 
 Tilt. The tails that decide a small delta are far below the rounding of an FFT. So each law is multiplied by
 exp(theta l) / M(theta) first, with the theta that puts its mean near the epsilon we look for, and divided after:
@@ -20,153 +18,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.pld.pairs import Array, Pair
+from sordino.pld.losses import TINY, Losses, TooWideError, points
+from sordino.pld.pairs import Array
 
 ULP = float(np.finfo(np.float64).eps)
 GAMMA = 10 * ULP  # of the transform's 2-norm, per halving: Higham's constant is 3.5
-_POINTS = 2**17  # of one law on a first grid at most; eight times as many on a finer one
 _WINDOW = 2**20  # of the transform at most
-_POSITIVE = np.geomspace(1e-16, 1e12, 1500)
-_FAR = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE])  # where a law is looked for
-_TINY = 1e-300
-_LEFT = 1e-13  # the lowest losses may all be moved up to where they have this chance
 _RIGHT, _WRAPPED = 34.0, 25.0  # logs of the tilted chance above, below the window
 
 
-class TooWideError(Exception):
-    """There would be more points than allowed; `factor` is how much coarser a grid must be."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__(f"a grid {factor:.3g} times as coarse is needed")
-        self.factor = factor
-
-
-def points(first: int, count: int, step: float) -> Array:
-    """first * step, (first + 1) * step, ..."""
-    return np.asarray((first + np.arange(count, dtype=np.float64)) * step, dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class Losses:
-    """One release: chances of (low + k) step, and of an infinite loss; `apart` in total variation from the truth."""
-
-    step: float
-    low: int
-    masses: Array
-    infinite: float
-    apart: float = 0.0
-
-    @property
-    def values(self) -> Array:
-        """The losses."""
-        return points(self.low, len(self.masses), self.step)
-
-    @property
-    def variation(self) -> float:
-        """delta at epsilon 0: a bound on the total variation."""
-        gain = np.maximum(-np.expm1(-np.maximum(self.values, 0.0)), 0.0)
-        return (float(self.masses @ gain) + self.infinite) * (1 + 1e-12)
-
-    def spread(self) -> float:
-        """The standard deviation of the finite loss."""
-        total = float(np.sum(self.masses))
-        mean = float(self.masses @ self.values) / total
-        return math.sqrt(float(self.masses @ (self.values - mean) ** 2) / total)
-
-
 Parts = Sequence[tuple[Losses, int]]
-
-
-def span(pair: Pair, tail: float) -> tuple[float, float]:
-    """Losses outside of which P has a chance of at most `tail` above (but for infinity), and next to none below."""
-    chances = pair.tails(_FAR)[0]
-    above = np.flatnonzero(chances <= np.logaddexp(chances[-1], math.log(tail)))
-    below = np.flatnonzero(chances >= -_LEFT)
-    return float(_FAR[below[-1] if len(below) else 0]), float(_FAR[min(above[0] + 1, len(_FAR) - 1)])
-
-
-@lru_cache(maxsize=64)
-def losses_on(pair: Pair, step: float, tail: float) -> Losses:
-    """A pair on a grid, rounded up; what is beyond the last point, at most `tail`, is infinite."""
-    low, high = span(pair, tail)
-    if high - low > 8 * _POINTS * step:
-        raise TooWideError((high - low) / (8 * _POINTS * step))
-    first, last = math.floor(low / step), math.ceil(high / step)
-    values = points(first, last + 1 - first, step)
-    above, scaled, slack = _rounded_tails(pair, values)
-    chances = above[:-1] - above[1:]
-    shrink = -math.expm1(-step)
-    upper = (chances - scaled[:-1] + (1 - shrink) * scaled[1:] + slack[:-1]) / shrink  # what goes to the upper end
-    upper = np.clip(upper, 0.0, chances)
-    masses = np.zeros(len(values))
-    masses[:-1] += chances - upper
-    masses[1:] += upper
-    masses[0] += 1 - above[0]
-    return Losses(step, first, masses, float(above[-1]), pair.apart)
-
-
-def _rounded_tails(pair: Pair, values: Array) -> tuple[Array, Array, Array]:
-    """P(L > l) rounded up and made to fall, exp(l) Q(L > l), and how far their difference may be off."""
-    some, other = pair.tails(values)
-    with np.errstate(invalid="ignore"):
-        scaled = np.exp(np.minimum(values + other, some))
-    size = pair.slack * (4 + np.abs(values) + np.where(some > -np.inf, np.abs(some), 0.0))
-    raw = np.exp(some)
-    above = np.minimum(np.maximum.accumulate((raw * (1 + size))[::-1])[::-1], 1.0)
-    return above, np.nan_to_num(scaled), 4 * size * above + _TINY
-
-
-def once_deltas(pair: Pair, epsilons: Array) -> Array:
-    """delta of one release, without a grid: P(L > e) - exp(e) Q(L > e), rounded up."""
-    some, other = pair.tails(epsilons)
-    with np.errstate(over="ignore", invalid="ignore"):
-        above, scaled = np.exp(some), np.exp(np.minimum(epsilons + other, some))
-        apart = pair.apart * (1 + np.exp(epsilons)) if pair.apart else 0.0
-    off = 2 * pair.slack * (4 + np.abs(epsilons)) * above
-    return np.asarray(np.clip(above - np.nan_to_num(scaled) + off + _TINY + apart, 0.0, 1.0))
-
-
-def once(pair: Pair, delta: float) -> float:
-    """The least epsilon of one release at `delta`; inf if none is found."""
-    tried = np.concatenate([[0.0], _POSITIVE])
-    for _ in range(8):
-        good = np.flatnonzero(once_deltas(pair, tried) <= delta)
-        if not len(good):
-            return math.inf
-        k = int(good[0])
-        if k == 0:
-            return float(tried[0])
-        tried = np.linspace(tried[k - 1], tried[k], 101)[1:]
-    return float(tried[-1])
-
-
-def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:
-    """The step of a first grid: an eighth of the spread of one release. It costs epsilon about 1/1000, its square.
-
-    A little less where that puts the largest loss of all, if it is an atom, on the grid.
-    """
-    total = sum(count for _, count in order)
-    step = max(math.sqrt(sum(count / total * _spread(pair, tail) ** 2 for pair, count in order)) / 8, 1e-18)
-    step = max([step, *((high - low) / _POINTS for low, high in (span(pair, tail) for pair, _ in order))])
-    most = {pair.most for pair, _ in order} - {math.inf, 0.0}
-    return min(most) / math.ceil(min(most) / step) if len(most) == 1 and step < min(most) < 1e6 * step else step
-
-
-@lru_cache(maxsize=64)
-def _spread(pair: Pair, tail: float) -> float:
-    low, high = span(pair, tail)
-    step = (high - low) / 512
-    for _ in range(12):
-        found = losses_on(pair, step, tail).spread()
-        if found >= 2 * step or step * _POINTS <= high - low:
-            return found
-        step = max(found / 4, (high - low) / _POINTS)
-    return found
 
 
 @dataclass(frozen=True)
@@ -335,7 +201,7 @@ class _Law:
     """The finite losses of one release, ready to be tilted."""
 
     def __init__(self, losses: Losses) -> None:
-        kept = np.flatnonzero(losses.masses > _TINY)
+        kept = np.flatnonzero(losses.masses > TINY)
         first, last = int(kept[0]), int(kept[-1])
         self.low, self.masses = losses.low + first, losses.masses[first : last + 1]
         self.values = losses.values[first : last + 1]
@@ -399,7 +265,7 @@ def _convolved(laws: list[Array], counts: Array) -> tuple[Array, float]:
     norms = [math.sqrt(2 * float(np.sum(np.exp(2 * (ceiling - each)[live])))) for each in most]
     error = math.fsum(n * off * norm for n, off, norm in zip(counts, offs, norms, strict=True)) / size
     whole = math.sqrt(2 * float(np.sum(np.exp(2 * ceiling[live]))))
-    error += whole * (16 * ULP * float(np.sum(counts)) + g) / math.sqrt(size) + _TINY
+    error += whole * (16 * ULP * float(np.sum(counts)) + g) / math.sqrt(size) + TINY
     product = np.zeros(len(ceiling), dtype=np.complex128)
     product[live] = np.prod([_power(f[live], n) for f, n in zip(frequencies, counts, strict=True)], axis=0)
     return np.fft.irfft(product, size), error * (1 + 1e-6)

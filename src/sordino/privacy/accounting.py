@@ -30,7 +30,7 @@ from sordino.parts.events import (
     Tuned,
     Unprotected,
 )
-from sordino.pld import compose, gridless, renyi
+from sordino.pld import compose, gridless, losses, renyi
 from sordino.pld.gridless import gaussian_epsilon
 from sordino.pld.pairs import Array, Pair
 
@@ -204,9 +204,9 @@ def _on_grid(
 ) -> tuple[float, float | None]:
     """Epsilon on this grid; or, None, on one that is quartered until it falls by less than 1%: the least is kept."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
-        return max(compose.once(order[0][0], delta) for order in composed), None
+        return max(losses.once(order[0][0], delta) for order in composed), None
     tail = _tail(composed, delta)
-    steps = [grid or compose.fitting_step(order, tail) for order in composed]
+    steps = [grid or losses.fitting_step(order, tail) for order in composed]
     value = max(_asked(composed, steps, tail, lambda one: one.epsilon(delta)))
     while grid is None and not rough and 0 < value < math.inf:
         asked = [step / 4 for step in steps]
@@ -230,22 +230,22 @@ def _asked(
     while True:
         try:
             return [ask(_composition(order, step, tail)) for order, step in zip(composed, steps, strict=True)]
-        except compose.TooWideError as wide:
+        except losses.TooWideError as wide:
             steps[:] = [step * 1.1 * wide.factor for step in steps]
 
 
 @lru_cache(maxsize=16)
 def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) -> compose.Composition:
-    return compose.Composition([(compose.losses_on(pair, step, tail), count) for pair, count in order])
+    return compose.Composition([(losses.losses_on(pair, step, tail), count) for pair, count in order])
 
 
 def _curve(composed: Composed, epsilons: Array) -> Array:
     """delta at each epsilon >= 0, of the worse order."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
-        once: Array = np.maximum.reduce([compose.once_deltas(order[0][0], epsilons) for order in composed])
+        once: Array = np.maximum.reduce([losses.once_deltas(order[0][0], epsilons) for order in composed])
         return once
     tail = _tail(composed, _FARTHEST)
-    steps = [compose.fitting_step(order, tail) / 4 for order in composed]
+    steps = [losses.fitting_step(order, tail) / 4 for order in composed]
     worst: Array = np.maximum.reduce(_asked(composed, steps, tail, lambda one: one.deltas(epsilons)))
     return worst
 

@@ -18,7 +18,8 @@ from sordino.matrix.patterns import Patterns
 from sordino.parts.bounds import Spent, Unit
 from sordino.parts.events import Event, Relation, Unprotected
 from sordino.parts.preparation import Preparation
-from sordino.parts.release import LocalNoise, Release, ShuffledNoise
+from sordino.parts.release import Release
+from sordino.parts.releases import LocalNoise, ShuffledNoise
 from sordino.parts.samplers import Sampler
 
 if TYPE_CHECKING:

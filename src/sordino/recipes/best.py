@@ -13,7 +13,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import TINY, natural
 from sordino.parts.postprocess import Postprocess
 from sordino.parts.preparation import Preparation
-from sordino.parts.release import CentralNoise
+from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, Sgd

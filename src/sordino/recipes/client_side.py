@@ -6,7 +6,7 @@ from sordino.parts.encode import Clip
 from sordino.parts.gradients import Bounded
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Mechanism
-from sordino.parts.release import LocalNoise
+from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import RoundRobin
 from sordino.parts.schedules import PerStep, Schedule, Travelled, scaled
 from sordino.parts.server import Sgd

@@ -15,7 +15,8 @@ from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.postprocess import Postprocess
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import RecordSampler
-from sordino.parts.release import CentralNoise, LocalNoise, NoNoise, Release
+from sordino.parts.release import Release
+from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server import ServerOptimizer, Sgd

@@ -11,7 +11,7 @@ from sordino.parts.accelerated import Accelerated
 from sordino.parts.preparation import Preparation
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import AllRecords, RecordSampler
-from sordino.parts.release import Forward
+from sordino.parts.releases import Forward
 from sordino.parts.samplers import Everyone, Sampler
 from sordino.parts.schedules import Linear, Schedule
 from sordino.parts.server import Average, Sgd

@@ -12,7 +12,7 @@ from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError, UnreachableError
 from sordino.outcome import declared_by_caller
 from sordino.parts.mechanisms import Laplace
-from sordino.parts.release import LocalNoise
+from sordino.parts.releases import LocalNoise
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget
 from sordino.privacy.calibrated import calibrated, calibrated_silos

@@ -2,254 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sordino import codec
 from sordino.codec import override, plugins, toml
+from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget
+from sordino.config.task import TaskSpec
 from sordino.data import datasets
-from sordino.data.datasets import Dataset, declared_by, load, names_silos
-from sordino.data.halves import Half
-from sordino.data.initial import begun
-from sordino.data.metrics import Metric
 from sordino.data.naming import check_names, resolved
-from sordino.data.partition import Iid, Natural, Partitioner
-from sordino.data.stopping import EarlyStopping
-from sordino.data.task import Clients, Records, Task
+from sordino.data.partition import Natural
+from sordino.data.task import Clients, Task
 from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
-from sordino.models import Given, Logistic, Spec, build_seeded
-from sordino.outcome import declared_by_caller, declared_weights
-from sordino.parts.losses import CrossEntropy, Loss, Mse
+from sordino.models import Given, build_seeded
+from sordino.parts.losses import CrossEntropy, Mse
 from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
 from sordino.privacy.delta import check_deltas, default_delta, silo_deltas
-from sordino.privacy.facts import Declared
-from sordino.privacy.selection import Selection
 from sordino.recipes import RECIPES
-from sordino.rng import Mode, Seeded, Streams, streams
+from sordino.rng import Streams, streams
 from sordino.run import check_early, check_train_metrics
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSpec:
-    """Which data, cut how, and which model. Without a partition: the data's natural clients, else iid.
-
-    `init` is a safetensors file with the model's first weights. They are declared public by whoever writes this file:
-    what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
-    """
-
-    dataset: str = "digits"
-    options: dict[str, Any] = field(default_factory=dict)
-    partition: Partitioner | None = None
-    model: Spec = field(default_factory=Logistic)
-    loss: Loss | None = None
-    silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
-    init: str | None = None  # a safetensors file of weights to begin with, declared public
-    half: Half | None = None  # the part of the test rows that a run is judged by, where the others report
-
-    @property
-    def preparations(self) -> tuple[Preparation, ...]:
-        """What must be released of the data's columns before the first round."""
-        return datasets.preparations(self.dataset, self.options)
-
-    @property
-    def named(self) -> bool:
-        """Whether the silos of this data have names, known without reading it."""
-        return (self.partition is None or isinstance(self.partition, Natural)) and names_silos(
-            self.dataset, self.options
-        )
-
-    def build(self, population: int, seed: int, metrics: tuple[Metric, ...] = ()) -> Task:
-        """Load the data, cut it, build the model; coins of the cut come from the run's seed."""
-        data = self._load()
-        clients = self._clients(data, population, seed)
-        model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
-        model, init = (model, None) if self.init is None else begun(model, self.init)
-        test = _records(data.test_x, data.test_y) if len(data.test_y) else None
-        groups, names = (None, ()) if test is None else _test_groups(data)
-        loss, waiting = self.loss or _loss(data), data.waiting
-        task = Task(
-            model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names, waiting=waiting
-        )
-        _try_loss(task)
-        return task if self.half is None else self.half.of(task)
-
-    def declared(self, task: Task) -> tuple[Declared, ...]:
-        """The rows of the built task, and the weights, that are public, and by whose word."""
-        if isinstance(self.model, Given):
-            return declared_by_caller(task)
-        what, by = declared_by(self.dataset, self.options)
-        what = what if self.half is None else f"{what}, {self.half.words}"
-        rows = () if task.test is None else (Declared(len(task.test), what, by),)
-        values = datasets.declared_values(
-            self.dataset, self.options, labels=not task.clients.records.y.is_floating_point()
-        )
-        return (*rows, *(Declared(*one) for one in values), *declared_weights(task))
-
-    def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
-        if data.offsets is not None:
-            if self.partition is not None:
-                raise ConfigError("a partition of mapped data", "none", "clients.npy says who holds which rows")
-            records = replace(_records(data.x, data.y), lazy=True)
-            return Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
-        cut = self.partition or (Natural() if data.groups is not None else Iid(population))
-        split = cut.split(data.y, self._groups(data, cut), Seeded(seed).at(0, "partition"))
-        return Clients(_records(data.x, data.y), split.index, split.offsets)
-
-    def _groups(self, data: Dataset, cut: Partitioner) -> NDArray[np.int64] | None:
-        """The natural client of every record, counted in the order of `silos` where that is given."""
-        if not self.silos or data.groups is None:
-            if self.silos:
-                raise ConfigError("names of silos, and data without natural silos", "a list without names")
-            return data.groups
-        if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
-            raise ConfigError("names of silos, and a partition that has none", "all natural silos, or no names")
-        check_names(list(self.silos), list(data.names), "[task] silos", "the data")
-        place = np.array([self.silos.index(name) for name in data.names])
-        return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
-
-    def _load(self) -> Dataset:
-        if isinstance(self.model, Given):
-            raise self.model.missing()
-        try:
-            return load(self.dataset, **self.options)
-        except TypeError as error:  # a value of the wrong type, or a name that is not an option
-            raise ConfigError(f"task.options = {self.options} ({error})", f"options of {self.dataset}") from None
-
-
-def _records(x: Any, y: Any) -> Records:
-    return Records(torch.from_numpy(x), torch.from_numpy(y))
-
-
-def _test_groups(data: Dataset) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-    """The natural client of every test record, by name where clients have names: public, as the record is."""
-    if data.test_groups is None:
-        return None, ()
-    known = [] if data.groups is None else np.unique(data.groups).tolist()
-    names = dict(zip(known, data.names, strict=False))
-    numbers, places = np.unique(data.test_groups, return_inverse=True)
-    return torch.from_numpy(places.reshape(-1)), tuple(names.get(number, str(number)) for number in numbers.tolist())
-
-
-def _try_loss(task: Task) -> None:
-    """A record of zeros through model and loss: they must fit before anything is written."""
-    like = task.clients.records
-    x, y = (
-        torch.zeros((1, *like.x.shape[1:]), dtype=like.x.dtype),
-        torch.zeros((1, *like.y.shape[1:]), dtype=like.y.dtype),
-    )
-    try:
-        task.losses(copy.deepcopy(task.model).eval()(x), y)
-    except (RuntimeError, ValueError, IndexError) as error:
-        needed = "a model and a loss that fit the data"
-        raise ConfigError(f"loss {task.losses.kind!r} that fails on a record of its shape ({error})", needed) from None
-
-
-def _loss(data: Dataset) -> Loss:
-    return CrossEntropy() if data.classes else Mse()
-
-
-@dataclass(frozen=True)
-class SiloBudget:
-    """What one silo may spend; delta defaults to the file's, else to size^-1.1 of the silo."""
-
-    epsilon: float
-    delta: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrivacySpec:
-    """delta (default population^-1.1), where the noise comes from, and what one client may spend at most.
-
-    `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
-    `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
-    would cost one more is not run. `ledger` is a file that all runs on the same data are charged to, before the first
-    round; `dataset` is the name that the data have in it. `selected` is what `sordino tune --private` writes: the run
-    is the best of many, and is billed so.
-    """
-
-    delta: float | None = None
-    allow_large_delta: bool = False
-    noise: Mode = "simulation"
-    client_epsilon: float | None = None
-    silos: tuple[SiloBudget, ...] = ()
-    ledger: str | None = None
-    dataset: str | None = None
-    selected: Selection | None = None
-    deltas: tuple[float, ...] = ()  # one for every silo, in the plan's order
-
-    def __post_init__(self) -> None:
-        if (self.ledger is None) != (self.dataset is None):
-            found, lacks = ("ledger", "dataset") if self.dataset is None else ("dataset", "ledger")
-            raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
-        if self.selected is not None and (self.silos or self.client_epsilon is not None):
-            raise ConfigError("the best of many tries under a budget in [privacy]", "tries that end by themselves")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSpec:
-    """What does not change the guarantee. `coins` seeds a simulation's cohorts, batches and noise; default: `seed`."""
-
-    seed: int = 0
-    coins: int | None = None
-    eval_every: int = 1
-    train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
-    metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy
-    stop: EarlyStopping | None = None  # end early by public figures; all planned rounds are billed
-
-    def __post_init__(self) -> None:
-        for name, number in (("seed", self.seed), ("coins", self.coins or 0)):
-            if not -(2**63) <= number < 2**63:
-                raise ConfigError(f"{name} = {number}", "a whole number of at most 64 bits")
-        if self.eval_every < 1:
-            raise ConfigError(f"eval_every = {self.eval_every}", "at least 1", "1 evaluates after every round")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FederationSpec:
-    """Who takes part over a network; nothing of it changes the guarantee.
-
-    `silos` are the names under which nodes are registered, in the order in which the plan counts its clients. A round
-    of fewer than `quorum` reports (default: all that it asks) is asked again, `tries` times in all, each `timeout`
-    seconds long. The server has no records: `inputs` and `classes` say what the model reads and tells apart (0: a
-    number), and `test` names a file of public rows (.npz with x and y), if there is one.
-    """
-
-    silos: tuple[str, ...]
-    inputs: tuple[int, ...] = ()
-    classes: int = 2
-    test: str | None = None
-    quorum: int | None = None
-    timeout: float = 60.0
-    tries: int = 3
-    port: int = 8000
-
-    def __post_init__(self) -> None:
-        wrong = next((name for name in self.silos if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name)), None)
-        if wrong is not None:
-            raise ConfigError(f"silo {wrong!r} in [federation]", "letters, digits, - and _, at most 64 of them")
-        if len(set(self.silos)) != len(self.silos) or not self.silos:
-            raise ConfigError(f"[federation] silos = {list(self.silos)}", "at least one name, and each once")
-        if self.tries < 1 or not 0 < self.timeout < math.inf or not 0 < self.port < 2**16:
-            found = f"[federation] tries = {self.tries}, timeout = {self.timeout:g}, port = {self.port}"
-            raise ConfigError(found, "at least one try, seconds above 0, a port below 65536")
-        if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
-            raise ConfigError(
-                f"[federation] quorum = {self.quorum} of {len(self.silos)} silos", "from 1 to all of them"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,315 @@
+"""The releases: noise by the server, by shares of the clients, by each of them, behind a shuffler, or none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from sordino.errors import PlanError
+from sordino.parts.bounds import Bound, Spent
+from sordino.parts.events import Event, GaussianNoise, Shuffled, Unprotected
+from sordino.parts.mechanisms import Gaussian, Mechanism
+from sordino.parts.release import Release, Sees, need_bound
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sordino.parts.samplers import Cohort, Sampler
+
+
+def _reachable(at_least: int, clients: Sampler) -> None:
+    if at_least > clients.expected:
+        found = f"at_least = {at_least} reports where a round expects {clients.expected:g}"
+        raise PlanError(
+            "void rounds", found, "at most the expected cohort", "lower at_least: most rounds would be void"
+        )
+
+
+def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tensor:
+    import torch  # loaded by then; the calculators of epsilon do without
+
+    noise = torch.from_numpy(mechanism.sample(total.numel(), rng))
+    return total + (noise if total.dim() == 1 else noise.view_as(total))
+
+
+@dataclass(frozen=True)
+class CentralNoise(Release, kind="central_noise"):
+    """The trusted server adds mechanism noise to the sum of unit-ball messages.
+
+    Only the noised mean is ever seen: messages, cohort and counts stay with the server.
+    """
+
+    mechanism: Mechanism
+    sees: ClassVar[Sees] = frozenset({"mean"})
+
+    def check(self, bound: Bound | Spent) -> None:
+        need_bound(bound, self.mechanism)
+
+    def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
+        return _add(total, self.mechanism, rng)
+
+    def event(self) -> Event:
+        return self.mechanism.event()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return CentralNoise(self.mechanism.with_multiplier(multiplier))
+
+    def noise_std(self, cohort: Cohort) -> float:
+        return self.mechanism.std
+
+
+@dataclass(frozen=True)
+class NoiseShares(Release, kind="noise_shares"):
+    """Each client adds a share N(0, multiplier^2 / at_least); a secure sum shows the server only their total.
+
+    A round with fewer than `at_least` reports is void, so the total noise is never below the multiplier and the
+    event does not depend on who came. The server sees the cohort; neighbours zero out one client.
+    """
+
+    multiplier: float
+    at_least: int
+    sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
+    needs: ClassVar[Sees] = frozenset({"secure_sum"})
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Gaussian(self.multiplier)
+        if self.at_least < 1:
+            raise PlanError(
+                "noise shares",
+                f"at_least = {self.at_least}",
+                "at least 1 report",
+                "use the fewest clients a round accepts",
+            )
+
+    def suits(self, clients: Sampler) -> None:
+        _reachable(self.at_least, clients)
+
+    @property
+    def share(self) -> Gaussian:
+        """What one client adds."""
+        return Gaussian(self.multiplier / math.sqrt(self.at_least))
+
+    def check(self, bound: Bound | Spent) -> None:
+        need_bound(bound, self.share)
+
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return _add(row, self.share, rng)
+
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        if len(cohort) == 0:
+            return total
+        return _add(total, Gaussian(self.share.multiplier * math.sqrt(len(cohort))), rng)
+
+    def accepts(self, received: int) -> bool:
+        return received >= self.at_least
+
+    def hides(self, clients: Sampler) -> bool:
+        return clients.size == self.at_least  # else the noise's variance tells how many came
+
+    def event(self) -> Event:
+        return GaussianNoise(self.multiplier)
+
+    def message_event(self) -> Event:
+        return self.share.event()
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return replace(self, multiplier=multiplier)
+
+    def noise_std(self, cohort: Cohort) -> float:
+        return self.share.multiplier * math.sqrt(len(cohort))
+
+
+@dataclass(frozen=True)
+class LocalNoise(Release, kind="local_noise"):
+    """Every client noises its own message before anybody sees it; `multipliers` gives each client its own.
+
+    No trust in the server or in the other clients. At client level neighbours replace one client's data (movement 2).
+    """
+
+    mechanism: Mechanism
+    multipliers: tuple[float, ...] = ()
+    sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for multiplier in self.multipliers:
+            self.mechanism.with_multiplier(multiplier)
+
+    def check(self, bound: Bound | Spent) -> None:
+        need_bound(bound, self.mechanism)
+
+    def of(self, client: int) -> Mechanism:
+        """The noise of one client."""
+        if not self.multipliers:
+            return self.mechanism
+        return self.mechanism.with_multiplier(self.multipliers[client])
+
+    def suits(self, clients: Sampler) -> None:
+        if self.multipliers and len(self.multipliers) != clients.population:
+            found = f"{len(self.multipliers)} multipliers for {clients.population} clients"
+            raise PlanError("local noise", found, "one multiplier per client")
+
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return _add(row, self.of(client), rng)
+
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        if not self.multipliers and isinstance(self.mechanism, Gaussian) and len(cohort):
+            return _add(total, Gaussian(self.mechanism.std * math.sqrt(len(cohort))), rng)
+        noises = [self.of(int(client)) for client in cohort]
+        if noises and all(isinstance(noise, Gaussian) for noise in noises):
+            return _add(total, Gaussian(math.sqrt(sum(noise.std**2 for noise in noises))), rng)
+        return super().in_sum(total, cohort, rng)
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+    def event(self) -> Event:
+        return self.weakest.event()
+
+    def message_event(self) -> Event:
+        return self.weakest.event()
+
+    @property
+    def weakest(self) -> Mechanism:
+        """The least noise of any client: what a single line of a bill rests on."""
+        return self.mechanism.with_multiplier(min(self.multipliers or (self.mechanism.multiplier,)))
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return LocalNoise(self.mechanism.with_multiplier(multiplier))
+
+    def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
+        return replace(self, multipliers=multipliers)
+
+    def noise_std(self, cohort: Cohort) -> float:
+        if not self.multipliers:
+            return self.mechanism.std * math.sqrt(len(cohort))
+        return math.sqrt(sum(self.of(int(client)).std ** 2 for client in cohort))
+
+
+@dataclass(frozen=True)
+class ShuffledNoise(Release, kind="shuffled_noise"):
+    """Clients noise their own messages; a shuffler strips who sent which; the bag is seen (Feldman et al. 2021).
+
+    A round with fewer than `at_least` reports is void, so the amplification never rests on a luckier crowd.
+    """
+
+    mechanism: Mechanism
+    at_least: int
+    sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
+    needs: ClassVar[Sees] = frozenset({"shuffler"})
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.at_least < 1:
+            raise PlanError("shuffling", f"at_least = {self.at_least}", "at least 1 report")
+
+    def check(self, bound: Bound | Spent) -> None:
+        need_bound(bound, self.mechanism)
+
+    def suits(self, clients: Sampler) -> None:
+        _reachable(self.at_least, clients)
+
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return _add(row, self.mechanism, rng)
+
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        return LocalNoise(self.mechanism).in_sum(total, cohort, rng)
+
+    def accepts(self, received: int) -> bool:
+        return received >= self.at_least
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+    def event(self) -> Event:
+        return Shuffled(self.at_least, self.mechanism.event())
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return replace(self, mechanism=self.mechanism.with_multiplier(multiplier))
+
+    def message_event(self) -> Event:
+        return self.mechanism.event()
+
+    def noise_std(self, cohort: Cohort) -> float:
+        return self.mechanism.std * math.sqrt(len(cohort))
+
+
+@dataclass(frozen=True)
+class Forward(Release, kind="forward"):
+    """Messages are private already (`Spent`): they are passed on as they are, and billed as their solver says."""
+
+    sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
+    local: ClassVar[bool] = True
+
+    def check(self, bound: Bound | Spent) -> None:
+        if not isinstance(bound, Spent):
+            raise PlanError("forward", "messages without noise of their own", "a local solver that is private already")
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+    def event(self) -> Event:
+        return Unprotected()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def noise_std(self, cohort: Cohort) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class MaskedNoise(Release, kind="masked_noise"):
+    """Noise on each client's update, then that client's own top-k mask, then the sum: exists only to be refused.
+
+    The mask is chosen by the data and thins the noise with it: where 8.57 is claimed, the true epsilon is at least
+    39.6 with d = 5, k = 2 and at least 258 with d = 2, k = 1 (docs/privacy.md#mask-after-noise).
+    """
+
+    multiplier: float
+    keep: float
+    sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
+
+    def check(self, bound: Bound | Spent) -> None:
+        raise PlanError(
+            "mask after noise",
+            "a client's own mask applied to its noised update",
+            "noise on all coordinates, or a public mask",
+            "put sparsify_update before clip, or sparsify_mean after the sum; docs/privacy.md#mask-after-noise has the "
+            "counterexample",
+        )
+
+    def event(self) -> Event:
+        return Unprotected()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def noise_std(self, cohort: Cohort) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class NoNoise(Release, kind="no_noise"):
+    """Nothing is added and nothing is guaranteed: the certificate says so. For baselines."""
+
+    sees: ClassVar[Sees] = frozenset({"mean"})
+
+    def hides(self, clients: Sampler) -> bool:
+        return False
+
+    def event(self) -> Event:
+        return Unprotected()
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def noise_std(self, cohort: Cohort) -> float:
+        return 0.0
