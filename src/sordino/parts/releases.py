@@ -241,19 +241,8 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
         return self.mechanism.std * math.sqrt(len(cohort))
 
 
-@dataclass(frozen=True)
-class Forward(Release, kind="forward"):
-    """Messages are private already (`Spent`): they are passed on as they are, and billed as their solver says."""
-
-    sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
-    local: ClassVar[bool] = True
-
-    def check(self, bound: Bound | Spent) -> None:
-        if not isinstance(bound, Spent):
-            raise PlanError("forward", "messages without noise of their own", "a local solver that is private already")
-
-    def denominator(self, expected: float, received: int) -> float:
-        return float(max(received, 1))
+class _Bare(Release):
+    """Adds nothing, so that by itself it protects nothing."""
 
     def event(self) -> Event:
         return Unprotected()
@@ -266,7 +255,22 @@ class Forward(Release, kind="forward"):
 
 
 @dataclass(frozen=True)
-class MaskedNoise(Release, kind="masked_noise"):
+class Forward(_Bare, kind="forward"):
+    """Messages are private already (`Spent`): they are passed on as they are, and billed as their solver says."""
+
+    sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
+    local: ClassVar[bool] = True
+
+    def check(self, bound: Bound | Spent) -> None:
+        if not isinstance(bound, Spent):
+            raise PlanError("forward", "messages without noise of their own", "a local solver that is private already")
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+
+@dataclass(frozen=True)
+class MaskedNoise(_Bare, kind="masked_noise"):
     """Noise on each client's update, then that client's own top-k mask, then the sum: exists only to be refused.
 
     The mask is chosen by the data and thins the noise with it: where 8.57 is claimed, the true epsilon is at least
@@ -286,30 +290,12 @@ class MaskedNoise(Release, kind="masked_noise"):
             "counterexample",
         )
 
-    def event(self) -> Event:
-        return Unprotected()
-
-    def message_event(self) -> Event:
-        return Unprotected()
-
-    def noise_std(self, cohort: Cohort) -> float:
-        return 0.0
-
 
 @dataclass(frozen=True)
-class NoNoise(Release, kind="no_noise"):
+class NoNoise(_Bare, kind="no_noise"):
     """Nothing is added and nothing is guaranteed: the certificate says so. For baselines."""
 
     sees: ClassVar[Sees] = frozenset({"mean"})
 
     def hides(self, clients: Sampler) -> bool:
         return False
-
-    def event(self) -> Event:
-        return Unprotected()
-
-    def message_event(self) -> Event:
-        return Unprotected()
-
-    def noise_std(self, cohort: Cohort) -> float:
-        return 0.0
