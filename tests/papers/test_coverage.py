@@ -84,6 +84,13 @@ def test_a_table_of_full_size_says_its_command_and_its_time() -> None:
         assert f"`sordino papers run {table.id} --full --device cuda` (about {table.hours}, an estimate)" in text
 
 
+def test_a_table_that_lacks_cells_says_how_many_are_there() -> None:
+    table = next(table for table in TABLES if table.id == "004-table2")
+    names = [cell.id for cell in table.cells]
+    assert page.beside_coverage({name: {} for name in names[:3]})["004-table2"].startswith("3 of 20 cells")
+    assert "004-table2" not in page.beside_coverage({name: {} for name in names})
+
+
 def test_the_page_shows_every_row() -> None:
     text = coverage.text()
     assert all(f"| {item.name} | {item.status} |" in text for item in ITEMS)

@@ -114,9 +114,57 @@ def test_the_same_means_an_interval_inside_the_margin(differences: list[float], 
     assert choosing.within("a is b", differences, 0.1, "nothing", "points")["verdict"] == answer
 
 
-@pytest.mark.parametrize(("stars", "answer"), [([1, 2, 2], "yes"), ([2, 1, 3], "no"), ([4, 4, 4], "undecided")])
-def test_a_trend_of_best_numbers_that_are_all_one_is_undecided(stars: list[int], answer: str) -> None:
-    assert paper_002_claims.trend("it grows", "", stars, 5, "nothing")["verdict"] == answer
+WIGGLE = (0.1, -0.1, 0.2, 0.0, -0.2)
+Heights = dict[float, dict[int, float]]
+
+
+def trend_of(heights: Heights, noise: float) -> dict[str, Any]:
+    """The verdict on "T grows" where T has this height at an epsilon, give or take the noise."""
+    found = {
+        epsilon: [
+            {"T": t, "values": [height + noise * t * one for one in WIGGLE], "validation": height, "repeats": 5}
+            for t, height in line.items()
+        ]
+        for epsilon, line in heights.items()
+    }
+    best = {epsilon: choosing.most(rows) for epsilon, rows in found.items()}
+    claim = paper_002_claims.Trend("T", True, lambda row: list(row["values"]), "nothing", "points")
+    return claim.judged("it grows", found, best)
+
+
+GROWS: Heights = {1.0: {1: 5.0, 2: 4.0}, 3.0: {1: 4.5, 2: 4.6}, math.inf: {1: 0.0, 2: 9.0}}
+FALLS: Heights = {1.0: {1: 4.0, 2: 5.0}, 3.0: {1: 4.6, 2: 4.5}, math.inf: {1: 0.0, 2: 9.0}}
+STAYS: Heights = {1.0: {1: 5.0, 2: 4.0}, 3.0: {1: 5.0, 2: 4.0}, math.inf: {1: 0.0, 2: 9.0}}
+
+
+@pytest.mark.parametrize(
+    ("heights", "noise", "answer"),
+    [
+        (GROWS, 0.1, "yes"),
+        (GROWS, 10.0, "undecided"),  # the same best numbers, drowned
+        (FALLS, 0.1, "no"),
+        (FALLS, 10.0, "undecided"),
+        (STAYS, 0.1, "undecided"),  # one number is best at both ends, whatever is best without noise
+    ],
+)
+def test_a_trend_is_decided_by_paired_seeds_at_both_ends_of_epsilon(
+    heights: Heights, noise: float, answer: str
+) -> None:
+    found = trend_of(heights, noise)
+    assert (found["verdict"], found["seeds"]) == (answer, 5)
+    assert f"T* = {[max(line, key=lambda t: line[t]) for line in heights.values()]}" in found["measured"]
+
+
+def test_the_interval_of_a_ratio_of_means_is_the_jackknifes() -> None:
+    losses = np.random.default_rng(0).lognormal(size=(3, 6))  # totals by seeds
+    rows = [{"values": list(line)} for line in losses]
+
+    def statistic(kept: Any) -> float:
+        means = kept.mean(1)
+        return -float(np.log(means.max() / means.min()))
+
+    known = [6 * statistic(losses) - 5 * statistic(np.delete(losses, seed, 1)) for seed in range(6)]
+    assert paper_002_claims._without(rows) == pytest.approx(known)
 
 
 @needs_data

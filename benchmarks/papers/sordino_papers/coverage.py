@@ -158,7 +158,7 @@ PAPER_003 = (
         ("Figure 4 (norms of updates)", "003-mnist 003-regimes", "means over clients and rounds"),
         ("Figures 1, 3 (loss landscapes)", "003-landscape sordino.audit.landscape", "flatness over seeds in 003-mnist"),
         ("Tables 2, 3, Figure 5 (epsilon, share kept, rho, K, M)", "003-ablations",
-         "as 003-mnist on Dirichlet 0.6 with T = 30 and three seeds; C besides"),
+         "as 003-mnist on Dirichlet 0.6 with T = 30; C besides"),
     ),
     *_items(
         "refused",
@@ -172,7 +172,7 @@ PAPER_004 = (
         "run",
         ("Algorithm 1 (DP-LSSGD), DP-LSAdam", "sordino.recipes.dp_ls_sgd sordino.recipes.dp_ls_adam "
          "sordino.optim.make_private", ""),
-        ("Table 2 (logistic regression)", "004-table2", "sigma 0 and 3 at every epsilon, 1 and 2 at both ends"),
+        ("Table 2 (logistic regression)", "004-table2", "every sigma at every epsilon"),
         ("Theorem 2 (noise)", "sordino.theory.central_noise.lssgd_noise", "says where its condition cannot be met"),
         ("Theorems 4, 7 (utility), Table 1", "theory-bounds sordino.theory.convergence.lssgd_convex_error "
          "sordino.theory.convergence.lssgd_nonconvex_error", "bound beside measurement"),
@@ -218,14 +218,14 @@ COVERAGE: dict[str, tuple[Item, ...]] = {
 }
 
 
-def text(hours: Mapping[str, str] | None = None) -> str:
-    """The section of the page: a table per paper; `hours` says how long a table of the papers' own size takes."""
-    parts = [f"### {title}\n\n{_table(items, hours or {})}" for title, items in COVERAGE.items()]
+def text(more: Mapping[str, str] | None = None) -> str:
+    """The section of the page: a table per paper; `more` is what there is to say of an id beside the item's note."""
+    parts = [f"### {title}\n\n{_table(items, more or {})}" for title, items in COVERAGE.items()]
     return "\n\n".join(["## What became of every item", __doc__.partition("\n\n")[2].strip(), *parts])
 
 
-def _table(items: tuple[Item, ...], hours: Mapping[str, str]) -> str:
-    rows = [f"| {one.name} | {one.status} | {_where(one)} | {_note(one, hours)} |" for one in items]
+def _table(items: tuple[Item, ...], more: Mapping[str, str]) -> str:
+    rows = [f"| {one.name} | {one.status} | {_where(one)} | {_note(one, more)} |" for one in items]
     return "\n".join(["| item | status | id or function | note |", "|---|---|---|---|", *rows])
 
 
@@ -233,8 +233,6 @@ def _where(one: Item) -> str:
     return ", ".join(f"`{name}`" for name in one.where) or "-"
 
 
-def _note(one: Item, hours: Mapping[str, str]) -> str:
-    """The note; of a table of full size also the command, and the time as an estimate."""
-    run = "`sordino papers run {} --full --device cuda` (about {}, an estimate)"
-    runs = [run.format(name, hours[name]) for name in one.where if name in hours]
-    return "; ".join([one.note, *runs] if one.note else runs) or "-"
+def _note(one: Item, more: Mapping[str, str]) -> str:
+    told = [more[name] for name in one.where if name in more]
+    return "; ".join([one.note, *told] if one.note else told) or "-"

@@ -98,7 +98,7 @@ MAIN = (  # claims of the front page, by how they begin; all others are on the p
 def pages(results: Results, reproduced: list[Row] | None = None) -> dict[str, str]:
     """Every page by its path beside the front page; a paper without results has none."""
     claims, again = judged(results), reproduced or []
-    found = {"papers.md": front(claims, again)}
+    found = {"papers.md": front(claims, again, beside_coverage(results))}
     for part, title in PARTS.items():
         pieces = _pieces(part, results)
         if pieces:
@@ -111,12 +111,22 @@ def pages(results: Results, reproduced: list[Row] | None = None) -> dict[str, st
     return found
 
 
-def front(claims: dict[str, list[Row]], again: list[Row]) -> str:
+def front(claims: dict[str, list[Row]], again: list[Row], beside: dict[str, str]) -> str:
     """The front page: counts, coverage, the main claims, and how far digits come out again."""
     main = [row for rows in claims.values() for row in rows if row["text"].startswith(MAIN)]
     told = f"## The main claims, checked\n\n{CLAIMS}\n\n{claims_table(main)}"
-    hours = {table.id: table.hours for table in TABLES if table.full}
-    return "\n\n".join([HEAD, _counts(claims), coverage.text(hours), told, _digits(again)]) + "\n"
+    return "\n\n".join([HEAD, _counts(claims), coverage.text(beside), told, _digits(again)]) + "\n"
+
+
+def beside_coverage(results: Results) -> dict[str, str]:
+    """Of a table of full size the command, and the time as an estimate; of others how many cells are still to run."""
+    run = "`sordino papers run {0.id} --full --device cuda` (about {0.hours}, an estimate)"
+    found = {table.id: run.format(table) for table in TABLES if table.full}
+    for table in [one for one in TABLES if not one.full]:
+        there = sum(cell.id in results for cell in table.cells)
+        if there < len(table.cells):
+            found[table.id] = f"{there} of {len(table.cells)} cells of {table.id} run so far"
+    return found
 
 
 def _counts(claims: dict[str, list[Row]]) -> str:

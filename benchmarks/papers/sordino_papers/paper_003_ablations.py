@@ -154,12 +154,12 @@ STUDIES = (
     Study(
         "003-ablations",
         "DP-FedSAM, Tables 2 to 4 and Figure 5: one number at a time",
-        f"As 003-mnist on Dirichlet 0.6, with T = {ROUNDS} and three seeds; epsilon differs where z or M does. "
+        f"As 003-mnist on Dirichlet 0.6, with T = {ROUNDS}; epsilon differs where z or M does. "
         "M = 700 leaves 14 images to a client, M = 100 leaves 100. rho 0 is DP-FedAvg with DP-FedSAM's lr and C.",
         partial(rows, ablations),
         ablation_claims,
         draw,
-        3,
+        5,
         f"what is not varied: {TUNED}",
         partial(quick, ablations),
         "test",

@@ -39,7 +39,6 @@ BEST_TOP_K = "top_k of the mean"  # of the three sound forms, by 003-tuning
 SPLITS: dict[str, float | None] = {"Dirichlet 0.6": 0.6, "Dirichlet 0.3": 0.3, "iid": None}
 MAIN = ("DP-FedAvg", "DP-FedSAM", "Fed-SMP-rand_k")  # on the other two splits
 PAIR = ("DP-FedAvg", "DP-FedSAM")
-FEW = 3  # seeds of a method without a search of its own
 FIGURES = ("test", "train", "gap", "norm", "median norm", "clipped", "rise")
 TUNED = "validation images of 003-tuning (Dirichlet 0.6)"
 
@@ -57,16 +56,10 @@ def settings() -> Iterator[tuple[str, Setting]]:
                 yield split, replace(setting, skew=skew)
 
 
-def seeds(setting: Setting, repeats: int) -> int:
-    """Methods without a search of their own are run with fewer, and third methods on the other splits."""
-    many = setting.method in (SEARCHED if setting.skew == 0.6 else PAIR)
-    return repeats if many else min(repeats, FEW)
-
-
 def rows(repeats: int, workers: int) -> list[Row]:
     """Every method on its splits; entry i of `values` is seed i, the same for all."""
     wanted = list(settings())
-    jobs = [(setting, seed) for _, setting in wanted for seed in range(seeds(setting, repeats))]
+    jobs = [(setting, seed) for _, setting in wanted for seed in range(repeats)]
     runs = dict(zip(jobs, side_by_side(one_run, jobs, workers), strict=True))
     return [_row(split, setting, [runs[job] for job in jobs if job[0] == setting]) for split, setting in wanted]
 
@@ -163,7 +156,7 @@ def _points(axis: Any, found: list[Row], title: str) -> None:
 def _taken() -> str:
     """Who took whose numbers."""
     named = ", ".join(f"{method} has the lr and C of {near}" for method, near in TAKEN.items())
-    return f"the others three: {named}. A row that is missing has not been run here yet."
+    return f"Of the others {named}. A row that is missing has not been run here yet."
 
 
 STUDIES = (
@@ -176,8 +169,7 @@ STUDIES = (
         "by seed. train, gap: accuracy on the clients' images, and minus test. norm: of updates before the clip, mean "
         "over clients and rounds; clipped: the share of clients that the clip shortens. rise: mean rise of the test "
         "loss over a square of half-width 0.5 along two filter-normalised directions. epsilon: to who sees the "
-        "released models. "
-        "Methods with a search of their own have five seeds (Fed-SMP-rand_k three on the other splits); " + _taken(),
+        "released models. Five methods have a search of their own. " + _taken(),
         rows,
         claims,
         draw,
