@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.optim.loops import data, private, train, weights
 from tests.per_record.mixers import HONEST, MIXERS, WIDTH, Later, Own, SlopesOnly, inputs
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
 from sordino.errors import PlanError
@@ -124,3 +126,41 @@ def test_a_chain_of_layers_is_vouched_for_by_its_construction() -> None:
     train(parts, epochs=2)
     said = parts[1].certificate()["loop"]["kept_apart"]
     assert said == {"how": "by the layers, or run one by one", "looks": 1}
+
+
+class Companions(nn.Module):
+    """Records of several tensors, and a constant: `weigh` makes a number of them by which every record is scaled."""
+
+    def __init__(self, weigh: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.out, self.weigh = nn.Linear(WIDTH, 3), weigh
+
+    def forward(self, x: Tensor, mask: Tensor, shift: Tensor, table: Tensor) -> Tensor:
+        scores: Tensor = self.out(x) * (1 + self.weigh(mask, table)) + shift
+        return scores
+
+
+def with_companions(weigh: Callable[[Tensor, Tensor], Tensor]) -> list[int]:
+    """Four epochs over records of three tensors beside a table of 12 rows; the sizes of the batches."""
+    coins = torch.Generator().manual_seed(4)
+    x, mask, shift = (torch.rand(60, width, generator=coins) for width in (WIDTH, 1, 1))
+    table, labels, sizes = torch.rand(12, 2, generator=coins), torch.randint(3, (60,), generator=coins), []
+    model, optimizer, loader = private(Companions(weigh), TensorDataset(x, mask, shift, labels), epochs=4)
+    for _ in range(4):
+        for *own, y in loader:
+            F.cross_entropy(model(*own, table), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            sizes.append(len(y))
+    optimizer.certificate()
+    return sizes
+
+
+def test_records_that_meet_in_a_second_tensor_are_refused() -> None:
+    """As where each is divided by the tokens of all; three tensors of the batch's length hid it."""
+    with pytest.raises(PlanError, match="other records"):
+        with_companions(lambda mask, table: mask.mean())
+
+
+def test_a_constant_that_is_as_long_as_a_later_batch_is_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lookout, "wants", lambda self, size, expected: size > 1)
+    assert 12 in with_companions(lambda mask, table: table.mean())[1:]

@@ -149,7 +149,7 @@ class PrivateOptimizer(Optimizer):
             self.total.zero_()
         flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
         self.total.add_(flat.double(), alpha=1 / self.account.settings.clip)
-        self.recording.forget()
+        self.recording.stepped()
         if self.turn.take().last:
             self._release()
 

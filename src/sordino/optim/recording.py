@@ -20,7 +20,7 @@ from sordino.optim.loader import Handed, Turn
 from sordino.optim.precision import in_float, is_half
 from sordino.optim.reduction import Seen, counts
 from sordino.per_record import Recorder
-from sordino.per_record.company import Company, has_records
+from sordino.per_record.company import Company, constants, has_records
 from sordino.per_record.lookout import Lookout
 from sordino.per_record.record import _note, _recorded
 from sordino.per_record.sites import Site, sites
@@ -66,7 +66,9 @@ class Recording(Recorder):
         self.turn, self.expected = turn, expected
         self.lookout = Lookout(model, self._passing, coins)
         self.within: Callable[[Any, Any], Any] | None = None  # what the gate leads to while a pass is looked at
-        self.last: tuple[Any, int, bool] | None = None  # inputs, size and mode of the last pass that nobody looked at
+        self.last: tuple[Company, bool] | None = None  # the last pass that nobody looked at, and its mode
+        self.inputs: list[Any] = []  # of this batch, and of the one before that had its step
+        self.before: list[Any] = []
         self.mixed: PlanError | None = None
         self.choices: dict[bool, list[Site]] = {False: self.sites, True: sites(model, whole=True)}
         self.parts = list(model.modules())
@@ -96,6 +98,11 @@ class Recording(Recorder):
         """One backward pass went through the model."""
         anchor.grad = None
         self.backwards += 1
+
+    def stepped(self) -> None:
+        """The batch is summed: what the next has in common with it is no record of either."""
+        self.before, self.inputs = self.inputs or self.before, []
+        self.forget()
 
     def forget(self) -> None:
         """All that was recorded."""
@@ -135,6 +142,7 @@ class Recording(Recorder):
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
         if size:
             self._keep_apart(args, kwargs, size)
+        self.inputs = tree_flatten((args, kwargs))[0]
         self.tape.begin(size)
         output = self._in_float(self._pass(args, kwargs) if size else self._of_nobody(args, kwargs), size)
         self.given += [y for y in tree_flatten(output)[0] if _trains(y, size)]
@@ -206,7 +214,7 @@ class Recording(Recorder):
         if not self.trusted:
             self._arrange(args, kwargs, size)
         elif self.may_mix:
-            self.last = ((args, kwargs), size, self.model.training) if size > 1 else self.last
+            self.last = (self._company((args, kwargs), size), self.model.training) if size > 1 else self.last
             if chosen:
                 self._look()
 
@@ -219,11 +227,11 @@ class Recording(Recorder):
         """A record alone against the record in company, in the last pass."""
         if self.last is None:
             return
-        (inputs, size, training), self.last = self.last, None
+        (company, training), self.last = self.last, None
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.train(training) if training != self.model.training else None
         try:
-            self.lookout.again(self._company(inputs, size))
+            self.lookout.again(company)
         except PlanError as error:
             self.mixed = error
             raise
@@ -242,7 +250,8 @@ class Recording(Recorder):
 
     def _company(self, inputs: Any, size: int, recorded: bool = True) -> Company:
         run = self._pass if recorded else lambda args, kwargs: self.plain(*args, **kwargs)
-        return Company(self._led(run), inputs, size, self.tape if recorded else None)
+        same = constants(self.before, inputs, size)
+        return Company(self._led(run), inputs, size, self.tape if recorded else None, whole=same)
 
     def _passing(self, model: nn.Module) -> Callable[[Any], Any]:
         """The pass of the model itself, or of a copy, as if nobody recorded it."""

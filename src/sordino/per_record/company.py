@@ -11,7 +11,7 @@ it differ by that record's own clipped gradient, so by at most the radius.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,6 +48,7 @@ class Company:
     """`forward(inputs)` answers for `size` records: every tensor of that length in `inputs` has one slice for each.
 
     With a `tape` that the pass is recorded on, gradients are compared too; `during` is entered for each pass.
+    `whole` are places among the inputs of tensors that are as long by coincidence, and known to be no records.
     """
 
     forward: Callable[[Any], Any]
@@ -57,10 +58,12 @@ class Company:
     during: Callable[[], AbstractContextManager[object]] = nullcontext
     slopes: bool = True  # whether gradients are compared, where there is a tape
     random: bool = True  # whether coins have to stand still
+    whole: frozenset[int] = frozenset()
 
     def gap(self, some: Tensor, coins: np.random.Generator) -> Gap:
-        """The distance for `some` records; the smaller one where it is not certain which inputs are records."""
-        return min((self._gap(some, coins, first) for first in self._readings()), key=lambda gap: gap.values)
+        """The distance for `some` records; the smaller one where some inputs seem to be no records."""
+        readings = [frozenset[int](), self.whole] if self.whole else [self.whole]
+        return min((self._gap(some, coins, whole) for whole in readings), key=lambda gap: gap.values)
 
     def steady(self) -> bool:
         """Whether the same pass gives the same answer twice; coins from elsewhere than torch do not stand still."""
@@ -70,19 +73,14 @@ class Company:
 
     def few(self, some: Tensor) -> Company:
         """A smaller company."""
-        return replace(self, inputs=taken(self.inputs, self.size, some), size=len(some))
+        return replace(self, inputs=taken(self.inputs, self.size, some, self.whole), size=len(some))
 
-    def _readings(self) -> list[bool]:
-        """All inputs of the batch's length have records, or, by a coincidence of lengths, the first one alone."""
-        long = [x for x in tree_flatten(self.inputs)[0] if has_records(x, self.size)]
-        return [False, True] if len(long) > 2 else [False]
-
-    def _gap(self, some: Tensor, coins: np.random.Generator, first: bool) -> Gap:
+    def _gap(self, some: Tensor, coins: np.random.Generator, whole: frozenset[int]) -> Gap:
         weights = torch.from_numpy(coins.normal(size=len(some)))
         seed = int(coins.integers(2**32))
         together = self._answer(self.inputs, self.size, some, weights, seed)
         chosen = torch.arange(len(some))
-        own = taken(self.inputs, self.size, some, first)
+        own = taken(self.inputs, self.size, some, whole)
         try:
             alone = self._answer(own, len(some), chosen, weights, seed, together.slopes)
         except UnrecordableError:
@@ -154,12 +152,24 @@ def _real(item: Tensor) -> bool:
     return item.is_floating_point()
 
 
-def taken(inputs: Any, size: int, some: Tensor, first: bool = False) -> Any:
-    """The inputs of some records; with `first`, only the first tensor and the last (the targets) are cut."""
+def taken(inputs: Any, size: int, some: Tensor, whole: Collection[int] = ()) -> Any:
+    """The inputs of some records; what stands at the places `whole` is no record's, and is left as it is."""
     leaves, form = tree_flatten(inputs)
-    places = [i for i, x in enumerate(leaves) if has_records(x, size)]
-    places = [places[0], places[-1]] if first else places
-    return tree_unflatten([x[some] if i in places else x for i, x in enumerate(leaves)], form)
+    own = [has_records(x, size) and i not in whole for i, x in enumerate(leaves)]
+    return tree_unflatten([x[some] if cut else x for x, cut in zip(leaves, own, strict=True)], form)
+
+
+def constants(before: Sequence[Any], now: Any, size: int) -> frozenset[int]:
+    """Places of tensors that are as long as the batch and no records of it: a batch of other records had the same."""
+    leaves = tree_flatten(now)[0]
+    long = [i for i, x in enumerate(leaves) if has_records(x, size)]
+    if len(before) != len(leaves) or not long or _equal(before[long[0]], leaves[long[0]]):
+        return frozenset()
+    return frozenset(i for i in long[1:] if _equal(before[i], leaves[i]))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b)
 
 
 def _distance(together: list[Tensor], alone: list[Tensor]) -> float:

@@ -8,6 +8,7 @@ A model that is made of torch's own layers in a row needs no second look (`apart
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -95,7 +96,8 @@ class Lookout:
             return None
         inputs = tree_map(_double, company.inputs)
         try:
-            return Company(self.of(twin), inputs, company.size, random=self.random).gap(some, self.coins).values
+            twins = replace(company, forward=self.of(twin), inputs=inputs, tape=None, during=nullcontext)
+            return replace(twins, random=self.random).gap(some, self.coins).values
         except (RuntimeError, ValueError, NotImplementedError):
             return None
 
@@ -112,7 +114,7 @@ class Lookout:
 
     def _plainly(self, few: Company, some: torch.Tensor) -> float | None:
         """The distance of values by the model's own layers; 0 if coins from elsewhere move it, None if it won't run."""
-        plain = Company(self.of(self.model), few.inputs, few.size, random=self.random)
+        plain = replace(few, forward=self.of(self.model), tape=None, during=nullcontext, random=self.random)
         try:
             found = plain.gap(some, self.coins).values
             return found if found <= ROUNDING or plain.steady() else 0.0
