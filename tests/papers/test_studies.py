@@ -48,6 +48,7 @@ def test_a_study_is_run_kept_judged_and_drawn(monkeypatch: pytest.MonkeyPatch, t
     assert "no: it falls: 16 rows" in said.out
     found = json.loads((tmp_path / "fake.json").read_text())
     assert len(found["rows"]) == 16
+    assert set(found) == {"id", "title", "repeats", "rows", "seconds", "core_seconds", "code"}
     assert "claims" not in found  # they are made from the rows whenever they are shown
     page.write(kept.stored(tmp_path), tmp_path / "docs" / "papers.md")
     text = (tmp_path / "docs" / "papers" / "beyond.md").read_text()

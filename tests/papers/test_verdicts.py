@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from sordino_papers.verdicts import paired, verdict
+from sordino_papers.choosing import within_all
+from sordino_papers.verdicts import in_all, paired, verdict
 
 
 def test_the_interval_is_students() -> None:
@@ -42,3 +43,35 @@ def test_one_seed_decides_nothing() -> None:
 def test_seeds_that_do_not_pair_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         paired([1.0, 2.0], [1.0])
+
+
+SURE, WIDE, LOST = [1.0, 1.1, 0.9, 1.0, 1.2], [9.0, -1.0, 7.0, -2.0, 8.0], [-1.0, -1.1, -0.9, -1.0, -1.2]
+
+
+def shown(**differences: list[float]) -> tuple[str, str]:
+    row = in_all("", {name: (one, [0.0] * len(one)) for name, one in differences.items()}, "nothing")
+    return row["verdict"], row["measured"]
+
+
+def test_of_several_comparisons_the_one_that_decides_is_shown() -> None:
+    assert shown(sure=SURE, other=[one + 1 for one in SURE])[0] == "yes"
+    answer, told = shown(sure=SURE, wide=WIDE)  # the wide one has the larger mean, and leaves it open
+    assert answer == "undecided"
+    assert "(wide, of 2)" in told
+    answer, told = shown(sure=SURE, lost=LOST, wide=[one - 5 for one in WIDE])
+    assert answer == "no"
+    assert "(lost, of 3)" in told
+
+
+def test_all_are_the_same_only_where_every_interval_is_inside_the_margin() -> None:
+    def answer(margin: float, **differences: list[float]) -> tuple[str, str]:
+        row = within_all("", differences, margin, "nothing", "points")
+        return row["verdict"], row["measured"]
+
+    assert answer(1.5, sure=SURE, lost=LOST)[0] == "yes"
+    undecided, told = answer(1.5, sure=SURE, wide=[one - 4 for one in WIDE])
+    assert undecided == "undecided"
+    assert "(wide, of 2)" in told
+    refuted, told = answer(0.5, near=[0.1, 0.0, 0.1, 0.2, 0.0], lost=LOST)
+    assert refuted == "no"
+    assert "(lost, of 2)" in told

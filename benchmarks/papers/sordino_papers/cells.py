@@ -55,7 +55,7 @@ class Cell:
     published: float | None = None
     claimed: float | None = None  # epsilon as published
     note: str = ""
-    seeds: int = 3
+    seeds: int = 5  # 3 where a run takes above three minutes
 
 
 @dataclass(frozen=True)

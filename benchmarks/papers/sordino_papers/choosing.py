@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sordino_papers.studies import Row, gathered
-from sordino_papers.verdicts import paired
+from sordino_papers.verdicts import Answer, Interval, paired, strictly
 
 
 def judged(rows: Sequence[Row], keys: Sequence[str], figure: str) -> list[Row]:
@@ -44,9 +44,40 @@ def only(rows: Sequence[Row]) -> Row:
 
 def within(text: str, differences: Sequence[float], margin: float, chosen: str, unit: str) -> dict[str, Any]:
     """A claim that two figures are the same: the 95% interval of their paired differences is inside +-margin."""
-    found = paired(differences, [0.0] * len(differences))
-    inside = -margin <= found.low and found.high <= margin
-    outside = found.low > margin or found.high < -margin
-    answer = "yes" if inside else "no" if outside else "undecided"
+    found = _apart(differences)
     measured = f"{found} {unit}, margin {margin:g}"
-    return {"text": text, "measured": measured, "verdict": answer, "seeds": found.pairs, "chosen": chosen}
+    return {"text": text, "measured": measured, "verdict": _same(found, margin), "seeds": found.pairs, "chosen": chosen}
+
+
+def within_all(
+    text: str, differences: Mapping[str, Sequence[float]], margin: float, chosen: str, unit: str
+) -> dict[str, Any]:
+    """`within` for several figures at once, decided as `verdicts.in_all` does; the one that decides is shown."""
+    found = {name: _apart(one) for name, one in differences.items()}
+    strict = [_same(_apart(one, strictly(len(differences))), margin) for one in differences.values()]
+    clear = all(_same(one, margin) == "yes" for one in found.values())
+    answer = "yes" if clear else "no" if "no" in strict else "undecided"
+    most = max(found, key=lambda name: _reach(found[name], answer))
+    return {
+        "text": text,
+        "measured": f"most {found[most]} {unit} ({most}, of {len(found)}), margin {margin:g}",
+        "verdict": answer,
+        "seeds": min(one.pairs for one in found.values()),
+        "chosen": chosen,
+    }
+
+
+def _reach(found: Interval, answer: str) -> float:
+    """How far off: the mean where that refutes, the further end where it confirms or leaves open."""
+    return abs(found.mean) if answer == "no" else max(-found.low, found.high)
+
+
+def _apart(differences: Sequence[float], level: float = 0.95) -> Interval:
+    return paired(differences, [0.0] * len(differences), level)
+
+
+def _same(found: Interval, margin: float) -> Answer:
+    """Yes where the interval is inside +-margin, no where it is outside."""
+    if -margin <= found.low and found.high <= margin:
+        return "yes"
+    return "no" if found.low > margin or found.high < -margin else "undecided"

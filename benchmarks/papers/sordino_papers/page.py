@@ -60,9 +60,7 @@ with AVX-512 adds in another order than one with AVX2 (shown for one cell; wheth
 no more, and 52.96 with AVX-512; its net is trained on public digits first (plain SGD, momentum 0.9), and after that the
 two nets are no longer near each other (the sums of their weights are -192.4 and -198.9). So `sordino papers` now holds
 its processes to AVX2 (`ATEN_CPU_CAPABILITY`, `ONEDNN_MAX_CPU_ISA`; values set already stay), every result names
-its code and its instructions, and the cells of 000-small and 000-table5 were run anew. Results of nets that name no
-instructions, or AVX512, may differ by that much: 000-cnn, 000-denoisers and 000-lstm (earlier code), and the studies of
-nets that name AVX512.
+its code and its instructions, and the cells of 000-small and 000-table5 were run anew.
 """.strip()
 MAIN = (  # claims of the front page, by how they begin; all others are on the pages of the papers
     "000: Table 2: smoothing (sigma 1)",
@@ -107,7 +105,8 @@ def pages(results: Results, reproduced: list[Row] | None = None) -> dict[str, st
             head = f"# {title}\n\n[All papers](../papers.md). {WORDS}"
             found[f"papers/{part}.md"] = "\n\n".join([head, *verdicts, *pieces]) + "\n"
     if again:
-        found["papers/digits.md"] = f"# The same digits again\n\n{DIGITS}\n\n{digits_table(again)}\n"
+        pieces = ["# The same digits again", DIGITS, _elsewhere(results), digits_table(again)]
+        found["papers/digits.md"] = "\n\n".join(piece for piece in pieces if piece) + "\n"
     return found
 
 
@@ -145,6 +144,20 @@ def _digits(again: list[Row]) -> str:
     same = sum(row["answer"] == "same" for row in again)
     seen = f"`sordino papers check`: {same} of {len(again)} runs gave every digit that is kept"
     return "## The same digits again\n\n" + (f"{seen}; [which, and why](papers/digits.md)." if again else "No run yet.")
+
+
+def _elsewhere(results: Results) -> str:
+    """Tables and studies with a run that was not held to AVX2, or does not say."""
+    cells = {cell.id: table.id for table in TABLES for cell in table.cells}
+    others = [cells.get(name, name) for name, result in results.items() if not _held(result)]
+    named = ", ".join(dict.fromkeys(others))
+    told = "Results that name other instructions or none; a net's may be off by that much"
+    return f"{told}: {named}." if named else ""
+
+
+def _held(result: Row) -> bool:
+    made = result.get("code") or ""
+    return all(str(one).endswith("AVX2") for one in (made if isinstance(made, list) else [made]))
 
 
 def _pieces(part: str, results: Results) -> list[str]:

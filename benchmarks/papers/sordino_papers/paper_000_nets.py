@@ -51,8 +51,7 @@ def _cnn_cell(name: str, multiplier: float, label: str, denoiser: Postprocess) -
 def _cnn() -> Table:
     grid = ((2.4, 0.0), (2.4, 0.5), (2.4, 1.0), (1.0, 0.0), (1.0, 0.5))
     cells = tuple(_cnn_cell("cnn", z, f"sigma {s:g}", LaplacianSmoothing(s)) for z, s in grid)
-    about = "Scaled Table 3: Poisson, N = 500 writers, T = 40, 55,338 parameters. Smallest epsilon first. "
-    about += "Three seeds: a cell takes above three minutes."
+    about = "Scaled Table 3: Poisson, N = 500 writers, T = 40, 55,338 parameters. Smallest epsilon first."
     return Table("000-cnn", "CNN on MNIST by writer (scaled)", cells, about, SCALED, cnn_claims)
 
 
@@ -73,7 +72,7 @@ def _denoisers() -> Table:
         "soft_threshold": SoftThreshold(),
     }
     cells = tuple(_cnn_cell("denoisers", 2.4, label, denoiser) for label, denoiser in others.items())
-    about = "The task of 000-cnn at z = 2.4 with another post-processing in the place of smoothing; three seeds."
+    about = "The task of 000-cnn at z = 2.4 with another post-processing in the place of smoothing."
     return Table("000-denoisers", "Denoisers compared (scaled Table 6)", cells, about, SCALED, denoiser_claims)
 
 
@@ -114,7 +113,7 @@ def _lstm() -> Table:
         Cell(f"000-lstm-z{z:g}-sigma{s:g}", f"sigma {s:g}, z = {z:g}", partial(lstm_job, z, s))
         for z, s in ((1.0, 0.0), (1.0, 0.5), (1.0, 1.0), (0.4, 0.0), (0.4, 0.5))
     )
-    about = "Scaled Table 4: 100 roles, Poisson 0.2. Three seeds: a cell takes above three minutes."
+    about = "Scaled Table 4: 100 roles, Poisson 0.2."
     return Table("000-lstm", "LSTM on Shakespeare's roles (scaled)", cells, about, SCALED, lstm_claims)
 
 

@@ -174,7 +174,7 @@ STUDIES = (
         figure2,
         figure2_claims,
         draw_figure2,
-        3,
+        5,
         "nothing",
         _quick2,
         "update",

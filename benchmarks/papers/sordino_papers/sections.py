@@ -71,12 +71,17 @@ def _number(value: float | None, digits: int) -> str:
 
 def study_text(study: Study, found: Row) -> str:
     """A study: its figure, and its rows as tables of one shape each; of a long one its ends, and a file of them all."""
-    made = f"`sordino papers run {study.id}` ({found['seconds']:.0f} s)."
+    made = f"`sordino papers run {study.id}` ({_took(found)})."
     head = f"## {study.title}\n\n" + " ".join(text for text in (made, study.about, _chosen(study.chosen)) if text)
     drawn = f"[![{study.title}](../figures/{study.id}.png)](../figures/{study.id}.svg)"
     tables = [_rows(keys, rows) for keys, rows in shapes(found["rows"]).items()]
     file = [f"All {len(found['rows'])} rows: [{study.id}.csv](rows/{study.id}.csv)."] if is_long(found) else []
     return "\n\n".join([head, drawn, *(table for table in tables if table), *file])
+
+
+def _took(found: Row) -> str:
+    """Seconds of one core; of older results by the clock."""
+    return f"{found['core_seconds']:.0f} s of one core" if "core_seconds" in found else f"{found['seconds']:.0f} s"
 
 
 def shapes(rows: Sequence[Row]) -> dict[tuple[str, ...], list[Row]]:

@@ -65,6 +65,11 @@ def verdict(
     }
 
 
+def strictly(comparisons: int) -> float:
+    """The level at which one of several comparisons may refute them all (Bonferroni)."""
+    return 1 - 0.05 / comparisons
+
+
 def in_all(
     text: str,
     pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]],
@@ -72,19 +77,21 @@ def in_all(
     margin: float = 0.0,
     unit: str = "points",
 ) -> dict[str, Any]:
-    """One row for a claim about several comparisons at once; the least of them is shown, with its name.
+    """One row for a claim about several comparisons at once; the one that decides is shown, with its name.
 
-    Yes: every 95% interval is above the margin (an intersection-union test keeps the level). No: one of them is below
-    it at level 1 - .05 / comparisons (Bonferroni). Undecided otherwise.
+    Yes: every 95% interval is above the margin (an intersection-union test keeps the level); the lowest end is shown.
+    No: one of them is below it at level 1 - .05 / comparisons (Bonferroni); the least mean is shown. Undecided
+    otherwise, by the lowest end.
     """
     found = {name: paired(*pair) for name, pair in pairs.items()}
-    strict = [paired(*pair, level=1 - 0.05 / len(pairs)).above(margin) for pair in pairs.values()]
-    least = min(found, key=lambda name: found[name].mean)
+    strict = [paired(*pair, level=strictly(len(pairs))).above(margin) for pair in pairs.values()]
     clear = all(one.above(margin) == "yes" for one in found.values())
+    answer = "yes" if clear else "no" if "no" in strict else "undecided"
+    least = min(found, key=lambda name: found[name].mean if answer == "no" else found[name].low)
     return {
         "text": text,
         "measured": f"least {found[least]} {unit} ({least}, of {len(found)})",
-        "verdict": "yes" if clear else "no" if "no" in strict else "undecided",
+        "verdict": answer,
         "seeds": min(one.pairs for one in found.values()),
         "chosen": chosen,
     }
