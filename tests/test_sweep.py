@@ -21,6 +21,7 @@ from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.privacy import accounting
 from sordino.privacy.bill import Bill, Line
 from sordino.privacy.ledger import Ledger
+from sordino.report.tables import upto
 from sordino.runs.folder import RunFolder
 from sordino.tuning import composed
 from sordino.tuning.space import Axis, Interval, drawn, grid
@@ -266,6 +267,22 @@ def test_a_cell_that_diverges_is_a_row_and_is_billed_and_not_run_again(tmp_path:
     assert sordino("sweep", file, "--out", tmp_path / "a", "--resume").code == 0
     assert contents(tmp_path / "a" / "cells") == kept
     assert sordino("certify", tmp_path / "a").code == 0
+
+
+@pytest.mark.parametrize("command", ["explain", "compare", "report"])
+def test_a_whole_sweep_is_shown_with_what_the_look_at_it_costs(private: Path, tmp_path: Path, command: str) -> None:
+    out = ("--out", tmp_path / "page.html") if command == "report" else ()
+    made = json.loads((private / "a" / "certificate.json").read_text())
+    one = json.loads((private / "a" / "cells" / "000-seed0" / "certificate.json").read_text())
+    assert made["epsilon"] > one["epsilon"]
+    asked = sordino(command, private / "a", *out)
+    said = (tmp_path / "page.html").read_text() if out else asked.out
+    assert asked.code == 0
+    assert f"8 runs on private data costs epsilon {upto(made['epsilon'], 4)}" in said
+
+    edited = copied(private, tmp_path) / "cells" / "000-seed0" / "history.jsonl"
+    edited.write_text(edited.read_text().replace("accuracy", "acuracy"))
+    assert sordino(command, tmp_path / "a", *out).code == 1
 
 
 def test_every_cell_is_a_run_like_any_other(private: Path) -> None:

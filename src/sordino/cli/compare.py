@@ -22,9 +22,11 @@ def compare(
     from sordino.report import compare as comparing
     from sordino.report import tables
     from sordino.runs.shown import subjects
+    from sordino.tuning.shown import with_cells
 
-    found = comparing.compared(subjects(targets))
+    runs, notes = with_cells(targets)
+    found = {**comparing.compared(subjects(runs)), "notes": notes}
     made = comparing.table(found)
     cited = tables.bibtex([run["sordino"] for run in found["runs"]])
     forms = [made.latex()] * latex + [cited] * bibtex
-    say(as_json, found, "\n\n".join(forms or [made.text()]))
+    say(as_json, found, "\n\n".join(forms or ["\n".join([made.text(), *notes])]))

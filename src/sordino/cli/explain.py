@@ -17,10 +17,14 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
     from sordino.report import explain as explaining
+    from sordino.tuning import shown
 
+    if shown.is_sweep(target):
+        whole = shown.explained(target)
+        return say(as_json, whole, shown.page(whole))
     certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
-    say(as_json, said, explaining.page(said))
+    return say(as_json, said, explaining.page(said))
 
 
 def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:

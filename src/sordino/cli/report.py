@@ -17,13 +17,15 @@ def report(
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """One self-contained HTML page of runs: the guarantee, curves, the certificate in words, audits, differences."""
+    """One self-contained HTML page of runs, or of a sweep: the guarantee, curves, certificate in words, audits."""
     bring(own)
     from sordino.report.data import collected
     from sordino.report.page import write
     from sordino.runs.shown import subjects
+    from sordino.tuning.shown import with_cells
 
-    found = collected(subjects(targets))
+    runs, notes = with_cells(targets)
+    found = collected(subjects(runs), notes)
     file = out if out is not None or as_json else Path("report.html")
     if file is not None:
         write(file, found)

@@ -25,10 +25,11 @@ RECORDS = "Every record is clipped by itself; an update has no radius of its own
 UNBOUNDED = "Nothing is clipped."
 
 
-def collected(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Everything of every run."""
+def collected(subjects: Sequence[Subject], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything of every run; `notes` are what there is to say of several of them together."""
     found = compared(subjects)
-    return {"sordino": __version__, "settings": found["settings"], "runs": [told(one) for one in subjects]}
+    runs = [told(one) for one in subjects]
+    return {"sordino": __version__, "notes": list(notes), "settings": found["settings"], "runs": runs}
 
 
 def told(subject: Subject) -> dict[str, Any]:
