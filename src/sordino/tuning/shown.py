@@ -39,9 +39,7 @@ def _looked_at(made: dict[str, Any]) -> str:
 def explained(target: Path) -> dict[str, Any]:
     """A sweep's certificate in sentences."""
     made = sweep.certify(target)
-    judged = (
-        f"the winner was chosen by {made['metric']} on {made['chosen_by']}, reported on {made['reported_on']}"
-    )
+    judged = f"the winner was chosen by {made['metric']} on {made['chosen_by']}, reported on {made['reported_on']}"
     return {
         "looked_at": sentence(_looked_at(made)),
         "against": [_against(line) for line in made["adversaries"]],
