@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sordino as so
 from sordino.data.sources import find
 from sordino.data.text import ALPHABET, ROLES, encode, spoken
+from sordino.privacy.rounding import upto
 
 WINDOW, EACH = 64, 8  # characters of a record, records of a client
 PUBLIC, TEST = 10, 60  # roles that are declared public
@@ -108,7 +109,8 @@ def tuned(seed: int, asked: argparse.Namespace) -> dict[str, float]:
         print(f"seed {seed}: {name} {found[name]:.4f}, loss {result.history[-1]['loss']:.4f}", flush=True)
         if name == "after":
             said = result.certificate
-            print(f"seed {seed}: epsilon {said['epsilon']:.2f}, delta {said['delta']:.1e}, unit {said['unit']}; sent: "
+            cost = f"epsilon {upto(said['epsilon'])}, delta {upto(said['delta'])}, unit {said['unit']}"
+            print(f"seed {seed}: {cost}; sent: "
                   f"{task.layout.size} numbers; frozen: {said['declared_public'][-1]}")  # fmt: skip
     return found
 

@@ -10,6 +10,7 @@ import numpy as np
 from sordino import recipes, train
 from sordino.config import TaskSpec
 from sordino.models import Logistic
+from sordino.privacy.rounding import upto
 
 HOSPITALS = ("Cleveland", "Hungary", "Switzerland", "Long Beach")
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -25,8 +26,8 @@ def main() -> None:
     for entry in done.certificate["adversaries"][-1]["silos"]:
         (silo,) = entry["silos"]
         print(
-            f"{HOSPITALS[silo]:<12} {sizes[silo]:>4} records: epsilon {entry['epsilon']:.3f} at delta "
-            f"{entry['delta']:.2g} ({entry['relation']}), even to one who reads every message"
+            f"{HOSPITALS[silo]:<12} {sizes[silo]:>4} records: epsilon {upto(entry['epsilon'])} at delta "
+            f"{upto(entry['delta'])} ({entry['relation']}), even to one who reads every message"
         )
 
 

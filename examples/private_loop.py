@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sordino as so
 from sordino.data.bundled import digits
+from sordino.privacy.rounding import upto
 
 torch.set_num_threads(1)  # a net this small is no faster on two
 torch.manual_seed(0)
@@ -40,7 +41,7 @@ for epoch in range(15):
         with torch.no_grad():
             right = (model(test_x).argmax(1) == test_y).float().mean()
         so_far = optimizer.certificate()["loop"]["epsilon_so_far"]
-        print(f"epoch {epoch + 1}: accuracy {right:.3f}, epsilon so far {so_far:.2f}")
+        print(f"epoch {epoch + 1}: accuracy {right:.3f}, epsilon so far {upto(so_far)}")
 
 certificate = optimizer.certificate()
 print({key: certificate[key] for key in ("epsilon", "delta", "unit", "relation", "counts")})

@@ -13,8 +13,8 @@ from sordino.config import load_config
 from sordino.privacy.attack import ceiling
 from sordino.privacy.certificate import certificate
 from sordino.privacy.facts import Facts, participation
+from sordino.privacy.rounding import upto
 from sordino.report.explain import ceilings, explain, page
-from sordino.report.tables import upto
 from sordino.runs.folder import RunFolder
 
 LOCAL = 'release = { kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 9.0 } }'

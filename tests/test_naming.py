@@ -14,7 +14,7 @@ from sordino.config import Config, load_config, parse
 from sordino.errors import ConfigError
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import LocalNoise
-from sordino.report.tables import upto
+from sordino.privacy.rounding import upto
 
 SITES = {"NY": 30, "LA": 20, "Bern": 50}  # the alphabet says Bern, LA, NY; the file does not
 FILE = """

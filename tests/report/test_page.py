@@ -18,12 +18,12 @@ from sordino.config import parse
 from sordino.outcome import DIAGNOSTIC
 from sordino.privacy.certificate import certificate as certified
 from sordino.privacy.facts import Facts
+from sordino.privacy.rounding import upto
 from sordino.recipes import RECIPES, starters
 from sordino.report import charts, colours, page
 from sordino.report.data import collected
 from sordino.report.subject import Subject
 from sordino.report.svg import GAP, Axis, Chart, Scale, Series, apart, draw
-from sordino.report.tables import upto
 
 VOID = {"meta", "link", "line", "path", "circle", "rect", "br"}
 BANNER = "Not private, simulation only."

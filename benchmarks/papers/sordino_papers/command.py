@@ -183,10 +183,12 @@ def _tell(notes: list[str]) -> None:
 
 
 def _show(result: Result) -> None:
+    from sordino.privacy.rounding import upto
+
     published = "" if result["published"] is None else f" (published {result['published']:.2f})"
     spread = "" if result["spread"] is None else f" +- {result['spread']:.2f}"
     claimed = "" if result["epsilon_claimed"] is None else f", claimed {result['epsilon_claimed']:g}"
-    epsilon = "none" if result["epsilon"] is None else f"{result['epsilon']:.3g}"
+    epsilon = "none" if result["epsilon"] is None else upto(result["epsilon"])
     print(f"{result['id']}: {result['ours']:.2f}{spread}{published}; epsilon {epsilon}{claimed}", flush=True)
 
 

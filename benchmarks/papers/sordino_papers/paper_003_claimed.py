@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.privacy.certificate import headline
+from sordino.privacy.rounding import upto
 from sordino.recipes import dp_fed_avg
 from sordino.report.figures import curves
 from sordino_papers.paper_003 import Row
@@ -50,7 +51,7 @@ def claims(found: list[Row]) -> list[Row]:
     return [
         fact(
             f"003: T = {row['rounds']}, {row['protocol']}: the published epsilon is true",
-            f"published {row['published epsilon']:.2f}, certified {row['epsilon']:.4g}",
+            f"published {row['published epsilon']:.2f}, certified {upto(row['epsilon'], 4)}",
             row["epsilon"] <= row["published epsilon"],
         )
         for row in said

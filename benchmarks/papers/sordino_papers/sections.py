@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
+from sordino.privacy.rounding import upto
 from sordino_papers.cells import Results, Table
 from sordino_papers.kept import middle
 from sordino_papers.studies import Study
@@ -24,10 +25,12 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])
 
 
-def entry(value: Any) -> str:
-    """A value in a table."""
+def entry(value: Any, name: str = "") -> str:
+    """A value in a table; an epsilon is rounded up."""
     if value is None:
         return "-"
+    if name == "epsilon" and isinstance(value, float):
+        return upto(value, 4)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -55,7 +58,7 @@ def _cell(result: Row, protocol: bool) -> list[str]:
         _number(result["spread"], 2),
         *([_number(middle(result, "protocol"), 2)] if protocol else []),
         _number(result["epsilon_claimed"], 2),
-        _number(result["epsilon"], 2),
+        "-" if result["epsilon"] is None else upto(result["epsilon"]),
         _number(middle(result, "update_norm"), 3),
         str(result["seeds"]),
         _number(middle(result, "seconds"), 0),
@@ -101,7 +104,7 @@ def _rows(keys: tuple[str, ...], rows: list[Row]) -> str:
     if len(rows) > LONG:
         rows = [row for row in rows if any(name in row and row[name] is None for name in ALONG)]
     shown = [key for key in keys if any(row[key] is not None for row in rows)]
-    return grid(shown, ([entry(row[key]) for key in shown] for row in rows)) if rows else ""
+    return grid(shown, ([entry(row[key], key) for key in shown] for row in rows)) if rows else ""
 
 
 def as_csv(rows: Sequence[Row]) -> str:

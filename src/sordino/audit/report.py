@@ -21,6 +21,7 @@ from sordino.errors import ConfigError
 from sordino.outcome import load_weights
 from sordino.plan import Plan, State
 from sordino.privacy.facts import Facts
+from sordino.privacy.rounding import atleast, upto
 from sordino.report.explain import ceilings
 from sordino.rng import Seeded
 from sordino.runs.execution import as_released
@@ -138,7 +139,7 @@ def text(found: dict[str, Any]) -> str:
         rates = ", ".join(
             f"{100 * rate:.2f}% of members at {float(at):.1%} false alarms" for at, rate in m["true_positives"].items()
         )
-        lines.append(f"membership: AUC {m['auc']:.4f} (certificate allows {m['auc_at_most']:.4f}); {rates}")
+        lines.append(f"membership: AUC {m['auc']:.4f} (certificate allows {upto(m['auc_at_most'], 4)}); {rates}")
     if "landscape" in found:
         lines.append(f"landscape: {found['landscape']['file']}, mean rise {found['landscape']['mean_rise']:.4g}")
     return "\n".join([*lines, *_verdicts(found)])
@@ -157,8 +158,8 @@ def _behaviour_lines(ran: list[dict[str, Any]]) -> list[str]:
 def _canary_line(c: dict[str, Any]) -> str:
     return (
         f"canaries: {c['canaries']} of unit {c['unit']}, {c['rounds']} rounds, {c['right']} of {c['guessed']} guessed "
-        f"right: epsilon at least {c['lower_epsilon']:.3f} ({c['gaussian_epsilon']:.3f} if it is Gaussian), certified "
-        f"{c['upper_epsilon']:.3f} at delta {c['delta']:.2g}"
+        f"right: epsilon at least {atleast(c['lower_epsilon'], 4)} ({atleast(c['gaussian_epsilon'], 4)} if it is "
+        f"Gaussian), certified {upto(c['upper_epsilon'], 4)} at delta {upto(c['delta'])}"
     )
 
 
@@ -177,7 +178,7 @@ def _mechanism_line(audit: dict[str, Any]) -> str:
     rounds, _, several = audit["attack"].partition(" rounds at once")
     what = f"{rounds} rounds" if several else "one round"
     return (
-        f"{audit['adversary']:<9} {audit['relation']:<12} {what}: mu at least {audit['lower_mu']:.3f}, "
-        f"certified {audit['upper_mu']:.3f}; epsilon at least {audit['lower_epsilon']:.3f}, "
-        f"certified {audit['upper_epsilon']:.3f}: {verdict}"
+        f"{audit['adversary']:<9} {audit['relation']:<12} {what}: mu at least {atleast(audit['lower_mu'], 4)}, "
+        f"certified {upto(audit['upper_mu'], 4)}; epsilon at least {atleast(audit['lower_epsilon'], 4)}, "
+        f"certified {upto(audit['upper_epsilon'], 4)}: {verdict}"
     )

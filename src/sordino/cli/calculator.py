@@ -15,6 +15,7 @@ from sordino.privacy import accounting
 from sordino.privacy.bill import Line, Participation, client_bill
 from sordino.privacy.certificate import line_entry
 from sordino.privacy.delta import check_delta, default_delta
+from sordino.privacy.rounding import upto
 
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
 MECHANISMS = {"gaussian": Gaussian, "laplace": Laplace}
@@ -96,7 +97,7 @@ def text(found: dict[str, Any]) -> str:
     """The answer in words."""
     who = {"models": "sees the released models", "cohort": "also sees who took part"}
     lines = [
-        f"epsilon {_or_dash(line['epsilon'])} (RDP {_or_dash(line['epsilon_rdp'])}), delta {line['delta']:.3g}, "
+        f"epsilon {_or_dash(line['epsilon'])} (RDP {_or_dash(line['epsilon_rdp'])}), delta {upto(line['delta'])}, "
         f"{line['relation']}: to one who {who[line['adversary']]}"
         for line in found["adversaries"]
     ]
@@ -105,7 +106,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _or_dash(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else upto(value, 4)
 
 
 __all__ = ["Question", "answer", "default_delta", "text"]

@@ -82,7 +82,8 @@ def _value(plan: Plan, free: str) -> float:
 
 def calibrated_text(found: dict[str, Any]) -> str:
     """The answer of a calibration."""
+    from sordino.privacy.rounding import upto
+
     where = f"; written to {found['out']}" if found["out"] else ""
-    return (
-        f"{found['free']} = {found['value']:.6g}: epsilon {found['epsilon']:.4g} at delta {found['delta']:.3g}{where}"
-    )
+    cost = f"epsilon {upto(found['epsilon'], 4)} at delta {upto(found['delta'])}"
+    return f"{found['free']} = {found['value']:.6g}: {cost}{where}"

@@ -110,7 +110,7 @@ def guarantee(made: dict[str, Any]) -> str:
     """The certificate's first line in words."""
     if made["epsilon"] is None:
         return f"no guarantee (unit {made['unit']}, relation {made['relation']})"
-    from sordino.report.tables import upto
+    from sordino.privacy.rounding import upto
 
     epsilon = upto(made["epsilon"], 4)
-    return f"epsilon {epsilon}, delta {made['delta']:.3g}, unit {made['unit']}, relation {made['relation']}"
+    return f"epsilon {epsilon}, delta {upto(made['delta'])}, unit {made['unit']}, relation {made['relation']}"

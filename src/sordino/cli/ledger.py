@@ -84,9 +84,11 @@ def _entry(found: Statement) -> dict[str, Any]:
 
 
 def _line(found: Statement) -> str:
-    limit = found.limit
+    from sordino.privacy.rounding import upto
+
+    limit, spent = found.limit, upto(found.epsilon, 4)
     return (
-        f"{found.dataset}: epsilon {found.epsilon:.4g} of {limit.epsilon:g} spent, delta {limit.delta:g}, "
+        f"{found.dataset}: epsilon {spent} of {upto(limit.epsilon, 6)} spent, delta {upto(limit.delta, 6)}, "
         f"unit {limit.unit}, relation {limit.relation}; runs {found.runs}, jobs charged {found.charges}"
     )
 
@@ -94,11 +96,11 @@ def _line(found: Statement) -> str:
 def _told(entry: Entry) -> str:
     """One line of history: when, what, and what it cost."""
     from sordino.privacy.entries import Admitted, Limited
+    from sordino.privacy.rounding import upto
 
     if isinstance(entry, Limited):
-        limit = entry.limit
-        what = f"limit  epsilon {limit.epsilon:g}, delta {limit.delta:g}, unit {limit.unit}, relation {limit.relation}"
-        return f"{entry.at}  {what}"
+        limit, most = entry.limit, f"epsilon {upto(entry.limit.epsilon, 6)}, delta {upto(entry.limit.delta, 6)}"
+        return f"{entry.at}  limit  {most}, unit {limit.unit}, relation {limit.relation}"
     cost = ", ".join(f"{item.count} x {item.event}" for item in entry.items) or "nothing"
     what = f"run    {entry.run}" if isinstance(entry, Admitted) else f"job    {entry.job} of {entry.run}"
     return f"{entry.at}  {what}: {cost}"

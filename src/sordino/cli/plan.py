@@ -128,6 +128,6 @@ def _adversary_lines(found: dict[str, Any]) -> list[str]:
 def _epsilon(line: dict[str, Any]) -> str:
     if line["epsilon"] is None:
         return f"{'no guarantee':<32}"
-    from sordino.report.tables import upto
+    from sordino.privacy.rounding import upto
 
-    return f"epsilon {upto(line['epsilon'], 4):<9} delta {line['delta']:<8.3g}"
+    return f"epsilon {upto(line['epsilon'], 4):<9} delta {upto(line['delta']):<8}"

@@ -17,6 +17,7 @@ from sordino.errors import ConfigError
 from sordino.parts.tries import Tries
 from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import headline
+from sordino.privacy.rounding import upto
 from sordino.tuning.private import Tuning, tune_private
 from sordino.tuning.private import text as private_text
 from sordino.tuning.search import Tuned, tune
@@ -55,7 +56,7 @@ def tune_config(
     known |= {"delta": config.delta, "seed": config.run.seed}
     found: list[Tuned] = []
     for epsilon in wanted:
-        with working(f"tune, epsilon {epsilon:.4g}", quiet) as told:
+        with working(f"tune, epsilon {upto(epsilon, 4)}", quiet) as told:
             found.append(tune(config.plan, task, epsilon=epsilon, on_tried=told, **known))
     if out is not None:
         out.write_text(codec.to_toml(replace(config, plan=found[0].plan)), encoding="utf-8")
@@ -121,7 +122,9 @@ def draw(found: list[Tuned], path: Path) -> None:
 
     names = list(found[0].curves)
     panels = {
-        name: {f"epsilon {one.epsilon:.3g}": [{**row, "value": row[name]} for row in one.curves[name]] for one in found}
+        name: {
+            f"epsilon {upto(one.epsilon)}": [{**row, "value": row[name]} for row in one.curves[name]] for one in found
+        }
         for name in names
     }
     words = {name: AXES[name] for name in names}
@@ -141,8 +144,8 @@ def text(found: dict[str, Any]) -> str:
 
 def _budget(one: dict[str, Any]) -> str:
     if "silos" in one:
-        return "every silo's own epsilon (" + ", ".join(f"{silo['epsilon']:.3g}" for silo in one["silos"]) + ")"
-    return f"epsilon {one['epsilon']:.4g}, delta {one['delta']:.3g}"
+        return "every silo's own epsilon (" + ", ".join(upto(silo["epsilon"]) for silo in one["silos"]) + ")"
+    return f"epsilon {upto(one['epsilon'], 4)}, delta {upto(one['delta'])}"
 
 
 def _curve(name: str, rows: list[dict[str, float]]) -> str:

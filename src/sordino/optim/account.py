@@ -11,6 +11,7 @@ from sordino import codec
 from sordino.errors import BudgetError, ConfigError
 from sordino.optim.settings import Settings, differing
 from sordino.privacy.facts import Facts, Loop
+from sordino.privacy.rounding import upto
 from sordino.version import versions
 
 
@@ -59,7 +60,7 @@ class Account:
     def _limit(self) -> str:
         if self.settings.plan.release.joint:
             return f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
-        target = f"epsilon {self.settings.epsilon:g} at delta {self.settings.delta:.3g}"
+        target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
         return f"would overspend {target}, worth {self.most} steps"
 
     def state(self) -> dict[str, Any]:

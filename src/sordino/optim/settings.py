@@ -25,6 +25,7 @@ from sordino.privacy import calibrate
 from sordino.privacy.bill import Participation
 from sordino.privacy.calibrated import calibrated, noisier
 from sordino.privacy.delta import check_delta, default_delta
+from sordino.privacy.rounding import atleast
 from sordino.recipes.dp_sgd import alone
 from sordino.rng import Mode
 
@@ -146,7 +147,7 @@ def checked_delta(delta: float | None, population: int, allow_large: bool) -> fl
     check_delta(found, population, override=True)
     if found > limit * (1 + 1e-9) and not allow_large:
         fix = "lower it, or pass allow_large_delta=True"
-        raise ConfigError(f"delta = {found}", f"at most records^-1.1 = {limit:.3g}", fix)
+        raise ConfigError(f"delta = {found}", f"at most records^-1.1 = {atleast(limit)}", fix)
     return found
 
 

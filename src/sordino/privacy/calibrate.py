@@ -16,6 +16,7 @@ from sordino.errors import UnreachableError
 from sordino.parts.events import GaussianNoise
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
+from sordino.privacy.rounding import upto
 
 Cost = Callable[[float], float]
 TOLERANCE = 0.005
@@ -75,8 +76,8 @@ def _bracketed(cost: Cost, target: float, bracket: tuple[float, float], slack: f
         low, high = high, high * 2
         if high > _MOST:
             raise UnreachableError(
-                f"epsilon {cost(_MOST):.3g} at multiplier {_MOST:g}",
-                f"epsilon {target:g}",
+                f"epsilon {upto(cost(_MOST))} at multiplier {_MOST:g}",
+                f"epsilon {upto(target, 6)}",
                 "allow a larger epsilon or delta, or fewer rounds",
             )
     while cost(low) <= target:
@@ -118,7 +119,9 @@ def _largest(
     found = _crossing(refined, found, least - 1, most + 1)
     if found < least:
         cheapest, some = _exact(line_of(least), delta), f"{least} {what}{'s' if least > 1 else ''}"
-        raise UnreachableError(f"epsilon {cheapest:.4g} for {some} already", f"epsilon at most {epsilon:g}", fix)
+        raise UnreachableError(
+            f"epsilon {upto(cheapest, 4)} for {some} already", f"epsilon at most {upto(epsilon, 6)}", fix
+        )
     return found
 
 

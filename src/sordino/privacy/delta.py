@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sordino.errors import ConfigError
+from sordino.privacy.rounding import atleast
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
@@ -18,9 +19,9 @@ def default_delta(population: int) -> float:
 def check_delta(delta: float, population: int, override: bool) -> None:
     """delta must be a probability, and small against 1 / population (PRIVACY rule 10); of records, that of a silo."""
     if not 0 <= delta < 1:
-        raise ConfigError(f"delta = {delta}", "a number in [0, 1)", f"use {default_delta(population):.3g}")
+        raise ConfigError(f"delta = {delta}", "a number in [0, 1)", f"use {atleast(default_delta(population))}")
     if delta > default_delta(population) * (1 + 1e-9) and not override:
-        limit = f"at most population^-1.1 = {default_delta(population):.3g}"
+        limit = f"at most population^-1.1 = {atleast(default_delta(population))}"
         raise ConfigError(f"delta = {delta}", limit, "lower it, or set allow_large_delta = true under [privacy]")
 
 

@@ -27,6 +27,7 @@ from sordino.parts.events import Relation
 from sordino.privacy import entries
 from sordino.privacy.entries import Account, Accounts, Admitted, Charged, Entry, Limited
 from sordino.privacy.journal import ROOT, Journal
+from sordino.privacy.rounding import upto
 from sordino.privacy.spending import Item, Limit, Standing, Total, items, total
 
 WAIT = 30.0  # seconds until a ledger that others write to is given up
@@ -293,8 +294,8 @@ class Ledger:
         beyond = limit.beyond(needed)
         if beyond is not None:
             raise BudgetError(
-                f"the data set {name!r} would have spent epsilon {beyond:.4g} with this, and may spend "
-                f"{limit.epsilon:g} at delta {limit.delta:.3g}; nothing was charged to {self.path}"
+                f"the data set {name!r} would have spent epsilon {upto(beyond, 4)} with this, and may spend "
+                f"{upto(limit.epsilon, 6)} at delta {upto(limit.delta)}; nothing was charged to {self.path}"
             )
 
 

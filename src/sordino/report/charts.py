@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sordino.privacy.rounding import upto
 from sordino.report.bars import Bars
 from sordino.report.svg import LONGEST, SERIES_MOST, Axis, Chart, Series
-from sordino.report.tables import upto
 
 Run = dict[str, Any]
 WORDS = {"models": "released models", "cohort": "also who took part", "messages": "every message"}
@@ -95,7 +95,7 @@ def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
         f"Epsilon by round: {run['name']}",
         says,
         Axis("rounds released", low=0.0, whole=True),
-        Axis("epsilon so far", low=0.0, high=end),
+        Axis("epsilon so far", low=0.0, high=end, bound="upper"),
         lines,
     )
 
@@ -117,8 +117,8 @@ def trade_offs(run: Run, place: int) -> Chart | None:
         f"attack-{place}",
         f"The best attack: {run['name']}",
         says,
-        Axis("strangers accused (false positives)", low=0.0, high=1.0),
-        Axis("members found (true positives)", low=0.0, high=1.0),
+        Axis("strangers accused (false positives)", low=0.0, high=1.0, bound="lower"),
+        Axis("members found (true positives)", low=0.0, high=1.0, bound="upper"),
         (*lines, guess),
     )
 
@@ -144,8 +144,8 @@ def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:
         f"delta-{place}",
         f"Delta by epsilon: {run['name']}",
         says,
-        Axis("epsilon", low=0.0, high=end or _reach(lines, floor)),
-        Axis("delta (log scale)", log=True, low=floor, high=1.0),
+        Axis("epsilon", low=0.0, high=end or _reach(lines, floor), bound="upper"),
+        Axis("delta (log scale)", log=True, low=floor, high=1.0, bound="upper"),
         (*lines, level),
     )
 
@@ -175,7 +175,7 @@ def utility(runs: Sequence[Run]) -> Chart | None:
     says = "One dot for each run, at the epsilon to one who sees released models. Compare runs of one data set only."
     low, high = _honest([one.ys[0] for one in dots], word)
     reached = Axis(f"{word} at the end", low=low, high=high)
-    return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0), reached, dots)
+    return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0, bound="upper"), reached, dots)
 
 
 def _honest(values: Sequence[float], word: str) -> tuple[float | None, float | None]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sordino import codec
+from sordino.privacy.rounding import upto
 from sordino.report.settings import differing, short
 from sordino.report.subject import Subject
-from sordino.report.tables import Table, figure, upto
+from sordino.report.tables import Table, figure
 
 PLAIN = ("delta", "unit", "relation", "noise", "rounds")
 COLUMNS = 6  # runs that stand side by side; more stand under each other

@@ -8,7 +8,7 @@ from sordino.plan import Plan
 from sordino.privacy.attack import Ceiling, ceiling
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill
 from sordino.privacy.facts import Facts, billed
-from sordino.report.tables import upto
+from sordino.privacy.rounding import upto
 
 CHANGE = {
     "add_remove": "adding or removing {all}",
@@ -80,7 +80,7 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
     return (
         f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
         f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
-        f"members; its AUC is at most {reach.auc:.3f} (guessing has 0.5)."
+        f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)."
     )
 
 
@@ -90,7 +90,7 @@ def _other_words(line: dict[str, Any]) -> list[str]:
         return []
     who = line["adversary"]
     at = ", ".join(
-        f"{'no' if one['epsilon'] is None else upto(one['epsilon'])} epsilon at delta {one['delta']:.0e}"
+        f"{'no' if one['epsilon'] is None else upto(one['epsilon'])} epsilon at delta {upto(one['delta'])}"
         for one in line["other_deltas"]
     )
     gdp = line["gdp"]
@@ -119,7 +119,9 @@ def _counted(certificate: dict[str, Any]) -> str:
 
 
 def _prepared(found: list[dict[str, Any]]) -> str:
-    names = ", ".join(f"{one['release']['column']} (epsilon {one['release']['epsilon']:g} by itself)" for one in found)
+    names = ", ".join(
+        f"{one['release']['column']} (epsilon {upto(one['release']['epsilon'], 4)} by itself)" for one in found
+    )
     return (
         f" Before the first round a noised histogram was released of {names}, from which ranges and missing values "
         f"were read; its noise was added by {found[0]['noised_by']}, and it is in the bill."
@@ -131,9 +133,9 @@ def in_all(ledger: dict[str, Any]) -> str:
     runs = f"{ledger['runs']} run" + "s" * (ledger["runs"] != 1)
     if ledger["epsilon"] is None:
         return f"The data set {ledger['dataset']!r} has no guarantee after {runs}."
-    spent = f"epsilon {upto(ledger['epsilon'], 4)} of {ledger['limit']:g}"
+    spent = f"epsilon {upto(ledger['epsilon'], 4)} of {upto(ledger['limit'], 6)}"
     return (
-        f"The data set {ledger['dataset']!r} has spent {spent} in all, at delta {ledger['delta']:.3g}, "
+        f"The data set {ledger['dataset']!r} has spent {spent} in all, at delta {upto(ledger['delta'])}, "
         f"relation {ledger['relation']}, in {runs} that were charged to its ledger."
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sordino.privacy.rounding import upto
 from sordino.report.explain import page
 from sordino.report.registry import OPEN, About
-from sordino.report.tables import upto
 from sordino.report.yaml import dumped
 
 TASKS = {"accuracy": "classification", "rmse": "regression"}  # by the figure that a run has
@@ -63,6 +63,6 @@ def _guarantee(made: dict[str, Any]) -> str:
     if made["epsilon"] is None:
         return "**No guarantee**: no noise was added."
     return (
-        f"**epsilon {upto(made['epsilon'], 4)} at delta {made['delta']:.3g}**, unit {made['unit']}, relation "
+        f"**epsilon {upto(made['epsilon'], 4)} at delta {upto(made['delta'])}**, unit {made['unit']}, relation "
         f"{made['relation']}, to one who sees every released model."
     )

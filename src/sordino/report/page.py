@@ -11,11 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sordino.errors import ConfigError
+from sordino.privacy.rounding import atleast, upto
 from sordino.report import charts, colours, workings
 from sordino.report.bars import Bars, draw_bars
 from sordino.report.settings import short
-from sordino.report.svg import Chart, draw
-from sordino.report.tables import Table, atleast, figure, upto
+from sordino.report.svg import Axis, Chart, draw
+from sordino.report.tables import Table, figure
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
 Run = dict[str, Any]
@@ -96,8 +97,12 @@ def _chart(chart: Chart) -> Figure:
     tops = [(f"{one.name} to", dict(zip(one.xs, one.tops, strict=True))) for one in named if one.tops]
     head = (chart.x.label, *(one.name or "from" for one in named), *(name.strip() for name, _ in tops))
     values = [*columns, *(column for _, column in tops)]
-    rows = tuple((figure(x), *(figure(column.get(x)) for column in values)) for x in kept)
+    rows = tuple((chart.x.number(x), *(_cell(chart.y, column.get(x)) for column in values)) for x in kept)
     return Figure(chart.title, chart.says, draw(chart), Table(head, rows, f"{chart.title}: numbers"), every > 1)
+
+
+def _cell(axis: Axis, value: float | None) -> str:
+    return "-" if value is None else axis.number(value)
 
 
 def _bars(bars: Bars) -> Figure:
@@ -115,7 +120,7 @@ def adversaries(runs: Sequence[Run]) -> Table:
     """Who sees what, and what each run promises against that."""
     lines = [(run["name"], line) for run in runs for line in run["certificate"]["adversaries"]]
     others = sorted({one["delta"] for _, line in lines for one in line["other_deltas"]}, reverse=True)
-    at = tuple(f"epsilon at {delta:g}" for delta in others)
+    at = tuple(f"epsilon at {upto(delta)}" for delta in others)
     head = ("run", "one who sees", "epsilon", "delta", *at, "mu (regret)", "neighbours differ by", "proved by")
     rows = tuple((name, *_promised(line, others)) for name, line in lines)
     return Table(head, rows, "What each run promises, against whom; every bound is rounded up")
@@ -152,9 +157,9 @@ def memberships(runs: Sequence[Run]) -> Table | None:
                 (
                     run["name"],
                     f"{m['auc']:.4f}",
-                    f"{m['auc_at_most']:.4f}",
+                    upto(m["auc_at_most"], 4),
                     f"{100 * found:.2f} %",
-                    f"{100 * most:.2f} %",
+                    f"{upto(100 * most)} %",
                 )
             )
     head = ("run", "AUC", "AUC at most", "found at 1 % false alarms", "found at most")

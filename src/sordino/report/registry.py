@@ -13,8 +13,8 @@ from datetime import date
 from typing import Any, Literal
 
 from sordino.errors import ConfigError
+from sordino.privacy.rounding import upto
 from sordino.report.explain import sentence
-from sordino.report.tables import upto
 
 OPEN = "TO BE WRITTEN by the curator"
 KINDS = {"central": "Central", "local": "Local", "shuffle": "Shuffle", "distributed": "Federated"}
@@ -103,7 +103,7 @@ def _variant(made: dict[str, Any], about: About) -> dict[str, Any]:
 
 def _loss(made: dict[str, Any]) -> dict[str, Any]:
     first = made["adversaries"][0]
-    other = [f"epsilon {upto(one['epsilon'], 4)} at delta {one['delta']:.0e}" for one in first["other_deltas"]]
+    other = [f"epsilon {upto(one['epsilon'], 4)} at delta {upto(one['delta'])}" for one in first["other_deltas"]]
     gdp = first["gdp"]
     mu = [] if gdp is None else [f"mu {upto(gdp['mu'], 4)} (Gaussian DP, regret {upto(gdp['regret'], 2)})"]
     return {
@@ -119,7 +119,7 @@ def _loss(made: dict[str, Any]) -> dict[str, Any]:
 def _line(line: dict[str, Any]) -> str:
     if line["epsilon"] is None:
         return f"To one who {line['description']}: nothing is guaranteed."
-    return f"To one who {line['description']}: epsilon {upto(line['epsilon'], 4)} at delta {line['delta']:.3g}."
+    return f"To one who {line['description']}: epsilon {upto(line['epsilon'], 4)} at delta {upto(line['delta'])}."
 
 
 def _model(made: dict[str, Any], about: About) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from sordino.privacy.rounding import atleast, upto
+
 WIDTH, HEIGHT = 380.0, 262.0
 TOP, BOTTOM, GAP = 30.0, 46.0, 15.0  # above and below the data; between two labels
 LETTER = 6.7  # the width of a letter of 12 px, near enough
@@ -17,6 +19,7 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "1 2")  # so that lines differ wit
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SERIES_MOST = len(DASHES)  # lines that can be told apart in one figure
 Kind = Literal["line", "dots", "band"]
+Side = Literal["none", "upper", "lower"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Axis:
     low: float | None = None
     high: float | None = None
     whole: bool = False  # only whole numbers are marked
+    bound: Side = "none"  # numbers along it bound something: rounded to the safe side
+
+    def number(self, value: float, digits: int = 4) -> str:
+        """One number along it, in words."""
+        side = {"upper": upto, "lower": atleast}.get(self.bound)
+        return f"{value:.{digits}g}" if side is None else side(value, digits)
 
 
 @dataclass(frozen=True)
@@ -209,15 +218,11 @@ def _dots(frame: Frame, one: Series, kind: str, radius: float) -> list[Markup]:
         return []
     said = [(x, y) for x, y in one.points if frame._on(frame.x, x) and frame._on(frame.y, y)]
     whole = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}" data-tip="{}"/>'
-    what, where = one.name or frame.chart.y.label, frame.chart.x.label
-    return [
-        Markup(whole).format(kind, frame.x(x), frame.y(y), radius, f"{what}: {_value(y)} at {where} {_value(x)}")
-        for x, y in said
-    ]
-
-
-def _value(value: float) -> str:
-    return f"{value:.4g}"
+    across, up = frame.chart.x, frame.chart.y
+    what = one.name or up.label
+    tips = [f"{what}: {up.number(y)} at {across.label} {across.number(x)}" for x, y in said]
+    places = [(frame.x(x), frame.y(y)) for x, y in said]
+    return [Markup(whole).format(kind, x, y, radius, tip) for (x, y), tip in zip(places, tips, strict=True)]
 
 
 def _labels(frame: Frame) -> list[Markup]:

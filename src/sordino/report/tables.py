@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,21 +90,3 @@ def _entry(version: str) -> str:
 def figure(value: Any, digits: int = 4) -> str:
     """A number as a cell; nothing where there is none."""
     return "-" if value is None else f"{value:.{digits}g}" if isinstance(value, float | int) else str(value)
-
-
-def upto(bound: float | None, digits: int = 3) -> str:
-    """An upper bound as a cell: rounded up, so that what is printed is never below what was proved."""
-    return "no guarantee" if bound is None else _rounded(bound, digits, 1)
-
-
-def atleast(bound: float, digits: int = 3) -> str:
-    """A lower bound as a cell: rounded down."""
-    return _rounded(bound, digits, -1)
-
-
-def _rounded(bound: float, digits: int, way: int) -> str:
-    near = f"{bound:.{digits}g}"
-    if not math.isfinite(bound) or (float(near) - bound) * way >= 0:
-        return near
-    step = 10.0 ** (math.floor(math.log10(abs(bound))) - digits + 1)
-    return f"{(round(bound / step) + way) * step:.{digits}g}"

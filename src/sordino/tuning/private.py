@@ -31,8 +31,8 @@ from sordino.privacy.bill import Bill, Line
 from sordino.privacy.calibrated import noisier
 from sordino.privacy.certificate import headline
 from sordino.privacy.facts import billed
+from sordino.privacy.rounding import upto
 from sordino.privacy.selection import Selection, selected
-from sordino.report.tables import upto
 from sordino.runs import files, purse
 from sordino.runs.execution import Executed, execute
 from sordino.tuning.space import Axis, Changes
@@ -223,7 +223,7 @@ def text(told: dict[str, Any]) -> str:
             f"best: {best}",
             f"{metric} {told['chosen'][metric]:.4f} by {told['chosen']['by']}, which chose",
             f"{metric} {told['reported'][metric]:.4f} on {told['reported']['rows']}, which had no part in choosing",
-            f"the whole search: epsilon {upto(made['epsilon'], 4)}, delta {made['delta']:.3g}, unit {made['unit']}, "
+            f"the whole search: epsilon {upto(made['epsilon'], 4)}, delta {upto(made['delta'])}, unit {made['unit']}, "
             f"relation {made['relation']}; nothing but this run is left of it",
             f"files: {told['out']}/{{plan.toml, certificate.json, history.jsonl, model.safetensors}}",
         ]

@@ -17,6 +17,7 @@ from sordino.plan import Plan
 from sordino.privacy.budget import Budget
 from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.facts import Declared
+from sordino.privacy.rounding import upto
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino.theory import local_steps
@@ -84,7 +85,9 @@ def tune(
         curves[name] = [{name: _value(wanted, name), "loss": loss} for loss, wanted in tried]
         best = min([(judge(best), best), *tried], key=lambda pair: pair[0])[1]
     if math.isinf(judge(best)):
-        raise UnreachableError("no candidate that fits the budget", f"epsilon at least {epsilon:g}", "raise epsilon")
+        raise UnreachableError(
+            "no candidate that fits the budget", f"epsilon above {upto(epsilon, 6)}", "raise epsilon"
+        )
     return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, spent, silos)
 
 

@@ -28,8 +28,8 @@ from sordino.outcome import load_weights
 from sordino.privacy.bill import Bill
 from sordino.privacy.certificate import headline
 from sordino.privacy.facts import billed
+from sordino.privacy.rounding import upto
 from sordino.privacy.stored import compare_text, parsed, text_of
-from sordino.report.tables import upto
 from sordino.runs import files, purse
 from sordino.runs.execution import as_released
 from sordino.runs.folder import RunFolder
@@ -292,7 +292,7 @@ def guarantee(made: dict[str, Any]) -> str:
         return f"{cells} on private data: no guarantee"
     return (
         f"a look at the table of {cells} on private data costs epsilon {upto(made['epsilon'], 4)}, "
-        f"delta {made['delta']:.3g}, unit {made['unit']}, relation {made['relation']}: all their events composed"
+        f"delta {upto(made['delta'])}, unit {made['unit']}, relation {made['relation']}: all their events composed"
     )
 
 

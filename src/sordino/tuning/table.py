@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from sordino.errors import ConfigError
-from sordino.report.tables import upto
+from sordino.privacy.rounding import upto
 from sordino.tuning.space import Changes
 from sordino.tuning.spec import SMALLER, shown_value
 
