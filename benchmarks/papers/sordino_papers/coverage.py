@@ -52,8 +52,8 @@ PAPER_000 = (
     ),
     *_items(
         "scaled",
-        ("Table 3 (CNN on SVHN)", "000-cnn 000-small", "MNIST by writer, 55,338 weights, N = 500, T = 40; every z, "
-         "both ways of sampling: 8,394 parameters, N = 400, T = 20, sigma 0 and 1"),
+        ("Table 3 (CNN on SVHN)", "000-cnn 000-small", "MNIST by writer, 55,338 weights, N = 500, T = 40, z 2.4; "
+         "every z, both ways of sampling: 8,394 parameters, N = 400, T = 20, sigma 0 and 1"),
         ("Table 5 (order of flattening)", "000-table5", "the task of 000-small, z = 2, Poisson"),
         ("Figure 2 (spectra of updates)", "000-figure2", "the task of 000-small"),
         ("Figures 3, 4 (training curves)", "000-figures34",
@@ -63,8 +63,7 @@ PAPER_000 = (
         ("Tables H.8, H.9 (other clips, epochs and batches)", "000-tables-h", "the task of 000-small"),
         ("Figure E.8 (closed forms beside accountants)", "000-table2 000-table2-tight",
          "at Table 2's setting: the theorems' noise, and the noise of tight accounting"),
-        ("Table 4 (LSTM)", "000-lstm 000-figure5",
-         "Poisson: 100 roles, one layer of 64, T = 30; both ways of sampling: one layer of 32, T = 20; z 1 and 0.4"),
+        ("Table 4 (LSTM)", "000-figure5", "both ways of sampling, z 1 and 0.4: 100 roles, one layer of 32, T = 20"),
         ("Figure 5 (training curves of the LSTM)", "000-figure5", "100 roles, one layer of 32, T = 20"),
         ("Table H.10 (steps of the LSTM)", "000-table-h10", "the task of 000-figure5"),
         ("Figures G.10, G.11 (spectra by order and projection)", "000-figures-g", "the task of 000-small"),
