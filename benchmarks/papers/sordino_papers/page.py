@@ -71,7 +71,7 @@ MAIN = (  # claims of the front page, by how they begin; all others are on the p
     "000: Table 3 scaled, poisson, z = 2:",
     "000: Table 4 scaled, poisson, z = 1:",
     "000: Figure 6 scaled, z = 4:",
-    "000: Figure 7, the attack",
+    "000: Figure 7 scaled, the AUC of the attack",
     "001: digits, M = 25, epsilon 3: noisy minibatch SGD is below noisy Local SGD",
     "001: digits, M = 25, epsilon 12: noisy minibatch SGD is below NON-private Local SGD",
     "001: charges, N = 3, M = 3, epsilon 1: noisy minibatch SGD, momentum is below",
