@@ -8,10 +8,13 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import secrets
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -73,3 +76,24 @@ class Secure:
 def streams(mode: Mode, seed: int) -> Streams:
     """The streams of a noise mode."""
     return Seeded(seed) if mode == "simulation" else Secure()
+
+
+def global_coins() -> tuple[Any, Any]:
+    """Where the global generators of numpy and Python stand: nothing of ours draws from them, a model of others may."""
+    return np.random.get_state(), random.getstate()
+
+
+@contextmanager
+def standing_at(place: tuple[Any, Any]) -> Iterator[None]:
+    """The global generators put there, and afterwards back to where they stood."""
+    before = global_coins()
+    _put(place)
+    try:
+        yield
+    finally:
+        _put(before)
+
+
+def _put(place: tuple[Any, Any]) -> None:
+    np.random.set_state(place[0])
+    random.setstate(place[1])

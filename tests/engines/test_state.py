@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
-from tests.tiny import clients, final, noise, plan, seeded, task
+from tests.tiny import clients, final, mlp, noise, plan, seeded, task
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -60,6 +62,68 @@ def test_nothing_passes_from_one_client_to_the_next(name: str) -> None:
     with pytest.raises(PlanError, match=r"\[state\].*the next would see it") as refusal:
         final(plan(local=LocalSgd(lr=0.3, epochs=1)), data)
     assert found in str(refusal.value)
+
+
+class Balanced(nn.Module):
+    """A loss that weighs a class by how seldom it came so far."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(3))
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        self.seen += torch.bincount(labels, minlength=3)
+        return F.cross_entropy(scores, labels, reduction="none") * (self.seen.sum() / self.seen)[labels]
+
+
+QUEUE: list[float] = []
+
+
+def queued(scores: Tensor, labels: Tensor) -> Tensor:
+    """The memory of a loss that is in the script."""
+    QUEUE.append(float(scores.detach().mean()))
+    return F.cross_entropy(scores - sum(QUEUE), labels, reduction="none") * (1 + abs(sum(QUEUE)))
+
+
+class Shared(nn.Module):
+    """The memory of a model that is its class's."""
+
+    centre: ClassVar[Tensor | float] = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.out(x - Shared.centre)
+        if self.training:
+            Shared.centre = 0.9 * Shared.centre + 0.1 * x.detach().mean(0)
+        return scores
+
+
+@pytest.mark.parametrize(("model", "loss"), [(mlp, Balanced()), (mlp, queued), (Shared, "cross_entropy")])
+def test_nothing_passes_by_a_loss_a_script_or_a_class(model: Callable[[], nn.Module], loss: Any) -> None:
+    """Where a module's own tensors and attributes are as they were."""
+    data = Task.of(seeded(model()), clients((5, 3, 4, 2, 7, 4)), loss=loss)
+    with pytest.raises(PlanError, match=r"\[state\].*remembers nothing"):
+        final(plan(local=LocalSgd(lr=0.3, epochs=1)), data, InProcess(path="sequential"))
+
+
+def noisy(scores: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(scores + float(np.random.rand() + random.random()), labels, reduction="none")
+
+
+def test_coins_of_numpy_and_python_are_no_memory_and_go_on_as_they_would() -> None:
+    data = Task.of(seeded(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))), clients(), loss=noisy)
+    results = []
+    for _ in range(2):
+        np.random.seed(3)
+        random.seed(3)
+        final(plan(local=LocalSgd(lr=0.3, epochs=1)), data, InProcess(path="sequential"))
+        results.append((np.random.rand(), random.random()))
+    assert results[0] == results[1]
 
 
 def test_a_client_more_moves_the_sum_by_its_own_message_alone() -> None:

@@ -137,6 +137,28 @@ def test_a_loss_that_counts_or_compares_records_is_refused(loss: Callable[..., T
         steps(language(loss=loss))
 
 
+class Counting:
+    """A loss that weighs a record by what all records before it had; or, if asked, by a number of its owner's."""
+
+    def __init__(self, counts: bool) -> None:
+        self.counts, self.weight = counts, 1e5
+
+    def __call__(self, out: Tensor, y: Tensor) -> Tensor:
+        if self.counts:
+            self.weight += float((y != -100).sum())
+        return per_record(out, y) * self.weight / 1e5
+
+
+def test_a_loss_that_remembers_records_is_refused_and_one_that_its_owner_sets_is_not() -> None:
+    with pytest.raises(PlanError, match="remembers nothing"):
+        steps(language(loss=Counting(True)))
+    own = Counting(False)
+    parts = language(loss=own, epochs=2)
+    for _ in range(2):
+        steps(parts)
+        own.weight *= 0.5
+
+
 def test_a_contrastive_loss_in_an_ordinary_loop_is_refused() -> None:
     with pytest.raises(PlanError, match="loss=f"):
         train(private(), lambda out, y: F.cross_entropy(out @ out.T, torch.arange(len(out))))

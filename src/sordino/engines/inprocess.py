@@ -16,6 +16,7 @@ from sordino.engines.diagnostics import of_updates
 from sordino.engines.kept import Kept
 from sordino.engines.objectives import OneClient
 from sordino.engines.paths import Path, Settings, Way, chosen, compiled, winograd
+from sordino.engines.witness import witness
 from sordino.errors import ConfigError, PlanError
 from sordino.kernels import allocator
 from sordino.parts.bounds import Spent
@@ -89,6 +90,7 @@ class InProcessWorker:
         self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)
         self.kept = Kept(plan.local.keeps(task.layout.size))
+        self.witness = witness(task)
 
     @property
     def header(self) -> dict[str, str | int]:
@@ -124,12 +126,16 @@ class InProcessWorker:
         order = job.cohort[np.argsort(sizes, kind="stable")]
         public = replace(job.public.on(self.device), tensors=self.task.layout.sizes)
         job = replace(job, public=public, start=job.start.to(self.device))
+        if self.witness is not None:
+            self.witness.ask()
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)
             norms = row_norms(rows)
             slopes = self._slopes(chunk, job) if self.slopes else None
             self.objective.untouched()
             yield chunk, self._encode(finite_rows(rows, norms), job, slopes), norms
+        if self.witness is not None:
+            self.witness.check()
 
     def sent(self, clients: Cohort, rows: Tensor, t: int) -> Tensor:
         """The rows [m, d'] as they leave their clients, each with the noise of its own stream; noise is of the CPU."""

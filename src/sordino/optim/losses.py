@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sordino.data.named import is_causal
 from sordino.errors import DataError, PlanError
 from sordino.parts.losses import loss_of
-from sordino.per_record.company import has_records
+from sordino.per_record.company import SAME, distance, has_records, taken
 from sordino.per_record.still import still
+from sordino.rng import global_coins, standing_at
 
 _OWN = 'reduction="none", then a sum or a mean over the entries of each record'
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
@@ -43,6 +44,7 @@ class RecordLoss:
     def __init__(self, loss: PerRecord) -> None:
         self.loss = loss
         self.compared = False  # with what the loss says of a whole batch
+        self.coins = global_coins()
         self.slopes: list[tuple[Tensor, Tensor]] = []  # (what arrived, what was due)
 
     def __call__(self, output: Any, targets: tuple[Any, ...], known: list[Tensor], size: int) -> Tensor:
@@ -51,7 +53,10 @@ class RecordLoss:
         leaves = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor) and x.requires_grad]
         if not size:
             return torch.stack([x.sum() for x in leaves]).sum() * 0
+        one = taken(tree_map(_kept, (output, targets)), size, torch.zeros(1, dtype=torch.int64))
+        before = self._said(*one)
         values = self._each(output, targets, size)
+        self._refuse_memory(before, self._said(*one))
         self._compare(output, targets, values)
         mean = values.mean()
         due = torch.autograd.grad(mean, leaves, retain_graph=True, allow_unused=True)
@@ -111,6 +116,22 @@ class RecordLoss:
             )
         self.compared = True
 
+    @torch.no_grad()
+    def _said(self, output: Any, targets: tuple[Any, ...]) -> Tensor:
+        """The loss of one record, with coins that stand still."""
+        with still(), standing_at(self.coins):
+            return self.loss(output, *targets).detach().clone()
+
+    def _refuse_memory(self, before: Tensor, after: Tensor) -> None:
+        """A batch may not change what the loss says of a record; its owner may, between batches, as a schedule does."""
+        if not distance([before], [after]) <= SAME:
+            raise PlanError(
+                "reduction",
+                "a loss that says something else of a record after a batch than before it",
+                "a function of one record's output and target, which remembers nothing: no noise is added there",
+                "keep what is counted or averaged out of the loss, and take random numbers from torch",
+            )
+
     def verify(self) -> None:
         """Refuse a backward pass that came by another way than this loss alone."""
         slopes, self.slopes = self.slopes, []
@@ -121,6 +142,10 @@ class RecordLoss:
                 "the loss that make_private was given",
                 "call optimizer.loss(model(x), y).backward(), and put every term into that loss",
             )
+
+
+def _kept(item: Any) -> Any:
+    return item.detach().clone() if isinstance(item, Tensor) else item
 
 
 def _single(value: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from sordino.rng import Seeded
 SOME = 8  # records that are run by themselves
 FEW = 16  # records that are company enough for a look at a copy of the model
 ROUNDING, COARSE = 1e-5, 3e-3  # of values: above the first, ask in float64 too; above the second, float32 is enough
+SAME = 1e-6  # of values of one question asked twice: equal, but for a library that adds up in another order
 TURNED = 0.05  # of sums of gradients: a kink or a tie may fall on either side
 
 
@@ -69,7 +70,7 @@ class Company:
         """Whether the same pass gives the same answer twice; coins from elsewhere than torch do not stand still."""
         everyone, weights = torch.arange(self.size), torch.zeros(self.size)
         first, second = (self._answer(self.inputs, self.size, everyone, weights, 0).outputs for _ in range(2))
-        return _distance(first, second) <= ROUNDING
+        return distance(first, second) <= ROUNDING
 
     def few(self, some: Tensor) -> Company:
         """A smaller company."""
@@ -87,7 +88,7 @@ class Company:
             raise
         except (RuntimeError, ValueError, IndexError):  # it runs in company only
             return Gap(float("inf"))
-        return Gap(_distance(together.outputs, alone.outputs), _turned(together.total, alone.total), together.met)
+        return Gap(distance(together.outputs, alone.outputs), _turned(together.total, alone.total), together.met)
 
     def _answer(
         self,
@@ -172,7 +173,7 @@ def _equal(a: Any, b: Any) -> bool:
     return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b)
 
 
-def _distance(together: list[Tensor], alone: list[Tensor]) -> float:
+def distance(together: list[Tensor], alone: list[Tensor]) -> float:
     """The largest difference over the largest value; infinite where the answers have other shapes or are not finite."""
     if len(together) != len(alone) or any(a.shape != b.shape for a, b in zip(together, alone, strict=True)):
         return float("inf")
