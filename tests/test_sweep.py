@@ -21,7 +21,7 @@ from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.privacy import accounting
 from sordino.privacy.bill import Bill, Line
 from sordino.privacy.ledger import Ledger
-from sordino.report.tables import upto
+from sordino.privacy.rounding import upto
 from sordino.runs.folder import RunFolder
 from sordino.tuning import composed
 from sordino.tuning.space import Axis, Interval, drawn, grid
