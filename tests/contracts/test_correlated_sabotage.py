@@ -47,6 +47,7 @@ def plan(strategy: Strategy, clients: Sampler | None = None) -> Plan:
 
 
 BANDS = plan(BandedSquareRoot(4))
+DRIFT = plan(Banded(4, (1.0, 0.8, 0.6, 0.5), ends=16, drift=(0.0, -0.7, -0.6, -0.5)))
 GROUPS = plan(Banded(3), Turns(60, 3, 0.4))
 RECORDS = Plan(
     rounds=16,
@@ -91,6 +92,16 @@ def independent(patch: Patch) -> None:
     patch.setattr(bands._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
 
 
+def steady(patch: Patch) -> None:
+    """Bands that should drift, and do not."""
+    patch.setattr(Banded, "row", lambda self, t: self.column(99))
+
+
+def unscaled(patch: Patch) -> None:
+    """Columns of C as they come, not of one length."""
+    patch.setattr(Banded, "scale", lambda self, t: 1.0)
+
+
 def hasty(patch: Patch) -> None:
     """The first client comes to every round, and nobody is left out."""
     whole = RoundRobin.draw
@@ -108,6 +119,7 @@ BROKEN = {
     "noise correlated with the wrong sign": (BANDS, wrong_sign, "noise of two rounds"),
     "separation not kept": (BANDS, hasty, "rehearsed cohort: rest"),
     "the identity, billed as C": (BANDS, independent, "noise of two rounds"),
+    "bands that do not drift as billed": (DRIFT, steady, "noise of two rounds"),
 }
 
 
@@ -120,8 +132,15 @@ def test_what_does_not_run_as_planned_is_caught(name: str, monkeypatch: Patch) -
 
 @pytest.mark.parametrize(
     ("planned", "least"),
-    [(BANDS, 0.85), (GROUPS, 0.4), (RECORDS, 0.85), (plan(BufferedToeplitz(2)), 0.85), (plan(Tree()), 0.4)],
-    ids=["bands", "groups", "records", "buffers", "tree"],
+    [
+        (BANDS, 0.85),
+        (DRIFT, 0.85),
+        (GROUPS, 0.4),
+        (RECORDS, 0.85),
+        (plan(BufferedToeplitz(2)), 0.85),
+        (plan(Tree()), 0.4),
+    ],
+    ids=["bands", "drift", "groups", "records", "buffers", "tree"],
 )
 def test_the_correct_code_runs_as_planned_and_stays_below_its_certificate(planned: Plan, least: float) -> None:
     assert failures(audit_behaviour(planned, rounds=ROUNDS, seed=1)) == []
@@ -134,6 +153,14 @@ def test_a_client_that_does_not_rest_beats_the_certificate(monkeypatch: Patch) -
     hasty(monkeypatch)
     found = audit_mechanism(BANDS, delta=1e-5, trials=TRIALS)
     assert not any(audit.passed for audit in found)
+
+
+def test_columns_longer_than_billed_beat_the_certificate(monkeypatch: Patch) -> None:
+    """Bands that drift upwards, every column to be brought to the length of the first."""
+    rising = plan(Banded(4, (1.0, 0.1, 0.1, 0.1), ends=16, drift=(0.0, 0.9, 0.9, 0.9)))
+    assert all(audit.passed for audit in audit_mechanism(rising, delta=1e-5, trials=TRIALS))
+    unscaled(monkeypatch)
+    assert not any(audit.passed for audit in audit_mechanism(rising, delta=1e-5, trials=TRIALS))
 
 
 def test_half_the_noise_beats_the_certificate(monkeypatch: Patch) -> None:

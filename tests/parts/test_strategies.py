@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sordino.errors import PlanError
-from sordino.matrix import patterns, toeplitz, trees
+from sordino.matrix import drift, patterns, toeplitz, trees
 from sordino.matrix.optimise import Goal, banded, buffered
 from sordino.matrix.patterns import Patterns
 from sordino.parts.bands import Banded, BandedSquareRoot
@@ -30,6 +30,8 @@ TOEPLITZ = [
     BandedSquareRoot(ROUNDS),
     Banded(4).fitted(ALLOWED, sums),
     Banded(7).fitted(ALLOWED, sums),
+    Banded(4, forget=0.0).fitted(ALLOWED, sums),  # drifts
+    Banded(3, (1.0, 0.6, 0.5), ends=30, drift=(0.0, -0.7, -0.4)),  # of a run that ended early
     BufferedToeplitz(2).fitted(ALLOWED, sums),
 ]
 
@@ -57,11 +59,20 @@ def test_the_noise_of_a_round_is_its_row_of_the_inverse(strategy: Strategy) -> N
 
 def matrix_of(strategy: Strategy) -> np.ndarray:
     """C by its definition, entry by entry."""
-    column = toeplitz.padded(strategy.column(ROUNDS), ROUNDS)  # type: ignore[attr-defined]
-    made = np.array([[column[t - s] if t >= s else 0.0 for s in range(ROUNDS)] for t in range(ROUNDS)])
+    rounds = strategy.ends if isinstance(strategy, Banded) and strategy.ends else ROUNDS
+    column = toeplitz.padded(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
+    made = np.array([[column[t - s] if t >= s else 0.0 for s in range(rounds)] for t in range(rounds)])
+    if isinstance(strategy, Banded) and strategy.drift:
+        made += [
+            [
+                (s / rounds) ** 0.5 * strategy.drift[t - s] if 0 <= t - s < len(strategy.drift) else 0.0
+                for s in range(rounds)
+            ]
+            for t in range(rounds)
+        ]
     if isinstance(strategy, Banded) and strategy.ends:
         made *= np.linalg.norm(column) / np.linalg.norm(made, axis=0)
-    return made
+    return made[:ROUNDS, :ROUNDS]
 
 
 @pytest.mark.parametrize("strategy", TOEPLITZ)
@@ -121,11 +132,15 @@ def test_no_pattern_moves_more_than_the_sensitivity(strategy: Strategy | str, mo
         assert claimed == pytest.approx(np.sqrt(worst))  # falls: exact
 
 
+BOLD = Banded(3, (1.0, 0.2, 0.1), ends=10, drift=(0.0, 0.8, 0.9))  # columns of P from 1.0 to 1.7 long
+
+
 @pytest.mark.parametrize("rounds", [5, 9, 10])
 @pytest.mark.parametrize(("most", "apart"), [(1, 1), (3, 1), (3, 3), (4, 2), (2, 5), (9, 4)])
-def test_no_pattern_moves_more_than_columns_of_one_length(most: int, apart: int, rounds: int) -> None:
+@pytest.mark.parametrize("bands", [Banded(3), Banded(3, forget=0.0), BOLD], ids=["bands", "drift", "bold"])
+def test_no_pattern_moves_more_than_columns_of_one_length(bands: Strategy, most: int, apart: int, rounds: int) -> None:
     """Also where the run ended early, or clients come closer than the bands were made for."""
-    bands = Banded(3).fitted(Patterns(10, 4, 3), lambda: np.ones(10))
+    bands = bands.fitted(Patterns(10, 4, 3), lambda: np.ones(10))
     assert isinstance(bands, Banded)
     allowed, made = Patterns(rounds, most, apart), np.linalg.inv(bands.noise_matrix(rounds))
     gram = np.abs(made.T @ made)
@@ -146,20 +161,32 @@ def test_columns_are_left_alone_where_bands_meet_and_no_round_comes_after_the_la
         streamed(Banded(3).fitted(Patterns(10, 4, 3), lambda: np.ones(10)), 11)
 
 
-def test_the_last_model_has_less_noise_where_columns_are_of_one_length() -> None:
-    """T=200, a client in every tenth round: jax_privacy 2.0.0's column-normalised bands have 16.859 on average."""
-    allowed = Patterns(200, 20, 10)
-    made = Banded(10, forget=0.0).fitted(allowed, lambda: np.ones(200))
+@pytest.mark.parametrize(("rounds", "apart", "known"), [(200, 10, 16.858882), (180, 30, 6.766566)])
+def test_bands_that_drift_have_the_noise_of_a_free_matrix_to_half_a_percent(
+    rounds: int, apart: int, known: float
+) -> None:
+    """The least that columns of one length and so many bands can have; jax_privacy 2.0.0 `banded.optimize` finds it."""
+    allowed = Patterns(rounds, -(-rounds // apart), apart)
+    made = Banded(apart, forget=0.0).fitted(allowed, lambda: np.ones(rounds))
     assert isinstance(made, Banded)
-    plain = replace(made, ends=0)
+    assert made.drift
+    found = made.sensitivity(allowed) * np.sqrt(np.mean(made.errors(rounds)))
+    assert known < found < 1.005 * known
+
+
+def test_the_last_model_has_less_noise_where_columns_are_of_one_length() -> None:
+    """T=200, a client in every tenth round."""
+    allowed = Patterns(200, 20, 10)
+    fitted = Banded(10, forget=0.0).fitted(allowed, lambda: np.ones(200))
+    assert isinstance(fitted, Banded)
+    made, plain = replace(fitted, drift=()), replace(fitted, drift=(), ends=0)
     assert made.sensitivity(allowed) == pytest.approx(plain.sensitivity(allowed), rel=1e-12)
     noise = made.sensitivity(allowed) * np.sqrt(made.errors(200))
-    assert np.sqrt(np.mean(noise**2)) < 1.01 * 16.859
     assert noise[-1] < 0.965 * plain.sensitivity(allowed) * np.sqrt(plain.errors(200)[-1])
 
 
 def test_bands_for_a_training_that_forgets_are_better_where_it_does() -> None:
-    """At every pace the default stays within 2% of the best, until nothing older than 20 rounds is left."""
+    """At every pace the default stays within 2.3% of the best, until nothing older than 20 rounds is left."""
     allowed = Patterns(200, 20, 10)
 
     def noise(pace: float, forget: float | None) -> float:
@@ -169,7 +196,7 @@ def test_bands_for_a_training_that_forgets_are_better_where_it_does() -> None:
         )
 
     for pace in (0.0, 0.005, 0.01, 0.02):
-        assert noise(pace, pace) < noise(pace, None) * 1.0001 < 1.02 * noise(pace, pace)
+        assert noise(pace, pace) < noise(pace, None) * 1.0001 < 1.023 * noise(pace, pace)
     assert noise(0.05, None) < 0.93 * noise(0.05, 0.0)
 
 
@@ -213,6 +240,17 @@ def test_optimised_strategies_are_no_worse_than_a_second_library(
     assert found[0] < toeplitz.root_mean_square(root, rounds, patterns.toeplitz_sensitivity(root, allowed))
 
 
+@pytest.mark.parametrize("rounds", [1000, 4097])
+def test_few_bands_are_found_for_a_long_run(rounds: int) -> None:
+    """The search once took a step whose inverse overflows. The best of two bands, by a scan."""
+    allowed = Patterns(rounds, 4, rounds // 4)
+    column = banded(Goal(allowed, np.ones(rounds)), 3)
+    pairs = [np.array([1.0, one]) for one in np.linspace(0.5, 1.0, 101)]
+    loss = Goal(allowed, np.ones(rounds)).loss
+    assert loss(column)[0] < min(loss(pair)[0] for pair in pairs)
+    assert loss(banded(Goal(allowed, np.ones(rounds)), 2))[0] < min(loss(pair)[0] for pair in pairs) + 1e-6
+
+
 def test_the_gradient_of_the_search_is_right() -> None:
     from scipy.optimize import check_grad
 
@@ -225,6 +263,40 @@ def test_the_gradient_of_the_search_is_right() -> None:
             start,
         )
         assert off < 1e-5
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_gradient_of_a_drift_is_right(dense: bool) -> None:
+    from scipy.optimize import check_grad
+
+    work = np.power(0.9, np.arange(ROUNDS, dtype=np.float64))
+    if dense:
+        work = np.tril(np.ones((ROUNDS, ROUNDS))) * np.linspace(1, 0.5, ROUNDS)
+    search = drift.Search(Goal(ALLOWED, work), 5)
+    at = np.array([0.5, 0.4, 0.3, 0.2, -0.3, 0.1, 0.2, -0.1])
+    assert check_grad(lambda x: search.loss(x)[0], lambda x: search.loss(x)[1], at) < 1e-5
+    c, d = search.split(at)
+    made = toeplitz.dense(work, ROUNDS) if work.ndim == 1 else work
+    matrix = drift.matrix(drift.columns(c, d, ROUNDS, ROUNDS))
+    noise = made @ np.diag(np.linalg.norm(matrix, axis=0)) @ np.linalg.inv(matrix)
+    assert search.loss(at)[0] == pytest.approx(np.log(np.sum(noise**2) / ROUNDS))
+
+
+def test_a_drift_is_looked_for_where_sums_are_asked_for_and_columns_do_not_meet() -> None:
+    def drifts(strategy: Strategy, allowed: Patterns = ALLOWED) -> bool:
+        return bool(strategy.fitted(allowed, lambda: np.ones(allowed.rounds)).drift)  # type: ignore[attr-defined]
+
+    assert drifts(Banded(4, forget=0.0))
+    assert not drifts(Banded(4))
+    assert not drifts(Banded(5, forget=0.0))
+    assert not drifts(Banded(1, forget=0.0))
+    assert not drifts(Banded(3, forget=0.0), Patterns(drift.LONGEST + 1, 4, 1000))
+
+
+def test_the_deviation_of_late_noise_is_that_of_its_row() -> None:
+    bands = Banded(4, forget=0.0).fitted(Patterns(200, 20, 10), lambda: np.ones(200))
+    rows = np.linalg.norm(bands.noise_matrix(200), axis=1)
+    assert bands.gain == pytest.approx(rows[196])
 
 
 def test_a_matrix_workload_of_sums_is_the_toeplitz_one() -> None:
@@ -241,6 +313,10 @@ def test_a_matrix_workload_of_sums_is_the_toeplitz_one() -> None:
         lambda: Banded(3, (0.5, 0.1)),
         lambda: Banded(3, forget=1.0),
         lambda: Banded(3, ends=-1),
+        lambda: Banded(2, (1.0, 0.5), drift=(0.0, 0.1)),
+        lambda: Banded(2, (1.0, 0.5), ends=9, drift=(0.1, 0.1)),
+        lambda: Banded(2, (1.0, 0.5), ends=9, drift=(0.0,)),
+        lambda: Banded(2, (1.0, 0.5), ends=9, drift=(0.0, float("nan"))),
         lambda: BufferedToeplitz(2, forget=-0.1),
         lambda: Banded(2, (1.0, 0.5, 0.1)),
         lambda: BufferedToeplitz(2, (0.5,), (0.5, 0.4)),

@@ -19,6 +19,7 @@ from sordino.matrix.toeplitz import Floats, correlate, inverse, padded, product,
 
 _STEPS = 2000  # of L-BFGS, at most
 _ENOUGH = 1e-12
+BAD = 1e3  # above the logarithm of any float
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,11 @@ class Goal:
         return float(times @ column**2), 2.0 * times * column
 
     def loss(self, column: Floats) -> tuple[float, Floats]:
-        """log sens^2 + log error, and its gradient in c."""
-        (error, by_error), (size, by_size) = self.error(column), self.squared(column)
+        """log sens^2 + log error, and its gradient in c; `BAD` where a step is so bold that C^-1 overflows."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            (error, by_error), (size, by_size) = self.error(column), self.squared(column)
+        if not (np.isfinite(error) and np.isfinite(by_error).all()):
+            return BAD, np.zeros(self.rounds)
         return float(np.log(error) + np.log(size)), by_error / error + by_size / size
 
 

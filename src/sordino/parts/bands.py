@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sordino.errors import PlanError
+from sordino.matrix import drift as drifting
 from sordino.matrix import optimise, patterns, toeplitz
 from sordino.matrix.patterns import Patterns
 from sordino.matrix.toeplitz import Floats
@@ -35,6 +36,10 @@ class _Banded(Toeplitz):
         """What the noise n_t of round t is multiplied by where it is added."""
         return 1.0
 
+    def row(self, t: int) -> Floats:
+        """c_0, c_1, ... of round t: what is taken back of the noise of so many rounds before."""
+        return self.column(LONG)
+
     def init(self, length: int) -> Memory:
         import torch
 
@@ -48,7 +53,7 @@ class _Banded(Toeplitz):
             return fresh(), {}
         past, t = memory["past"], int(memory["at"])
         place = t % len(past)
-        weights = np.concatenate([[0.0], self.column(LONG)[1:]])[(place - np.arange(len(past))) % len(past)]
+        weights = np.concatenate([[0.0], self.row(t)[1:]])[(place - np.arange(len(past))) % len(past)]
         noise = (fresh() - torch.from_numpy(weights).to(past.dtype) @ past).to(past.dtype)
         past[place] = noise
         return noise.double() * self.scale(t), {"past": past, "at": torch.tensor(t + 1)}
@@ -71,17 +76,19 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
 class Banded(_Banded, kind="banded"):
     """`width` entries that make the models' noise least for a run's rounds, patterns and server (BandMF, 2023).
 
-    C_ts = c_{t-s} / scale_s. A column that the end of the run cuts off is as long as the others, scale_s = ||what is
-    left of c|| / ||c||, so the noise of the last rounds is smaller and nobody moves C X by more: for bands that do not
-    meet. `forget` is the share of a model's noise that training itself takes back in a round (curvature times step;
-    Koloskova 2023): 0 is for sums, nothing given is 2 / rounds. The plan writes `coefficients` and `ends` down, so that
-    noise, certificate and a resumed run have the same.
+    C_ts = (c_{t-s} + sqrt(s / ends) drift_{t-s}) / scale_s. Columns are of one length, those too that the end of the
+    run cuts off: scale_s = ||what is left of c + ...|| / ||c||. So the noise of the last rounds is smaller and nobody
+    moves C X by more: for bands that do not meet. `forget` is the share of a model's noise that training itself takes
+    back in a round (curvature times step; Koloskova 2023): 0 is for sums, nothing given is 2 / rounds. A drift is
+    looked for where `forget` is 0: it takes .6 to 1.3% of the noise of sums, .2% where training forgets. The plan
+    writes `coefficients`, `drift` and `ends` down, so that noise, certificate and a resumed run have the same.
     """
 
     width: int
     coefficients: tuple[float, ...] = ()
     forget: float | None = None
     ends: int = 0  # the rounds of the run; 0: no column is scaled
+    drift: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_count("width", self.width)
@@ -92,29 +99,56 @@ class Banded(_Banded, kind="banded"):
             raise PlanError("correlated noise", f"{len(given)} coefficients", needed, "leave them out")
         if self.ends < 0:
             raise PlanError("correlated noise", f"ends = {self.ends}", "the rounds of the run", "leave it out")
+        self._check_drift()
+
+    def _check_drift(self) -> None:
+        if not self.drift:
+            return
+        fits = len(self.drift) == len(self.coefficients) and self.drift[0] == 0.0 and self.ends
+        if not (fits and np.isfinite(self.drift).all()):
+            needed = "a finite number for each coefficient, that of the first 0, and `ends`"
+            raise PlanError("correlated noise", f"a drift of {len(self.drift)} numbers", needed, "leave it out")
 
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
-        found = self.coefficients
-        if not found:
-            goal = optimise.Goal(allowed, work()).forgetting(self.forget)
-            found = digits(tuple(optimise.banded(goal, self.width)))
-        return replace(self, coefficients=found, ends=allowed.rounds if 1 < len(found) <= allowed.apart else 0)
+        if self.coefficients:
+            return replace(self, ends=self._ends(self.coefficients, allowed))
+        goal = optimise.Goal(allowed, work()).forgetting(self.forget)
+        found = optimise.banded(goal, self.width)
+        if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > drifting.LONGEST:
+            return replace(self, coefficients=digits(tuple(found)), ends=self._ends(found, allowed))
+        first, drift = drifting.Search(goal, len(found)).found(found)
+        return replace(self, coefficients=digits(tuple(first)), drift=digits(tuple(drift)), ends=allowed.rounds)
+
+    def _ends(self, column: Sequence[float] | Floats, allowed: Patterns) -> int:
+        return allowed.rounds if self.drift or 1 < len(column) <= allowed.apart else 0
 
     def column(self, rounds: int) -> Floats:
         if not self.coefficients:
             raise PlanError("correlated noise", "bands without coefficients", "a plan: it finds them")
         return np.asarray(self.coefficients[:rounds])
 
+    def row(self, t: int) -> Floats:
+        if not self.drift:
+            return self.column(LONG)
+        before = np.sqrt(np.maximum(t - np.arange(len(self.drift)), 0) / self.ends)
+        return np.asarray(self.column(LONG) + before * np.asarray(self.drift))
+
     def scale(self, t: int) -> float:
         if not self.ends:
             return 1.0
         if t >= self.ends:
             raise PlanError("correlated noise", f"round {t + 1} of a run of {self.ends}", "a plan of as many rounds")
-        whole = np.asarray(self.coefficients)
-        return float(np.linalg.norm(whole[: self.ends - t]) / np.linalg.norm(whole))
+        first = np.asarray(self.coefficients)
+        whole = first + np.sqrt(t / self.ends) * np.asarray(self.drift) if self.drift else first
+        return float(np.linalg.norm(whole[: self.ends - t]) / np.linalg.norm(first))
 
     def _scales(self, rounds: int) -> Floats:
         return np.array([self.scale(t) for t in range(rounds)])
+
+    def _columns(self, rounds: int) -> Floats:
+        """[rounds, bands]: each column from the diagonal down, before it is scaled."""
+        drift = np.asarray(self.drift) if self.drift else np.zeros(len(self.coefficients))
+        return drifting.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
 
     def sensitivity(self, allowed: Patterns) -> float:
         """Columns that do not meet, none longer than c: sqrt(rounds of one client) ||c||, whenever the run ended."""
@@ -122,17 +156,30 @@ class Banded(_Banded, kind="banded"):
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.apart:
             return math.sqrt(allowed.reachable) * float(np.linalg.norm(self.coefficients))
-        made = toeplitz.dense(self.column(allowed.rounds), allowed.rounds) / self._scales(allowed.rounds)
+        made = drifting.matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
         return patterns.sensitivity_bound(made.T @ made, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
+        made, scales = np.ones(rounds) if work is None else work, self._scales(rounds)
+        if self.drift:
+            return drifting.errors(self._columns(rounds), scales, made)
         found = super().errors(rounds, work)
         late = range(max(0, self.ends - len(self.coefficients) + 1), rounds) if self.ends else ()
-        made, scales = np.ones(rounds) if work is None else work, self._scales(rounds)
         back = toeplitz.inverse(self.column(rounds), rounds)
         for t in late:  # sum_s A_{t-s} scale_s r_{s-j}, the noise of model t in each Z_j
             found[t] = np.sum(toeplitz.correlate(back[: t + 1], made[t::-1] * scales[: t + 1]) ** 2)
         return found
 
     def noise_matrix(self, rounds: int) -> Floats:
-        return self._scales(rounds)[:, None] * super().noise_matrix(rounds)
+        if not self.drift:
+            return self._scales(rounds)[:, None] * super().noise_matrix(rounds)
+        return self._scales(rounds)[:, None] * drifting.solved(self._columns(rounds), np.eye(rounds))
+
+    @property
+    def gain(self) -> float:
+        if not self.drift:
+            return super().gain
+        late = max(self.ends - self.width, self.ends // 2)  # before columns are cut off
+        unit = np.zeros((late + 1, 1))
+        unit[late] = self.scale(late)
+        return float(np.linalg.norm(drifting.solved(self._columns(late + 1), unit, back=True)))
