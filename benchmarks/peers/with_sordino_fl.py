@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from sordino import kernels
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.batches import Batches
-from sordino.parts.records import FixedRecords
 from sordino.parts.bands import Banded
+from sordino.parts.records import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, RoundRobin
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, dp_ftrl, noisy_minibatch_sgd

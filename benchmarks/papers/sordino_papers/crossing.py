@@ -43,7 +43,7 @@ from sordino_papers.verdicts import verdict
 ROUNDS, SHARE, CUT = 100, 10, 10  # a round takes one client in SHARE; a writer of FEMNIST is CUT clients
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 CHOSEN = (
-    "the server's step: three other seeds on images held out from training, each row by itself; clip, lr taken over"
+    "the server's step: three other seeds on images held out from training, each row by itself; clip, lr fixed"
 )
 Split = tuple[Task, Records]
 
@@ -173,8 +173,8 @@ STUDIES = (
         "Poisson cohorts of a tenth with independent noise, clients in turn with ten optimised bands, and both: three "
         "groups in turn, sampled at rate .3, three bands. One who sees the models; delta = N^-1.1. A client of FEMNIST "
         "is a tenth of a writer. The server's step is a power of 2 times sqrt(epsilon). A first look with one choosing "
-        "seed took steps of 5.7 on FEMNIST at epsilon 8 (in turn 55.04, both 56.05, coins 58.26): its test figures were "
-        "seen, and since then three choose, for every row.",
+        "seed took steps of 5.7 on FEMNIST at epsilon 8 (in turn 55.04, both 56.05, coins 58.26): its test figures "
+        "were seen, and since then three choose, for every row.",
         crossing_rows,
         crossing_claims,
         draw_crossing,
