@@ -60,15 +60,21 @@ clean:
 
 # Beside the peers: benchmarks/peers/NAME.txt is installed in benchmarks/peers/.venv-NAME. Up to 20 minutes; not in CI.
 PEERS := benchmarks/peers
-PEER_VENVS := $(patsubst $(PEERS)/%.txt,$(PEERS)/.venv-%/.installed,$(wildcard $(PEERS)/*.txt))
+PEER_TEXTS := $(filter-out $(PEERS)/jax.txt,$(wildcard $(PEERS)/*.txt))
+PEER_VENVS := $(patsubst $(PEERS)/%.txt,$(PEERS)/.venv-%/.installed,$(PEER_TEXTS))
 .PHONY: bench-peers
 bench-peers: install $(PEER_VENVS)
 	$(BIN)/python $(PEERS)/federated.py --minutes 12.5
 	$(BIN)/python $(PEERS)/run.py --minutes 6.5
 
+# Strategies of correlated noise beside jax_privacy's: noise of sums and time. A few minutes; ARGS=--long: many.
+.PHONY: bench-strategies
+bench-strategies: install $(PEERS)/.venv-jax/.installed
+	$(BIN)/python $(PEERS)/strategies.py $(ARGS)
+
 $(PEERS)/.venv-%/.installed: $(PEERS)/%.txt
 	$(PYTHON) -m venv $(PEERS)/.venv-$*
-	$(PEERS)/.venv-$*/bin/pip install --quiet $$(grep '^torch==' $<)
+	! grep -q '^torch==' $< || $(PEERS)/.venv-$*/bin/pip install --quiet $$(grep '^torch==' $<)
 	$(PEERS)/.venv-$*/bin/pip install --quiet -r $<
 	touch $@
 
