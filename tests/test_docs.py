@@ -13,34 +13,23 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tests.pages import ELSEWHERE, PAGES, ROOT, Block, blocks, every, followed
 
 import sordino
 from sordino import codec
-from sordino.cli import app
 from sordino.codec import Part
+from sordino.codec.plugins import GROUP
 from sordino.config import parse
 from sordino.data import datasets
 from sordino.privacy.policy import Policy
 from sordino.recipes import RECIPES
 from sordino.tuning.spec import SweepSpec
 
-ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PRIVACY, CONFIGURATION = ((ROOT / "docs" / name).read_text("utf-8") for name in ("privacy.md", "configuration.md"))
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    """Every fenced block of a language: where it stands, and its text."""
-    found = []
-    for page in PAGES:
-        text = page.read_text("utf-8")
-        for match in re.finditer(rf"^```{language}(?: title=\"fed.toml\")?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            found.append((f"{page.name}:{text.count(chr(10), 0, match.start()) + 1}", match[1]))
-    return found
-
-
-def named(found: list[tuple[str, str]]) -> list[object]:
-    return [pytest.param(where, text, id=where) for where, text in found]
+def named(found: list[Block]) -> list[object]:
+    return [pytest.param(block, id=block.where) for block in found]
 
 
 def rules(tree: ast.AST) -> set[str]:
@@ -74,63 +63,47 @@ def anchors(text: str) -> set[str]:
 
 def test_there_are_pages_and_blocks_to_check() -> None:
     assert {"README.md", "concepts.md", "configuration.md", "privacy.md"} <= {page.name for page in PAGES}
-    assert len(blocks("python")) >= 5
+    assert len(every("python")) >= 5
     assert len(every_rule()) >= 20
     assert len(families()) >= 10
 
 
-def alone() -> list[tuple[str, str]]:
+def alone() -> list[Block]:
     """Python blocks of pages that no other test follows from their first block to their last (tests/test_pages.py)."""
-    followed = {page.name for page in PAGES if "```console" in page.read_text("utf-8")}
-    return [(where, text) for where, text in blocks("python") if where.partition(":")[0] not in followed]
+    return [b for b in every("python") if not followed(b.page) and (b.name, b.title) not in ELSEWHERE]
 
 
-@pytest.mark.parametrize(("where", "text"), named(alone()))
-def test_a_python_block_runs(where: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", named(alone()))
+def test_a_python_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for extra in ("transformers", "peft"):
-        if f"from {extra} import" in text:
-            pytest.importorskip(extra)
     known = [(family.members, {**family.members}) for family in Part.__subclasses__()]
     try:
-        exec(compile(text, where, "exec"), {"__name__": "__main__"})
+        exec(compile(block.text, block.where, "exec"), {"__name__": "__main__"})
     finally:  # a part that a page defines is no other test's
         for held, before in known:
             for kind in held.keys() - before.keys():
                 del held[kind]
 
 
-def shown() -> list[tuple[str, str]]:
-    """Every command of the calculator that a page shows, and what it is said to print."""
-    answers = [text for _, block in blocks("") for text in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
-    pairs = [(command, output.strip()) for command, _, output in (answer.partition("\n") for answer in answers)]
-    return [(command, output) for command, output in pairs if command.startswith("sordino epsilon ")]
+def unread() -> list[Block]:
+    """Configurations but those that the commands of their page read."""
+    return [block for block in every("toml") if not (block.title and followed(block.page))]
 
 
-@pytest.mark.parametrize(("command", "output"), named(shown()))
-def test_the_calculator_prints_what_the_page_shows(
-    command: str, output: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app(command.split()[1:], standalone_mode=False)
-    printed = capsys.readouterr().out.splitlines()
-    said = [line for line in output.splitlines() if line != "..."]
-    assert printed[: len(said)] == said
-
-
-@pytest.mark.parametrize(("where", "text"), named(blocks("toml")))
-def test_a_configuration_block_is_read(where: str, text: str) -> None:
-    table = tomllib.loads(text)
-    for place, code in blocks("python"):  # files of the same page: what --with names
-        if place.split(":")[0] == where.split(":")[0] and re.match(r"# \w+\.py\n", code):
-            exec(compile(code, place, "exec"), {"__name__": "__main__"})
-    if "releases" in table:
-        assert codec.read(Policy, table).limit.epsilon > 0, where
+@pytest.mark.parametrize("block", named(unread()))
+def test_a_configuration_block_is_read(block: Block) -> None:
+    table = tomllib.loads(block.text)
+    for code in (other for other in blocks(block.page) if other.title.endswith(".py")):  # what --with names
+        if "add_model" in code.text:
+            exec(compile(code.text, code.where, "exec"), {"__name__": "__main__"})
+    if "project" in table:
+        assert list(table["project"]["entry-points"]) == [GROUP]
+    elif "releases" in table:
+        assert codec.read(Policy, table).limit.epsilon > 0
     elif "sweep" in table:
-        assert codec.read(SweepSpec, table["sweep"], "sweep").settings(), (
-            where
-        )  # its page is run whole: test_tuning_page
+        assert codec.read(SweepSpec, table["sweep"], "sweep").settings()  # its page is run whole: tests/test_pages.py
     else:
-        assert parse(table).plan.rounds >= 1, where
+        assert parse(table).plan.rounds >= 1
 
 
 @pytest.mark.parametrize("rule", sorted(every_rule()))

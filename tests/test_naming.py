@@ -159,3 +159,12 @@ def test_the_hospitals_of_the_example_have_their_names() -> None:
     config = load_config(Path(__file__).resolve().parents[1] / "examples" / "hospitals.toml")
     assert config.task.silos == ("cleveland", "hungarian", "switzerland", "va")
     assert [budget.epsilon for budget in config.budgets] == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_size_that_is_not_the_datas_is_told_by_the_silos_name(tmp_path: Path) -> None:
+    said = sordino(
+        "run", written(tmp_path, sizes=SIZES.replace("LA = 20", "LA = 21")), "--out", tmp_path / "a"
+    ).sentence
+    assert "silo 'LA' with 20 records where the plan declares 21" in said
+    assert "set sizes = { Bern = 50, LA = 20, NY = 30 } in records" in said
+    assert not (tmp_path / "a").exists()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.commands import federation, sordino
 
-from sordino.cli.progress import left
+from sordino.cli.progress import forward, left
 from sordino.codec import override
 from sordino.config import load_config
 from sordino.errors import ConfigError
@@ -96,6 +96,18 @@ def test_calibrate_and_audit_take_them_too(tmp_path: Path) -> None:
     assert "which has run" in sordino("audit", out, "--mechanism", "--seed", 4).sentence
 
 
+def test_progress_never_goes_back_where_work_is_found_on_the_way() -> None:
+    share = forward()
+    assert [share(*at) for at in ((1, 4), (2, 4), (3, 12), (6, 12), (9, 12), (12, 12))] == [
+        0.25,
+        0.5,
+        0.5,
+        0.5,
+        0.75,
+        1,
+    ]
+
+
 def test_the_time_left_is_that_of_the_rest_at_the_same_pace() -> None:
     assert left(30.0, 1.0, 3.0) == ", about 60 s left"
     assert left(300.0, 1.0, 3.0) == ", about 10 min left"
@@ -108,4 +120,5 @@ def test_a_search_tells_how_far_it_is(tmp_path: Path) -> None:
     shares = [int(line.split("%")[0].split()[-1]) for line in said]
     assert len(said) >= 8
     assert shares[-1] == 100
+    assert shares == sorted(shares)
     assert all(" s left" in line for line in said if "100%" not in line)

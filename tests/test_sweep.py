@@ -27,7 +27,7 @@ from sordino.tuning import composed
 from sordino.tuning.space import Axis, Interval, drawn, grid
 from sordino.tuning.spec import Sweep
 from sordino.tuning.sweep import judged
-from sordino.tuning.table import Estimate, Row, best_of
+from sordino.tuning.table import Estimate, Row, best_of, seeds_words
 
 GRID = """
 base = "fed.toml"
@@ -330,6 +330,15 @@ def test_a_mistake_is_a_sentence_before_anything_runs(tmp_path: Path, wrong: str
     (tmp_path / "sweep.toml").write_text(f'base = "fed.toml"\n{wrong}\n')
     assert said in sordino("sweep", tmp_path / "sweep.toml", "--out", tmp_path / "a").sentence
     assert not (tmp_path / "a").exists()
+
+
+def test_fewer_than_three_seeds_have_no_interval_and_the_table_says_so(private: Path) -> None:
+    """Two would have one of 12.7 standard errors to each side."""
+    assert Estimate.of([0.3, 0.5]).words == "0.4000"
+    assert "+-" in Estimate.of([0.3, 0.5, 0.9]).words
+    assert "+-" not in (private / "a" / "table.txt").read_text()
+    assert seeds_words((0, 1)) == "mean of seeds 0, 1: no interval, which takes 3 seeds"
+    assert seeds_words((0, 1, 2)) == "mean of seeds 0, 1, 2"
 
 
 def test_intervals_are_students_and_differences_are_taken_seed_by_seed() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.deploy import hospitals
+from tests.pages import ROOT, blocks, machine
 
 from sordino.flower.internals import JOINED
 from sordino.flower.loopback import below, end, tool
@@ -45,10 +46,23 @@ class Host:
         alone = ["unshare", "--mount", "sh", "-c", ALONE, str(self.folder), str(self.folder.parent)]
         return ["ip", "netns", "exec", self.space, *alone, "sh", "-ec", f"cd sordino\n{words}"]
 
+    def follow(self, title: str, **other: str) -> Iterator[str]:
+        """What the page has this machine do: each command, before it is done; those that stay are begun."""
+        for script, stays in machine(title):
+            for found, instead in {"server.example": SERVER, **other}.items():
+                script = script.replace(found, instead)
+            command = script.splitlines()[-1]
+            yield command
+            if stays:
+                self.begin(command.split()[0].strip("./"), script)
+            else:
+                self.do(script)
+
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(Path(tool("flwr")).parent), os.environ["PATH"]])
-        return {**os.environ, "PATH": path, "HOME": "/srv", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        own = {"HOME": "/srv", "EDITOR": "cat"}  # silo.toml and policy.toml are right as they come
+        return {**os.environ, **own, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
     def do(self, words: str) -> str:
         """Commands to their end; what they said."""
@@ -111,50 +125,59 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Host]]
 
 def page_file() -> str:
     """The federation's file as the page gives it."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
-    return page.read_text("utf-8").split("```toml\n")[1].split("```")[0]
+    return next(block.text for block in blocks(ROOT / "docs" / "deploy.md") if block.language == "toml")
 
 
 def test_five_machines_walk_the_page(hosts: dict[str, Host], ground: Path) -> None:
     server, silos = hosts["server"], [hosts[name] for name in hospitals.SILOS]
     (server.folder / "sordino" / "fed.toml").write_text(page_file().replace("rounds = 12", "rounds = 3"))
-
-    # the server makes the folders, and its certificate
-    server.do("sordino federation new hospitals --from fed.toml")
-    server.do(f"cd hospitals/server && ./certificates.sh {SERVER}")
     made = server.folder / "sordino" / "hospitals"
-    shutil.copy(ground / "test.npz", made / "server" / "public.npz")
-    server.begin("superlink", "hospitals/server/superlink.sh")
+
+    # the server makes the folders and its certificate, gets the public rows, and starts the SuperLink
+    for command in server.follow("on the server"):
+        if "superlink" in command:
+            shutil.copy(ground / "test.npz", made / "server" / "public.npz")
+    hospitals.until("the SuperLink", lambda: "running" in server.said("superlink.sh").lower())
 
     # every silo gets its folder and ca.crt, adds its rows, makes its key, and sends the public half
+    walks = []
     for host in silos:
         own = host.folder / "sordino"
         shutil.copytree(made / "silos" / host.name, own, dirs_exist_ok=True)
         shutil.copy(made / "server" / "ca.crt", own)
         shutil.copy(ground / f"{host.name}.npz", own / "rows.npz")
-        host.do("./key.sh")
+        walks.append(host.follow("in every silo"))
+        assert (next(walks[-1]), next(walks[-1]).split()[0]) == ("./key.sh", "$EDITOR")
         shutil.copy(own / "node.pub", made / "server" / f"{host.name}.pub")
-    hospitals.until("the SuperLink", lambda: "running" in server.said("superlink").lower())
-    flwr = "cd hospitals/server && export FLWR_HOME=$PWD/flwr FLWR_TELEMETRY_ENABLED=0 &&"
-    for host in silos:
-        server.do(f"{flwr} flwr supernode register {host.name}.pub --name {host.name}")
-        host.begin("node", f"./supernode.sh {SERVER}:8000")
-        host.begin("silo", "sordino silo serve .")
-    for host in silos:
-        hospitals.until(f"{host.name}'s node", lambda host=host: JOINED in host.said("node"))  # type: ignore[misc]
 
-    # the run
-    server.do(f"""{flwr} flwr run .. --run-config 'out="runs/a"'""")
+    # the server lets the keys in, the silos join, and the run is handed in, then once more
+    after = server.follow("on the server, when the keys are there")
+    assert "register" in next(after)
+    for host in silos:
+        register = machine("on the server, when the keys are there")[0][0]
+        server.do(register.replace("cleveland", host.name)) if host.name != "cleveland" else None
+    first = next(after)  # and cleveland's key is registered
+    for host, walk in zip(silos, walks, strict=True):
+        while "ledger" not in next(walk):
+            pass
+        hospitals.until(f"{host.name}'s node", lambda host=host: JOINED in host.said("supernode.sh"))  # type: ignore[misc]
+    assert first.startswith("flwr run")
     out = made / "server" / "runs" / "a"
     log = out.with_name("a.log")
+    resumed = next(after)
     hospitals.until("the run's end", lambda: log.exists() and "sordino: " in log.read_text())
     assert (out / "certificate.json").exists(), log.read_text()
-    found = json.loads((out / "certificate.json").read_text())
-    assert found["counts"]["charged_by_each_silo"] == [3] * 4
-    server.do("sordino certify hospitals/server/runs/a")
-    for host in silos:
+    held = (out / "certificate.json").read_bytes()
+    assert "resume=true" in resumed
+    certify = next(after)
+    hospitals.until("the second run's end", lambda: log.read_text().count("sordino: ") > 1)
+    assert (certify, list(after)) == ("sordino certify runs/a", [])
+    assert (out / "certificate.json").read_bytes() == held
+    assert json.loads(held)["counts"]["charged_by_each_silo"] == [3] * 4
+    for host, walk in zip(silos, walks, strict=True):
+        assert list(walk) == []  # and `ledger show` was done
         assert "jobs charged 3" in host.do("sordino ledger show ledger.db")
-        assert host.do("ls /srv").split() == sorted(["node.log", "silo.log", "sordino"])
+        assert host.do("ls /srv").split() == sorted(["supernode.sh.log", "sordino.log", "sordino"])
     print(log.read_text())
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.pages import titled
 
 from sordino.errors import DataError, EngineError, PlanError
 from sordino.flower.internals import flower
-from sordino.flower.private import Private, check_plan
+from sordino.flower.private import Private, check_plan, private_mod
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
@@ -100,6 +103,20 @@ def run(release: Any = None, lost: tuple[int, ...] = (), **changes: Any) -> tupl
     exec(changed(), scope)
     grid = Here(scope["app"], lost)
     return *scope["serve"](grid), grid
+
+
+def test_the_lines_of_the_page_make_an_app_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/deploy.md: the first line in the client's file, the others in the server's."""
+    monkeypatch.chdir(tmp_path)
+    client, _, server = titled("docs/deploy.md", "your app").text.partition("\n")
+    scope: dict[str, Any] = {"plan": plan(clients=Everyone(400)), "Private": Private, "private_mod": private_mod}
+    exec(QUICKSTART.replace("app = ClientApp()", client), scope)
+    scope |= {"grid": Here(scope["app"]), "arrays": scope["ArrayRecord"]([np.zeros((2, 3), np.float32)])}
+    with pytest.raises(DataError, match="400"):  # four nodes are not the plan's clients: the strategy is ours
+        exec(server, scope)
+    scope["plan"] = plan()
+    exec(server.replace("Private(plan)", "Private(plan, delta=1e-2, allow_large_delta=True)"), scope)
+    assert json.loads(Path("certificate.json").read_text())["epsilon"] == plan_epsilon(3)
 
 
 def test_at_most_five_lines_change() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.engines.cases import CASES, SABOTAGE, SECURE, Case
+from tests.pages import titled
 from tests.tiny import seeded
 
 from sordino.cli import main
@@ -52,6 +54,15 @@ def refusal() -> str:
     return ""
 
 
+def page() -> dict[str, Any]:
+    """The script of docs/distributed.md, on every rank; rank 0 alone gets to its end."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with suppress(Served), redirect_stdout(io.StringIO()):
+        exec(titled("docs/distributed.md", "ranks.py").text, names)
+        return {"epsilon": names["result"].certificate["epsilon"], "rounds": len(names["result"].history)}
+    return {}
+
+
 def everything() -> dict[str, Any]:
     return {
         "honest": {name: together(case) for name, case in CASES.items()},
@@ -60,6 +71,7 @@ def everything() -> dict[str, Any]:
         "sabotaged, secure": {name: sabotaged(SECURE[name][0], name) for name in SABOTAGE},
         "header": header(),
         "refusal": refusal(),
+        "page": page(),
     }
 
 

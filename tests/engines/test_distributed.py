@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from tests.commands import contents, federation, lines, sordino
 from tests.engines.cases import CASES, SABOTAGE, SECURE
+from tests.pages import blocks
 from tests.tiny import plan, task
 
 import sordino as so
@@ -28,21 +29,24 @@ ROOT = Path(__file__).resolve().parents[2]
 Found = dict[str, Any]
 
 
+def page_command() -> str:
+    """How docs/distributed.md starts two ranks on one machine."""
+    commands = [command for block in blocks(ROOT / "docs" / "distributed.md") for command, _ in block.commands]
+    return next(command for command in commands if "--standalone" in command and "-m sordino" in command)
+
+
 def torchrun(folder: Path) -> None:
-    """Two ranks, once started anew, play every case, then `sordino run` of a file; nobody is left behind."""
-    file = federation(folder)
-    words = [
-        "--standalone",
-        "--max-restarts",
-        "1",
-        "--nproc-per-node",
-        "2",
-        str(ROOT / "tests" / "engines" / "as_rank.py"),
-    ]
-    words += [str(folder / "found.pt"), "run", str(file), "--out", str(folder / "two"), "--json"]
+    """Two ranks, once started anew, play every case, then the page's `sordino run` of a file; nobody is left behind."""
+    federation(folder)
+    first, *words = page_command().replace("runs/two", "two").split()
+    assert first == "torchrun"
+    place = words.index("-m")
+    words[place : place + 2] = [str(ROOT / "tests" / "engines" / "as_rank.py"), str(folder / "found.pt")]
+    words = ["--max-restarts", "1", *words, "--json"]
     with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
         ranks = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *words],
+            cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
             stdout=out,
             stderr=err,
@@ -126,6 +130,11 @@ def test_secure_runs_never_repeat(found: Found) -> None:
 def test_the_header_names_engine_workers_and_path(found: Found) -> None:
     wanted = {"engine": "distributed", "workers": 2, "backend": "gloo", "path": "batched", "threads": 1}
     assert found["header"].items() >= wanted.items()
+
+
+def test_the_script_of_the_page_ends_on_rank_0_with_a_certificate(found: Found) -> None:
+    assert found["page"]["rounds"] == 5
+    assert found["page"]["epsilon"] > 0
 
 
 def test_ranks_that_do_not_hold_the_same_are_refused(found: Found) -> None:

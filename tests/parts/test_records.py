@@ -192,7 +192,7 @@ def test_a_batch_larger_than_a_silo_or_an_empty_silo_is_refused(kind: type, batc
 
 
 def test_the_silo_that_is_too_small_is_named() -> None:
-    with pytest.raises(PlanError, match="a batch of 5 where silo 1 has 4 records"):
+    with pytest.raises(PlanError, match="a batch of 5 where the smallest silo has 4 records"):
         FixedRecords(5, (9, 4, 7))
 
 

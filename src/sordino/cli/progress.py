@@ -25,15 +25,25 @@ def working(name: str, quiet: bool) -> Iterator[Told]:
 
 
 def _lines(name: str, clock: Callable[[], float]) -> Told:
-    began = clock()
+    began, share = clock(), forward()
 
     def told(done: float, total: float, note: str) -> None:
         with listened(sys.stdout):
-            print(
-                f"{name} {100 * done / max(total, 1e-9):.0f}%: {note}{left(clock() - began, done, total)}", flush=True
-            )
+            print(f"{name} {100 * share(done, total):.0f}%: {note}{left(clock() - began, done, total)}", flush=True)
 
     return told
+
+
+def forward() -> Callable[[float, float], float]:
+    """The share that is done; where work is found on the way it stands still, and never goes back."""
+    most = 0.0
+
+    def share(done: float, total: float) -> float:
+        nonlocal most
+        most = max(most, min(done / max(total, 1e-9), 1.0))
+        return most
+
+    return share
 
 
 def left(spent: float, done: float, total: float) -> str:
@@ -52,5 +62,5 @@ def _bar(name: str) -> Iterator[Told]:
         TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
     )  # fmt: skip
     with Progress(*columns, speed_estimate_period=600) as bar:
-        job = bar.add_task("", total=None)
-        yield lambda done, total, note: bar.update(job, completed=done, total=total, description=note)
+        job, share = bar.add_task("", total=1.0), forward()
+        yield lambda done, total, note: bar.update(job, completed=share(done, total), description=note)

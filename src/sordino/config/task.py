@@ -91,7 +91,7 @@ class TaskSpec:
             return Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
         cut = self.partition or (Natural() if data.groups is not None else Iid(population))
         split = cut.split(data.y, self._groups(data, cut), Seeded(seed).at(0, "partition"))
-        return Clients(_records(data.x, data.y), split.index, split.offsets)
+        return Clients(_records(data.x, data.y), split.index, split.offsets, names=self.silos)
 
     def _groups(self, data: Dataset, cut: Partitioner) -> NDArray[np.int64] | None:
         """The natural client of every record, counted in the order of `silos` where that is given."""

@@ -48,6 +48,7 @@ class Clients:
     index: NDArray[np.int64]
     offsets: NDArray[np.int64]
     here: tuple[int, ...] | None = None  # None: everybody's
+    names: tuple[str, ...] = ()  # where clients have any
 
     @classmethod
     def of(cls, clients: Sequence[Any]) -> Clients:
@@ -77,6 +78,10 @@ class Clients:
         offsets = np.zeros(population + 1, dtype=np.int64)
         offsets[client + 1 :] = len(own)
         return cls(own, np.arange(len(own), dtype=np.int64), offsets, (client,))
+
+    def name(self, client: int) -> str:
+        """What a client is called in a sentence."""
+        return repr(self.names[client]) if self.names else str(client)
 
     @property
     def held(self) -> NDArray[np.int64]:

@@ -44,11 +44,18 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
     wrong = np.flatnonzero(held != declared) if reads.fixed else np.flatnonzero(held == 0)
     if len(wrong):
         first = int(wrong[0])
-        found = f"silo {here[first]} with {held[first]} records where the plan declares {declared[first]}"
-        fix = f"set sizes = {held.tolist()} in records, if they may be public"
+        who = task.clients.name(int(here[first]))
+        found = f"silo {who} with {held[first]} records where the plan declares {declared[first]}"
+        fix = f"set sizes = {_by_name(task.clients.names, held.tolist())} in records, if they may be public"
         if task.clients.here is not None:
             fix = "declare this silo's own size in the plan's records, if it may be public"
         raise DataError(found, "the declared sizes", fix)
+
+
+def _by_name(names: tuple[str, ...], sizes: list[int]) -> str:
+    """Sizes as the file has them."""
+    pairs = (f"{name} = {size}" for name, size in zip(names, sizes, strict=False))
+    return f"{{ {', '.join(pairs)} }}" if names else str(sizes)
 
 
 def check_layers(model: nn.Module) -> None:

@@ -122,6 +122,7 @@ RestartSec=5
 NoNewPrivileges=yes
 ProtectSystem=strict
 ProtectHome=yes
+PrivateTmp=yes
 ReadWritePaths=/srv/sordino
 
 [Install]
@@ -144,7 +145,7 @@ def write_federation(folder: Path, config: Config, text: str) -> None:
     """The same for a configuration, and the text that it was read from."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder}, which is not empty", "a new folder")
-    for path, body in files(config, text).items():
+    for path, body in files(config, text, folder.name).items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(body, "utf-8")
@@ -169,8 +170,8 @@ def policy_text(config: Config, place: int) -> str:
     return f"{POLICY}{tomli_w.dumps(table)}"
 
 
-def files(config: Config, text: str) -> Mapping[str, str]:
-    """Every file of the folder, by its path."""
+def files(config: Config, text: str, name: str) -> Mapping[str, str]:
+    """Every file of the folder of this name, by its path; on the server the folder is in /srv/sordino."""
     assert config.federation is not None
     project = PROJECT.format(flwr=WANTED, sordino=__version__, app=APP)
     made = {"pyproject.toml": project, f"{APP}/fed.toml": text, f"{APP}/server.py": SERVER, f"{APP}/client.py": CLIENT}
@@ -178,12 +179,17 @@ def files(config: Config, text: str) -> Mapping[str, str]:
         "server/certificates.sh": CERTIFICATES.format(port=config.federation.port),
         "server/superlink.sh": SUPERLINK.format(port=config.federation.port),
     }
-    link = UNIT.format(what="Flower SuperLink", command="/srv/sordino/superlink.sh")
+    link = UNIT.format(what="Flower SuperLink", command=f"/srv/sordino/{quoted(name)}/server/superlink.sh")
     made["server/superlink.service"] = link
-    for place, name in enumerate(config.federation.silos):
-        made |= {f"silos/{name}/{path}": body for path, body in silo_files(config, place).items()}
-        made[f"silos/{name}/fed.toml"] = text
+    for place, silo in enumerate(config.federation.silos):
+        made |= {f"silos/{silo}/{path}": body for path, body in silo_files(config, place).items()}
+        made[f"silos/{silo}/fed.toml"] = text
     return made
+
+
+def quoted(name: str) -> str:
+    """A name in the path of a program, as systemd reads it: % begins something there, and a blank ends a word."""
+    return name.replace("\\", "\\\\").replace("%", "%%").replace(" ", "\\x20")
 
 
 def silo_files(config: Config, place: int) -> dict[str, str]:

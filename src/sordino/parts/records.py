@@ -85,8 +85,7 @@ def _check(sizes: tuple[int, ...], batch: float) -> None:
         needed = f"at least one record in each silo, and at most {CLIENTS:,}"
         raise PlanError("records", f"sizes {shown(list(sizes))}", needed)
     if not (positive(batch) and batch <= min(sizes)):
-        silo = int(np.argmin(sizes))
-        found = f"a batch of {batch:g} where silo {silo} has {sizes[silo]} records"
+        found = f"a batch of {batch:g} where the smallest silo has {min(sizes)} records"
         raise PlanError("records", found, "a batch above 0, and no larger than the smallest silo", "lower batch")
 
 

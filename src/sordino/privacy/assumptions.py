@@ -30,7 +30,7 @@ SHARED = "what the noise remembers of earlier rounds (the secret part of checkpo
 def assumed(plan: Plan, facts: Facts, bill: Bill, counts: Participation, others: Iterable[codec.Foreign]) -> list[str]:
     """All that a certificate's reader is asked to believe; `others` are the parts that are not Sordino's own."""
     return [
-        *assumptions(plan, bill, counts, facts.public),
+        *assumptions(plan, bill, counts, facts.public, facts.loop is not None),
         *(_loop_assumptions(facts.loop, plan.release.joint) if facts.loop is not None else ()),
         *((RECEIPTS,) if facts.receipts else ()),
         *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
@@ -41,10 +41,12 @@ def assumed(plan: Plan, facts: Facts, bill: Bill, counts: Participation, others:
     ]
 
 
-def assumptions(plan: Plan, bill: Bill, counts: Participation, public: tuple[Declared, ...] = ()) -> list[str]:
-    """What must hold outside this program for the numbers to be true."""
+def assumptions(
+    plan: Plan, bill: Bill, counts: Participation, public: tuple[Declared, ...] = (), loop: bool = False
+) -> list[str]:
+    """What must hold outside this program for the numbers to be true; `loop`: there is one data set, and no silo."""
     if plan.local.reads is not None:
-        return _record_assumptions(plan, public)
+        return _record_assumptions(plan, public, LOOP if loop else SILO)
     said = [
         f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
         f"the population and the plan are public, and {declared(public)}",
@@ -78,18 +80,32 @@ def declared(public: tuple[Declared, ...]) -> str:
     return f"so are {said}: {' and '.join(who)} {'is' if who == weights else 'are'} not protected"
 
 
-def _record_assumptions(plan: Plan, public: tuple[Declared, ...]) -> list[str]:
+SILO = {
+    "row": "one record is one row of one silo; a person with several rows, or rows in several silos, "
+    "counts several times",
+    "public": "the silos, the number of records of each and the plan are public, and",
+    "rates": "rates are those of the declared sizes, whatever the silo holds",
+    "coins": "the coins that choose a silo's records stay inside the silo",
+    "sum": "whoever sums the messages does it as planned and shows nothing else",
+}
+LOOP = {
+    "row": "one record is one row of the data set; a person with several rows counts several times",
+    "public": "the number of records and the plan are public, and",
+    "rates": "rates are those of the declared number of records, whatever the data set holds",
+    "coins": "the coins that choose the records of a batch were shown to nobody",
+    "sum": "whoever runs the loop shows nothing of a step but the model after it",
+}
+
+
+def _record_assumptions(plan: Plan, public: tuple[Declared, ...], words: dict[str, str]) -> list[str]:
     reads = plan.local.reads
-    said = [
-        "one record is one row of one silo; a person with several rows, or rows in several silos, counts several times",
-        f"the silos, the number of records of each and the plan are public, and {declared(public)}",
-    ]
+    said = [words["row"], f"{words['public']} {declared(public)}"]
     if reads is not None and reads.relation == "add_remove":
-        said.append("rates are those of the declared sizes, whatever the silo holds")
+        said.append(words["rates"])
     if reads is not None and not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
-        said.append("the coins that choose a silo's records stay inside the silo")
+        said.append(words["coins"])
     if "messages" not in plan.release.sees:
-        said.append("whoever sums the messages does it as planned and shows nothing else")
+        said.append(words["sum"])
     if plan.release.joint:
         said.append(SHARED)
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]

@@ -28,6 +28,11 @@ SUBJECTS = {
     "record": "a record: the person or event that one row of one silo stands for",
 }
 UNITS = {"client": "user level: all data of one client", "record": "event level: one record of one silo"}
+IN_A_LOOP = {  # one data set, whose owner trains on it
+    "data_subject": "a record: the person or event that one row of the data set stands for",
+    "data_curator": "whoever runs the loop: trusted with the data, with the coins, and to add the noise",
+    "unit_of_privacy": "event level: one record",
+}
 NEIGHBOURS = {
     "add_remove": "unbounded: the data with or without one unit",
     "replace_one": "bounded: one unit replaced by any other",
@@ -59,18 +64,19 @@ def statement(plan: Plan, facts: Facts, counts: Participation, relation: str, tu
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
         "neighbours": NEIGHBOURS[relation],
-        "releases": _releases(plan, counts),
+        "releases": _releases(plan, counts, "round" if facts.loop is None else "step"),
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
         "not_protected": _open(facts),
         "other_releases": _others(facts),
+        **(IN_A_LOOP if facts.loop is not None else {}),
     }
 
 
-def _releases(plan: Plan, counts: Participation) -> str:
+def _releases(plan: Plan, counts: Participation, when: str) -> str:
     before = len(plan.prepare) * counts.prepared
     columns = f", and {before} of columns before the first" if before else ""
-    return f"{counts.releases + before}, all of them in these numbers: one after every round{columns}"
+    return f"{counts.releases + before}, all of them in these numbers: one after every {when}{columns}"
 
 
 UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"

@@ -15,11 +15,16 @@ CHANGE = {
     "replace_one": "replacing {all} by any other data",
     "zero_out": "one {unit} taking part with its data or with an empty message",
 }
-ALL = {"client": "all the data of one client", "record": "one record of one silo"}
+ALL = {"client": "all the data of one client", "record": "one record of one silo", "loop": "one record"}
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
     "cohort": "Someone who also sees who took part in which round",
     "messages": "Someone who reads every message as it leaves a {holder}",
+}
+LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody takes part but its owner
+    "models": "Someone who sees the model after every step, and nothing else",
+    "cohort": "Someone who also knows that these data took part in every step",
+    "messages": "Someone who sees a step's gradients before their noise",
 }
 
 
@@ -36,7 +41,7 @@ def _worst(found: list[Ceiling]) -> Ceiling:
 
 def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
     """Sentences by topic."""
-    unit = certificate["unit"]
+    unit = certificate["unit"] if certificate["loop"] is None else "loop"
     return {
         "protected": _protected(unit),
         "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
@@ -59,8 +64,11 @@ def _silo(entry: dict[str, Any], known: list[str]) -> str:
 
 
 def _protected(unit: str) -> str:
-    what = "everything that one client" if unit == "client" else "what any single record of a silo"
-    return f"What is protected is {what} contributed to the training, in all rounds."
+    what = {"client": "everything that one client", "record": "what any single record of a silo"}
+    when = "steps" if unit == "loop" else "rounds"
+    return (
+        f"What is protected is {what.get(unit, 'what any single record')} contributed to the training, in all {when}."
+    )
 
 
 def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
@@ -73,7 +81,8 @@ def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
 
 
 def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
-    who = WHO[line["adversary"]].format(holder="client" if unit == "client" else "silo")
+    known = LOOP if unit == "loop" else WHO
+    who = known[line["adversary"]].format(holder="client" if unit == "client" else "silo")
     if line["epsilon"] is None:
         return f"{who}: nothing is guaranteed."
     change = CHANGE[line["relation"]].format(unit=unit, all=ALL[unit])
@@ -107,13 +116,14 @@ def _noise(certificate: dict[str, Any]) -> str:
 
 
 def _counted(certificate: dict[str, Any]) -> str:
-    counts = certificate["counts"]
+    counts, loop = certificate["counts"], certificate["loop"]
+    what = "rounds" if loop is None else "steps of the loop"
     return (
-        f"{counts['rounds_planned']} rounds were planned, {counts['rounds_charged']} were charged before their noise "
+        f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged before their noise "
         f"was drawn, {counts['rounds_billed']} are in the bill."
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
         + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
-        + (_so_far(certificate["loop"]) if certificate["loop"] is not None else "")
+        + (_so_far(loop) if loop is not None else "")
         + (f" {in_all(certificate['ledger'])}" if certificate["ledger"] is not None else "")
     )
 
@@ -142,7 +152,7 @@ def in_all(ledger: dict[str, Any]) -> str:
 
 def _so_far(loop: dict[str, Any]) -> str:
     return (
-        f" A round is a step of a PyTorch loop; those taken so far cost epsilon {upto(loop['epsilon_so_far'])}, which "
+        f" Those taken so far cost epsilon {upto(loop['epsilon_so_far'])}, which "
         "holds only if the loop did not stop for a reason that it read off the data."
     )
 

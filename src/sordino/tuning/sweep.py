@@ -300,7 +300,7 @@ def text(told: dict[str, Any], found: Swept) -> str:
     """The table, which rows chose, what the winner is worth, and what the look costs."""
     made, report = told["certificate"], told["reported"]
     worth = Estimate(report[found.metric], report["spread"]).words
-    seeds = f"mean of seeds {', '.join(map(str, found.best.seeds))}" if len(found.best.seeds) > 1 else "one seed"
+    seeds = table.seeds_words(found.best.seeds)
     lines = [f"{found.metric} ({told['better']} is better), {seeds}; chosen by {made['chosen_by']}"]
     lines += table.to_text(found.rows, found.metric)
     lines.append(f"best: {found.metric} {worth} on {made['reported_on']}, which had no part in choosing")

@@ -15,10 +15,15 @@ from sordino.privacy.rounding import upto
 from sordino.tuning.space import Changes
 from sordino.tuning.spec import SMALLER, shown_value
 
+FEWEST = 3  # seeds that have an interval
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, and half the width of its 95% interval (Student's t); None: one seed says nothing of it."""
+    """A mean over seeds, and half the width of its 95% interval (Student's t); None: too few seeds to speak of one.
+
+    Two seeds would have one: t_1 = 12.7 standard errors to each side, which says nothing; three have 4.3.
+    """
 
     mean: float
     spread: float | None
@@ -27,7 +32,7 @@ class Estimate:
     def of(cls, values: Sequence[float]) -> Estimate:
         from scipy.special import stdtrit
 
-        if len(values) < 2:
+        if len(values) < FEWEST:
             return cls(mean(values), None)
         wide = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
         return cls(mean(values), wide)
@@ -60,6 +65,12 @@ class Row:
         if not (self.finite and best.finite):
             return None
         return Estimate.of([own - other for own, other in zip(self.values, best.values, strict=True)])
+
+
+def seeds_words(seeds: Sequence[int]) -> str:
+    """What a mean is over, and whether it has an interval."""
+    said = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else "one seed"
+    return said if len(seeds) >= FEWEST else f"{said}: no interval, which takes {FEWEST} seeds"
 
 
 def better(metric: str) -> str:
