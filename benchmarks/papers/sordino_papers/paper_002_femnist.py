@@ -21,6 +21,7 @@ from sordino.recipes.client_side import client_side_fed_avg
 from sordino.rng import Seeded
 from sordino.run import run
 from sordino_papers.choosing import judged
+from sordino_papers.once import once
 from sordino_papers.paper_002 import named, noised, repeated
 from sordino_papers.studies import Row, gathered, side_by_side
 
@@ -72,6 +73,7 @@ def femnist(net: Net) -> tuple[Task, Records]:
     return task, Records(halved(data.x[held]), torch.from_numpy(data.y[held]))
 
 
+@cache
 def femnist_plan(epsilon: float, total: int, steps: int) -> Plan:
     """Gaussian noise for (epsilon, N^-1.1) over all rounds that a writer is in; a third of them in each, in turns."""
     plan = client_side_fed_avg(
@@ -86,26 +88,29 @@ def femnist_plan(epsilon: float, total: int, steps: int) -> Plan:
     return noised(plan, epsilon, WRITERS**-1.1)
 
 
-def one_run(net: Net, plan: Plan, seed: int, every: int) -> list[tuple[int, float, float]]:
-    """(round, test accuracy, accuracy on held-out images) after every `every` rounds and at the end."""
-    task, held = femnist(net)
+def one_run(net: Net, epsilon: float, total: int, steps: int, seed: int, along: bool) -> Row:
+    """`points`: (iteration, test accuracy, accuracy on held-out images) at the end, or `along` the way as well."""
+    plan, (task, held) = femnist_plan(epsilon, total, steps), femnist(net)
     choice = Task(task.model, task.clients, held, task.loss)
     found = []
-    for done in run(plan, task, streams=Seeded(seed), eval_every=every):
+    for done in run(plan, task, streams=Seeded(seed), eval_every=1 if along else plan.rounds):
         if done.metrics:
             w = plan.server.result(done.state.memory)
-            found.append((done.t + 1, done.metrics["accuracy"], choice.evaluate(w)["accuracy"]))
-    return found
+            found.append(((done.t + 1) * steps, done.metrics["accuracy"], choice.evaluate(w)["accuracy"]))
+    return {"points": found}
 
 
 def part(figure: str, net: Net, epsilon: float, total: int, steps: int, repeats: int) -> list[Row]:
     """Accuracy at the end of `total` iterations (Figures 4 and 6), or along them (Figure 2)."""
-    plan, rows = femnist_plan(epsilon, total, steps), list[Row]()
     place = {"figure": figure, "net": net, "epsilon": named(epsilon), "T": total, "E": steps}
-    for seed in range(repeated(epsilon, repeats)):
-        for t, accuracy, held in one_run(net, plan, seed, 1 if figure == "2" else plan.rounds):
-            rows.append({**place, "k": t * steps, "accuracy": accuracy, "validation": held})
-    return rows
+    runs = [
+        once(one_run, net, epsilon, total, steps, seed, figure == "2") for seed in range(repeated(epsilon, repeats))
+    ]
+    return [
+        {**place, "k": k, "accuracy": accuracy, "validation": held}
+        for one in runs
+        for k, accuracy, held in one["points"]
+    ]
 
 
 def jobs(repeats: int) -> list[tuple[str, Net, float, int, int, int]]:
