@@ -20,6 +20,7 @@ from sordino.errors import ConfigError, DataError
 from sordino.outcome import DIAGNOSTIC
 from sordino.privacy.stored import schema
 from sordino.runs import rounds
+from sordino.runs.shown import keep_audit
 
 TEST = clients((20,))[0]
 
@@ -112,8 +113,11 @@ def test_another_task_is_not_gone_on_with(other: Any, what: str, tmp_path: Path)
 
 def test_what_is_saved_certifies_and_holds_nothing_private(tmp_path: Path) -> None:
     for name, result in (("memory", train(None, noise="secure")), ("folder", train(tmp_path / "run", noise="secure"))):
+        if name == "folder":
+            keep_audit(tmp_path / "run", "membership", result.audit())  # an attack with the private records
         out = result.save(tmp_path / name)
         assert not (out / "checkpoint").exists()
+        assert not (out / "audit.json").exists()
         assert sordino("certify", out).code == 0
         assert all(DIAGNOSTIC not in line for line in lines(out / "history.jsonl"))
         stored = json.loads((out / "certificate.json").read_text())

@@ -26,7 +26,7 @@ from sordino.data.stopping import EarlyStopping
 from sordino.data.task import Task
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
-from sordino.engines.preparing import BEFORE
+from sordino.engines.preparing import BEFORE, known, scaled
 from sordino.errors import ConfigError
 from sordino.models import Given
 from sordino.models.given import NAME, written
@@ -46,11 +46,12 @@ from sordino.privacy.facts import Facts
 from sordino.report import explain as explaining
 from sordino.rng import Mode
 from sordino.runs.book import Book, create
-from sordino.runs.execution import Executed, execute, keep_columns
+from sordino.runs.execution import Executed, as_released, execute, keep_columns
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import MEMORY, RunFolder
 from sordino.runs.resume import resume as resumed
 from sordino.runs.rounds import Notes, OnRound, Start, carried, one_class, ready
+from sordino.runs.shown import AUDIT
 from sordino.version import versions
 
 
@@ -84,16 +85,23 @@ class Result:
         plan, facts = self._known()
         if layer == "mechanism":
             return auditing.of_plan(plan, facts.delta)
+        task = self._as_trained()
+        if layer == "canaries":
+            return auditing.of_canaries(replace(plan, prepare=()), task, facts.delta)
+        held = copy.deepcopy(task.model)
+        load_weights(held, self.model.state_dict())
+        return auditing.of_model(replace(task, model=held), plan, facts)
+
+    def _as_trained(self) -> Task:
+        """The task as its rounds saw it: columns scaled by what the run has released of them."""
         if self.task is None:
             raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
-        if layer == "canaries":
-            return auditing.of_canaries(plan, self.task, facts.delta)
-        held = copy.deepcopy(self.task.model)
-        load_weights(held, self.model.state_dict())
-        return auditing.of_model(replace(self.task, model=held), plan, facts)
+        if not self.task.waiting:
+            return self.task
+        return as_released(self.task, self.path) if self.path else scaled(self.task, known(self._kept()[1]))
 
     def save(self, path: str | Path) -> Path:
-        """What may be handed on, as a folder that `sordino certify` and `explain` read: a run's without checkpoint/.
+        """What may be handed on, as a folder that `sordino certify` and `explain` read: without checkpoint/ and audits.
 
         Of a run that was kept in memory, the charges are written down here, after the fact.
         """
@@ -104,14 +112,14 @@ class Result:
         elif made.exists():
             raise ConfigError(f"{made}, which exists", "a new folder", "choose another path")
         else:
-            shutil.copytree(self.path, made, ignore=shutil.ignore_patterns("checkpoint", "*.partial"))
+            shutil.copytree(self.path, made, ignore=shutil.ignore_patterns("checkpoint", "*.partial", AUDIT))
         return made
 
     def _write(self, path: Path) -> None:
         """A run in memory as a folder: its charges, its history and its last state, one after the other."""
-        if self.kept is None or self.config is None or self.task is None:
-            raise ConfigError("a result without what was kept of its run", "one that train() returned")
-        notes, state = self.kept
+        notes, state = self._kept()
+        assert self.config is not None
+        assert self.task is not None
         declared = declared_by_caller(self.task)
         folder = create(path, self.config, Fingerprint.of(self.task), declared)
         with folder.locked():
@@ -120,6 +128,11 @@ class Result:
             book.save(state)
             keep_columns(path, self.config, self.task, state)
             book.finish(model_bytes(self.model))
+
+    def _kept(self) -> tuple[Notes, State]:
+        if self.kept is None or self.config is None or self.task is None:
+            raise ConfigError("a result without what was kept of its run", "one that train() returned")
+        return self.kept
 
     def _known(self) -> tuple[Plan, Facts]:
         if self.config is None or self.facts is None:

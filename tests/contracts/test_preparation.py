@@ -23,9 +23,10 @@ from tests.faults import Killed, dying
 from torch import Tensor
 
 import sordino as so
+from sordino.audit.membership import audit_membership
 from sordino.audit.preparation import audit_preparation
 from sordino.config import Config, load_config, parse
-from sordino.data.task import Task
+from sordino.data.task import Records, Task
 from sordino.engines import preparing
 from sordino.engines.distributed import Distributed
 from sordino.errors import CertificateError, ConfigError, DataError, EngineError
@@ -385,3 +386,21 @@ def test_a_sweep_reports_its_winner_on_rows_prepared_as_the_winners_were(tmp_pat
     task = preparing.scaled(asked.config({"recipe.lr": 4.0}, judged=False).build(), totals)
     load_weights(task.model, load_file(cell / "model.safetensors"))
     assert told["reported"]["accuracy"] == task.evaluate(task.layout.flatten(task.model))["accuracy"] > 0.6
+
+
+def test_an_audit_of_a_result_attacks_rows_as_the_rounds_saw_them(config: Config, tmp_path: Path) -> None:
+    """As they were read they are shares of a range: a loss on those tells of another model than was trained."""
+    rows = _rows(60, 9)
+    values = np.array([[float(a or "nan"), float(f)] for a, f, _ in rows], dtype=np.float32)
+    built, labels = config.build(), torch.tensor([int(y) for *_, y in rows])
+    shares = torch.from_numpy(np.stack([np.nan_to_num(values[:, 0] / 1000, nan=-1.0), 2 * values[:, 1] - 1], 1))
+    task = replace(built, test=Records(shares, labels))
+    seen = []
+    for out in (None, tmp_path / "run"):
+        result = so.train(config.plan, task, out=out)
+        (told,) = json.loads((result.save(tmp_path / f"kept {out is None}") / "prepared.json").read_text()).values()
+        trained = preparing.scaled(task, {"amount": np.asarray(told["noised_histogram"])})
+        wanted = audit_membership(result.model, trained)
+        seen.append((result.audit()["membership"]["auc"], wanted.auc))
+    assert all(found == wanted for found, wanted in seen)
+    assert result.audit("canaries")["canaries"]

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 import sordino as so
 from sordino.data.named import ByName
+from sordino.data.task import Task
 from sordino.engines.checks import check_records
 from sordino.errors import DataError, PlanError
+from sordino.models.given import Given
 from sordino.outcome import load_weights, model_bytes
 from sordino.parts.record_solvers import BatchGradient
 from sordino.runs.fingerprint import Fingerprint
@@ -239,3 +241,15 @@ def test_the_example_of_federated_lora_runs_on_a_made_up_text(
     (found,) = main("--steps", "2", "--rounds", "1", "--cohort", "5")
     assert found.keys() == {"before", "after", "without noise"}
     assert "unit client; sent: 4608 numbers" in capsys.readouterr().out
+
+
+def test_no_certificate_tells_how_long_the_longest_record_is() -> None:
+    """Padding is to the longest of all records; before, one client's long text changed what the certificate says."""
+    short, long = [3, 4, 5], [3, 4, 5, 6, 7]
+    told = []
+    for texts, length in (([short, short], None), ([short, long], None), ([short, long], 8)):
+        silos = [{"input_ids": [text], "labels": [1]} for text in texts]
+        told.append(Given.of(Task.of(built("bert"), silos, length=length)))
+    assert told[0] == told[1]
+    assert [one.inputs for one in told] == [(), (), (8,)]
+    assert told[2].targets == ()

@@ -10,9 +10,9 @@ import torch
 from tests.optim.loops import data, mlp, private, train, weights
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from sordino.errors import DataError
+from sordino.errors import DataError, PlanError
 from sordino.parts.records import PoissonRecords
 
 
@@ -134,3 +134,34 @@ def test_the_order_of_the_given_loader_does_not_matter() -> None:
     for run in runs:
         train(run)
     assert torch.equal(weights(runs[0][0]), weights(runs[1][0]))
+
+
+def mixed_up(records: list[Any]) -> list[Tensor]:
+    """Each record and the one before it, as torchvision's MixUp does it in a collate function."""
+    x, y = default_collate(records)
+    share = torch.distributions.Beta(torch.tensor(0.4), torch.tensor(0.4)).sample()
+    return [share * x + (1 - share) * x.roll(1, 0), y]
+
+
+def standardised(records: list[Any]) -> list[Tensor]:
+    x, y = default_collate(records)
+    return [(x - x.mean(0)) / (1 + x.std(0, correction=0)), y]
+
+
+def padded(records: list[Any]) -> dict[str, Tensor]:
+    """To the longest of the batch, with random words masked: each record by itself."""
+    longest = max(int(y) for _, y in records) + 4
+    x = torch.stack([torch.nn.functional.pad(x, (0, longest - len(x))) for x, _ in records])
+    return {"x": x[:, :4] * torch.bernoulli(torch.full((len(x), 4), 0.9)), "y": torch.tensor([y for _, y in records])}
+
+
+@pytest.mark.parametrize("collate", [mixed_up, standardised])
+def test_a_collate_function_that_mixes_records_is_refused(collate: Any) -> None:
+    with pytest.raises(PlanError, match="collate_fn whose row for one record depends"):
+        private(loader=DataLoader(Pairs(data()), batch_size=12, collate_fn=collate))
+
+
+def test_a_collate_function_that_pads_or_masks_records_is_not() -> None:
+    model, before = mlp(), torch.get_rng_state()
+    private(model, loader=DataLoader(Pairs(data()), batch_size=12, collate_fn=padded))
+    assert torch.equal(before, torch.get_rng_state())

@@ -35,11 +35,15 @@ class ByName(nn.Module):
     """A model that takes its inputs by name, as a function of one tensor; of what it answers, the logits.
 
     A causal model's answer to the last token has no label: it is left out, and y begins with the second.
+    `public` is what may be told of a record's shape: of sequences the length that the caller gave, for how long the
+    longest is, and whether all are as long, tells of somebody's record; None: the shape is that of every record.
     """
 
-    def __init__(self, model: nn.Module, names: tuple[str, ...], causal: bool) -> None:
+    def __init__(
+        self, model: nn.Module, names: tuple[str, ...], causal: bool, public: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__()
-        self.model, self.names, self.causal = model, names, causal
+        self.model, self.names, self.causal, self.public = model, names, causal, public
 
     def forward(self, x: Tensor) -> Tensor:
         fields = (x,) if len(self.names) == 1 else x.unbind(1)
@@ -89,7 +93,8 @@ def named(
     found = pad if pad is not None else getattr(getattr(model, "config", None), "pad_token_id", None)
     packing = _Packing(names, causal, found or 0, _length(tables, names, length), _ragged(tables, names, length))
     packed = [packing(table, name) for table, (_, name) in zip(tables, entries, strict=True)]
-    return ByName(model, packing.fields, causal), packed
+    said = () if length is None else (length,)
+    return ByName(model, packing.fields, causal, said if _sizes(tables, names) else None), packed
 
 
 @dataclass(frozen=True)

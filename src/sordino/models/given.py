@@ -11,7 +11,7 @@ from torch import nn
 
 from sordino.codec import Foreign, package_of
 from sordino.data.metrics import Given as GivenMetric
-from sordino.data.named import plain
+from sordino.data.named import ByName, plain
 from sordino.data.task import Task
 from sordino.errors import ConfigError
 from sordino.layout import Layout
@@ -28,8 +28,8 @@ class Given(Spec, kind="given"):
 
     name: str  # of its class
     layout: str  # sha256 of names, shapes and order of what is trained
-    inputs: tuple[int, ...] = ()  # shape of one record
-    targets: tuple[int, ...] = ()  # shape of one record's target
+    inputs: tuple[int, ...] = ()  # shape of one record, as far as it is public
+    targets: tuple[int, ...] = ()  # shape of one record's target, likewise
     loss: str = ""  # of a function; a loss with a kind stands in the file itself
     metrics: tuple[str, ...] = ()  # the same
     packages: tuple[Foreign, ...] = ()  # what is not torch's or ours in module and loss
@@ -38,12 +38,12 @@ class Given(Spec, kind="given"):
     @classmethod
     def of(cls, task: Task) -> Given:
         """By what a task is known again."""
-        model, records = plain(task.model), task.clients.records
+        model = plain(task.model)
         loss = "" if written(task.losses) else _called(task.loss)
         own = {Foreign(*package_of(m.__module__), "Module", m.__name__) for m in _classes(model)}
         own |= {Foreign(*package_of(_module(task.loss)), "Loss", loss)} if loss else set()
         foreign = tuple(sorted(part for part in own if part.package not in _KNOWN))
-        shapes = tuple(records.x.shape[1:]), tuple(records.y.shape[1:])
+        shapes = _shapes(task)
         metrics = tuple(one.name for one in task.metrics if isinstance(one, GivenMetric))
         return cls(type(model).__name__, layout_sha256(task.layout), *shapes, loss, metrics, foreign)
 
@@ -70,6 +70,14 @@ class Given(Spec, kind="given"):
     def told(self) -> dict[str, Any]:
         """What a certificate says of it."""
         return {"model": self.name, "layout_sha256": self.layout, "inputs": list(self.inputs), "loss": self.loss}
+
+
+def _shapes(task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of a record and its target; of sequences only what the caller said of their length."""
+    records, public = task.clients.records, task.model.public if isinstance(task.model, ByName) else None
+    if public is not None:
+        return public, ()
+    return tuple(records.x.shape[1:]), tuple(records.y.shape[1:])
 
 
 def layout_sha256(layout: Layout) -> str:

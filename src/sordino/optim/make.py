@@ -13,6 +13,7 @@ from sordino import codec
 from sordino.data.fit import check_labels, outputs_of, refuse_compiled
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
+from sordino.optim.collated import check_collate
 from sordino.optim.loader import PrivateLoader, Turn
 from sordino.optim.losses import PerRecord, RecordLoss, named_loss
 from sordino.optim.optimizer import PrivateOptimizer
@@ -70,6 +71,7 @@ def make_private(
     refuse_mixing(model)
     _check_optimizer(model, optimizer)
     _check_labels(model, loader.dataset)
+    check_collate(loader)
     delta = checked_delta(delta, size, allow_large_delta)
     bare = loop_plan(
         epochs=epochs,
