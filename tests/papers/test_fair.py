@@ -27,7 +27,7 @@ from sordino.rng import Seeded
 from sordino_papers import once, paper_003, paper_003_tuning
 from sordino_papers.paper_003 import METHODS, Setting, plan
 from sordino_papers.paper_003_claimed import RUNS, protocols
-from sordino_papers.paper_003_fair import BEST_TOP_K, CHOSEN, SEARCHED, settings
+from sordino_papers.paper_003_fair import BEST_TOP_K, CHOSEN, settings
 from sordino_papers.span import InSpan, SpanWorker
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "papers" / "results"
@@ -93,7 +93,7 @@ def test_validation_images_are_training_images_that_no_client_and_no_server_hold
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_has_about_ten_runs_on_a_seed_that_reports_nothing(
+def test_every_method_has_about_as_many_runs_on_a_seed_that_reports_nothing(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Setting] = []
@@ -105,7 +105,8 @@ def test_every_method_has_about_ten_runs_on_a_seed_that_reports_nothing(
 
     monkeypatch.setattr(paper_003_tuning, "measured", measured)
     found = paper_003_tuning.searched(method)
-    assert len(found) == len(asked) == len(set(asked)) in (8, 9, 10)
+    assert len(found) == len(asked) == len(set(asked))
+    assert 9 <= len(found) <= 19
     (best,) = [row for row in found if row["chosen"]]
     assert best["validation"] == max(row["validation"] for row in found)
     assert best["radius"] == 0.5
@@ -114,7 +115,7 @@ def test_every_method_has_about_ten_runs_on_a_seed_that_reports_nothing(
 def test_what_reports_is_what_the_kept_search_chose() -> None:
     rows = json.loads((KEPT / "003-tuning.json").read_text())["rows"]
     best = {row["method"]: row for row in rows if row["chosen"]}
-    assert set(best) == set(paper_003_tuning.SEARCHES) == set(SEARCHED)
+    assert set(best) == set(paper_003_tuning.SEARCHES) == set(CHOSEN)
     for method, row in best.items():
         setting = CHOSEN[method]
         own = setting.own if row["own"] is not None else None
