@@ -87,8 +87,9 @@ def quick() -> Row:
 
 
 def draw(found: list[Row], path: Path) -> None:
-    """Validation accuracy of every run, over the step."""
-    inside = [row for row in found if row["own"] in (None, own_numbers(row["method"])[1])]
+    """Validation accuracy over the step, at the method's own number that was chosen."""
+    chosen = {row["method"]: row["own"] for row in found if row["chosen"]}
+    inside = [row for row in found if row["own"] == chosen[row["method"]]]
     inside.sort(key=lambda row: float(row["lr"]))
     panels = {f"C {radius:g}": {m: picked(inside, method=m, radius=radius) for m in SEARCHES} for radius in RADII}
     curves(panels, "lr", "validation", path, xlabel="local step", ylabel="validation accuracy, %", log=True)
