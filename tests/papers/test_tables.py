@@ -316,6 +316,16 @@ def test_a_result_of_other_settings_is_noticed_and_replaced(
     assert kept.stored(tmp_path)["000-fake-one"]["settings"] == changed.build(0).settings != small(0).settings
 
 
+def test_the_last_digits_of_what_was_solved_for_are_no_other_setting() -> None:
+    job = small(0)
+    noisier = [
+        replace(job, plan=replace(job.plan, release=job.plan.release.with_multiplier(z))) for z in (2, 2 + 1e-11, 2.001)
+    ]
+    first, same, other = (one.settings for one in noisier)
+    assert first == same != other
+    assert noisier[0].plan.hash != noisier[1].plan.hash
+
+
 def test_a_result_from_before_settings_were_kept_is_run_anew(fake: Table, tmp_path: Path, seeds_run: list[int]) -> None:
     (found,), _ = ask(tmp_path, seeds=2)
     old = {name: one for name, one in found.items() if name not in ("settings", "figures", "code")}

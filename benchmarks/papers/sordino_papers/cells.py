@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sordino.codec import digest
+from sordino.codec import digest, dump
 from sordino.data.task import Records, Task
 from sordino.plan import Plan
 from sordino.run import Round
@@ -37,12 +37,24 @@ class Job:
 
     @property
     def settings(self) -> str:
-        """What a result depends on, short of the code: plan, delta, model and the sizes of the data, as one hash."""
+        """What a result depends on, short of the code: plan, delta, model and the sizes of the data, as one hash.
+
+        Numbers count to six digits: the last ones of a multiplier that was solved for differ between processors.
+        """
         clients, test = self.task.clients, self.task.test
         shapes = {slot.name: list(slot.shape) for slot in self.task.layout.slots}
         sizes = [clients.population, len(clients.records), 0 if test is None else len(test)]
-        known = {"plan": self.plan.hash, "delta": self.delta, "model": shapes, "sizes": sizes}
-        return digest(known)[:16]
+        known = {"plan": dump(self.plan), "delta": self.delta, "model": shapes, "sizes": sizes}
+        return digest(_short(known))[:16]
+
+
+def _short(item: Any) -> Any:
+    """The same with every number to six digits."""
+    if isinstance(item, float):
+        return float(f"{item:.6g}")
+    if isinstance(item, Mapping):
+        return {key: _short(value) for key, value in item.items()}
+    return [_short(value) for value in item] if isinstance(item, list | tuple) else item
 
 
 @dataclass(frozen=True)
