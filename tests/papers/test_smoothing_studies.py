@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sordino.data.task import Clients, Records, Task
+from sordino.models import SmallCnn
 from sordino.parts.postprocess import smooth_cycle
 from sordino_papers import (
     paper_000,
@@ -18,12 +19,14 @@ from sordino_papers import (
     paper_000_orders,
     paper_000_small,
     paper_000_spectra,
+    paper_000_tuning,
     paper_004_cnn,
     rounding,
 )
 from sordino_papers import paper_004_protocol as protocol
 from sordino_papers.cells import Job
 from sordino_papers.paper_004 import Setting
+from sordino_papers.studies import Row
 
 needs_data = pytest.mark.skipif("SORDINO_DATA" not in os.environ, reason="needs the data sets ($SORDINO_DATA)")
 
@@ -142,9 +145,35 @@ def test_choosing_a_step_of_the_lstm_never_reads_the_test_windows(monkeypatch: p
     text = [Records(torch.randint(0, 80, (2, 80), generator=coins), torch.randint(0, 80, (2,))) for _ in range(100)]
     monkeypatch.setattr(paper_000_lstm, "windows", lambda: (Clients.of(text), text[0], Untouched()))
     monkeypatch.setattr(paper_000_lstm, "ROUNDS", 2)
-    assert 0 <= paper_000_lstm.tried(0.5, 1.0, 0)["validation"] <= 100
+    assert 0 <= paper_000_tuning.lstm_tried(0.5, 1.0, 0)["validation"] <= 100
     with pytest.raises(LookedAtTheTestError):  # the run that is reported does
+        paper_000_tuning.lstm_reported(0.5, 1.0, 0)
+    with pytest.raises(LookedAtTheTestError):
         paper_000_lstm.trained("uniform", 1.0, 0.0, 0)
+
+
+def test_choosing_the_setting_of_the_small_cnn_never_reads_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = images(400, 0), images(20, 1), Untouched()
+    monkeypatch.setattr(paper_000_small, "images", lambda: parts)
+    monkeypatch.setattr(paper_000_small, "start", lambda seed: SmallCnn(channels=(2, 2)).build((1, 14, 14), 10))
+    monkeypatch.setattr(paper_000_small, "ROUNDS", 2)
+    assert 0 <= paper_000_tuning.cnn_tried(0.3, 0.1, 1, 5, 1.0, 0)["validation"] <= 100
+    with pytest.raises(LookedAtTheTestError):  # the run that is reported does
+        paper_000_tuning.cnn_reported(0.3, 0.1, 1, 5, 1.0, 0)
+
+
+def test_what_validated_best_is_reported_whatever_the_test_would_say() -> None:
+    found = {(0.0, 1.0): 60.0, (0.0, 2.0): 70.0, (0.0, 3.0): 65.0, (1.0, 1.0): 80.0, (1.0, 2.0): 50.0, (1.0, 3.0): 81.0}
+    rows: list[Row] = [{"sigma": s, "step": step, "validation": v, "repeats": 2} for (s, step), v in found.items()]
+    chosen = [(place, row["sigma"], row["step"]) for place, row in paper_000_tuning.finalists(rows)]
+    assert chosen == [(1, 0.0, 2.0), (2, 0.0, 3.0), (1, 1.0, 3.0), (2, 1.0, 1.0)]
+    tested = {1: {0.0: 5.0, 1.0: 4.0}, 2: {0.0: 9.0, 1.0: 99.0}}
+    rows += [
+        {"place": place, "sigma": s, "step": 0.0, "test": one, "values": [one, one + 0.1, one - 0.1]}
+        for place, pair in tested.items()
+        for s, one in pair.items()
+    ]
+    assert [row["verdict"] for row in paper_000_tuning.table_h10_claims(rows)] == ["no", "yes"]
 
 
 def test_white_noise_is_flat_in_every_order_and_a_smoothed_update_is_not() -> None:

@@ -1,4 +1,4 @@
-"""Paper 000, Figures 3, 4 and 6 and Tables H.8, H.9 and H.11 (scaled): training curves and what tuning saw."""
+"""Paper 000, Figures 3, 4 and 6 and Table H.11 (scaled): training curves."""
 
 from __future__ import annotations
 
@@ -17,57 +17,6 @@ from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import in_all, verdict
 
 PART = 2000  # validation and training images that a curve is measured on
-
-# ---- Tables H.8 and H.9: what tuning saw -----------------------------------------------------------------------------
-
-AT = 2.0  # z
-TRIED = {
-    "radius": [Knobs(radius=radius, lr=0.3, batch=5) for radius in (0.15, 0.3, 0.6, 1.0)],
-    "step": [Knobs(lr=lr, batch=5) for lr in (0.1, 0.3, 0.6)],
-    "epochs, batch": [Knobs(epochs=e, batch=b) for e, b in ((1, 5), (2, 5), (2, 10))],
-}
-
-
-def tried(knobs: Knobs, strength: float, seed: int) -> Row:
-    """One run, judged on validation images; the test images are not looked at. Seeds are none of those reported."""
-    plan, task = small_plan("poisson", AT, LaplacianSmoothing(strength), knobs), small_task(100 + seed)
-    *_, last = run(plan, task, streams=Seeded(100 + seed))
-    found = paper_000.validated(plan, task, paper_000_small.images()[1], last)["validation"]
-    return {"radius": knobs.radius, "step": knobs.lr, "epochs": knobs.epochs, "batch": knobs.batch,
-            "sigma": strength, "validation": found}  # fmt: skip
-
-
-def tables_h(repeats: int, workers: int) -> list[Row]:
-    """Every setting that was tried, with and without smoothing."""
-    settings = dict.fromkeys(knobs for group in TRIED.values() for knobs in group)
-    jobs = [(knobs, s, seed) for knobs in settings for s in (0.0, 1.0) for seed in range(repeats)]
-    found = side_by_side(tried, jobs, workers)
-    return gathered(found, ("radius", "step", "epochs", "batch", "sigma"), "validation")
-
-
-def tables_h_claims(rows: list[Row]) -> list[Row]:
-    """Smoothing against none, each at the setting that validated best for it."""
-    best = {s: max(picked(rows, sigma=s), key=lambda row: float(row["validation"])) for s in (0.0, 1.0)}
-    told = [f"sigma {s:g}: radius {row['radius']:g}, step {row['step']:g}, E {row['epochs']}, b {row['batch']}"
-            for s, row in best.items()]  # fmt: skip
-    text = "000: Tables H.8, H.9 scaled, z = 2: smoothing (sigma 1) beats none, each at its own best setting"
-    return [verdict(text, best[1.0]["values"], best[0.0]["values"], f"the validation images shown ({'; '.join(told)})")]
-
-
-def draw_tables_h(rows: list[Row], path: Path) -> None:
-    """Validation accuracy against the radius (step 0.3), and against the step (radius 0.3)."""
-    fixed = {"radius": {"step": 0.3, "epochs": 2, "batch": 5}, "step": {"radius": 0.3, "epochs": 2, "batch": 5}}
-    panels = {
-        name: {f"sigma {s:g}": [{**row, "x": row[name]} for row in _along(rows, name, s, usual)] for s in (0.0, 1.0)}
-        for name, usual in fixed.items()
-    }
-    words = {"radius": "clip radius (step 0.3)", "step": "local step (radius 0.3)"}
-    curves(panels, "x", "validation", path, xlabel=words, ylabel="validation accuracy, %")
-
-
-def _along(rows: list[Row], name: str, s: float, usual: Row) -> list[Row]:
-    return sorted(picked(rows, sigma=s, **usual), key=lambda row: float(row[name]))
-
 
 # ---- Figure 6 and Table H.11: large noise, several steps -------------------------------------------------------------
 
@@ -197,11 +146,6 @@ def draw_figures34(rows: list[Row], path: Path) -> None:
 # ---- one cheap row of each, computed again ---------------------------------------------------------------------------
 
 
-def quick_tables_h() -> Row:
-    """The first setting that was tried."""
-    return tried(TRIED["radius"][1], 0.0, 0)
-
-
 def quick_figure6() -> Row:
     """Seed 0 at the end of the first curve."""
     return fragile(NOISES[0], STEPS[0], 0.0, 0)[-1]
@@ -217,19 +161,6 @@ def quick_figures34() -> Row:
 
 STUDIES = (
     Study(
-        "000-tables-h",
-        "Tables H.8 and H.9: radius, step, local epochs and batch (scaled)",
-        "The task of 000-small at z = 2, Poisson; validation accuracy (5,000 held-out training images), "
-        "seed 100, which no other table has. Radius at step 0.3, then step at radius 0.3, then epochs and batch.",
-        tables_h,
-        tables_h_claims,
-        draw_tables_h,
-        1,
-        "nothing: this is the choice",
-        quick_tables_h,
-        "validation",
-    ),
-    Study(
         "000-figure6",
         "Figure 6 and Table H.11: large noise and several steps (scaled)",
         f"The task of 000-small, Poisson, T = {ROUNDS}, pre-trained (the paper: from scratch, one run); validation "
@@ -238,7 +169,7 @@ STUDIES = (
         figure6,
         figure6_claims,
         draw_figure6,
-        3,
+        5,
         paper_000_small.TUNED,
         quick_figure6,
         "accuracy",
@@ -252,7 +183,7 @@ STUDIES = (
         figures34,
         figures34_claims,
         draw_figures34,
-        3,
+        5,
         paper_000_small.TUNED,
         quick_figures34,
         "accuracy",

@@ -1,4 +1,4 @@
-"""Paper 000, Table 4, Figure 5 and Table H.10 on a small scale: an LSTM, both ways of sampling, curves and steps."""
+"""Paper 000, Table 4 and Figure 5 on a small scale: an LSTM, both ways of sampling, and its curves."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from sordino_papers.verdicts import verdict
 
 ROLES, OTHERS, EACH, ROUNDS = 100, 50, 60, 20  # clients; roles to validate on; windows of each
 MULTIPLIERS, STRENGTHS = (1.0, 0.4), (0.0, 1.0)  # of the table
-TRIED = (0.5, 1.0, 1.47, 2.0)  # steps of Table H.10
-TRIAL = 100  # the first seed that tries steps; none of those reported
 
 
 @dataclass(frozen=True)
@@ -140,34 +138,14 @@ def draw_figure5(rows: list[Row], path: Path) -> None:
     curves(panels, "round", "accuracy", path, ylabel="validation accuracy, %")
 
 
-# ---- Table H.10 ------------------------------------------------------------------------------------------------------
+# ---- one run for Table H.10 (paper_000_tuning) -----------------------------------------------------------------------
 
 
-def tried(lr: float, strength: float, seed: int) -> Row:
-    """One run at the larger noise, Poisson, judged on validation windows; the test windows are not looked at."""
-    held, asked = windows()[1], plan("poisson", MULTIPLIERS[0], strength, Knobs(lr=lr))
-    rows = curve(asked, task(TRIAL + seed, held), held, TRIAL + seed, train=False, every=2 * ROUNDS)  # the end alone
-    return {"step": lr, "sigma": strength, "validation": rows[-1]["accuracy"]}
-
-
-def table_h10(repeats: int, workers: int) -> list[Row]:
-    """Every step with every sigma."""
-    jobs = [(lr, s, seed) for s in STRENGTHS for lr in TRIED for seed in range(repeats)]
-    return gathered(side_by_side(tried, jobs, workers), ("sigma", "step"), "validation")
-
-
-def table_h10_claims(rows: list[Row]) -> list[Row]:
-    """The paper's table: smoothing changes little at any step; here each sigma is compared at its own best step."""
-    best = {s: max(picked(rows, sigma=s), key=lambda row: float(row["validation"])) for s in (0.0, 1.0)}
-    text = "000: Table H.10 scaled, z = 1: smoothing (sigma 1) beats none on validation windows, each at its best step"
-    told = ", ".join(f"sigma {s:g}: step {row['step']:g}" for s, row in best.items())
-    return [verdict(text, best[1.0]["values"], best[0.0]["values"], f"step: the validation windows shown ({told})")]
-
-
-def draw_table_h10(rows: list[Row], path: Path) -> None:
-    """Validation accuracy by step."""
-    lines = {f"sigma {s:g}": picked(rows, sigma=s) for s in STRENGTHS}
-    curves({"z = 1, Poisson": lines}, "step", "validation", path, xlabel="local step", ylabel="validation accuracy, %")
+def ended(lr: float, strength: float, seed: int, judges: Records) -> float:
+    """Accuracy (percent) after one run at the larger noise, Poisson; nobody but the judges is looked at."""
+    asked = plan("poisson", MULTIPLIERS[0], strength, Knobs(lr=lr))
+    rows = curve(asked, task(seed, judges), judges, seed, train=False, every=2 * ROUNDS)  # the end alone
+    return float(rows[-1]["accuracy"])
 
 
 # ---- what there is ---------------------------------------------------------------------------------------------------
@@ -185,11 +163,6 @@ def _quick5() -> Row:
     return {key: row[key] for key in ("sampling", "z", "sigma", "round", "accuracy")}
 
 
-def _quick_h10() -> Row:
-    """The first seed of the paper's step without smoothing."""
-    return tried(1.47, 0.0, 0)
-
-
 STUDIES = (
     Study(
         "000-figure5",
@@ -203,17 +176,5 @@ STUDIES = (
         CHOSEN,
         _quick5,
         "accuracy",
-    ),
-    Study(
-        "000-table-h10",
-        "Table H.10: the local step of the LSTM (scaled)",
-        f"{SCALE}z = 1, Poisson; windows of {OTHERS} other roles judge, with seeds that no other table has.",
-        table_h10,
-        table_h10_claims,
-        draw_table_h10,
-        3,
-        "nothing: this is the choice",
-        _quick_h10,
-        "validation",
     ),
 )

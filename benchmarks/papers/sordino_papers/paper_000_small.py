@@ -80,11 +80,13 @@ def start(seed: int) -> nn.Module:
     return pretrained(seed)
 
 
-def small_task(seed: int) -> Task:
-    """4,000 images dealt at random to 400 clients."""
+def small_task(seed: int, judges: Records | None = None) -> Task:
+    """4,000 images dealt at random to 400 clients; judged on the test images, unless others are named."""
     train, _, test = images()
     split = Iid(CLIENTS).split(train.y.numpy(), None, Seeded(seed).at(0, "partition"))
-    return Task(copy.deepcopy(start(seed)), Clients(train, split.index, split.offsets), test)
+    return Task(
+        copy.deepcopy(start(seed)), Clients(train, split.index, split.offsets), test if judges is None else judges
+    )
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------

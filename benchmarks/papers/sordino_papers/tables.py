@@ -16,6 +16,7 @@ from sordino_papers.paper_000_nets import TABLES as PAPER_000_NETS
 from sordino_papers.paper_000_orders import STUDIES as PAPER_000_ORDERS
 from sordino_papers.paper_000_small import TABLES as PAPER_000_SMALL
 from sordino_papers.paper_000_spectra import STUDIES as PAPER_000_SPECTRA
+from sordino_papers.paper_000_tuning import STUDIES as PAPER_000_TUNING
 from sordino_papers.paper_001_charges import STUDIES as PAPER_001_CHARGES
 from sordino_papers.paper_001_claims import STUDIES as PAPER_001
 from sordino_papers.paper_001_lower import STUDIES as PAPER_001_LOWER
@@ -47,6 +48,7 @@ STUDIES: tuple[Study, ...] = (
     *PAPER_000_ATTACK,
     *PAPER_000_CURVES,
     *PAPER_000_LSTM,
+    *PAPER_000_TUNING,
     *PAPER_000_SPECTRA,
     *PAPER_000_ORDERS,
     *ROUNDING,
