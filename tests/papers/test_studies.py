@@ -123,13 +123,6 @@ def test_every_claim_of_the_front_page_is_one_that_is_made() -> None:
     assert [start for start in page.MAIN if not any(text.startswith(start) for text in texts)] == []
 
 
-@pytest.mark.skipif(not (KEPT / "000-figure7.json").is_file(), reason="results are not here")
-def test_every_claim_of_paper_000_stands_on_paired_seeds() -> None:
-    """One run decides nothing, and a figure without seeds has no interval."""
-    rows = page.judged(kept.stored(KEPT))["000"]
-    assert [row["text"] for row in rows if (row["seeds"] or 0) < 3 or "no interval" in row["measured"]] == []
-
-
 def test_runs_are_held_to_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor with wider vectors adds in another order, and a net's figures would be of that machine alone."""
     for name in INSTRUCTIONS:
