@@ -224,18 +224,19 @@ def test_a_second_library_finds_the_same_sensitivities(
 
 
 @pytest.mark.parametrize(
-    ("rounds", "apart", "bands", "buffers"), [(200, 10, 17.049073, 18.112980), (2048, 342, 8.799215, 9.178572)]
+    ("rounds", "apart", "bands", "buffers"),
+    [(200, 10, 17.049073, (18.112980, 18.112980)), (2048, 342, 8.799215, (9.178572, 9.167115))],
 )
 def test_optimised_strategies_are_no_worse_than_a_second_library(
-    rounds: int, apart: int, bands: float, buffers: float
+    rounds: int, apart: int, bands: float, buffers: tuple[float, float]
 ) -> None:
     """jax_privacy 2.0.0: toeplitz.optimize_banded_toeplitz, buffered_toeplitz.optimize(error="mean"); rms of sums."""
     allowed = Patterns(rounds, -(-rounds // apart), apart)
     goal = Goal(allowed, np.ones(rounds))
-    wide, slim = banded(goal, apart), buffered(goal, 2).column(rounds)
-    found = [toeplitz.root_mean_square(c, rounds, patterns.toeplitz_sensitivity(c, allowed)) for c in (wide, slim)]
-    assert found[0] <= bands * 1.0001
-    assert found[1] <= buffers * 1.0001
+    made = banded(goal, apart), buffered(goal, 2).column(rounds), buffered(goal, 3).column(rounds)
+    found = [toeplitz.root_mean_square(c, rounds, patterns.toeplitz_sensitivity(c, allowed)) for c in made]
+    for ours, theirs in zip(found, (bands, *buffers), strict=True):
+        assert ours <= theirs * 1.0001
     root = toeplitz.square_root(apart)
     assert found[0] < toeplitz.root_mean_square(root, rounds, patterns.toeplitz_sensitivity(root, allowed))
 

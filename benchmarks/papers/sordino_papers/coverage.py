@@ -202,7 +202,7 @@ BEYOND = _items(
     "scaled",
     (
         "Coins, correlation, or both (MNIST by writer, FEMNIST)",
-        "beyond-crossing",
+        "beyond-crossing beyond-crossing-again",
         "T = 100, five paired seeds; a client of FEMNIST is a tenth of a writer",
     ),
 )

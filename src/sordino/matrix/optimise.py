@@ -132,7 +132,7 @@ class _Search:
     @cached_property
     def start(self) -> Floats:
         """Decays spread evenly in log(1 - decay); weights that begin like the square root, at 1/2 in all."""
-        left = np.geomspace(0.5, max(1.0 / self.goal.rounds, 1e-4), self.buffers)
+        left = np.geomspace(0.5, min(max(10.0 / self.goal.rounds, 1e-4), 0.3), self.buffers)
         return np.concatenate([np.full(self.buffers, np.log(0.5 / self.buffers)), np.log((1 - left) / left)])
 
     def read(self, x: Floats) -> tuple[Floats, Floats]:
