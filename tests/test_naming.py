@@ -166,5 +166,5 @@ def test_a_size_that_is_not_the_datas_is_told_by_the_silos_name(tmp_path: Path) 
         "run", written(tmp_path, sizes=SIZES.replace("LA = 20", "LA = 21")), "--out", tmp_path / "a"
     ).sentence
     assert "silo 'LA' with 20 records where the plan declares 21" in said
-    assert "set sizes = { Bern = 50, LA = 20, NY = 30 } in records" in said
+    assert "set sizes = { Bern = 50, LA = 20, NY = 30 } in [recipe]" in said
     assert not (tmp_path / "a").exists()

@@ -121,4 +121,5 @@ def test_a_search_tells_how_far_it_is(tmp_path: Path) -> None:
     assert len(said) >= 8
     assert shares[-1] == 100
     assert shares == sorted(shares)
+    assert shares.count(100) == 1  # and not before it is done
     assert all(" s left" in line for line in said if "100%" not in line)

@@ -30,7 +30,7 @@ from sordino.privacy.delta import check_delta, default_delta
 from sordino.privacy.ledger import Asked, Ledger
 from sordino.privacy.rounding import atleast, upto
 from sordino.privacy.spending import Item, Limit
-from sordino.report import explain, model_card
+from sordino.report import compare, explain, model_card
 from sordino.report.svg import Axis
 from sordino.tuning import sweep
 
@@ -42,6 +42,13 @@ MADE: dict[str, Any] = {**LINE, "unit": "client", "billed": True, "cells": [0]}
 AUDIT = {"adversary": "models", "relation": "add_remove", "attack": "one", "passed": True, "lower_mu": 0.99999}
 CANARIES = {"canaries": 9, "unit": "client", "rounds": 2, "right": 5, "guessed": 8, "gaussian_epsilon": 0.99999}
 BOTH = {"lower_epsilon": 0.99999, "upper_epsilon": EPSILON, "delta": DELTA, "upper_mu": EPSILON}
+COMPARED = {
+    "name": "a",
+    "metrics": {},
+    "epsilon": {"models": EPSILON},
+    **dict.fromkeys(compare.PLAIN, "x"),
+    "delta": DELTA,
+}
 TEXTS = {
     "epsilon": calculator.text(
         {"adversaries": [LINE], "unit": "client", "accountant": "a", "method": "m", "grid": None}
@@ -55,6 +62,7 @@ TEXTS = {
     "ledger of a run": explain.in_all({"runs": 1, "dataset": "d", "limit": EPSILON, **LINE}),
     "explain": explain._strength(LINE, Ceiling(1.00003e-2, 0.50003), "client"),
     "audit": audited._mechanism_line({**AUDIT, **BOTH}),
+    "compare": compare.table({"runs": [COMPARED], "settings": []}).text(),
     "canaries": audited._canary_line({**CANARIES, **BOTH}),
 }
 
@@ -75,7 +83,7 @@ def test_round_bounds_stay_as_they_are() -> None:
 
 def said(text: str, word: str) -> list[float]:
     """Every number that stands behind a word."""
-    return [float(found) for found in re.findall(rf"{word} (\d[\d.e-]*\d|\d)", text)]
+    return [float(found) for found in re.findall(rf"{word}(?: \(models\))? +(\d[\d.e-]*\d|\d)", text)]
 
 
 @pytest.mark.parametrize("command", sorted(TEXTS))

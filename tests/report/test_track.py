@@ -117,3 +117,9 @@ def test_a_tracker_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ConfigError, match=r"pip install 'sordino\[mlflow\]'"):
         Tracker("mlflow", tmp_path)
+
+
+def test_a_run_says_where_its_tracker_wrote(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    said = sordino("run", federation(tmp_path), "--out", tmp_path / "a", "--track", "tensorboard")
+    assert said.out.splitlines()[-1] == f"tracked: {tmp_path / 'a.track'}"

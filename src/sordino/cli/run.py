@@ -79,7 +79,14 @@ def run(
         done = execute(config, out, resume=resume, engine=chosen, on_round=told, sign=sign)
         for one in seen:
             one.finish(done.certificate)
-    say(as_json, result(done), result_text(done))
+    where = track_folder(out)
+    said = f"{result_text(done)}\ntracked: {where}" if track and where.exists() else result_text(done)
+    say(as_json, result(done), said)
+
+
+def track_folder(out: Path) -> Path:
+    """Where trackers that keep files write: beside the run."""
+    return out.with_name(f"{out.name}.track")
 
 
 @contextmanager
@@ -91,7 +98,7 @@ def tracked(kinds: list[str] | None, config: Config, out: Path) -> Iterator[list
     from sordino.report.track import Tracker
 
     with ExitStack() as held:
-        folder, noise = out.with_name(f"{out.name}.track"), config.privacy.noise
+        folder, noise = track_folder(out), config.privacy.noise
         yield [held.enter_context(Tracker(kind, folder, config, noise)) for kind in dict.fromkeys(kinds)]
 
 

@@ -46,7 +46,8 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
         first = int(wrong[0])
         who = task.clients.name(int(here[first]))
         found = f"silo {who} with {held[first]} records where the plan declares {declared[first]}"
-        fix = f"set sizes = {_by_name(task.clients.names, held.tolist())} in records, if they may be public"
+        sizes = _by_name(task.clients.names, held.tolist())
+        fix = f"set sizes = {sizes} in [recipe], or in its records, if they may be public"
         if task.clients.here is not None:
             fix = "declare this silo's own size in the plan's records, if it may be public"
         raise DataError(found, "the declared sizes", fix)

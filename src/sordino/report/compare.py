@@ -58,7 +58,7 @@ def table(found: dict[str, Any]) -> Table:
             run["name"],
             *(figure(run["metrics"].get(name)) for name in metrics),
             *(upto(run["epsilon"].get(name), 4) for name in adversaries),
-            *(figure(run[key], 3) for key in PLAIN),
+            *(upto(run[key]) if key == "delta" else figure(run[key], 3) for key in PLAIN),
             *(short(one["values"][place]) for one in differ),
         )
         for place, run in enumerate(runs)

@@ -80,7 +80,8 @@ class Tuning:
         if self.epsilon is None:
             return None
         if config.deltas or any(getattr(part, "multipliers", ()) for part in (config.plan.release, config.plan.local)):
-            raise ConfigError("--epsilon, and silos with noise or deltas of their own", "one noise for all")
+            fix = "drop --epsilon: every silo keeps its noise, and the bill says what all tries cost"
+            raise ConfigError("--epsilon, and silos with noise or deltas of their own", "one noise for all", fix)
         reads = config.plan.local.reads
         weakest = 0 if reads is None else int(np.argmin(reads.sizes))
 

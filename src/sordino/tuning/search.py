@@ -78,10 +78,12 @@ def tune(
     judge = _Judge(plan, data, epsilon, delta, silos)
     rule, first = by_rule(plan)
     curves: dict[str, list[dict[str, float]]] = {}
-    best, sweeps = first, _sweeps(plan)
+    best, sweeps, before = first, _sweeps(plan), 0.0
     for number, (name, candidates) in enumerate(sweeps):
-        rest = [wanted for _, later in sweeps[number + 1 :] for wanted in later(best)]
-        tried = _tried(judge, list(candidates(best)), rest, on_tried)
+        asked = list(candidates(best))
+        rest = sum(_work(wanted) for _, later in sweeps[number + 1 :] for wanted in later(best))
+        tried = _tried(judge, asked, before, rest, on_tried)
+        before += sum(map(_work, asked))
         curves[name] = [{name: _value(wanted, name), "loss": loss} for loss, wanted in tried]
         best = min([(judge(best), best), *tried], key=lambda pair: pair[0])[1]
     if math.isinf(judge(best)):
@@ -92,16 +94,15 @@ def tune(
 
 
 def _tried(
-    judge: _Judge, candidates: list[Knobs], rest: list[Knobs], told: OnTried | None
+    judge: _Judge, candidates: list[Knobs], before: float, rest: float, told: OnTried | None
 ) -> list[tuple[float, Knobs]]:
-    """The loss of every candidate; what is known already is no work."""
-    found = []
-    for place, wanted in enumerate(candidates):
+    """The loss of every candidate, between the work `before` and the `rest`, which the best so far stands for."""
+    found, done, total = [], before, before + sum(map(_work, candidates)) + rest
+    for wanted in candidates:
         found.append((judge(wanted), wanted))
+        done += _work(wanted)
         if told is not None:
-            ahead = {*candidates[place + 1 :], *rest} - judge.known.keys()
-            done = sum(map(_work, judge.known))
-            told(done, done + sum(map(_work, ahead)), f"{_said(wanted)}: loss {found[-1][0]:.4g}")
+            told(done, total, f"{_said(wanted)}: loss {found[-1][0]:.4g}")
     return found
 
 
