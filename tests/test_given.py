@@ -14,6 +14,7 @@ from tests.tiny import clients, mlp, plan, seeded
 from torch import Tensor, nn
 
 import sordino as so
+from sordino.codec import added
 from sordino.data import datasets
 from sordino.data.task import Task
 from sordino.errors import ConfigError, DataError
@@ -183,13 +184,17 @@ def written(folder: Path, model: str) -> tuple[Path, Path]:
     return folder / "fed.toml", folder / "nets_of_mine.py"
 
 
-def test_a_model_by_name_runs_and_is_named_as_foreign(tmp_path: Path) -> None:
+def test_a_model_by_name_runs_and_is_named_as_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, nets = written(tmp_path, '{ kind = "own", name = "net_of_mine", options = { width = 5 } }')
     done = sordino("run", file, "--out", tmp_path / "run", "--with", nets, "--json").json
     named = {(part["package"], part["kind"]) for part in done["certificate"]["foreign_parts"]}
     assert named == {("nets_of_mine.py", "net_of_mine"), ("nets_of_mine.py", "loss_of_mine")}
     assert sordino("certify", tmp_path / "run", "--with", nets).code == 0
     assert sordino("audit", tmp_path / "run", "--with", nets).code == 0
+    monkeypatch.setattr(added, "_ADDED", {})
+    said = sordino("explain", tmp_path / "run").sentence
+    assert "of kind own, which is not loaded" in said
+    assert "name its file: --with" in said
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from sordino.version import __version__
 
 PREPARED = "prepared.json"
 MEMORY = "in memory"  # engine.jsonl of a run that was written down after its end
+UNLOADED = ("a known kind", "one that was added")  # what a file of somebody's own parts would have brought
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class RunFolder:
         try:
             found = load_config(self.path / "plan.toml")
         except UserError as error:
-            if error.needed == "a known kind":  # the bytes are those of the run, so it is a part of somebody's own
+            if error.needed in UNLOADED:  # the bytes are those of the run, so it is a part of somebody's own
                 fix = "install its package, or name its file: --with my_parts.py"
                 raise ConfigError(f"{error.found}, which is not loaded", "the part that ran", fix) from None
             raise CertificateError("plan.toml", f"plan.toml is not what ran: {error}") from None
