@@ -34,6 +34,7 @@ ELSEWHERE = {  # blocks by page and title, commands by their first word: the tes
 }
 EXCEPTIONS = {  # commands that no test executes, and why
     "python examples/dp_lora.py --seeds 1": "two minutes; tests/engines/test_transformers.py runs its main on less",
+    "sordino audit fed.toml --mechanism": "eight seconds; docs/tutorial.md has it of another file, and is followed",
     "torchrun --nnodes 3 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host0:29400 -m sordino run fed.toml "
     "--out runs/many": "three machines; the line above it has two ranks of one",
     **dict.fromkeys(

@@ -47,7 +47,7 @@ SMALLER: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     "docs/distributed.md": {"fed.toml": (("rounds = 60", "rounds = 2"), ("epochs = 5", "epochs = 1"))},
     "docs/silos.md": {"fed.toml": (("rounds = 20", "rounds = 2"), ("steps = 5", "steps = 1"))},
 }
-FEWER = ("--workers 2", "--workers 1")  # processes have tests of their own, and one page that is about them
+FEWER = (" --workers 2", "")  # processes have tests of their own, and one page that is about them
 ABOUT_WORKERS = "docs/distributed.md"
 
 
