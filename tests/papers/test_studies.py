@@ -123,6 +123,14 @@ def test_every_claim_of_the_front_page_is_one_that_is_made() -> None:
     assert [start for start in page.MAIN if not any(text.startswith(start) for text in texts)] == []
 
 
+def test_a_study_with_runs_of_an_earlier_code_is_named_among_those_not_held() -> None:
+    def study(*codes: str) -> dict[str, Any]:
+        return {"code": "0.1+b, AVX2", "rows": [{"figures": {"code": list(codes)}}]}
+
+    told = page._elsewhere({"new": study("0.1+b", "0.1+b"), "mixed": study("0.1+b", "0.1+a"), "old": {"code": "0.1+b"}})
+    assert told.endswith(": mixed, old.")
+
+
 def test_runs_are_held_to_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor with wider vectors adds in another order, and a net's figures would be of that machine alone."""
     for name in INSTRUCTIONS:

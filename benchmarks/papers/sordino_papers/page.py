@@ -151,13 +151,17 @@ def _elsewhere(results: Results) -> str:
     cells = {cell.id: table.id for table in TABLES for cell in table.cells}
     others = [cells.get(name, name) for name, result in results.items() if not _held(result)]
     named = ", ".join(dict.fromkeys(others))
-    told = "Results that name other instructions or none; a net's may be off by that much"
+    told = "Results with runs that name other instructions or none; a net's may be off by that much"
     return f"{told}: {named}." if named else ""
 
 
 def _held(result: Row) -> bool:
+    """All runs by AVX2; of a study put together from runs that name their code, also all by the study's own code."""
     made = result.get("code") or ""
-    return all(str(one).endswith("AVX2") for one in (made if isinstance(made, list) else [made]))
+    names = [str(one) for one in (made if isinstance(made, list) else [made])]
+    rows = [row["figures"] for row in result.get("rows", []) if isinstance(row.get("figures"), dict)]
+    own = all(one == names[0].partition(", ")[0] for figures in rows for one in figures.get("code", []))
+    return own and all(name.endswith("AVX2") for name in names)
 
 
 def _pieces(part: str, results: Results) -> list[str]:
