@@ -112,6 +112,28 @@ def test_another_task_is_not_gone_on_with(other: Any, what: str, tmp_path: Path)
     assert (tmp_path / "run" / "charges.jsonl").read_bytes() == before
 
 
+def renamed(loss: Any) -> Any:
+    """Every function of a script may be called <lambda>."""
+    loss.__qualname__ = "<lambda>"
+    return loss
+
+
+class Turned(Mine):
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+def test_a_function_or_a_module_of_the_same_name_is_known_by_what_it_says(tmp_path: Path) -> None:
+    train(tmp_path / "loss", task(loss=renamed(own_loss)))
+    train(tmp_path / "loss", task(seeded(Mine(), 5), loss=renamed(own_loss)), resume=True)  # other first weights
+    with pytest.raises(DataError, match="what module and loss say of a made-up record"):
+        train(tmp_path / "loss", task(loss=renamed(lambda out, y: out.square().sum(1))), resume=True)
+    train(tmp_path / "module", task())
+    Turned.__name__ = Turned.__qualname__ = "Mine"
+    with pytest.raises(DataError, match="what module and loss say of a made-up record"):
+        train(tmp_path / "module", task(seeded(Turned())), resume=True)
+
+
 def test_what_is_saved_certifies_and_holds_nothing_private(tmp_path: Path) -> None:
     for name, result in (("memory", train(None, noise="secure")), ("folder", train(tmp_path / "run", noise="secure"))):
         if name == "folder":

@@ -8,7 +8,7 @@ rotary embedding) and frozen parameters are not aggregated: whoever changes one 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -132,7 +132,8 @@ def constants(model: nn.Module) -> set[str]:
     return {f"{path}.{name}" if path else name for path, part in parts for name in part._non_persistent_buffers_set}
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A deep copy; what hooks compute from parameters (old weight norm's `weight`) comes along as plain numbers."""
+def copied(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A deep copy, but for what is `shared`; what hooks compute from parameters (old weight norm) comes as numbers."""
     held = [value for part in model.modules() for value in vars(part).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in held if not value.is_leaf})
+    plain = {id(value): value.detach().clone() for value in held if not value.is_leaf}
+    return copy.deepcopy(model, plain | {id(value): value for value in shared})

@@ -18,6 +18,7 @@ from sordino.data.metrics import LOWER, Metric, Seen, metrics_of
 from sordino.data.scores import figures, judged
 from sordino.data.task import Records, Task, evaluate, sums_of
 from sordino.errors import ConfigError, DataError
+from sordino.outcome import DIAGNOSTIC
 from sordino.parts.losses import IGNORED, CrossEntropy, Logistic, Mse
 
 SKEWED = np.random.default_rng(0).choice(3, size=500, p=[0.85, 0.1, 0.05])
@@ -174,6 +175,21 @@ def test_a_function_of_ones_own_is_a_metric_and_its_failure_one_sentence() -> No
     broken = Task.of(Echo(), [(SCORES, RIGHT)], test=(SCORES, RIGHT), metrics={"odd": lambda out, y: "high"})
     with pytest.raises(DataError, match="metric 'odd' that fails"):
         broken.evaluate(torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ["round", DIAGNOSTIC, "accuracy"])
+def test_a_function_cannot_speak_for_what_the_history_says_itself(name: str) -> None:
+    """A metric called `round` was the number of the round."""
+    with pytest.raises(DataError, match="which the history has already"):
+        Task.of(mlp(), clients(), test=clients()[0], metrics={name: lambda out, y: 7.0}).evaluate(torch.zeros(67))
+
+
+def test_what_a_function_writes_into_its_arguments_no_other_reads() -> None:
+    def spoils(out: Tensor, y: Tensor) -> float:
+        return float(out.zero_().sum() + y.zero_().sum())
+
+    both = Task.of(mlp(), clients(), test=clients()[4], metrics={"spoils": spoils, "sum": lambda out, y: y.sum()})
+    assert both.evaluate(torch.zeros(67))["sum"] == float(clients()[4][1].sum()) > 0
 
 
 def test_a_metric_that_does_not_fit_the_targets_says_so() -> None:

@@ -23,6 +23,10 @@ from sordino.parts.losses import IGNORED, Loss
 Array = NDArray[Any]
 MetricFunction = Callable[[Tensor, Tensor], Any]  # (outputs [n, ...], targets [n, ...]) -> a number, or numbers by name
 LOWER = ("loss", "rmse", "mae")  # the smaller the better
+TAKEN = (  # what a line of history holds anyway
+    *("round", "void", "diagnostic, not private"),
+    *("loss", "accuracy", "balanced_accuracy", "rmse", "only_class"),
+)
 
 
 @dataclass(frozen=True)
@@ -236,12 +240,17 @@ class Given(Metric):
 def _told(name: str, function: MetricFunction, seen: Seen) -> dict[str, float]:
     """What a user's function says; its failure is one sentence."""
     try:
-        found = function(seen.outputs, seen.targets)
+        found = function(seen.outputs.clone(), seen.targets.clone())  # whatever it writes there, it alone reads
         numbers = found if isinstance(found, Mapping) else {name: found}
-        return {str(key): float(value) for key, value in numbers.items()}
+        told = {str(key): float(value) for key, value in numbers.items()}
     except Exception as error:  # whatever a stranger's function raises
         what = f"metric {name!r} that fails ({type(error).__name__}: {str(error).strip()[:200]})"
         raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
+    taken = next((key for key in told if key in TAKEN), None)
+    if taken is not None:
+        found = f"metric {name!r} that says something of {taken!r}, which the history has already"
+        raise DataError(found, "a name of its own", f'for one "my_{taken}"')
+    return told
 
 
 def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tuple[Metric, ...]:

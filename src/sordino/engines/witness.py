@@ -7,18 +7,21 @@ answer. So a copy of the model at its first weights is asked twice a round, befo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sordino.data.task import Task
 from sordino.errors import PlanError
-from sordino.layout import copied
+from sordino.layout import Layout, copied
 from sordino.parts.losses import keeps_apart
 from sordino.per_record.apart import kept_apart
 from sordino.per_record.company import SAME, distance
 from sordino.per_record.still import still
 from sordino.rng import global_coins, standing_at
 
+MACHINES = 1e-3  # relative: the same pass on another machine, or with another version of torch
 _FIX = "keep what is counted or averaged out of model and loss, and take random numbers from torch"
 
 
@@ -26,12 +29,17 @@ class Witness:
     """Model and loss of a task as they were before the first client."""
 
     def __init__(self, task: Task) -> None:
-        self.model, self.losses, self.coins = copied(task.model).train(), task.losses, global_coins()
+        self.model, self.losses, self.coins = _copied(task.model).train(), task.losses, global_coins()
         self.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # they begin anew for every client
         x, y = task.clients.records.x, task.clients.records.y
         self.x = torch.ones((2, *x.shape[1:]), dtype=x.dtype, device=task.device)  # nobody's records
         self.y = torch.zeros((2, *y.shape[1:]), dtype=y.dtype, device=task.device)
         self.said: list[Tensor] = []
+
+    def at(self, vector: Tensor) -> list[Tensor]:
+        """What is said with these weights."""
+        Layout.of(self.model).load(self.model, vector)
+        return self._answer()
 
     def ask(self) -> None:
         """Before the clients of a round: a schedule may have changed the loss since the last."""
@@ -54,6 +62,22 @@ class Witness:
                 return [scores.clone(), self.losses(scores, self.y).clone()]
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
             return []
+
+
+def words_of(task: Task) -> tuple[float, ...]:
+    """What module and loss say of made-up records at public weights: by it those of a script are known again."""
+    said = Witness(task).at(torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
+    return tuple(value for part in said for value in part.double().flatten()[:16].tolist())
+
+
+def same_words(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether it is what was said before, on whatever machine; who said nothing then is not asked now."""
+    return not one or distance([torch.tensor(one)], [torch.tensor(other)]) <= MACHINES
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy that shares what is frozen: it may be large, and whoever changes it is refused anyway."""
+    return copied(model, [p for p in model.parameters() if not p.requires_grad])
 
 
 def witness(task: Task) -> Witness | None:

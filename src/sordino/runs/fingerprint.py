@@ -17,18 +17,24 @@ from sordino.config import Config
 from sordino.data.initial import frozen
 from sordino.data.named import plain
 from sordino.data.task import Records, Task
+from sordino.engines.witness import same_words, words_of
 from sordino.errors import CertificateError
 from sordino.version import __version__
 
+_WORDS = "what module and loss say of a made-up record, so one of them is another"
 _ROWS = 4096  # of mapped data so many rows are read, evenly spaced from one that the key chooses: all may take hours
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """HMAC-SHA256 of the data, part by part. Without the key, which is never released, it tells nothing of them."""
+    """HMAC-SHA256 of the data, part by part. Without the key, which is never released, it tells nothing of them.
+
+    `words` are what module and loss say of made-up records: functions of a script have no other mark than a name.
+    """
 
     key: str
     parts: dict[str, str]
+    words: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, task: Task, key: str = "") -> Fingerprint:
@@ -44,21 +50,22 @@ class Fingerprint:
         fixed = frozen(plain(task.model))
         weights = {} if task.init is None else {"the initial weights": task.init.sha256}
         base = {} if fixed is None else {"the frozen weights": fixed.sha256}
-        return cls(key, parts | weights | base)
+        return cls(key, parts | weights | base, words_of(task))
 
     def changed(self, task: Task) -> list[str]:
         """The parts of the data that are not what they were."""
-        now = Fingerprint.of(task, self.key).parts
-        return [name for name, kept in self.parts.items() if now.get(name) != kept]
+        now = Fingerprint.of(task, self.key)
+        other = [name for name, kept in self.parts.items() if now.parts.get(name) != kept]
+        return other or ([] if same_words(self.words, now.words) else [_WORDS])
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"key": self.key, "parts": self.parts}, indent=2).encode() + b"\n"
+        return json.dumps({"key": self.key, "parts": self.parts, "words": self.words}, indent=2).encode() + b"\n"
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Fingerprint:
         try:
             table: dict[str, Any] = json.loads(data)
-            return cls(str(table["key"]), dict(table["parts"]))
+            return cls(str(table["key"]), dict(table["parts"]), tuple(map(float, table.get("words", ()))))
         except (ValueError, TypeError, KeyError, RecursionError):
             raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not a fingerprint") from None
 
