@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tiny import SIZES, clients, mlp, plan, task
+from tests.tiny import SIZES, clients, mlp, plan, seeded, task
 from torch import nn
 
 import sordino
@@ -218,6 +218,19 @@ def test_on_round_sees_every_round_as_it_ends() -> None:
     seen: list[dict[str, Any]] = []
     assert sordino.train(plan(rounds=3), task(), on_round=seen.append).history == seen
     assert [line["round"] for line in seen] == [1, 2, 3]
+
+
+def test_other_tensors_than_at_first_are_not_trained_in_the_middle_of_a_run() -> None:
+    """Of the same shape, they were given the weights of the others without a word."""
+    model: Any = seeded(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)))
+    model[0].requires_grad_(False)
+
+    def swap(line: dict[str, Any]) -> None:
+        model[0].requires_grad_(True)
+        model[1].requires_grad_(False)
+
+    with pytest.raises(DataError, match=r"requires_grad.*changed between two rounds"):
+        sordino.train(plan(rounds=2), Task.of(model, clients()), allow_large_delta=True, on_round=swap)
 
 
 def test_a_population_that_does_not_match_the_data_is_said_plainly() -> None:

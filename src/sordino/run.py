@@ -149,7 +149,7 @@ def run(
         raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
     first = state or State.initial(plan, task.layout.flatten(task.model))
     task, state = begin(plan, task, streams, charges.charge, first)
-    worker = engine.prepare(plan, task, streams)
+    worker, layout = engine.prepare(plan, task, streams), task.layout
     if isinstance(worker, Remembers):
         worker.recall(state.secret)
     judge = worker if isinstance(worker, Leads) else task
@@ -173,9 +173,18 @@ def run(
             own = task.evaluate_clients(result) if due and train_metrics else {}
             spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
             yield Round(t, state, metrics, {**collected.diagnostics, **own}, spent, void)
+            check_layout(task, layout)
     finally:
         if isinstance(worker, Leads):
             worker.dismiss()
+
+
+def check_layout(task: Task, layout: Layout) -> None:
+    """Refuse a model of which other tensors are to be trained than the run began with: they would get these weights."""
+    if task.layout != layout:
+        found = "a model whose requires_grad, or whose tensors, were changed between two rounds"
+        fix = "bring them back and resume; to train others too, begin another run with init= the weights of this one"
+        raise DataError(found, "the same trained tensors for a whole run", fix)
 
 
 def check_finite(state: State) -> None:
