@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
-from tests.optim.loops import Parts, mlp, private, train
+from tests.optim.loops import Parts, data, mlp, private, train
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from typer.testing import CliRunner
 
 from sordino.cli import app
@@ -185,6 +185,26 @@ def test_the_order_is_kept_over_a_resume_in_the_middle_of_an_epoch() -> None:
             break
     for a, b in zip(whole[0].parameters(), other[0].parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_rows_that_change_places_between_epochs_are_refused() -> None:
+    dataset = data()
+    parts = private(dataset=dataset, epochs=2, strategy=Banded(5))
+    train(parts)
+    for rows in dataset.tensors:
+        rows.copy_(rows.flip(0))
+    with pytest.raises(PlanError, match="rows are not what and where they were"):
+        train(parts)
+
+
+def test_a_checkpoint_does_not_go_on_over_another_split() -> None:
+    splits = [Subset(data(80), np.random.default_rng(k).permutation(80)[:60].tolist()) for k in (0, 0, 1)]
+    first, same, other = (private(dataset=split, epochs=2, strategy=Banded(5)) for split in splits)
+    train(first)
+    same[1].load_state_dict(first[1].state_dict())
+    train(same)
+    with pytest.raises(ConfigError, match="over other rows, or over these in another order"):
+        other[1].load_state_dict(first[1].state_dict())
 
 
 def test_no_step_is_taken_after_the_planned_ones() -> None:

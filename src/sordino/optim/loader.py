@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, defaul
 
 from sordino.errors import PlanError
 from sordino.optim.account import Account
+from sordino.optim.order import Order
 from sordino.rng import Streams
 
 KEPT = (  # what the private loader takes over from the given one
@@ -45,6 +46,7 @@ class Turn:
         self.handed: Handed | None = None
         self.pieces = 0  # of this batch, summed already
         self.loops = 0  # begun so far: only the newest goes on
+        self.order: Order | None = None  # of the data set, where steps share noise
 
     def begin(self) -> int:
         """A loop over the loader begins; its number."""
@@ -169,6 +171,7 @@ class PrivateLoader(DataLoader[Any]):
         self, loader: DataLoader[Any], account: Account, turn: Turn, streams: Streams, physical: int | None
     ) -> None:
         self.turn, self.pieces = turn, DrawnBatches(account, streams, physical)
+        turn.order = Order(loader.dataset) if account.settings.plan.release.joint else None
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
         self.tensors = loader.dataset.tensors if plain and type(loader.dataset) is TensorDataset else None
         super().__init__(
@@ -179,6 +182,8 @@ class PrivateLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self.turn.order is not None:
+            self.turn.order.check()
         loop = self.turn.begin()
         self.pieces.drawn.clear()
         for batch in self._rows() if self.tensors is not None else super().__iter__():

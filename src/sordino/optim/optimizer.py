@@ -237,13 +237,16 @@ class PrivateOptimizer(Optimizer):
         Under correlated noise also what the noise remembers, which is not to be published.
         """
         self.recording.guard.look()
-        return {**self.inner.state_dict(), "sordino": {**self.account.state(), **self.memory.state()}}
+        order = {} if self.turn.order is None else self.turn.order.state()
+        return {**self.inner.state_dict(), "sordino": {**self.account.state(), **self.memory.state(), **order}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a run of the same settings, bill and all."""
         ours = state_dict.get("sordino")
         taken = self.account.joined(ours)
         self.memory.check(ours or {}, sum(taken.values()))
+        if self.turn.order is not None:
+            self.turn.order.check_state(ours or {})
         self.account.taken = taken
         self.memory.load(ours or {})
         self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})

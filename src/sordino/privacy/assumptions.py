@@ -114,8 +114,9 @@ def _record_assumptions(plan: Plan, public: tuple[Declared, ...], words: dict[st
 def _loop_assumptions(loop: Loop, joint: bool) -> list[str]:
     """What a loop that its user wrote, and that keeps no chain of charges, asks for besides."""
     lost = "steps after a checkpoint that was gone back to were seen by nobody: their noise would be drawn twice"
+    order = "the data set gave the same record under the same number in every epoch, and after every resume"
     return [
-        *((lost,) if joint else ()),
+        *((lost, order) if joint else ()),
         "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
         f"the loss is the {loop.reduction} over the records of a batch, each with a term of its own",
         "the steps were counted by the process that took them: no chain of charges shows that there were no others",
