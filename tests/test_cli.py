@@ -127,7 +127,7 @@ def test_plan_touches_no_data(fed: Path, tmp_path: Path, monkeypatch: pytest.Mon
     def never(*_: object, **__: object) -> None:
         raise AssertionError("plan read data")
 
-    monkeypatch.setattr("sordino.config.load", never)
+    monkeypatch.setattr("sordino.config.task.load", never)
     gone = tmp_path / "gone.toml"
     gone.write_text(fed.read_text().replace("data.npz", "no such file.npz"))
     assert sordino("plan", gone, "--json").json["epsilon"] == sordino("plan", fed, "--json").json["epsilon"]
