@@ -123,6 +123,25 @@ def test_every_claim_of_the_front_page_is_one_that_is_made() -> None:
     assert [start for start in page.MAIN if not any(text.startswith(start) for text in texts)] == []
 
 
+FEWER = (  # claims that compare no two methods: closed forms, bounds that no run may exceed, what rounding does
+    "001: at the same epsilon our noise is below the paper's formula",
+    "003: T = ",
+    "000 Theorem",
+    "004 Theorem",
+    "000: logistic regression (000-table2): a millionth",
+    "000: small CNN (000-small): a millionth",
+)
+
+
+@pytest.mark.skipif(not (KEPT / "003-mnist.json").is_file(), reason="results are not here")
+def test_every_claim_that_one_beats_another_stands_on_five_paired_seeds() -> None:
+    """One run decides nothing, and a figure without seeds has no interval."""
+    rows = [row for rows in page.judged(kept.stored(KEPT)).values() for row in rows]
+    few = [row["text"] for row in rows if (row["seeds"] or 0) < 5 or "no interval" in row["measured"]]
+    assert [text for text in few if not text.startswith(FEWER)] == []
+    assert [start for start in FEWER if not any(text.startswith(start) for text in few)] == []
+
+
 def test_a_study_with_runs_of_an_earlier_code_is_named_among_those_not_held() -> None:
     def study(*codes: str) -> dict[str, Any]:
         return {"code": "0.1+b, AVX2", "rows": [{"figures": {"code": list(codes)}}]}
@@ -144,6 +163,13 @@ def test_runs_are_held_to_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:
     rows = [{"axis": "n", "size": float(n), "excess": 3.0 * n**-2} for n in (1, 2, 4)]
     assert paper_001_scaling.slope(rows, "n") == pytest.approx(-2.0)
+
+
+def test_every_data_set_has_a_slope_of_its_own() -> None:
+    noises = np.linspace(0.5, 1.5, paper_001_scaling.NOISES)  # their mean is 1
+    values = {n: np.concatenate([3.0 * n**-2 * noises, 5.0 * n**-1 * noises]).tolist() for n in (1.0, 2.0, 4.0)}
+    rows = [{"axis": "n", "size": n, "values": found} for n, found in values.items()]
+    assert paper_001_scaling.slopes(rows, "n") == pytest.approx([-2.0, -1.0])
 
 
 def test_one_pass_with_stages_comes_near_the_best_model() -> None:
