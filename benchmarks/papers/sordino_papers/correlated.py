@@ -120,6 +120,12 @@ def in_turn_rows(repeats: int, workers: int) -> list[Row]:
     return gathered(rows, ("noise", "mu", "step"), "accuracy")
 
 
+def quick() -> Row:
+    """Seed 0 of the square root at the smaller mu."""
+    name, mu, step = "square root, 10 bands", MUS[0], 0.125
+    return {"noise": name, "mu": mu, "step": step, **_in_turn(name, mu, step, 0, choose=False)}
+
+
 def values_of(rows: Sequence[Row], **wanted: Any) -> list[float]:
     (row,) = picked(rows, **wanted)
     return list(row["values"])
@@ -156,5 +162,7 @@ STUDIES = (
         in_turn_claims,
         draw_in_turn,
         chosen=CHOSEN,
+        quick=quick,
+        measure="accuracy",
     ),
 )
