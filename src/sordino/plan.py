@@ -326,6 +326,7 @@ class Plan(_Kept):
         return digest(self)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class State:
     """All that a run remembers between rounds: exactly the checkpoint."""

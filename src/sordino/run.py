@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.data.task import Task
 from sordino.engines.base import ClientJob, Collected, Engine, Leads, Receipt, Remembers, Worker
 from sordino.engines.checks import check_records
@@ -53,6 +54,7 @@ class Settled:
     receipts: tuple[Receipt, ...] = ()
 
 
+@codec.hides_values
 @dataclass
 class Tally:
     """Charges kept in memory: how many releases, and, where the cohort is seen anyway, who was in them."""
@@ -74,6 +76,7 @@ class Tally:
             self.cohorts.append(cohort)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Round:
     """One round, done. `diagnostics` come from unreleased data: for simulation, never for release."""

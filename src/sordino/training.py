@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from sordino import codec
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
 from sordino.data.metrics import Given as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
@@ -55,6 +56,7 @@ from sordino.runs.shown import AUDIT
 from sordino.version import versions
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Result:
     """What a run leaves: the model of the last round, one entry per round, and the certificate."""
@@ -68,6 +70,14 @@ class Result:
     facts: Facts | None = field(default=None, repr=False)
     task: Task | None = field(default=None, repr=False)
     kept: tuple[Notes, State] | None = field(default=None, repr=False)  # of a run in memory
+
+    def described_fields(self) -> dict[str, str]:
+        """What its repr says: the cost, which is public, and no figure of the history."""
+        made = self.certificate
+        cost = {name: str(made.get(name)) for name in ("epsilon", "delta", "unit", "relation")}
+        noise = {"noise": str(made["noise"]["mode"])} if "noise" in made else {}
+        rounds = {"rounds": str(len(self.history)), "model": type(self.model).__name__}
+        return {**cost, **noise, **rounds, **({} if self.path is None else {"path": repr(str(self.path))})}
 
     def explain(self) -> str:
         """The certificate in plain sentences, as `sordino explain` prints it."""

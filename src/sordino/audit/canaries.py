@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino import codec
 from sordino.audit import one_run
 from sordino.audit.mechanism import gaussian_epsilon_at
 from sordino.audit.rehearsal import Watching
@@ -107,6 +108,7 @@ def judged(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, ro
 # ---- planted ---------------------------------------------------------------------------------------------------------
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Planted:
     """A task with canaries, and what the adversary knows of them.

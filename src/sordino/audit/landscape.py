@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sordino import codec
 from sordino.data.task import Records, Task, evaluate
 from sordino.errors import DataError
 from sordino.layout import Layout
 from sordino.rng import Seeded
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Landscape:
     """loss[i, j] at model + span[i] * first + span[j] * second."""

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino import codec
 from sordino.audit.preparation import audit_preparation
 from sordino.audit.records import Proved, audit_records
 from sordino.audit.sequence import audit_sequence
@@ -247,6 +248,7 @@ def gaussian_epsilon_at(mu: float, delta: float) -> float:
     return accounting.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accounting.COARSE)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class _World:
     """Trials of one world: how many clients came, and whether ours was among them."""

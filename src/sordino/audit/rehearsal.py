@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sordino import codec
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
@@ -39,6 +40,7 @@ FEW, MOST = 8, 20_000  # a rehearsed cohort, and the largest population
 FAR = 1e38  # a target that no prediction reaches: the slope of |w x - y| is x, whatever w
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Seen:
     """One round, as the loop and its engine left it."""
@@ -51,6 +53,7 @@ class Seen:
     moved: Tensor  # [d], by how much the model went down: the decoded mean
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Rehearsal:
     """What ran, and all that was seen of it."""
@@ -87,6 +90,7 @@ def _legs(plan: Plan, task: Task, engine: Engine, streams: Streams, length: int)
         state = Checkpoint.of_bytes(Checkpoint(done.state, "", Mark(), Mark()).to_bytes()).state
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Watching:
     """An engine that writes down what it was asked and what it answered."""
@@ -103,6 +107,7 @@ class Watching:
         return _Watched(self.inner.prepare(plan, task, streams), self.absent, self.seen)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class _Watched:
     worker: Worker

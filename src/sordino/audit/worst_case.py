@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.audit.sequence import Sequence
 from sordino.engines.base import Collected
 from sordino.parts.bounds import Bound
@@ -95,6 +96,7 @@ def crowds(pipeline: Pipeline) -> list[Pipeline]:
     return [pipeline]
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Attack:
     """Encoded messages of a worst case: our client sends `sent` or, in the other world, `instead` (None: is absent)."""

@@ -25,6 +25,7 @@ from sordino.codec.form import (
     to_toml,
 )
 from sordino.codec.part import DEEPEST, Foreign, Part, family_of, foreign, genuine, inside, package_of
+from sordino.codec.short_repr import hides_values
 from sordino.codec.words import nearest, own_words
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "family_of",
     "foreign",
     "genuine",
+    "hides_values",
     "inside",
     "nearest",
     "own_words",

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino import codec
 from sordino.codec import Foreign, Part, added, read
 from sordino.data.scores import by_class, labels_of, said_of
 from sordino.errors import DataError
@@ -29,6 +30,7 @@ TAKEN = (  # what a line of history holds anyway
 )
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Seen:
     """What a model says of all test records, and what is true of them; `groups` says which group each belongs to."""

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino import codec
 from sordino.codec import Part
 from sordino.errors import DataError
 
 Ints = NDArray[np.int64]
 
 
+@codec.hides_values
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
     """Client i holds the records index[offsets[i]:offsets[i+1]]."""

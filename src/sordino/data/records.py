@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino import codec
 from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 
+@codec.hides_values
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Dataset:
     """Training and test records, and the natural client of each where the data has one."""

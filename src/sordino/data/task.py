@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sordino import codec
 from sordino.data.columns import Waiting
 from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of, refuse_compiled, refuse_statistics
 from sordino.data.initial import Initial, begun
@@ -24,6 +25,7 @@ from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Records:
     """Aligned records: x [n, ...], y [n, ...]."""
@@ -36,6 +38,7 @@ class Records:
         return len(self.x)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Clients:
     """All clients' records in one table; client i holds rows index[offsets[i] : offsets[i + 1]].
@@ -101,6 +104,7 @@ class Clients:
         return self.index[self.offsets[client] : self.offsets[client + 1]]
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Task:
     """What is trained, on whose data; `test` and `public` are declared public."""

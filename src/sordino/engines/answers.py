@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from sordino import codec
 from sordino.data.task import Task
 from sordino.engines.base import ClientJob
 from sordino.engines.checks import check_records
@@ -38,6 +39,7 @@ class Till(Protocol):
         """Keep the answer, before it is sent."""
 
 
+@codec.hides_values
 @dataclass
 class Drawer:
     """A till in memory, without a limit: for loopback and tests."""
@@ -84,6 +86,7 @@ def answered(worker: InProcessWorker, job: Job, pay: Callable[[Job], int]) -> Re
     return Reply(job.id, job.client, worker.sent(who, rows, job.public.t)[0].cpu().float(), charges=charges)
 
 
+@codec.hides_values
 @dataclass
 class Silo:
     """One silo: bytes of a job in, bytes of a reply out. `allows` is its policy: it raises a `UserError` to refuse.

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from sordino import codec
 from sordino.data.task import Task
 from sordino.layout import Layout
 from sordino.parts.encode import Public
@@ -16,6 +17,7 @@ from sordino.plan import Plan
 from sordino.rng import Streams
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class ClientJob:
     """One round's work: every client of `cohort` starts at `start`."""
@@ -33,6 +35,7 @@ class Receipt:
     charges: int
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Collected:
     """The sum of the encoded messages, and how many came. `diagnostics` are for simulation: not private."""

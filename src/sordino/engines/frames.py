@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino import codec
 from sordino.errors import DataError, shown
 from sordino.parts.encode import Public
 
@@ -34,6 +35,7 @@ def bad(found: str, needed: str = "") -> DataError:
     return DataError(f"a message with {found}", needed)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Frame:
     """What is said, and the arrays [n] that go with it."""

@@ -37,6 +37,7 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 _JOB = re.compile(r"[0-9a-f]{64}")
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Job:
     """One client's work in one round; without `public` and `start` the question whether it will take part at all.
@@ -156,6 +157,7 @@ def _check_round(job: Job, size: int) -> None:
         raise bad(f"a mask of {found} coordinates", f"{wanted}, as the plan says")
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Reply:
     """One client's answer: its noised row; or why there is none; or, to the first question, that it takes part.

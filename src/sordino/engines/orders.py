@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sordino import codec
 from sordino.engines.frames import Frame, public_arrays, public_bytes, public_names, public_of, public_said, within
 from sordino.errors import DataError
 from sordino.parts.encode import Public
@@ -13,6 +14,7 @@ LINE = 1 << 12  # bytes that a line of JSON may take
 END = Frame("end").to_bytes()  # the run is over
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Order:
     """What rank 0 wants: the messages of a cohort, or, without one, an evaluation. The vector follows."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.data.task import Task
 from sordino.engines.base import ClientJob, Collected, Receipt
 from sordino.engines.inprocess import public_update
@@ -76,6 +77,7 @@ class Remote:
         return worker
 
 
+@codec.hides_values
 @dataclass
 class Heard:
     """What has come back of one round."""

@@ -84,6 +84,7 @@ class Paid:
         return Cost(job.plan, self.silo, self.policy.adversary)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Counter:
     """A silo with two desks: jobs that are answered alone, and letters of secure sums."""

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from sordino import codec
 from sordino.errors import DataError, shown
 
 MARK = b"sordino sum 1\n"
@@ -13,6 +14,7 @@ HEAD = 1 << 20
 STAGES = ("keys", "shares", "mask", "unmask")
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Letter:
     """One stage of one session: what is asked or answered."""

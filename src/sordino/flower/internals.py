@@ -16,6 +16,7 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
+from sordino import codec
 from sordino.errors import EngineError
 
 LOWEST, BELOW = (1, 41), (1, 42)
@@ -109,6 +110,7 @@ def unpacked(message: Any) -> bytes | None:
         return None
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Taken:
     """One task of a node: what it was asked, and how to answer. The code that the run ships is neither read nor run."""
@@ -153,6 +155,7 @@ class Taken:
             done.wait(BEAT)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Node:
     """The Runtime API of a SuperNode that runs with --isolation process: the tasks of this node wait there."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sordino import codec
 from sordino.engines.jobs import Job
 from sordino.errors import EngineError
 from sordino.flower import internals
@@ -17,6 +18,7 @@ LOOK = 3.0  # between two looks for who is online
 LEAST = 3.0  # nobody is asked who could not answer in time
 
 
+@codec.hides_values
 @dataclass
 class Post:
     """What is under way to whom. A node that was started anew has forgotten what it was asked: it is asked again."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import tomli_w
 
+from sordino import codec
 from sordino.errors import EngineError
 from sordino.flower import keys
 from sordino.flower.internals import JOINED, register
@@ -62,6 +63,7 @@ def end(processes: list[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+@codec.hides_values
 @dataclass
 class Loopback:
     """The folder of `sordino federation new`, brought to life; `silos` are its names in the plan's order."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sordino import codec
 from sordino.engines.answers import worker_of
 from sordino.engines.base import ClientJob
 from sordino.engines.frames import count
@@ -34,6 +35,7 @@ from sordino.rng import streams
 Keys = dict[int, tuple[bytes, bytes]]  # public keys of members: for letters, for masks
 
 
+@codec.hides_values
 @dataclass
 class Session:
     """What a member remembers of one sum, and forgets with the next."""
@@ -48,6 +50,7 @@ class Session:
     shares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # of others: own mask, mask key
 
 
+@codec.hides_values
 @dataclass
 class Member:
     """One silo in secure sums: letters in, letters out."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
+from sordino import codec
 from sordino.errors import PlanError
 from sordino.optim.account import Account
 from sordino.optim.order import Order
@@ -25,6 +26,7 @@ KEPT = (  # what the private loader takes over from the given one
 )
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Handed:
     """A piece of a batch that waits for its step: how many records, which piece, and whether it is the last."""

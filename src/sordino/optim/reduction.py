@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from sordino import codec
 from sordino.errors import PlanError
 from sordino.optim.loader import Handed
 from sordino.optim.settings import Reduction
@@ -45,6 +46,7 @@ def counts(target: Tensor | None) -> bool:
     return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
 
 
+@codec.hides_values
 @dataclass
 class Seen:
     """A model's output [b, ...], the targets the loader gave with it, and d loss / d output once it is known."""

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Norm
@@ -20,6 +21,7 @@ from sordino.parts.numbers import positive
 from sordino.parts.schedules import Schedule, at
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Public:
     """What everybody may know in round t: nothing here depends on unreleased data."""

@@ -11,12 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Norm
 from sordino.parts.numbers import MOST, natural, positive
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Batch:
     """One minibatch of each of m clients. `mask` marks real records, `active` clients that still have steps to do."""
@@ -28,6 +30,7 @@ class Batch:
     sizes: Tensor | None = None  # [m, b], norms of (x, 1) where they are known already
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Anchor:
     """What a regulariser may pull towards: the public model the round began with, and the clip radius."""

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino import codec
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Spent
@@ -32,6 +33,7 @@ class Coins:
     solver: LocalSolver | None = None
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Work:
     """What m clients are given: all start at `start`, and read their records batch after batch."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from sordino import codec
 from sordino.errors import ConfigError
 from sordino.parts.bounds import Norm
 from sordino.parts.clipping import factors
@@ -24,6 +25,7 @@ _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
 Pieces = Mapping[nn.Parameter, Piece]
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Clipped:
     """What one batch gives: `total` by parameter name, and per record the norm before the clip and the loss."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sordino import codec
 from sordino.errors import PlanError
 from sordino.layout import copied
 from sordino.per_record.pieces import sums_in
@@ -115,6 +116,7 @@ class Company:
             return _Answer(kept, total, [s[some] for s in slopes], met)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class _Answer:
     outputs: list[Tensor]

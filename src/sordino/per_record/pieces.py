@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.parts.norms import BLOCK
 
 NEAR, FAR = 12, 32  # reading and writing a materialised entry, in multiplications: in the cache, in memory
@@ -69,6 +70,7 @@ def row_squares(rows: Tensor) -> Tensor:
     return norms.double().square_().sum(1).add_(row_squares(rows[:, whole:]))
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Rows:
     """Gradients as they are, [b, *shape]."""
@@ -127,6 +129,7 @@ def flat(value: Tensor, time_first: bool) -> Tensor:
     return (value.transpose(0, 1) if time_first else value).reshape(-1, value.shape[2])
 
 
+@codec.hides_values
 @dataclass
 class Outer:
     """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O]; `turn` gives [..., *shape].
@@ -199,6 +202,7 @@ def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
     return torch.bmm(outputs.transpose(1, 2), inputs)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Lookup:
     """g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows in the table.
@@ -240,6 +244,7 @@ class Lookup:
         return Lookup(self.index[index], self.outputs[index], self.words)
 
 
+@codec.hides_values
 @dataclass
 class Tied:
     """One table that is looked up and multiplied by (a tied input and output embedding): g_j = outer_j + lookup_j.

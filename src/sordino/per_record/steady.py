@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
+from sordino import codec
 from sordino.errors import PlanError
 
 BLOCK = 4096
@@ -34,6 +35,7 @@ _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.B
 FEW, SMALL, DEEP = 64, 1 << 22, 4  # items and entries that every look reads; how far attributes of attributes go
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Mark:
     """A tensor as it was: where it lay, how often torch had written it, and its content."""

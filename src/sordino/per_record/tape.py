@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sordino import codec
 from sordino.errors import PlanError
 from sordino.per_record.pieces import Piece, merged, wide
 
@@ -21,6 +22,7 @@ Pieces = Iterable[tuple[nn.Parameter | None, Piece]]
 Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the parameters
 
 
+@codec.hides_values
 @dataclass
 class Call:
     """One use of a layer: its rule, and the gradient of its output once the backward pass has been."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sordino import kernels
+from sordino import codec, kernels
 from sordino.per_record.pieces import ROOM, Outer, gram_is_cheaper
 from sordino.per_record.tape import Tape
 
@@ -51,6 +51,7 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Where:
     """What a convolution reads of a padded record [H, W, C]: entry place_t + inside_i, at position t for weight i."""
@@ -142,6 +143,7 @@ class Convolution(torch.autograd.Function):
         return out, None, None, None
 
 
+@codec.hides_values
 @dataclass
 class Convolved(Outer):
     """`Outer` of a convolution: if materialised, straight from the padded images [b, C, H, W], no patches cut."""

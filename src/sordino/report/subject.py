@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.outcome import DIAGNOSTIC
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.facts import Facts
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Last:
     """The states before and after the last round, and the tensors that the model was saved as, by name."""
@@ -45,6 +47,7 @@ def _begins(vector: Tensor, one: Tensor) -> bool:
     return torch.equal(vector[: len(flat)].to(flat.dtype), flat)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Subject:
     """A certified run. A loop of PyTorch has a certificate, a plan and facts, and nothing else of this."""

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.errors import CertificateError
 from sordino.plan import State
 from sordino.runs import files
@@ -25,6 +26,7 @@ class TornError(Exception):
     """A checkpoint that is not what was written: cut short, or with other bytes than its checksum."""
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Checkpoint:
     """A state, the chain's head when it was written, and how much history there was."""

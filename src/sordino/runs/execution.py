@@ -38,6 +38,7 @@ from sordino.runs.rounds import OnRound, Start, carried, one_class, ready
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Executed:
     """What a finished run shows; `notes` are what its owner should know of it. The model, where it is here."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino import codec
 from sordino.data.task import Records, Task
 from sordino.engines.base import Collected
 from sordino.engines.batches import gather
@@ -74,6 +75,7 @@ class _Stacked(LinearClients):
         return self.clipped(start, batch, ball) / ball.radius
 
 
+@codec.hides_values
 @dataclass
 class _Run:
     """One run of the grid, between rounds."""

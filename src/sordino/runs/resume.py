@@ -21,6 +21,7 @@ from sordino.runs.logs import Mark
 from sordino.version import versions
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Resumed:
     """Where a run stands, the book to go on with, and what its owner should know."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from sordino import codec
 from sordino.config import Config
 from sordino.data.task import Task
 from sordino.engines.base import Engine
@@ -36,6 +37,7 @@ class Keeps(Protocol):
     def refuse(self, config: Config, error: BudgetError) -> None: ...
 
 
+@codec.hides_values
 @dataclass
 class Notes(Tally):
     """A run that is kept in memory: what a folder would hold of it."""
@@ -60,6 +62,7 @@ class Notes(Tally):
         """Nothing to do: the error is raised."""
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Start:
     """Where a run stands before its next round."""
