@@ -192,3 +192,40 @@ def test_an_engine_or_threads_that_are_not_there_are_refused(tmp_path: Path) -> 
     assert "at least 1" in sordino("run", file, "--out", out, "--threads", 0).sentence
     assert "nonsense" in sordino("run", file, "--out", out, "--device", "nonsense").sentence
     assert not out.exists()
+
+
+LONG = "x" * 300  # more than any file system takes as a name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "{fed}", "--out", "{folder}/" + LONG),
+        ("plan", "{folder}/" + LONG),
+        ("certify", "{folder}/" + LONG),
+        ("explain", "{folder}/" + LONG),
+        ("report", "{folder}/" + LONG),
+        ("compare", "{folder}/" + LONG, "{folder}/" + LONG),
+        ("audit", "{folder}/" + LONG),
+        ("audit", "{folder}/" + LONG, "--mechanism"),
+        ("tune", "{fed}", "--plot", "/proc/x.png"),
+        ("tune", "{fed}", "--plot", "{folder}/" + LONG + ".png"),
+        ("tune", "{fed}", "--out", "/proc/x.toml"),
+        ("calibrate", "{fed}", "--epsilon", "4", "--delta", "1e-3", "--out", "/proc/x.toml"),
+        ("calibrate", "{fed}", "--epsilon", "4", "--delta", "1e-3", "--out", "{folder}/" + LONG),
+    ],
+    ids=lambda words: " ".join(word for word in words if LONG not in word and "{" not in word),
+)
+def test_a_path_that_the_system_refuses_is_one_sentence(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sordino.cli.tuned.tune", _never_reached)
+    file = federation(tmp_path)
+    before = contents(tmp_path)
+    said = sordino(*(word.format(fed=file, folder=tmp_path) for word in words)).sentence
+    assert LONG[:20] in said or "/proc/x" in said
+    assert contents(tmp_path) == before
+
+
+def _never_reached(*_: object, **__: object) -> None:
+    raise AssertionError("the work was begun before the path was tried")

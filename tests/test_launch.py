@@ -42,6 +42,20 @@ main()
 """
 
 
+def heed_signals() -> None:
+    """As in a shell's foreground: a job in the background ignores SIGINT, one under nohup SIGHUP."""
+    for one in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_DFL)
+
+
+@pytest.fixture
+def hangup_ends() -> Iterator[None]:
+    """SIGHUP has its default meaning in this process, whoever started it (nohup make test ignores it)."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @contextmanager
 def two_workers(file: Path, out: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A run that has done three rounds in this go: its watcher, and its ranks' processes in order."""
@@ -49,7 +63,7 @@ def two_workers(file: Path, out: Path, *options: str) -> Iterator[tuple[subproce
     before = len(lines(history)) if history.exists() else 0
     watcher = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        preexec_fn=heed_signals,
     )  # fmt: skip
     try:
         until = time.monotonic() + PATIENCE
@@ -272,6 +286,7 @@ def test_a_folder_in_which_others_meet_is_left_alone(tmp_path: Path, monkeypatch
         assert sorted(tmp_path.iterdir()) == sorted([first, tmp_path / "sordino-mine"])
 
 
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_run_that_is_asked_to_end_says_what_an_interrupted_one_says(
     how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,13 @@ class RankError(SordinoError):
         super().__init__(f"{what}; what was charged stays charged; continue with --resume")
 
 
+class Stopped(SystemExit):
+    """The process was asked to end (SIGTERM, SIGHUP): met as an interrupt is, with the shell's exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
 class CertificateError(SordinoError):
     """A certificate that disagrees with what ran; `field` is the first field that differs."""
 

@@ -67,7 +67,7 @@ class Layout:
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Named views of [d] or [m, d]: [*shape] or [m, *shape]."""
-        return {s.name: rows[..., s.start : s.stop].view(*rows.shape[:-1], *s.shape) for s in self.slots}
+        return {s.name: rows[..., s.start : s.stop].view((*rows.shape[:-1], *s.shape)) for s in self.slots}
 
     def tensors(self, model: nn.Module) -> list[Tensor]:
         """A module's tensors that lie in the vector, in its order."""

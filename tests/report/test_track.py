@@ -11,7 +11,7 @@ from tests import tiny
 from tests.commands import federation, sordino
 
 import sordino as so
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, Stopped
 from sordino.outcome import DIAGNOSTIC
 from sordino.report.track import SINKS, Tracker, flat
 
@@ -123,3 +123,56 @@ def test_a_run_says_where_its_tracker_wrote(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     said = sordino("run", federation(tmp_path), "--out", tmp_path / "a", "--track", "tensorboard")
     assert said.out.splitlines()[-1] == f"tracked: {tmp_path / 'a.track'}"
+
+
+class Failing(Kept):
+    """A library that fails in one of its calls."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__()
+        self.where, self.error, self.calls = where, error, 0
+        self._call("open")
+
+    def _call(self, name: str) -> None:
+        self.calls += 1
+        if name == self.where:
+            raise self.error
+
+    def settings(self, told: dict[str, str]) -> None:
+        self._call("settings")
+
+    def figures(self, round_: int, told: dict[str, float]) -> None:
+        self._call("epsilon" if "delta" in told else f"round {round_}")
+
+    def close(self) -> None:
+        self._call("close")
+
+
+FAILURES: list[tuple[str, BaseException]] = [
+    ("open", ConnectionRefusedError("the server is gone")),
+    ("open", SystemExit(0)),
+    ("settings", OSError(28, "No space left on device")),
+    ("round 1", ConnectionResetError("the server is gone")),
+    ("round 3", RuntimeError("the server answers 500")),
+    ("epsilon", TimeoutError("no answer")),
+    ("close", OSError(28, "No space left on device")),
+]
+
+
+@pytest.mark.parametrize(("where", "error"), FAILURES, ids=[f"{one[0]} {type(one[1]).__name__}" for one in FAILURES])
+def test_a_tracker_that_fails_is_one_warning_and_the_run_is_certified(
+    where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(SINKS, "mlflow", lambda folder: Failing(where, error))
+    said = sordino("run", federation(tmp_path), "--out", tmp_path / "a", "--track", "mlflow", "--json")
+    assert said.json["last"]["round"] == 4
+    assert sordino("certify", tmp_path / "a").code == 0
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "tracker mlflow failed" in warned
+    assert type(error).__name__ in warned
+    assert "the run goes on" in warned
+
+
+def test_a_request_to_end_is_no_failure_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SINKS, "mlflow", lambda folder: Failing("round 1", Stopped(15)))
+    assert sordino("run", federation(tmp_path), "--out", tmp_path / "a", "--track", "mlflow").code == 143

@@ -32,7 +32,17 @@ from sordino.cli import (
     tune,
 )  # fmt: skip
 from sordino.cli.app import app, listened
-from sordino.errors import BudgetError, CertificateError, DivergedError, QuorumError, RankError, UserError
+from sordino.errors import (
+    BudgetError,
+    CertificateError,
+    DivergedError,
+    QuorumError,
+    RankError,
+    Stopped,
+    StorageError,
+    UserError,
+    shown,
+)
 from sordino.runs import launch
 from sordino.version import __version__
 
@@ -68,7 +78,7 @@ def main() -> None:
     try:
         with launch.orderly():
             code = app(standalone_mode=False)
-    except launch.Stopped as stopped:
+    except Stopped as stopped:
         _stop(STOPPED, int(stopped.code or 0))
     except UserError as error:
         _stop(str(error), 2)
@@ -78,6 +88,8 @@ def main() -> None:
         _stop(str(error), launch.FAILED)
     except RankError as error:
         _stop("" if error.said else str(error), launch.code_of(error))
+    except OSError as error:  # a path that no system takes, a disk or a folder that refuses
+        _stop(str(storage_error(error)), 2)
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # a command without words: it says what it takes
             with listened(sys.stdout):
@@ -88,6 +100,13 @@ def main() -> None:
         if code == 130:  # what typer makes of an interrupt
             _stop(STOPPED, 130)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def storage_error(error: OSError) -> StorageError:
+    """A file or a folder that failed a command, in one sentence."""
+    reason = error.strerror or str(error) or type(error).__name__
+    where = shown(str(error.filename)) if error.filename else "a file or a connection"
+    return StorageError(f"{where}, which failed ({reason})", "a path to read and write", "choose another, or mend it")
 
 
 def _stop(sentence: str, code: int) -> None:

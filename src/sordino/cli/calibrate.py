@@ -69,6 +69,8 @@ def check_new(out: Path) -> None:
         raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
     if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
         raise ConfigError(f"no folder {out.parent} to write to", "an --out in a folder that exists")
+    with open(out, "xb"):  # what only the system knows, as that /proc takes no file: before the work, not after it
+        out.unlink()
 
 
 def _value(plan: Plan, free: str) -> float:

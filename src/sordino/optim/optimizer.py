@@ -96,6 +96,7 @@ class PrivateOptimizer(Optimizer):
         """Sum the clipped gradients; after the last piece of a batch, noise, smooth, and step."""
         if closure is not None:
             raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
+        self.recording.gradients.end()
         self._check_loop()
         self.recording.guard.look(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, nobody knows which
         settings = self.account.settings

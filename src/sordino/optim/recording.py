@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sordino.errors import DataError, PlanError
+from sordino.optim.gradient_watch import GradientWatch
 from sordino.optim.guard import Guard
 from sordino.optim.loader import Handed, Turn
 from sordino.optim.precision import in_float, is_half
@@ -85,6 +86,7 @@ class Recording(Recorder):
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = Gate(self)
         self.guard = Guard(model, self.named.values())
+        self.gradients = GradientWatch(self.named.values())
 
     def restore(self) -> None:
         """Leave the model as it was."""
@@ -98,6 +100,7 @@ class Recording(Recorder):
         """One backward pass went through the model."""
         anchor.grad = None
         self.backwards += 1
+        self.gradients.begin()
 
     def stepped(self) -> None:
         """The batch is summed: what the next has in common with it is no record of either."""

@@ -143,7 +143,7 @@ def _aside(tape: Tape | None, size: int) -> Iterator[None]:
 def _slopes(leaves: list[Tensor], seed: int) -> list[Tensor]:
     """Public, and not by torch's generator: its coins stand still."""
     rng = Seeded(seed).at(0, "slopes")
-    return [torch.from_numpy(rng.normal(size=tuple(y.shape))).to(y.dtype) for y in leaves]
+    return [torch.as_tensor(rng.normal(size=tuple(y.shape))).to(y.dtype) for y in leaves]
 
 
 def has_records(item: Any, size: int) -> bool:
@@ -213,7 +213,7 @@ def shaken(model: nn.Module, coins: np.random.Generator) -> Iterator[None]:
     before = [p.data for p in parameters]  # put back as they are: a graph that somebody holds stays whole
     for p in parameters:
         scale = 0.05 + 0.5 * float(p.data.std(correction=0)) if p.numel() else 0.0
-        p.data = p.data + torch.from_numpy(coins.normal(size=tuple(p.shape)) * scale).to(p.dtype)
+        p.data = p.data + torch.as_tensor(coins.normal(size=tuple(p.shape)) * scale).to(p.dtype)
     try:
         yield
     finally:

@@ -6,8 +6,9 @@ sends none (PRIVACY rule 11), whatever the tracker. At the end the certificate's
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +16,12 @@ from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
 from sordino import codec
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, SordinoError, Stopped, short
 from sordino.outcome import DIAGNOSTIC
 from sordino.rng import Mode
 
 Figures = dict[str, float]
+_LOG = logging.getLogger("sordino")
 
 
 class Sink(Protocol):
@@ -102,16 +104,39 @@ class Tracker:
     with Tracker("tensorboard", "runs/a", noise="simulation") as seen:
         seen.finish(sordino.train(plan, task, on_round=seen).certificate)
 
-    Diagnostics are sent only by one who is told that the noise is simulated.
+    Diagnostics are sent only by one who is told that the noise is simulated. A tracker that fails (its server is gone,
+    its folder is full) says so in one warning and tracks no more: the run, which is charged already, goes on.
     """
+
+    sink: Sink | None = None  # None: the library failed
 
     def __init__(self, kind: str, folder: str | Path, settings: Any = None, noise: Mode = "secure") -> None:
         if kind not in SINKS:
             raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(SINKS)))
-        self.noise, self.last = noise, 0
-        self.sink: Sink = SINKS[kind](Path(folder))
+        self.noise, self.last, self.kind = noise, 0, kind
+        self._attempt(lambda: self._open(Path(folder), settings))
+
+    def _open(self, folder: Path, settings: Any) -> None:
+        self.sink = SINKS[self.kind](folder)
         if settings is not None:
             self.sink.settings(dict(flat(codec.dump(settings))))
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        """Call the library; whatever it raises is one warning, and the end of the tracking."""
+        try:
+            call()
+        except (SordinoError, Stopped):  # a mistake of the user's, before anything has run; a request to end
+            raise
+        except (Exception, SystemExit) as error:
+            self.sink = None
+            why = " ".join(short(f"{type(error).__name__}: {error}").split())
+            _LOG.warning("tracker %s failed after round %d (%s): it gets no more rounds; the run goes on.",
+                         self.kind, self.last, why)  # fmt: skip
+
+    def _send(self, figures: Figures) -> None:
+        sink = self.sink
+        if sink is not None:
+            self._attempt(lambda: sink.figures(self.last, figures))
 
     def __call__(self, line: dict[str, Any]) -> None:
         """One round: public figures, and, of a simulation only, diagnostics under their name."""
@@ -119,13 +144,13 @@ class Tracker:
         shown = {f"public/{name}": value for name, value in line.items() if name not in ("round", "void", DIAGNOSTIC)}
         inner = line.get(DIAGNOSTIC, {}) if self.noise == "simulation" else {}
         shown |= {f"NOT PRIVATE/{name}": value for name, value in inner.items()}
-        self.sink.figures(self.last, {name: float(value) for name, value in shown.items() if _number(value)})
+        self._send({name: float(value) for name, value in shown.items() if _number(value)})
 
     def finish(self, certificate: Mapping[str, Any]) -> None:
         """The certificate's epsilons; an adversary to whom nothing is promised has none."""
         found = {f"epsilon/{line['adversary']}": line["epsilon"] for line in certificate["adversaries"]}
         told = {name: float(value) for name, value in found.items() if value is not None}
-        self.sink.figures(self.last, {**told, "delta": float(certificate["delta"])})
+        self._send({**told, "delta": float(certificate["delta"])})
 
     def __enter__(self) -> Tracker:
         return self
@@ -133,7 +158,8 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.sink.close()
+        if self.sink is not None:
+            self._attempt(self.sink.close)
 
 
 def flat(table: Any, where: str = "") -> Iterator[tuple[str, str]]:

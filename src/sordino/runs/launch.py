@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sordino.engines.ranks import MEETING, is_rank, is_watched
-from sordino.errors import ConfigError, RankError
+from sordino.errors import ConfigError, RankError, Stopped
 
 FAILED, LOST = 3, 4  # exit codes of a rank: its own failure, and that of another
 OWN = (0, 1, 2, 130)  # exit codes of rank 0 that are the run's
@@ -56,13 +56,6 @@ def chosen(engine: str | None, workers: int | None) -> Started:
     if rank or (workers is None and engine != "distributed"):
         return Started(engine or ("distributed" if rank else "inprocess"))
     return Started("distributed", workers or os.cpu_count() or 1)
-
-
-class Stopped(SystemExit):
-    """The process was asked to end (SIGTERM, SIGHUP): met as an interrupt is, with the shell's exit code."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
 
 
 @contextmanager
