@@ -19,11 +19,12 @@ from sordino.data.named import plain
 from sordino.data.task import Task
 from sordino.errors import DataError
 from sordino.parts.releases import LocalNoise
-from sordino.parts.samplers import Cohort
+from sordino.parts.samplers import NO_COINS, Cohort
 from sordino.plan import Plan, State
+from sordino.privacy.bill import repeated_rounds
 from sordino.privacy.charged import Charged
 from sordino.privacy.facts import WEIGHTS, Declared, Facts
-from sordino.rng import Mode, Seeded
+from sordino.rng import Mode
 from sordino.run import Round, Settled
 
 _LOG = logging.getLogger("sordino")
@@ -111,15 +112,24 @@ def counted(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[Settled] = ()
 ) -> Facts:
     """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
-    again = len(rounds) - len(set(rounds))
-    facts = replace(facts, charged=len(rounds), repeats=again)
+    again = repeated_rounds(rounds)
+    facts = replace(facts, charged=len(rounds), repeats=len(again), repeated=again)
     if not settled and (not cohorts or not plan.clients.random):
         return facts
     each = spent(plan, rounds, cohorts, settled)
     if settled:
-        facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(again, int(each.max()) - len(set(rounds))))
+        beyond = int((each - _asked_once(plan, rounds, cohorts)).max())
+        facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(len(again), beyond))
     own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
     return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
+
+
+def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray[np.int64]:
+    """In how many different rounds every client was asked."""
+    if not plan.clients.random:
+        cohorts = [plan.clients.draw(t, NO_COINS) for t in rounds]
+    asked = {(t, int(client)) for t, cohort in zip(rounds, cohorts, strict=True) for client in cohort}
+    return np.bincount([client for _, client in asked], minlength=plan.clients.population)
 
 
 def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> NDArray[np.int64]:
@@ -139,7 +149,7 @@ class Told(Protocol):
 def retell(plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[Settled], who: Told) -> None:
     """Every charge, and after it what silos said of it."""
     if not plan.clients.random:
-        cohorts = [plan.clients.draw(t, _NO_COINS) for t in rounds]
+        cohorts = [plan.clients.draw(t, NO_COINS) for t in rounds]
     notes, asked = list(settled), list(zip(rounds, cohorts, strict=True))
     for charged in range(len(asked) + 1):
         t = rounds[charged - 1] if charged else 0
@@ -148,6 +158,3 @@ def retell(plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled
         while notes and notes[0].after == charged:
             note = notes.pop(0)
             who.settle(note.refused, [(one.client, one.charges) for one in note.receipts], t)
-
-
-_NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none

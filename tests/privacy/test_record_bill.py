@@ -140,8 +140,11 @@ def test_shuffled_batches_are_billed_by_epochs_not_by_rounds() -> None:
     reads = ShuffledRecords(3, (30,))
     assert entries(made(reads, LOCAL, rounds=30).bill()) == (Z, 3)
     assert entries(made(reads, LOCAL, rounds=31).bill()) == (Z, 4)
-    again = Participation(releases=32, most=32, repeats=2)  # two rounds of the third epoch were run again
-    assert entries(made(reads, LOCAL, rounds=30).bill(again)) == (Z, 6)
+    plan = made(reads, LOCAL, rounds=30)
+    for repeated, billed in (((28, 29), 4), ((28, 28), 5), ((19, 20), 5)):  # disjoint batches; one twice; two epochs
+        again = Participation(releases=32, most=32, repeats=2, repeated=repeated)
+        assert entries(plan.bill(again)) == (Z, billed)
+    assert entries(plan.bill(Participation(releases=32, most=32, repeats=2))) == (Z, 5)  # nobody knows which
     steps = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=5)
     assert entries(planned(rounds=6, clients=EVERYONE, local=steps, release=Forward()).bill()) == (Z, 3)
 

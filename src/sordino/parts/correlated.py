@@ -78,6 +78,17 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
             return ((self.event(), 0),)
         return ((GaussianNoise(self.mechanism.multiplier / sensitivity), 1),)
 
+    def repeated_event(self, allowed: Patterns) -> Event:
+        """Round t again, with fresh z: given earlier releases, one more row (C X)_t + z.
+
+        A client moves that row by at most max_pattern sum_s |C_ts|: one entry of C where the bands fit between its
+        rounds, so at most the longest column; else at most what it moves all rows together.
+        """
+        bands = self.strategy.bands
+        if bands is not None and bands <= allowed.apart:
+            return self.event()
+        return GaussianNoise(self.mechanism.multiplier / self.strategy.sensitivity(allowed))
+
     def message_event(self) -> Event:
         return Unprotected()
 

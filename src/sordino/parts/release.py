@@ -16,7 +16,7 @@ import numpy as np
 from sordino.codec import Part
 from sordino.errors import EngineError, PlanError
 from sordino.parts.bounds import Bound, Spent
-from sordino.parts.events import Event
+from sordino.parts.events import Event, Unprotected
 from sordino.parts.mechanisms import Mechanism
 
 if TYPE_CHECKING:
@@ -104,6 +104,10 @@ class Release(Part):
     def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         """All rounds that one client may be in: the event of one, counted, unless one stands for the whole run."""
         return ((self.event(), allowed.most),)
+
+    def repeated_event(self, allowed: Patterns) -> Event:
+        """One round that is run again with fresh noise, where rounds share their noise: unless proved, no price."""
+        return Unprotected() if self.joint else self.event()
 
     @property
     def joint(self) -> bool:

@@ -7,6 +7,7 @@ Amplification holds only against an adversary who does not see the coins; `bill`
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -21,6 +22,7 @@ from sordino.parts.numbers import CLIENTS, share
 from sordino.rng import Seeded
 
 Cohort = NDArray[np.int64]
+NO_COINS = Seeded(0).at(0, "none")  # for a public sampler, which draws none
 _TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at most this probability
 
 
@@ -55,9 +57,19 @@ class Sampler(Part):
         """Any two rounds of one client are at least so many rounds from each other; None: nothing is promised."""
         return None
 
-    def exposed(self, rounds: int) -> int:
-        """In how many of the rounds the coins may take a client: what is amplified, counted."""
-        return rounds
+    def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        """In how many of rounds 0 to `rounds` - 1, and of those that were `repeated`, the coins may take one client.
+
+        `repeated` names the rounds, once for each time that they were run again. Guarantee: never fewer than the truth.
+        """
+        return rounds + len(repeated)
+
+    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        """The same as `most`, with rounds that were `repeated`: the same clients again where cohorts are public."""
+        if self.random or not repeated:
+            return self.most(rounds) + len(repeated)
+        again = np.concatenate([self.draw(t, NO_COINS) for t in repeated])
+        return int((self.turns(rounds) + np.bincount(again, minlength=self.population)).max())
 
     def with_cohort(self, cohort: int) -> Sampler:
         """The same sampler with another expected cohort."""
@@ -174,6 +186,9 @@ class Poisson(Sampler, kind="poisson"):
     def most(self, rounds: int) -> int:
         return binomial_most(self.population, rounds, self.rate)
 
+    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return self.most(rounds + len(repeated))  # every round has coins of its own
+
     def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         if self.cap is not None:
             return np.ones(len(allowed))  # a cap makes the rate smaller than it is written
@@ -218,6 +233,9 @@ class FixedSize(Sampler, kind="fixed"):
 
     def most(self, rounds: int) -> int:
         return binomial_most(self.population, rounds, self.cohort / self.population)
+
+    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return self.most(rounds + len(repeated))  # every round has coins of its own
 
     def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         return binomial_within(allowed, rounds, self.cohort / self.population)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -117,8 +118,11 @@ class Turns(Sampler, kind="turns"):
     def apart(self) -> int | None:
         return self.groups
 
-    def exposed(self, rounds: int) -> int:
-        return -(-rounds // self.groups)
+    def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        """Of the group with most rounds: round t, whenever it is run, takes from group t mod `groups`."""
+        planned = (rounds + self.groups - 1 - np.arange(self.groups)) // self.groups
+        again = np.bincount(np.asarray(repeated, dtype=np.int64) % self.groups, minlength=self.groups)
+        return int((planned + again).max())
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         group = np.arange(t % self.groups, self.population, self.groups, dtype=np.int64)
@@ -131,7 +135,10 @@ class Turns(Sampler, kind="turns"):
         return replace(self, rate=cohort * self.groups / self.population)
 
     def most(self, rounds: int) -> int:
-        return binomial_most(self.population, self.exposed(rounds), self.rate)
+        return self.max_participations(rounds)
+
+    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return binomial_most(self.population, self.amplified_rounds(rounds, repeated), self.rate)
 
     def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
-        return binomial_within(allowed, self.exposed(rounds), self.rate)
+        return binomial_within(allowed, self.amplified_rounds(rounds), self.rate)

@@ -10,6 +10,7 @@ Forecast and bill are one function; they differ only in `participation`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Adversary = Literal["models", "cohort", "messages"]
 ADVERSARIES: tuple[Adversary, ...] = ("models", "cohort", "messages")
+Entries = tuple[tuple[Event, int], ...]  # each event so many times
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ class Participation:
     """How often the data was touched: releases made, and the most that any one client was in.
 
     `most` comes from the plan unless the adversary sees the cohort; then it is the realised count, and `each` that of
-    every single client. `repeats` are rounds that were charged more than once (run again after a kill). `told`: a
-    budget ends the run by who was drawn, so that one who sees when it ended knows something of the coins.
+    every single client. `repeated` names the rounds that were run again after a kill, from 0 and once for each time:
+    the same clients and records are in them again, so what they cost depends on which they are. `repeats` is how many
+    there were; it is more than `repeated` names where a silo says that it paid for more, and those may be of anybody.
+    `told`: a budget ends the run by who was drawn, so one who sees when it ended knows something of the coins.
     """
 
     releases: int
@@ -45,15 +49,38 @@ class Participation:
     repeats: int = 0
     told: bool = False
     prepared: int = 1  # how often the plan's preparations were released: more if a kill lost them
+    repeated: tuple[int, ...] = ()
 
     @classmethod
-    def planned(cls, clients: Sampler, rounds: int) -> Participation:
-        """Before the run: as many rounds as planned."""
-        return cls(releases=rounds, most=clients.most(rounds))
+    def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
+        """As many rounds as planned, and those that were run again."""
+        most, count = clients.max_participations(rounds, repeated), len(repeated)
+        return cls(releases=rounds + count, most=most, repeats=count, repeated=repeated)
+
+    @property
+    def all_repeats(self) -> int:
+        """Rounds that were run again, named or not."""
+        return max(self.repeats, len(self.repeated))
+
+    @property
+    def distinct(self) -> int:
+        """Rounds that were run at least once."""
+        return max(self.releases - self.all_repeats, 0)
+
+    @property
+    def unnamed(self) -> int:
+        """Rounds that were run again, nobody knows which: they may have been any client's."""
+        return self.all_repeats - len(self.repeated)
 
     def patterns(self, clients: Sampler) -> Patterns:
-        """The rounds that one client may have been in."""
-        return Patterns(max(self.releases, self.most, 1), self.most, clients.apart or 1)
+        """The rounds that one client may have been in, each counted once."""
+        return Patterns(max(self.distinct, 1), self.most, clients.apart or 1)
+
+
+def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
+    """Of the rounds of a chain of charges, those that were run again: once for each time after the first."""
+    found = Counter(charged)
+    return tuple(sorted((found - Counter(set(found))).elements()))
 
 
 @dataclass(frozen=True)
@@ -62,7 +89,7 @@ class Line:
 
     adversary: Adversary
     relation: Relation
-    entries: tuple[tuple[Event, int], ...]
+    entries: Entries
     silos: tuple[int, ...] = ()
 
 
@@ -93,8 +120,20 @@ def client_bill(clients: Sampler, release: Release, participation: Participation
     messages = Line("messages", "replace_one", ((release.message_event(), participation.most),))
     if "messages" in release.sees:
         return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
-    seen = Line("cohort", _seen_relation(clients, release), release.over(participation.patterns(clients)))
+    allowed = participation.patterns(clients)
+    seen = Line("cohort", _seen_relation(clients, release), _with_repeats(release, allowed, participation))
     return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
+
+
+def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
+    """Where noise is shared, one event for all rounds, each counted once, and one more for every round run again.
+
+    Where every round has noise of its own, `most` counts rounds that were run again already.
+    """
+    entries = release.over(allowed)
+    if not release.joint or not participation.all_repeats:
+        return entries
+    return (*entries, (release.repeated_event(allowed), participation.all_repeats))
 
 
 def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
@@ -125,27 +164,29 @@ def record_bill(
     """The bill of a record-level plan, or of one silo: the coins inside it amplify, those that choose silos never."""
     reads = local.reads
     assert reads is not None
-    kinds: dict[tuple[tuple[Event, ...], int], list[int]] = {}
+    kinds: dict[tuple[Entries, ...], list[int]] = {}
     own = [getattr(part, "multipliers", ()) for part in (release, local)]
     for silo in _one_of_each(clients, only, (release, local), reads.sizes, participation.each, *own):
         kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
     lines = [
-        Line(who, reads.relation, ((event, count),), tuple(silos) if len(kinds) > 1 else ())
-        for (events, count), silos in kinds.items()
-        for who, event in zip(ADVERSARIES, events, strict=True)
+        Line(who, reads.relation, entries, tuple(silos) if len(kinds) > 1 else ())
+        for costs, silos in kinds.items()
+        for who, entries in zip(ADVERSARIES, costs, strict=True)
     ]
     return Bill("record", tuple(lines))
 
 
 def _record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
-) -> tuple[tuple[Event, ...], int]:
+) -> tuple[Entries, ...]:
     """What one record of a silo pays to each adversary, and how often."""
     times = reads_of(clients, local, release, participation, silo)
     if not release.joint:
-        return _record_events(local, release, silo), times
-    ((event, count),) = release.over(record_patterns(clients, local, participation.releases, times, silo))
-    return (event, event, release.message_event()), count
+        return tuple(((event, times),) for event in _record_events(local, release, silo))
+    rounds = max(participation.distinct, 1)
+    allowed = record_patterns(clients, local, rounds, min(times, rounds), silo)
+    seen = _with_repeats(release, allowed, participation)
+    return seen, seen, ((release.message_event(), seen[0][1]),)
 
 
 def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
@@ -182,8 +223,21 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
     steps = spent.count if isinstance(spent, Spent) else 1
     if not reads.disjoint:
         return rounds * steps
-    again = participation.repeats * reads.again(steps, silo)
-    return min(rounds * steps, reads.most(participation.releases * steps, silo) + again)
+    again = repeated_reads(reads, participation.repeated, steps, silo)
+    again += participation.unnamed * reads.again(steps, silo)
+    return min(rounds * steps, reads.most(participation.distinct * steps, silo) + again)
+
+
+def repeated_reads(reads: RecordSampler, repeated: Sequence[int], steps: int, silo: int) -> int:
+    """How often one record was read again in rounds that were run again, at most.
+
+    Steps of one epoch read disjoint records, so of an epoch the step that was run again most often counts.
+    """
+    times = Counter(step for t in repeated for step in range(t * steps, (t + 1) * steps))
+    most: Counter[int] = Counter()
+    for step, count in times.items():
+        most |= Counter({reads.epoch(step, silo): count})
+    return most.total()
 
 
 def _seen_relation(clients: Sampler, release: Release) -> Relation:
@@ -196,9 +250,8 @@ def _seen_relation(clients: Sampler, release: Release) -> Relation:
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
     """Amplified where sampler and release both say that neither coins nor cohort are seen."""
     if clients.random and clients.amplifies and release.hides(clients) and not participation.told:
-        return Line(
-            "models", clients.relation, ((clients.amplify(release.event()), clients.exposed(participation.releases)),)
-        )
+        rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
+        return Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
     return replace(seen, adversary="models")
 
 

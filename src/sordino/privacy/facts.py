@@ -58,7 +58,8 @@ class Facts:
     model: str = ""  # sha256 of model.safetensors
     config: str = ""  # sha256 of the whole configuration, where there is a file
     each: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
-    repeats: int = 0  # rounds that were charged again after a kill
+    repeats: int = 0  # how many rounds were charged again after a kill
+    repeated: tuple[int, ...] = ()  # which rounds, from 0, once for each time: by the chain of charges
     deltas: tuple[float, ...] = ()  # a delta of its own for every silo
     public: tuple[Declared, ...] = ()  # rows that were evaluated on, or trained on by the server
     names: tuple[str, ...] = ()  # of the silos, where they have any
@@ -81,7 +82,8 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data).
 
     Only a budget that refused the next cohort bills what was charged: budgets and cohorts are seen by this adversary
-    or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned.
+    or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned, and
+    for the rounds that were run again beside.
     The best of many tries is billed as planned too: who was in the others, which had the same bill, nobody sees.
     """
     least, prepared = 0 if facts.most is None else facts.most, max(1, facts.prepared)
@@ -96,18 +98,19 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
     if facts.stopped and not facts.repeats and facts.charged:
         most = plan.clients.most(facts.charged) if facts.most is None else facts.most
         return Participation(facts.charged, most, facts.each, 0, told)
-    releases = max(plan.rounds, facts.charged)
+    known = max(facts.repeats, len(facts.repeated))
+    distinct = max(plan.rounds, facts.charged - known) if facts.loop is not None else plan.rounds
+    repeats = max(known, facts.charged - distinct)  # a run has no more rounds than planned: what is more ran again
+    again: dict[str, Any] = {"repeats": repeats, "told": told, "repeated": facts.repeated}
     if facts.most is not None:
         cut = facts.charged < plan.rounds or bool(
             facts.early
         )  # whoever stops a run has seen its models: bill what was planned
         least = plan.clients.most(plan.rounds) if cut else 0
         each = tuple(max(count, least) for count in facts.each)
-        return Participation(releases, max(facts.most, least), each, facts.repeats, told)
-    if plan.clients.random:
-        return Participation(releases, plan.clients.most(releases), (), facts.repeats, told)
-    again = max(releases - plan.rounds, facts.repeats)  # a public cohort that ran again is the same people
-    return Participation(releases, min(releases, plan.clients.most(plan.rounds) + again), (), facts.repeats)
+        return Participation(distinct + repeats, max(facts.most, least), each, **again)
+    most = plan.clients.max_participations(distinct, facts.repeated) + repeats - len(facts.repeated)
+    return Participation(distinct + repeats, most, **again)
 
 
 def billed(plan: Plan, facts: Facts) -> Bill:

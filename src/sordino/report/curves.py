@@ -19,7 +19,7 @@ from sordino.outcome import counted
 from sordino.parts.events import Unprotected
 from sordino.privacy import accounting
 from sordino.privacy.attack import Floats, power, true_positives
-from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation, repeated_rounds
 from sordino.privacy.certificate import headline, line_entry
 from sordino.privacy.facts import billed, participation
 from sordino.privacy.selection import selected
@@ -95,10 +95,11 @@ def so_far(subject: Subject, releases: int) -> Participation:
     plan, seen = subject.plan, subject.facts.most is not None and len(subject.cohorts) >= releases
     prepared = max(1, subject.facts.prepared)
     if not seen:
-        return replace(Participation.planned(plan.clients, releases), prepared=prepared)
+        again = repeated_rounds(subject.rounds[:releases])
+        return replace(Participation.planned(plan.clients, releases - len(again), again), prepared=prepared)
     facts = counted(plan, subject.rounds[:releases], subject.cohorts[:releases], subject.facts)
-    most = plan.clients.most(releases) if facts.most is None else facts.most
-    return Participation(releases, most, facts.each, facts.repeats, prepared=prepared)
+    assert facts.most is not None
+    return Participation(releases, facts.most, facts.each, facts.repeats, False, prepared, facts.repeated)
 
 
 def _epsilon(subject: Subject, kind: Kind, bill: Bill) -> float | None:

@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 
 from sordino.errors import CertificateError
-from sordino.parts.samplers import Cohort
+from sordino.parts.samplers import NO_COINS, Cohort
 from sordino.plan import Plan
-from sordino.rng import Seeded
 
 NAME = "charges.jsonl"
-_NO_COINS = Seeded(0).at(0, "none")  # a public sampler draws none
 
 
 def digest(data: bytes) -> str:
@@ -71,7 +69,7 @@ class Chain:
     def cohorts(self, plan: Plan) -> list[Cohort]:
         """Who took part in each charged round, where that is seen by design or public anyway; else nothing."""
         if not plan.clients.random:
-            return [plan.clients.draw(t, _NO_COINS) for t in self.rounds]
+            return [plan.clients.draw(t, NO_COINS) for t in self.rounds]
         return [np.asarray(charge.cohort, dtype=np.int64) for charge in self.charges if charge.cohort is not None]
 
 
@@ -135,7 +133,7 @@ def _check_cohort(charge: Charge, number: int, plan: Plan) -> None:
     population = plan.clients.population
     if not all(0 <= client < population for client in charge.cohort) or len(set(charge.cohort)) != len(charge.cohort):
         raise _wrong(number, f"holds a cohort that is not of {population} clients, each at most once")
-    if not plan.clients.random and charge.cohort != tuple(plan.clients.draw(charge.round - 1, _NO_COINS).tolist()):
+    if not plan.clients.random and charge.cohort != tuple(plan.clients.draw(charge.round - 1, NO_COINS).tolist()):
         raise _wrong(number, "holds another cohort than the plan's")
 
 

@@ -11,12 +11,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError, UserError
-from sordino.privacy.bill import Line
+from sordino.privacy.bill import Line, repeated_rounds
 from sordino.privacy.facts import Facts, billed
 from sordino.privacy.ledger import Asked, Ledger
 from sordino.privacy.spending import Item, Standing
@@ -62,8 +62,9 @@ def _planned(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: 
 def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Facts:
     """What a certificate will rest on if the run goes on from round t to its end."""
     rounds = [*charged, *range(t, config.plan.rounds)]
-    again = len(rounds) - len(set(rounds))
-    return Facts(config.delta, config.privacy.noise, len(rounds), repeats=again, prepared=prepared, **config.facts)
+    again = repeated_rounds(rounds)
+    spent: dict[str, Any] = {"repeats": len(again), "repeated": again, "prepared": prepared}
+    return Facts(config.delta, config.privacy.noise, len(rounds), **spent, **config.facts)
 
 
 def _named(config: Config) -> tuple[Path, str] | None:
