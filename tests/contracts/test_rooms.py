@@ -20,6 +20,7 @@ ORDER = (
         "rng",
         "codec",
         "layout",
+        "graph",
         "kernels",
         "pld",
         "matrix",

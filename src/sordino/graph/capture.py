@@ -1,0 +1,440 @@
+"""The graph of a module's forward, captured on made-up records before it sees a private one.
+
+torch.fx is asked first: layers of torch.nn stay the user's own objects, calls of them are nodes. Where fx cannot
+follow (loops over shapes, branches on them), torch.export is asked, and what a layer of torch.nn computed becomes a
+call of that layer again. Both refuse branches on data, and both freeze what Python objects outside the module hold.
+A capture is used only if it is the same twice, and if it answers as the module does, with the same gradients.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.graph import CodeGen
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+SAME = 1e-4  # relative: a graph and its module, values and gradients
+RECORDS = 5  # of the made-up batch on which a module is captured
+
+Leaf = Callable[[nn.Module], bool]
+
+
+class UntraceableError(Exception):
+    """Code that no graph can be captured of, and why."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A forward pass as a graph: `function(module, *tensors, *constants)` and how arguments and answers are nested."""
+
+    graph: fx.Graph
+    function: Callable[..., Any]
+    constants: tuple[Tensor, ...]
+    answer: TreeSpec
+    fixed: tuple[Any, ...]  # of the answer: what is no tensor, by place; None where a tensor belongs
+    tensors: tuple[bool, ...]  # which leaves of the arguments are tensors
+    module: nn.Module
+    source: str  # "fx" or "export"
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The answer of the module with these arguments, by the graph; its layers are those of `module`."""
+        if self.source == "layers":
+            return type(module).forward(module, *args, **kwargs)
+        return self.answered(self.function(_Holder(module), *self.fed(flat(args, kwargs)[0])))
+
+    def answered(self, outputs: Any) -> Any:
+        supply = iter(outputs)
+        leaves = [next(supply) if kept is None else kept.value for kept in self.fixed]
+        return tree_unflatten(leaves, self.answer)
+
+    def fed(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """What the graph takes: the tensors among the flat arguments, then its constants."""
+        return [*(x for x in inputs if isinstance(x, Tensor)), *self.constants]
+
+    def as_module(self) -> fx.GraphModule:
+        """For an interpreter: the graph beside the user's own layers."""
+        root = nn.Module()
+        vars(root)["_modules"]["module"] = self.module
+        return fx.GraphModule(root, self.graph)
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """What the code of a graph calls `self`."""
+
+    module: nn.Module
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    value: Any
+
+
+@dataclass
+class _Answer:
+    """How the last answer was nested, and what in it was no tensor."""
+
+    form: TreeSpec | None = None
+    fixed: tuple[Any, ...] = ()
+
+
+def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
+    """Arguments as a list of leaves; keywords in alphabetical order."""
+    leaves, form = tree_flatten((tuple(args), dict(sorted(kwargs.items()))))
+    return leaves, form
+
+
+def made_up(inputs: Sequence[Any], records: Sequence[bool], count: int) -> list[Any]:
+    """So many records of the same kind as `inputs`, with none of their values: random numbers, zeros and ones."""
+    coins = torch.Generator().manual_seed(count)
+    return [_like(x, count, coins) if own else x for x, own in zip(inputs, records, strict=True)]
+
+
+def _like(x: Tensor, count: int, coins: torch.Generator) -> Tensor:
+    shape = (count, *x.shape[1:])
+    if x.is_floating_point() or x.is_complex():
+        return torch.randn(shape, generator=coins).to(x.device, x.dtype)
+    return torch.randint(2, shape, generator=coins).to(x.device, x.dtype)
+
+
+@contextmanager
+def pinned() -> Iterator[None]:
+    """torch's generators as they were afterwards, and recurrent layers computed by plain operations."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+def torch_layer(module: nn.Module) -> bool:
+    """A layer of torch.nn exactly as torch wrote it: no hook, no parametrization, no forward of its own."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    plain = type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
+    return plain and not hooks and not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+
+
+def capture(
+    module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool], leaf: Leaf = torch_layer
+) -> Captured:
+    """The graph of `module(*args, **kwargs)`; of the arguments, only shapes and dtypes of records are looked at.
+
+    `records` says which leaves of the arguments hold one slice per record. `leaf` names the modules that stay whole.
+    """
+    inputs, form = flat(args, kwargs)
+    sample = made_up(inputs, records, RECORDS)
+    reasons: list[str] = []
+    for way in (_by_fx, _by_export):
+        try:
+            with _unchanged(module):
+                return _verified(way, module, sample, form, records, leaf)
+        except UntraceableError as error:
+            reasons.append(str(error))
+    raise UntraceableError("; ".join(dict.fromkeys(reasons)))
+
+
+def _verified(way: Callable[..., Captured], module: nn.Module, sample: list[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
+    """Captured twice, the same both times, and with the module's own answers and gradients."""
+    first = way(module, sample, form, records, leaf)
+    try:
+        again = _alike(first, way(module, sample, form, records, leaf))
+    except UntraceableError:
+        again = False
+    if not again:
+        raise UntraceableError("two captures of forward differ: Python state or Python's random numbers decide in it")
+    wrong = differs(first, module, sample, form)
+    if wrong is not None:
+        raise UntraceableError(wrong)
+    return first
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Attributes that forward writes while it is captured are put back."""
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    tables = [
+        (part, name, dict(vars(part)[name])) for part, _ in before for name in ("_buffers", "_parameters", "_modules")
+    ]
+    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    try:
+        yield
+    finally:
+        for part, kept in before:
+            vars(part).clear()
+            vars(part).update(kept)
+        for part, name, kept in tables:
+            vars(part)[name].clear()
+            vars(part)[name].update(kept)
+        with torch.no_grad():
+            for buffer, kept_values in buffers:
+                if not torch.equal(buffer, kept_values):
+                    buffer.copy_(kept_values)
+
+
+class _Whole(nn.Module):
+    """A module whose forward takes flat tensors: the rest of the arguments is part of it."""
+
+    def __init__(self, module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> None:
+        super().__init__()
+        self.module, self.sample, self.form = module, list(sample), form
+        self.last = _Answer()
+
+    def answer(self, *tensors: Any) -> list[Any]:
+        supply = iter(tensors)
+        leaves = [next(supply) if isinstance(x, Tensor) else x for x in self.sample]
+        args, kwargs = tree_unflatten(leaves, self.form)
+        outputs, form = tree_flatten(self.module(*args, **kwargs))
+        moving = [isinstance(y, Tensor | fx.Proxy) for y in outputs]
+        fixed = tuple(None if moves else _Fixed(y) for y, moves in zip(outputs, moving, strict=True))
+        self.last.form, self.last.fixed = form, fixed
+        return [y for y, moves in zip(outputs, moving, strict=True) if moves]
+
+
+def _whole(module: nn.Module, sample: Sequence[Any], form: TreeSpec) -> tuple[_Whole, list[Tensor]]:
+    """The flat form of a module, with a forward of as many named arguments as it takes tensors."""
+    tensors = [x for x in sample if isinstance(x, Tensor)]
+    names = ", ".join(f"x{i}" for i in range(len(tensors)))
+    space: dict[str, Any] = {}
+    exec(f"def forward(self, {names}):\n    return self.answer({names})", space)  # fx wants names, not *tensors
+    kind = type("_Whole", (_Whole,), {"forward": space["forward"]})
+    return kind(module, sample, form), tensors
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__()
+        self.leaf = leaf
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return self.leaf(m)
+
+
+def _by_fx(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
+    whole, _ = _whole(module, sample, form)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _finished(_Tracer(leaf).trace(whole), whole, whole, sample, "fx")
+    except UntraceableError:
+        raise
+    except Exception as error:  # whatever a stranger's forward raises when its tensors are symbols
+        raise UntraceableError(_line(error)) from None
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0][:160]}"
+
+
+def _finished(graph: fx.Graph, owner: nn.Module, whole: _Whole, sample: Sequence[Any], source: str) -> Captured:
+    """Names as the user's module has them; constants as further inputs."""
+    constants: list[Tensor] = []
+    last = max((n for n in graph.nodes if n.op == "placeholder"), key=list(graph.nodes).index, default=None)
+    for node in list(graph.nodes):
+        if node.op in ("call_module", "get_attr"):
+            if _own(whole, str(node.target)):
+                continue
+            value = _attribute(owner, str(node.target))
+            with graph.inserting_after(last) if last is not None else graph.inserting_before(next(iter(graph.nodes))):
+                last = graph.placeholder(f"constant{len(constants)}")
+            constants.append(value)
+            node.replace_all_uses_with(last)
+            graph.erase_node(node)
+    graph.owning_module = None
+    graph.eliminate_dead_code(is_impure_node=_acts)
+    graph.set_codegen(CodeGen())
+    graph.lint()
+    code = graph.python_code("self")
+    space = dict(code.globals)
+    module, last_answer = whole.module, whole.last
+    if any(n.op == "call_module" and n.target == "module" for n in graph.nodes):
+        source = "layers"
+    exec(compile(code.src, f"<graph of {type(module).__name__}>", "exec"), space)
+    tensors = tuple(isinstance(x, Tensor) for x in sample)
+    assert last_answer.form is not None
+    return Captured(
+        graph, space["forward"], tuple(constants), last_answer.form, last_answer.fixed, tensors, module, source
+    )
+
+
+def _acts(node: fx.Node) -> bool:
+    """In-place operations and inputs stay; anything else that nobody reads goes."""
+    if node.op in ("placeholder", "output", "call_module") or node.target is torch._C._set_grad_enabled:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema.is_mutable) if schema is not None else name.split(".")[0].endswith("_") or name == "setitem"
+
+
+def _own(whole: _Whole, name: str) -> bool:
+    """Whether a name is one of the user's module: anything else is a constant of the graph."""
+    found: Any = whole
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None and name.partition(".")[0] == "module"
+
+
+def _attribute(root: nn.Module, name: str) -> Tensor:
+    found: Any = root
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, Tensor):
+        raise UntraceableError(f"a constant of type {type(found).__name__}")
+    return found.detach()
+
+
+def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
+    whole, tensors = _whole(module, sample, form)
+    holding = [own for x, own in zip(sample, records, strict=True) if isinstance(x, Tensor)]
+    shapes = tuple(_dynamic(x, own) for x, own in zip(tensors, holding, strict=True))
+    layers = {name: part for name, part in module.named_modules() if leaf(part)}
+    try:
+        with _quiet():
+            program = torch.export.export(whole, tuple(tensors), dynamic_shapes=shapes, strict=False)
+            flattened = program.module(check_guards=False)
+            _inlined(flattened)
+            flattened.graph.owning_module = None
+            _restored(flattened.graph, layers)
+            _flat_output(flattened.graph)
+            return _finished(flattened.graph, flattened, whole, sample, "export")
+    except UntraceableError:
+        raise
+    except Exception as error:  # as above
+        raise UntraceableError(_line(error)) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export warns of, and logs, what it cannot follow: the refusal says it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _inlined(flattened: fx.GraphModule) -> None:
+    """Regions under torch.no_grad() stand in the graph itself, between two switches."""
+    graph = flattened.graph
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") != "wrap_with_set_grad_enabled":
+            continue
+        enabled, inner, *taken = node.args
+        part = getattr(flattened, str(inner.target))
+        names = dict(zip((n for n in part.graph.nodes if n.op == "placeholder"), taken, strict=True))
+        with graph.inserting_before(node):
+            graph.call_function(torch._C._set_grad_enabled, (enabled,))
+            given = graph.graph_copy(part.graph, names)
+            graph.call_function(torch._C._set_grad_enabled, (not enabled,))
+        for user in list(node.users):
+            if user.target is not operator.getitem:
+                raise UntraceableError("a region without gradients whose answer is read as a whole")
+            user.replace_all_uses_with(given[user.args[1]]  # type: ignore[index])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        graph.erase_node(inner)
+
+
+def _dynamic(x: Tensor, own: bool) -> Any:
+    if not own:
+        return None
+    dim = torch.export.Dim
+    free = dict.fromkeys(range(1, x.dim()), dim.AUTO) if not x.is_floating_point() else {}
+    return {0: dim.DYNAMIC, **free}
+
+
+def _flat_output(graph: fx.Graph) -> None:
+    node = next(n for n in graph.nodes if n.op == "output")
+    node.args = (tuple(tree_flatten(node.args[0])[0]),)
+
+
+def _restored(graph: fx.Graph, layers: dict[str, nn.Module]) -> None:
+    """What one call of a layer computed is a call of that layer again, where it took and gave one tensor."""
+    groups: dict[Any, list[fx.Node]] = {}
+    for node in graph.nodes:
+        key = _layer_of(node, layers)
+        if key is not None:
+            groups.setdefault(key, []).append(node)
+    for (_, name), nodes in groups.items():
+        _replace(graph, name, nodes)
+
+
+def _layer_of(node: fx.Node, layers: dict[str, nn.Module]) -> tuple[str, str] | None:
+    """The outermost layer whose call a node belongs to."""
+    for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        name = str(path).removeprefix("module").removeprefix(".")
+        if name in layers:
+            return str(key), name
+    return None
+
+
+def _replace(graph: fx.Graph, name: str, nodes: list[fx.Node]) -> None:
+    inside = set(nodes)
+    taken = {a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr"}
+    given = [n for n in nodes if any(user not in inside for user in n.users)]
+    if len(taken) != 1 or len(given) != 1 or any(n.op != "call_function" for n in nodes):
+        return
+    with graph.inserting_before(given[0]):
+        call = graph.call_module(f"module.{name}", (taken.pop(),))
+    call.meta["val"] = given[0].meta.get("val")
+    given[0].replace_all_uses_with(call)
+    for node in reversed(nodes):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _alike(first: Captured, second: Captured) -> bool:
+    if first.graph.python_code("self").src != second.graph.python_code("self").src:
+        return False
+    pairs = zip(first.constants, second.constants, strict=True)
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs) and repr(first.fixed) == repr(second.fixed)
+
+
+def differs(captured: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:
+    """In what the graph is not the module's own forward, on made-up records: values, gradients; None where it is."""
+    try:
+        own = _answers(lambda m, a, k: m(*a, **k), module, sample, form)
+        graph = _answers(lambda m, a, k: captured(m, *a, **k), module, sample, form)
+    except Exception as error:  # as above
+        return f"made-up records do not fit ({_line(error)})"
+    if len(own) != len(graph) or any(not _close(a, b) for a, b in zip(own, graph, strict=True)):
+        return "a graph whose values or gradients differ from the module's own"
+    return None
+
+
+def _answers(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> list[Tensor | None]:
+    args, kwargs = tree_unflatten(sample, form)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        outputs = [y for y in tree_flatten(run(module, args, kwargs))[0] if isinstance(y, Tensor)]
+        moving = [y.float().square().sum() for y in outputs if y.requires_grad]
+        slopes = torch.autograd.grad(torch.stack(moving).sum(), parameters, allow_unused=True) if moving and parameters else ()
+    return [*(y.detach() for y in outputs), *slopes]
+
+
+def _close(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return (a is None or not bool(a.any())) and (b is None or not bool(b.any()))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = float(a.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
+    return torch.allclose(a.double(), b.double(), rtol=SAME, atol=SAME * scale + 1e-12, equal_nan=True)
+
+
+__all__ = ["Captured", "UntraceableError", "capture", "differs", "flat", "made_up", "pinned", "torch_layer"]

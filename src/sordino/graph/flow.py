@@ -1,0 +1,303 @@
+"""Whether a captured graph keeps the records of a batch apart: read off its operations, whatever the records hold.
+
+The graph runs on made-up batches of two sizes, and every ATen operation is looked up in the table of `rules`. Proved is
+
+    graph(batch)[j] = h(record j)      for every batch, every size of batch and every record
+
+under three conditions that are checked for each operation: (1) its rule states where the records lie in the output;
+(2) in both runs the output has the shape that this says, and is otherwise of the same shape; (3) its numbers (factors,
+divisors, dimensions) are the same in both runs. The number of records is an integer that Python may compute with: it
+may only be multiplied, added and used as a size, so a function of it that is equal for two sizes is constant (3).
+Gradients follow: the loss of record j is a function of record j alone, and so is its derivative.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from sordino.graph.capture import Captured, made_up, pinned
+from sordino.graph.rules import FIRST_ONLY, POSITIONS, RULES, SIZES, UNIFORM, Call, MixesError, Rows, pointwise
+
+BATCHES = (5, 7)  # records of the two made-up batches
+
+_SILENT = {"detach", "alias"}  # torch makes them for itself, not always as many
+_AFFINE = {operator.mul, operator.add, operator.sub, operator.neg, torch.sym_sum}
+_SIZED = {
+    *("view", "reshape", "expand", "new_zeros", "new_ones", "new_full", "new_empty", "unflatten", "repeat"),
+    *("zeros", "ones", "full", "empty", "rand", "randn", "_unsafe_view", "sym_size", "_assert", "_assert_scalar"),
+    *("_assert_tensor_metadata", "eq", "sym_constrain_range_for_size", "arange"),
+}
+
+
+def dependence(graph: Captured, inputs: Sequence[Any], records: Sequence[bool]) -> str | None:
+    """Why an output for one record may depend on other records; None where it is proved that it does not.
+
+    `inputs` are the flat arguments of the graph and `records` says which of them hold one slice per record. Every
+    tensor of the output must hold the records along its first dimension.
+    """
+    runs = [made_up(inputs, records, count) for count in BATCHES]
+    try:
+        first = _Run(BATCHES[0], [])
+        _Reader(graph, first, records).run(runs[0])
+        second = _Run(BATCHES[1], first.steps)
+        _Reader(graph, second, records).run(runs[1])
+    except MixesError as error:
+        return str(error)
+    except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError) as error:
+        return f"a graph that does not run for {BATCHES[0]} and for {BATCHES[1]} records ({_line(error)})"
+    return None
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+@dataclass
+class _Step:
+    """What one operation did in the first run."""
+
+    name: str
+    numbers: list[Any]
+    shapes: list[tuple[int, ...]]
+
+
+class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """One run of the graph; the second compares every operation with the first (`known`) and applies the rules."""
+
+    def __init__(self, records: int, known: list[_Step]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.records, self.known, self.steps = records, known, list[_Step]()
+        self.held: dict[int, tuple[Tensor, Rows | None]] = {}  # tensors are kept, so that no identity comes twice
+        self.unknown: dict[int, Tensor] = {}  # outputs that no rule speaks of
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and asking torch to skip it would import its compiler: two seconds."""
+        return False
+
+    def rows(self, tensor: Tensor) -> Rows | None:
+        """Where records lie; None for public tensors."""
+        if id(tensor) in self.unknown:
+            raise MixesError("a second output of an operation, of which the table says nothing")
+        found = self.held.get(id(tensor))
+        return None if found is None else found[1]
+
+    def place(self, tensor: Tensor, rows: Rows | None) -> None:
+        self.held[id(tensor)] = (tensor, rows)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func._overloadpacket.__name__ in _SILENT:
+            self.place(output, self.rows(args[0]))
+            return output
+        arguments = _bound(func, args, kwargs or {})
+        outputs = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        step = _Step(str(func), _numbers(arguments), [tuple(leaf.shape) for leaf in outputs])
+        self.steps.append(step)
+        if self.known:
+            self._check(func, arguments, outputs, output, step)
+        elif _holds(self, arguments):
+            for leaf in outputs:
+                self.place(leaf, Rows(0))  # in the first run only whether, not where
+        return output
+
+    def _check(self, func: Any, arguments: dict[str, Any], outputs: list[Tensor], output: Any, step: _Step) -> None:
+        at = len(self.steps) - 1
+        before = self.known[at] if at < len(self.known) else None
+        if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
+            raise MixesError("operations that depend on how many records there are")
+        name = func._overloadpacket.__name__
+        if before.numbers != step.numbers and not (name == "arange" and _places(outputs[0], self.records)):
+            raise MixesError(f"{name} with a number that depends on how many records there are")
+        self._state(func, name, arguments, outputs, before)
+
+    def _state(self, func: Any, name: str, arguments: dict[str, Any], outputs: list[Tensor], before: _Step) -> None:
+        in_place = name.endswith("_") and not name.endswith("__")
+        base = name[:-1] if in_place else name
+        rows = self._rule(func, base, arguments, outputs) if _holds(self, arguments) else None
+        if in_place:
+            return self._written(next(iter(arguments.values())), rows, name)
+        for number, (leaf, shape) in enumerate(zip(outputs, before.shapes, strict=True)):
+            if number and base in FIRST_ONLY:
+                self.unknown[id(leaf)] = leaf
+                continue
+            self.place(leaf, self._fitting(leaf, shape, rows, base))
+
+    def _rule(self, func: Any, base: str, arguments: dict[str, Any], outputs: list[Tensor]) -> Rows:
+        rule = RULES.get(base)
+        if base not in POSITIONS and _holds(self, arguments, position=True):
+            raise MixesError(f"{base} of the places of records in the batch")
+        if torch.Tag.pointwise in func.tags and rule is None:
+            rule = pointwise
+        if rule is None or "out" in arguments or not outputs:
+            raise MixesError(f"{base}, an operation that may let records reach each other")
+        return rule(Call(base, arguments, self.rows, outputs[0], self.records))
+
+    def _written(self, target: Any, rows: Rows | None, name: str) -> None:
+        """In place: what is written must lie where the records of the target lie."""
+        if rows is not None and self.rows(target) != rows:
+            raise MixesError(f"{name}, which writes records into a tensor that is not laid out by them")
+
+    def _fitting(self, leaf: Tensor, before: tuple[int, ...], rows: Rows | None, base: str) -> Rows | None:
+        """The shape in both runs is what `rows` says; a new constant tensor may be as long as the batch."""
+        differing = [d for d in range(leaf.dim()) if leaf.shape[d] != before[d]] if leaf.dim() == len(before) else None
+        if rows is None and differing and base in UNIFORM and len(differing) == 1:
+            rows = Rows(differing[0], 1, leaf.shape[differing[0]] // self.records)
+        if rows is None and differing == [0] and base == "arange":
+            rows = Rows(0, position=True)
+        wanted = [] if rows is None else [rows.dim]
+        if differing != wanted:
+            raise MixesError(f"{base}, whose shape depends on how many records there are")
+        if rows is not None and (leaf.shape[rows.dim], before[rows.dim]) != (
+            rows.size(BATCHES[1]),
+            rows.size(BATCHES[0]),
+        ):
+            raise MixesError(f"{base}, whose shape is not a number of entries for each record")
+        return rows
+
+
+def _holds(run: _Run, arguments: dict[str, Any], position: bool = False) -> bool:
+    """Whether some argument holds records, or their places in the batch."""
+    leaves = tree_flatten(list(arguments.values()))[0]
+    found = [run.rows(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return any(rows is not None and (rows.position or not position) for rows in found)
+
+
+def _places(tensor: Tensor, records: int) -> bool:
+    """Whether these are 0, 1, ..., one for each record."""
+    return tensor.dim() == 1 and tensor.tolist() == list(range(records))
+
+
+def _bound(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of the schema, with its defaults."""
+    found: dict[str, Any] = {}
+    for place, argument in enumerate(func._schema.arguments):
+        if place < len(args):
+            found[argument.name] = args[place]
+        elif argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
+        elif argument.has_default_value() and argument.default_value is not None:
+            found[argument.name] = argument.default_value
+    return found
+
+
+def _numbers(arguments: dict[str, Any]) -> list[Any]:
+    """All arguments that are neither tensors nor sizes."""
+    leaves = tree_flatten([value for name, value in arguments.items() if name not in SIZES])[0]
+    return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """A shape in which the entry at `dim` counts records."""
+
+    dim: int
+
+
+class _Reader(fx.Interpreter):
+    """Runs the nodes of a graph under a `_Run`, and follows the number of records through Python's integers."""
+
+    def __init__(self, graph: Captured, observer: _Run, records: Sequence[bool]) -> None:
+        super().__init__(graph.as_module(), garbage_collect_values=False)
+        self.extra_traceback = False
+        self.captured, self.observer, self.holding = graph, observer, list(records)
+        self.counts: dict[fx.Node, bool | _Sizes] = {}  # nodes that count records
+
+    def run(self, inputs: Sequence[Any]) -> None:  # type: ignore[override]
+        """Every node once; then every output tensor must hold the records along its first dimension."""
+        for tensor, holds in zip(inputs, self.holding, strict=True):
+            if holds:
+                self.observer.place(tensor, Rows(0))
+        with torch.no_grad(), pinned(), self.observer:
+            outputs = super().run(*self.captured.fed(inputs))
+        if not self.observer.known:
+            return
+        tensors = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, Tensor)]
+        if any(self.observer.rows(leaf) not in (None, Rows(0)) for leaf in tensors):
+            raise MixesError("an output in which records do not lie along the first dimension")
+        if not any(self.observer.rows(leaf) == Rows(0) for leaf in tensors):
+            raise MixesError("an output without a slice for each record")
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A layer; the module itself, where it is one, past whatever stands before its forward."""
+        layer = self.fetch_attr(target)
+        return type(layer).forward(layer, *args, **kwargs) if target == "module" else layer(*args, **kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self._follow(n, result)
+        return result
+
+    def _follow(self, n: fx.Node, result: Any) -> None:
+        """Whether this node's result counts records."""
+        counted = [a for a in n.all_input_nodes if a in self.counts]
+        if n.op in ("placeholder", "get_attr"):
+            return
+        if n.op == "output":
+            if counted:
+                raise MixesError("an output that tells how many records there are")
+            return
+        name = _name(n)
+        tensor = self.env.get(n.args[0]) if n.args and isinstance(n.args[0], fx.Node) else None
+        if isinstance(tensor, Tensor) and not isinstance(result, Tensor):
+            self._measured(n, name, tensor)
+        elif counted:
+            self._computed(n, name, counted, result)
+
+    def _measured(self, n: fx.Node, name: str, tensor: Tensor) -> None:
+        rows = self.observer.rows(tensor)
+        if rows is None:
+            return
+        if name == "shape" or (name == "size" and len(n.args) == 1 and not n.kwargs):
+            self.counts[n] = _Sizes(rows.dim)
+        elif name in ("size", "sym_size"):
+            at = n.args[1] if len(n.args) > 1 else n.kwargs["dim"]
+            assert isinstance(at, int)
+            if at % tensor.dim() == rows.dim:
+                self.counts[n] = True
+        elif name in ("numel", "nelement", "len", "__len__", "sym_numel"):
+            self.counts[n] = True
+
+    def _computed(self, n: fx.Node, name: str, counted: list[fx.Node], result: Any) -> None:
+        """Python's arithmetic with the number of records: affine, or a size of a tensor, or an entry of a shape."""
+        sizes = self.counts[counted[0]]
+        if n.target is operator.getitem and isinstance(sizes, _Sizes) and len(counted) == 1:
+            return self._entry(n, sizes)
+        if n.op == "call_function" and n.target in _AFFINE and not isinstance(result, Tensor):
+            if n.target is operator.mul and len(counted) > 1:
+                raise MixesError("the number of records multiplied with itself")
+            self.counts[n] = True
+            return
+        if n.op == "call_module" or name not in _SIZED:
+            raise MixesError(f"{name} of the number of records")
+
+    def _entry(self, n: fx.Node, sizes: _Sizes) -> None:
+        at, shape = n.args[1], self.env[n.args[0]]  # type: ignore[index]
+        if isinstance(at, int):
+            if at % len(shape) == sizes.dim:
+                self.counts[n] = True
+        elif isinstance(at, slice):
+            places = list(range(len(shape)))[at]
+            if sizes.dim in places:
+                self.counts[n] = _Sizes(places.index(sizes.dim))
+        else:
+            raise MixesError("an entry of a shape that is not named by a number")
+
+
+def _name(n: fx.Node) -> str:
+    """The plain name of what a node calls."""
+    target = n.target
+    if n.op == "call_function" and target is getattr:
+        return str(n.args[1])
+    if isinstance(target, str):
+        return target
+    packet = getattr(target, "_overloadpacket", None)
+    return str(getattr(packet or target, "__name__", target)).rpartition(".")[2]

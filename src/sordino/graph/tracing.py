@@ -1,0 +1,117 @@
+"""The graphs of one module: one for each kind of arguments, captured before the module sees such a record.
+
+`Traced.grade` says what is proved of it:
+
+    by construction          no record reaches another: read off the operations (`flow`)
+    per record (vmap)        the graph has no state and no branch on data; it is run for each record by itself
+    own code, trusted        no graph: the user's Python runs on the records, and the user vouches for it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from sordino.graph.capture import (
+    RECORDS,
+    Captured,
+    Leaf,
+    UntraceableError,
+    capture,
+    differs,
+    flat,
+    made_up,
+    torch_layer,
+)
+from sordino.graph.flow import dependence
+
+Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]
+BY_CONSTRUCTION: Grade = "by construction"
+PER_RECORD: Grade = "per record (vmap)"
+TRUSTED: Grade = "own code, trusted"
+GRADES: tuple[Grade, ...] = (BY_CONSTRUCTION, PER_RECORD, TRUSTED)
+
+
+def weakest(grades: Sequence[Grade]) -> Grade:
+    """The grade of what is made of several pieces of code."""
+    return max(grades, key=GRADES.index, default=BY_CONSTRUCTION)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A graph, and why an output for one record may depend on other records (None: proved that it does not)."""
+
+    graph: Captured
+    reason: str | None
+
+    @property
+    def grade(self) -> Grade:
+        return BY_CONSTRUCTION if self.reason is None else PER_RECORD
+
+
+class Tracing:
+    """All graphs of a module. `of` finds or captures the one for some arguments; no value of a record is looked at."""
+
+    def __init__(self, module: nn.Module, leaf: Leaf = torch_layer) -> None:
+        self.module, self.leaf = module, leaf
+        self.known: dict[Any, Traced] = {}
+        self.closed = False  # whether the module's own Python has run on data: then no new graph is captured
+
+    def of(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Traced:
+        """The graph for arguments of this kind; raises `UntraceableError` where there is none."""
+        inputs, _ = flat(args, kwargs)
+        key = self._key(args, kwargs, records)
+        if key not in self.known:
+            graph = self._reused(args, kwargs, records) or self._captured(args, kwargs, records)
+            self.known[key] = Traced(graph, dependence(graph, inputs, records))
+        return self.known[key]
+
+    @property
+    def grade(self) -> Grade:
+        """The weakest of all graphs so far."""
+        return weakest([traced.grade for traced in self.known.values()])
+
+    def _captured(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
+        if self.closed:
+            raise UntraceableError("records of a new shape after the module's own code has run on data")
+        return capture(self.module, args, kwargs, records, self.leaf)
+
+    def _reused(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured | None:
+        """A graph for other shapes that answers as the module does for these too."""
+        inputs, form = flat(args, kwargs)
+        modes, sample = self._modes(), made_up(inputs, records, RECORDS)
+        alike = [] if self.closed else [one.graph for key, one in self.known.items() if key[:2] == (modes, form)]
+        return next((graph for graph in alike if differs(graph, self.module, sample, form) is None), None)
+
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple(part.training for part in self.module.modules())
+
+    def _key(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Any:
+        inputs, form = flat(args, kwargs)
+        kinds = tuple(_kind(x, own) for x, own in zip(inputs, records, strict=True))
+        return self._modes(), form, kinds
+
+
+def _kind(x: Any, own: bool) -> Any:
+    """What a graph depends on: shape and dtype, for records without how many there are; other values themselves."""
+    if isinstance(x, Tensor):
+        return own, tuple(x.shape[1:] if own else x.shape), x.dtype, x.device.type
+    try:
+        hash(x)
+    except TypeError:
+        return repr(x)
+    return type(x), x
+
+
+class Function(nn.Module):
+    """A function of tensors, a loss for one, as a module without parameters."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
