@@ -144,7 +144,9 @@ def capture(
     raise UntraceableError("; ".join(dict.fromkeys(reasons)))
 
 
-def _verified(way: Callable[..., Captured], module: nn.Module, sample: list[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
+def _verified(
+    way: Callable[..., Captured], module: nn.Module, sample: list[Any], form: TreeSpec, records: Any, leaf: Leaf
+) -> Captured:
     """Captured twice, the same both times, and with the module's own answers and gradients."""
     first = way(module, sample, form, records, leaf)
     try:
@@ -342,7 +344,7 @@ def _inlined(flattened: fx.GraphModule) -> None:
         for user in list(node.users):
             if user.target is not operator.getitem:
                 raise UntraceableError("a region without gradients whose answer is read as a whole")
-            user.replace_all_uses_with(given[user.args[1]]  # type: ignore[index])
+            user.replace_all_uses_with(given[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
         graph.erase_node(node)
         graph.erase_node(inner)
@@ -422,7 +424,8 @@ def _answers(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> 
         torch.manual_seed(0)
         outputs = [y for y in tree_flatten(run(module, args, kwargs))[0] if isinstance(y, Tensor)]
         moving = [y.float().square().sum() for y in outputs if y.requires_grad]
-        slopes = torch.autograd.grad(torch.stack(moving).sum(), parameters, allow_unused=True) if moving and parameters else ()
+        trains = bool(moving and parameters)
+        slopes = torch.autograd.grad(torch.stack(moving).sum(), parameters, allow_unused=True) if trains else ()
     return [*(y.detach() for y in outputs), *slopes]
 
 
