@@ -117,3 +117,73 @@ def _histogram(bits: list[int], epsilon0: float, delta0: float) -> Counter[tuple
             weight *= (delta0 if clear else 0.0) if report >= 2 else (1 - delta0) * noisy
         chances[tuple(sorted(reports))] += weight  # type: ignore[assignment]
     return chances
+
+
+# ---- Poisson sampling: a lower bound by merging outcomes ------------------------------------------------------------
+
+
+def poisson_lower_bound(
+    *, rate: float, multiplier: float, rounds: int, delta: float, step: float, reach: float
+) -> float:
+    """A certified lower bound on epsilon of Poisson rounds, one client removed, sharp also where the rate is small.
+
+    One round is P = (1-q) N(0, 1) + q N(mu, 1) against Q = N(0, 1), mu = 1/z. Its outcomes are merged into intervals
+    whose losses log P(I)/Q(I) are multiples of `step`: merging is post-processing, so it can only lower delta.
+    Losses above the window, which ends at `reach` or later, wrap to smaller ones, which lowers it too; none is below.
+    """
+    losses, chances = _merged_outcomes(rate=rate, mu=1 / multiplier, step=step)
+    first = losses[0]
+    size = 2 ** math.ceil(math.log2(reach / step - rounds * first))
+    law = np.zeros(size)
+    np.add.at(law, np.minimum(np.asarray(losses) - first, size // 2), chances)
+    composed = np.fft.irfft(np.fft.rfft(law) ** rounds, size)
+    values = (np.arange(size) + rounds * first) * step
+    values, composed = values[values >= 0], composed[values >= 0]
+    above = np.cumsum(composed[::-1])[::-1]
+    below = np.cumsum((composed * np.exp(-values))[::-1])[::-1]
+    violated = np.flatnonzero(above - np.exp(values) * below - 1e-3 * delta > delta)  # the transform errs by less
+    return float(values[violated[-1]]) if violated.size else 0.0
+
+
+def _merged_outcomes(*, rate: float, mu: float, step: float) -> tuple[list[int], list[float]]:
+    """Losses in steps, and their chances under P, of intervals from the least outcome on; the last is rounded down."""
+    first = math.ceil(math.log1p(-rate) / step) + 1
+    loss, low, losses, chances = first, -math.inf, [], []
+    while True:
+        high = _end_of_interval(low, loss * step, rate, mu)
+        losses.append(loss)
+        chances.append(_chances(low, high, rate, mu)[0])
+        if high == _FARTHEST:
+            losses[-1] = losses[-2]
+            return losses, chances
+        low, loss = high, max(loss + 1, first + int(1.02 * (loss - first)))
+
+
+_FARTHEST = 38.0
+
+
+def _end_of_interval(low: float, loss: float, rate: float, mu: float) -> float:
+    """The b with log P(low, b)/Q(low, b) = loss, from above, by halving; the farthest outcome if that has less."""
+
+    def enough(b: float) -> bool:
+        p, q = _chances(low, b, rate, mu)
+        return p > 0 and q > 0 and math.log(p / q) >= loss
+
+    if not enough(_FARTHEST):
+        return _FARTHEST
+    a, b = max(low, -_FARTHEST), _FARTHEST
+    for _ in range(50):
+        middle = (a + b) / 2
+        a, b = (a, middle) if enough(middle) else (middle, b)
+    return b
+
+
+def _chances(low: float, high: float, rate: float, mu: float) -> tuple[float, float]:
+    """Of low < x < high, under P and under Q, from whichever tail is the smaller."""
+
+    def between(a: float, b: float) -> float:
+        a, b = (a, b) if a > 0 else (-b, -a)
+        return (math.erfc(a / math.sqrt(2)) - math.erfc(b / math.sqrt(2))) / 2
+
+    still = between(low, high)
+    return (1 - rate) * still + rate * between(low - mu, high - mu), still

@@ -16,7 +16,7 @@ in the 2-norm, relative (Higham 2002, "Accuracy and stability of numerical algor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -30,9 +30,37 @@ ULP = float(np.finfo(np.float64).eps)
 GAMMA = 10 * ULP  # of the transform's 2-norm, per halving: Higham's constant is 3.5
 _WINDOW = 2**20  # of the transform at most
 _RIGHT, _WRAPPED = 34.0, 25.0  # logs of the tilted chance above, below the window
+_MOVES = np.geomspace(1e-5, 4, 18)  # of theta, in sqrt(2 _RIGHT) deviations: what a window is looked for with
+_BLOCKS = 2048  # of a law's summary
+_FACTORS = (1.0, 0.5, 0.2, 0.05, 0.01)  # of Chernoff's theta, which may see rare large losses alone
+_SLACK = 1e-3  # share of delta that the transform and the window may add before a smaller tilt is tried
 
 
 Parts = Sequence[tuple[Losses, int]]
+
+
+@dataclass(frozen=True)
+class Added:
+    """What a tilted sum adds to delta beside the law on its grid: the transform's rounding, and the window's end."""
+
+    step: float
+    count: int  # points of the window
+    theta: float
+    scale: float
+    error: float  # of the transform, in every mass
+    beyond: float  # chance above the window, counted as infinite
+
+    def at(self, epsilon: float) -> float:
+        """beyond + error sum_(l > epsilon) exp(scale - theta l), rounded up."""
+        if epsilon == math.inf:
+            return math.inf
+        fall = -math.expm1(-self.theta * self.step)
+        points_above = min(1 / fall if fall > 0 else math.inf, float(self.count))
+        return self.beyond + self.error * points_above * math.exp(min(self.scale - self.theta * epsilon, 700.0))
+
+    def negligible(self, epsilon: float, delta: float, infinite: float) -> bool:
+        """Whether that is next to nothing beside delta, or no more than what the grid's end adds."""
+        return self.at(epsilon) <= _SLACK * delta + infinite
 
 
 @dataclass(frozen=True)
@@ -46,6 +74,7 @@ class Sum:
     scale: float  # log of what to multiply by after tilting back
     infinite: float
     apart: float
+    added: Added
 
     @cached_property
     def values(self) -> Array:
@@ -60,7 +89,10 @@ class Sum:
 
     def deltas(self, epsilons: Array) -> Array:
         """An upper bound on delta at each epsilon; 1 below the window."""
-        k = np.searchsorted(self.values, epsilons, side="right") - 1  # the last loss that is not above
+        return self._deltas(epsilons, np.searchsorted(self.values, epsilons, side="right") - 1)
+
+    def _deltas(self, epsilons: Array, k: NDArray[np.int64]) -> Array:
+        """The same where the last loss that is not above each is known to be the k-th."""
         inside = np.clip(k, 0, len(self.values) - 1)
         some, other = self._above
         with np.errstate(over="ignore", invalid="ignore"):
@@ -74,7 +106,7 @@ class Sum:
         """The least epsilon of the window, or 0, at which `delta` is proved; inf if there is none."""
         if self.deltas(np.zeros(1))[0] <= delta:
             return 0.0
-        good = np.flatnonzero((self.deltas(self.values) <= delta) & (self.values > 0))
+        good = np.flatnonzero((self._deltas(self.values, np.arange(len(self.values))) <= delta) & (self.values > 0))
         if not len(good):
             return math.inf
         high = float(self.values[good[0]])
@@ -119,16 +151,48 @@ class Composition:
         if self.variation <= delta:
             return 0.0
         theta, chernoff = self._best_tilt(lambda t, k: (k - math.log(left) + _peak(t)) / t, math.log(1 / left))
-        found = self.tilted(theta).epsilon(delta)
-        return min(found, math.inf if self.apart else max(chernoff, 0.0))
+        found = [math.inf if self.apart else max(chernoff, 0.0)]
+        for one in self._tilts(theta):
+            found.append(one.epsilon(delta))
+            if one.added.negligible(found[-1], delta, self.infinite):
+                break
+        return min(found)
 
-    def deltas(self, epsilons: Array) -> Array:
-        """An upper bound on delta at each epsilon >= 0, by a ladder of tilts: each is true everywhere."""
-        found = self.tilted(0.0).deltas(epsilons)
-        for epsilon in np.unique(np.quantile(epsilons, np.linspace(0, 1, 8))):
-            theta, _ = self._best_tilt(partial(_log_chernoff, float(epsilon)), 20.0)
-            found = np.minimum(found, self.tilted(theta).deltas(epsilons))
+    def deltas(self, epsilons: Array, without_wide: bool = False) -> Array:
+        """An upper bound on delta at each epsilon >= 0, by a ladder of tilts: each is true everywhere.
+
+        A tilt whose window is too wide for this grid is refused, or, `without_wide`, left out.
+        """
+        first = self.tilted(0.0)
+        found, added = first.deltas(epsilons), [first.added]
+        places = np.unique(np.linspace(0, len(epsilons) - 1, 8).round().astype(np.int64))
+        for k in np.argsort(epsilons)[places]:
+            epsilon = float(epsilons[k])
+            if any(each.negligible(epsilon, found[k], self.infinite) for each in added):
+                continue
+            theta, _ = self._best_tilt(partial(_log_chernoff, epsilon), 20.0)
+            for one in self._tilts(theta, without_wide):
+                found = np.minimum(found, one.deltas(epsilons))
+                added.append(one.added)
+                if one.added.negligible(epsilon, found[k], self.infinite):
+                    break
         return found
+
+    def _tilts(self, theta: float, without_wide: bool = False) -> Iterator[Sum]:
+        """The sum tilted by theta, then by less and less, for whoever asks on until one is exact but for its grid.
+
+        Each is a bound, so the least is. Windows that are too wide are left out; who asks to the end hears of them.
+        """
+        wide: list[TooWideError] = []
+        for factor in _FACTORS:
+            try:
+                one = self.tilted(theta * factor)
+            except TooWideError as error:
+                wide.append(error)
+            else:
+                yield one
+        if wide and not without_wide:
+            raise min(wide, key=lambda error: error.factor)
 
     def _best_tilt(self, cost: Callable[[float, float], float], reach: float) -> tuple[float, float]:
         """The theta with the least cost(theta, log M), on a grid that is narrowed twice; and that cost, exactly."""
@@ -162,13 +226,14 @@ class Composition:
         scale = float(self._cumulant(np.asarray([theta]))[0]) + self._rounding(theta)
         whole = math.ceil(self.top / self.step) - start + 1
         masses = (np.maximum(masses, 0.0) + error)[: max(whole, 1)]
-        return Sum(self.step, start, masses, theta, scale, self.infinite + beyond, self.apart)
+        return Sum(self.step, start, masses, theta, scale, self.infinite + beyond, self.apart,
+                   Added(self.step, len(masses), theta, scale, error, beyond))  # fmt: skip
 
     def _window(self, theta: float) -> tuple[int, int, float]:
         """First index and size of the window; and the chance of what lies above it."""
         here = float(self._cumulant(np.asarray([theta]), rough=True)[0])
         mean, deviation = self._moments(theta)
-        moves = np.geomspace(0.02, 4, 16) * math.sqrt(2 * _RIGHT) / max(deviation, self.step)
+        moves = _MOVES * math.sqrt(2 * _RIGHT) / max(deviation, self.step)
         up, down = self._cumulant(theta + moves, rough=True), self._cumulant(theta - moves, rough=True)
         top, bottom = float(np.min((up - here + _RIGHT) / moves)), float(np.max((here - down - _WRAPPED) / moves))
         start = math.floor(min(max(bottom, self.bottom), mean) / self.step) - 1
@@ -210,13 +275,11 @@ class _Law:
         self.depth = float(-np.min(self.logs[np.isfinite(self.logs)]))
         self.reach = float(np.max(np.abs(self.values)))
         self.variance = self.moments(0.0)[1]
-        every = max(1, len(self.values) // 2048)
-        blocks = np.arange(0, len(self.values), every)
-        with np.errstate(divide="ignore"):
-            self.rough = (
-                np.log(np.add.reduceat(self.masses, blocks)),
-                self.values[blocks] + (every - 1) / 2 * losses.step,
-            )
+        blocks = _blocks(self.masses)
+        chances = np.add.reduceat(self.masses, blocks)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = np.add.reduceat(self.masses * self.values, blocks) / chances
+            self.rough = np.log(chances), np.where(chances > 0, means, self.values[blocks])
 
     def cumulant(self, thetas: Array, rough: bool) -> Array:
         """log of the sum of masses exp(theta l)."""
@@ -233,6 +296,17 @@ class _Law:
         weights = self.tilted(theta)
         mean = float(weights @ self.values)
         return mean, float(weights @ (self.values - mean) ** 2)
+
+
+def _blocks(masses: Array) -> NDArray[np.int64]:
+    """Where the blocks of a summary begin: so many places apart, and none but a single point with much of the mass.
+
+    The sum of masses exp(theta l) sees a block as its mass at its mean loss: off by (theta width)^2 / 8 of that mass.
+    """
+    places = np.arange(0, len(masses), max(1, len(masses) // _BLOCKS))
+    shares = np.floor(np.cumsum(masses) * (_BLOCKS / 8 / float(np.sum(masses))))
+    heavy = np.flatnonzero(shares[1:] > shares[:-1]) + 1
+    return np.unique(np.concatenate([places, heavy, np.minimum(heavy + 1, len(masses) - 1)]))
 
 
 def _log_sum(logs: Array) -> float:

@@ -35,7 +35,7 @@ from sordino.pld.gridless import gaussian_epsilon
 from sordino.pld.pairs import Array, Pair
 
 Method = Literal["pld", "gdp", "rdp", "none"]
-VERSION = "sordino accountant 2"  # raised when a bound changes; 1 was dp-accounting 0.6.0
+VERSION = "sordino accountant 3"  # raised when a bound changes; 1 was dp-accounting 0.6.0
 COARSE = 1e-3  # a grid to look around on
 MOVE = 0.01  # refine until epsilon moves by less than this fraction
 _ABSURD = 1e5  # next to no noise: beyond this mu, or loss, no grid is asked
@@ -245,9 +245,19 @@ def _curve(composed: Composed, epsilons: Array) -> Array:
         once: Array = np.maximum.reduce([losses.once_deltas(order[0][0], epsilons) for order in composed])
         return once
     tail = _tail(composed, _FARTHEST)
-    steps = [losses.fitting_step(order, tail) / 4 for order in composed]
+    asked = [losses.fitting_step(order, tail) / 4 for order in composed]
+    steps = list(asked)
     worst: Array = np.maximum.reduce(_asked(composed, steps, tail, lambda one: one.deltas(epsilons)))
-    return worst
+    return worst if steps == asked else np.minimum(worst, _narrow_curve(composed, asked, tail, epsilons))
+
+
+def _narrow_curve(composed: Composed, steps: list[float], tail: float, epsilons: Array) -> Array:
+    """The same on a grid that is too fine for some epsilons: exact at the others, a bound at all, 1 at worst."""
+    try:
+        orders = [_composition(order, step, tail) for order, step in zip(composed, steps, strict=True)]
+        return np.asarray(np.maximum.reduce([one.deltas(epsilons, without_wide=True) for one in orders]))
+    except losses.TooWideError:
+        return np.ones_like(epsilons)
 
 
 # ---- second opinion -------------------------------------------------------------------------------------------------
