@@ -217,7 +217,7 @@ def test_a_secure_sum_shares_the_same_noise_among_the_clients(recipe: Any) -> No
     own = {**UNTOLD, "clients": FixedSize(N, 4)}
     shares, central = recipe(**own, release=NoiseShares(0.2, at_least=4)), recipe(**own, multiplier=0.2)
     assert central.release == CentralNoise(QUIET)
-    assert shares.release.noise_std(np.arange(4)) == central.release.noise_std(np.arange(4))
+    assert shares.release.noise_std(np.arange(4), 0) == central.release.noise_std(np.arange(4), 0)
     assert shares.release.needs == {"secure_sum"}
     assert shares.bill().line("models") == central.bill().line("models")
 

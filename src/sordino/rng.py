@@ -58,6 +58,15 @@ class Seeded:
         return np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]  # any ISeedSequence will do
 
 
+class SecureGenerator(np.random.Generator):
+    """A generator whose draws are for release: samplers leave no value out, memory of noise is kept in float64."""
+
+
+def is_secure(rng: np.random.Generator) -> bool:
+    """Whether what this generator draws may be released."""
+    return isinstance(rng, SecureGenerator)
+
+
 @dataclass(frozen=True)
 class Secure:
     """Streams keyed by the operating system: no seed exists, so none can leak."""
@@ -70,7 +79,7 @@ class Secure:
         """A fresh stream; the arguments name it for the reader only."""
         from randomgen import AESCounter
 
-        return np.random.Generator(AESCounter(key=secrets.randbits(128)))
+        return SecureGenerator(AESCounter(key=secrets.randbits(128)))
 
 
 def streams(mode: Mode, seed: int) -> Streams:

@@ -277,12 +277,12 @@ def noised_sum(
     release, came = plan.release, collected.came(cohort)
     silent = came[:0] if collected.noised else came  # whose noise is still to be drawn
     total, noise = release.noised(collected.total, silent, partial(streams.at, t), memory)
-    return (on_grid(total, release.noise_std(came)) if streams.mode == "secure" else total), noise
+    return (on_grid(total, release.noise_std(came, t)) if streams.mode == "secure" else total), noise
 
 
 def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> Spread:
     """Standard deviation of the noise in every coordinate of the decoded mean, followed step by step: public."""
-    std: Spread = plan.release.noise_std(cohort) / plan.release.denominator(plan.clients.expected, received)
+    std: Spread = plan.release.noise_std(cohort, public.t) / plan.release.denominator(plan.clients.expected, received)
     for step in reversed(plan.encode):
         std = step.spread(std, public)
     return std * plan.local.unit(public)

@@ -36,7 +36,7 @@ MODULES = frozenset({"random", "secrets"})  # of the standard library
 ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"})  # makes the generators
     | frozenset({"random", "np.random.get_state", "np.random.set_state"}),  # puts others' back to where they stood
-    "parts/mechanisms.py": frozenset({"standard_normal", "laplace"}),  # the noise
+    "parts/mechanisms.py": frozenset({"standard_normal", "laplace", "integers", "random"}),  # the noise
     "parts/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
     "parts/samplers.py": frozenset({"binomial", "choice", "permutation"}),  # who takes part
     "parts/turns.py": frozenset({"choice", "random"}),  # who takes part, turn by turn

@@ -54,7 +54,7 @@ def noise_of(plan: Plan, engine: InProcess, streams: Streams) -> Tensor:
 def test_the_sum_of_own_draws_has_the_deviation_that_is_billed(name: str, streams: Streams) -> None:
     wanted = still(RELEASES[name])
     found = float(noise_of(wanted, OWN, streams).std())
-    assert found == pytest.approx(wanted.release.noise_std(np.arange(4)), rel=0.06)
+    assert found == pytest.approx(wanted.release.noise_std(np.arange(4), 0), rel=0.06)
 
 
 def test_every_clients_noise_is_of_the_stream_of_its_round_and_number() -> None:
@@ -67,9 +67,10 @@ def test_every_clients_noise_is_of_the_stream_of_its_round_and_number() -> None:
 
 
 def test_in_a_release_the_message_lies_on_its_own_grid() -> None:
-    row = own_message(LocalNoise(Gaussian(1.0), OWNERS), torch.zeros(1000), 3, Secure().at(0, "x", 3), secure=True)
+    row = own_message(LocalNoise(Gaussian(1.0), OWNERS), torch.zeros(1000), 3, 0, Secure().at(0, "x", 3), secure=True)
     assert torch.equal(row * 2.0**18, (row * 2.0**18).round())  # 4 = 2^2, so 2^(2 - 20)
-    plain = own_message(LocalNoise(Gaussian(1.0), OWNERS), torch.zeros(1000), 3, Seeded(0).at(0, "x", 3), secure=False)
+    coins = Seeded(0).at(0, "x", 3)
+    plain = own_message(LocalNoise(Gaussian(1.0), OWNERS), torch.zeros(1000), 3, 0, coins, secure=False)
     assert not torch.equal(plain * 2.0**18, (plain * 2.0**18).round())
 
 
@@ -99,7 +100,7 @@ class Alone(NoNoise, kind="alone_in_a_test"):
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
         return row + torch.from_numpy(Gaussian(1.0 + client).sample(len(row), rng))
 
-    def noise_std(self, cohort: Any) -> float:
+    def noise_std(self, cohort: Any, t: int) -> float:
         return float(np.sqrt(((1.0 + cohort) ** 2).sum()))
 
 
@@ -147,4 +148,4 @@ def test_the_wrong_noise_has_another_deviation(how: str, name: str, monkeypatch:
     monkeypatch.setattr(InProcessWorker, where, instead)
     wanted = still(RELEASES[name])
     found = float(noise_of(wanted, OWN, Seeded(3)).std())
-    assert found != pytest.approx(wanted.release.noise_std(np.arange(4)), rel=0.06)
+    assert found != pytest.approx(wanted.release.noise_std(np.arange(4), 0), rel=0.06)

@@ -109,7 +109,7 @@ def deviation(release: Release) -> float:
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_noise_for_release_has_the_deviation_that_is_billed(name: str) -> None:
-    assert deviation(RELEASES[name]) == pytest.approx(RELEASES[name].noise_std(np.arange(4)), rel=0.06)
+    assert deviation(RELEASES[name]) == pytest.approx(RELEASES[name].noise_std(np.arange(4), 0), rel=0.06)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ SABOTAGE = {
 def test_the_wrong_noise_is_noticed(how: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = SABOTAGE[how]
     monkeypatch.setattr(bare.where, bare.name, bare.wrong)
-    assert deviation(RELEASES[name]) != pytest.approx(RELEASES[name].noise_std(np.arange(4)), rel=0.06)
+    assert deviation(RELEASES[name]) != pytest.approx(RELEASES[name].noise_std(np.arange(4), 0), rel=0.06)
 
 
 def test_the_message_on_the_wire_is_noised_and_on_its_grid_and_the_clean_row_is_not_there() -> None:

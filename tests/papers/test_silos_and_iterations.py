@@ -48,7 +48,7 @@ def test_a_turn_sees_all_kinds_of_loans_though_silos_are_sorted() -> None:
 def test_a_client_pays_for_the_rounds_it_is_in_and_no_more() -> None:
     for cohort, taken in ((loans.TURN, 2), (loans.CLIENTS, 20)):
         plan = loans.loans_plan(3.0, 40, 2, cohort)  # 20 rounds
-        noise = plan.release.noise_std(np.arange(1)) / math.sqrt(2)
+        noise = plan.release.noise_std(np.arange(1), 0) / math.sqrt(2)
         assert noise == pytest.approx(2 * taken / 3.0, rel=0.01)  # pure epsilon adds up; replacing moves by 2
 
 
@@ -57,7 +57,7 @@ def test_gaussian_noise_of_a_whole_run_does_not_depend_on_the_local_steps() -> N
     variances = []
     for steps in (1, 4, 8):  # T = 120: the writers' turns come out even
         plan = femnist.femnist_plan(200.0, femnist.TOTAL, steps)
-        variances.append(plan.rounds * (steps * plan.release.noise_std(np.arange(1))) ** 2)
+        variances.append(plan.rounds * (steps * plan.release.noise_std(np.arange(1), 0)) ** 2)
     assert variances == pytest.approx([variances[0]] * 3, rel=0.01)
 
 

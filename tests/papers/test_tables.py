@@ -71,7 +71,7 @@ def test_best_is_compared_with_the_best_of_its_column() -> None:
 @pytest.mark.parametrize(("how", "std"), [("uniform", 1.0774), ("poisson", 0.4544)])
 def test_the_papers_noise_at_epsilon_six(how: Any, std: float) -> None:
     assert theorem_multiplier(how, 6.0) == pytest.approx(std / 0.4, rel=1e-3)
-    assert table2_plan(how, 1.5, 1.0).release.noise_std(np.arange(25)) == 1.5
+    assert table2_plan(how, 1.5, 1.0).release.noise_std(np.arange(25), 0) == 1.5
 
 
 def test_table_2_runs_the_papers_settings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from sordino.matrix import drift, patterns, toeplitz, trees
 from sordino.matrix.optimise import Goal, banded, buffered
 from sordino.matrix.patterns import Patterns
 from sordino.parts.bands import Banded, BandedSquareRoot
-from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
+from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Toeplitz, Tree
 
 ROUNDS = 24
 ALLOWED = Patterns(ROUNDS, 6, 4)
@@ -294,10 +295,39 @@ def test_a_drift_is_looked_for_where_sums_are_asked_for_and_columns_do_not_meet(
     assert not drifts(Banded(3, forget=0.0), Patterns(drift.LONGEST + 1, 4, 1000))
 
 
-def test_the_deviation_of_late_noise_is_that_of_its_row() -> None:
-    bands = Banded(4, forget=0.0).fitted(Patterns(200, 20, 10), lambda: np.ones(200))
-    rows = np.linalg.norm(bands.noise_matrix(200), axis=1)
-    assert bands.gain == pytest.approx(rows[196])
+EVERY_STRATEGY: dict[str, Callable[[], Strategy]] = {
+    "identity": Identity,
+    "banded_square_root": lambda: BandedSquareRoot(4),
+    "banded": lambda: Banded(4).fitted(Patterns(100, 20, 5), lambda: np.ones(100)),
+    "banded with a drift": lambda: Banded(4, forget=0.0).fitted(Patterns(100, 20, 5), lambda: np.ones(100)),
+    "buffered_toeplitz": lambda: BufferedToeplitz(3).fitted(Patterns(100, 20, 5), lambda: np.ones(100)),
+    "tree": Tree,
+}
+
+
+@pytest.mark.parametrize("name", EVERY_STRATEGY)
+def test_the_noise_std_of_every_round_is_the_norm_of_its_row(name: str) -> None:
+    strategy = EVERY_STRATEGY[name]()
+    rows = np.linalg.norm(strategy.noise_matrix(100), axis=1)
+    assert [strategy.noise_std(t) for t in range(100)] == pytest.approx(rows, rel=1e-9)
+    assert [Strategy.noise_std(strategy, t) for t in (0, 6, 99)] == pytest.approx(rows[[0, 6, 99]], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["banded_square_root", "buffered_toeplitz"])
+def test_the_noise_std_of_a_round_is_that_of_a_dense_inverse(name: str) -> None:
+    strategy = EVERY_STRATEGY[name]()
+    assert isinstance(strategy, Toeplitz)
+    rows = np.linalg.norm(np.linalg.inv(toeplitz.dense(strategy.column(100), 100)), axis=1)
+    assert [strategy.noise_std(t) for t in range(100)] == pytest.approx(rows, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", EVERY_STRATEGY)
+def test_the_noise_std_of_a_round_is_what_its_draws_have(name: str) -> None:
+    strategy, rng = EVERY_STRATEGY[name](), np.random.default_rng(0)
+    memory, size = strategy.init(40_000), 40_000
+    for t in range(9):
+        noise, memory = strategy.step(lambda: torch.from_numpy(rng.standard_normal(size)), memory)
+        assert float(noise.std()) == pytest.approx(strategy.noise_std(t), rel=0.02)
 
 
 def test_a_matrix_workload_of_sums_is_the_toeplitz_one() -> None:

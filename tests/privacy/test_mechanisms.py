@@ -183,7 +183,7 @@ def test_every_mechanism_bills_the_multiplier_it_draws_with() -> None:
     ids=str,
 )
 def test_the_noise_std_a_release_reports_is_the_one_it_adds(release: Release) -> None:
-    assert summed(release).std() == pytest.approx(release.noise_std(np.arange(4)), rel=0.05)
+    assert summed(release).std() == pytest.approx(release.noise_std(np.arange(4), 0), rel=0.05)
 
 
 def test_postprocessing_is_told_the_noise_std_of_unequal_clients(monkeypatch: pytest.MonkeyPatch) -> None:

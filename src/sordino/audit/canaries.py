@@ -301,4 +301,4 @@ def _std(plan: Plan, job: ClientJob) -> float:
         lrs = np.asarray(paces(local.lr, job.public.t, local.steps))
         share = float(np.sqrt((lrs**2).sum())) / abs(lrs.sum())  # 1 / sqrt(steps) where all are the same
         return share * float(np.sqrt(sum(local.noise(int(c)).std ** 2 for c in job.cohort))) or 1.0
-    return float(plan.release.noise_std(job.cohort)) or 1.0
+    return float(plan.release.noise_std(job.cohort, job.public.t)) or 1.0

@@ -141,7 +141,7 @@ class InProcessWorker:
         """The rows [m, d'] as they leave their clients, each with the noise of its own stream; noise is of the CPU."""
         secure, drawn = self.streams.mode == "secure", [self.streams.at(t, "client noise", int(c)) for c in clients]
         each = [
-            own_message(self.plan.release, row, int(client), rng, secure=secure)
+            own_message(self.plan.release, row, int(client), t, rng, secure=secure)
             for client, row, rng in zip(clients, rows.cpu(), drawn, strict=True)
         ]
         return torch.stack(each).to(rows.device)

@@ -123,7 +123,7 @@ def encoded(plan: Plan, update: Tensor, public: Public, client: int) -> Tensor:
     for step in plan.encode:
         rows = step.encode(rows, public)
     coins = Secure().at(public.t, "client noise", client)
-    return own_message(plan.release, rows[0], client, coins, secure=True).float()
+    return own_message(plan.release, rows[0], client, public.t, coins, secure=True).float()
 
 
 # ---- the server's side -----------------------------------------------------------------------------------------------

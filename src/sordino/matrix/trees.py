@@ -21,6 +21,22 @@ def own_weight(level: int) -> float:
     return halves / (1.0 + halves)
 
 
+def noise_std(t: int) -> float:
+    """Standard deviation of round t's noise, for noise of variance 1 in every block. L one bits end t, so that
+
+    n_t = sum_{l <= L} p_l w_l z_l + sum_{l < L} (p_l - 1) B_l,    p_l = prod_{l < i <= L} (1 - w_i),    w = own_weight,
+
+    w_0 = 1: the noise of the new block of level L, less the noise B_l of the blocks that it takes the place of.
+    """
+    ones = (~t & (t + 1)).bit_length() - 1
+    square, kept = 0.0, 1.0
+    for level in range(ones, -1, -1):
+        own = own_weight(level) if level else 1.0
+        square += (kept * own) ** 2 + (0.0 if level == ones else (kept - 1.0) ** 2 * variance(level))
+        kept *= 1.0 - own
+    return float(np.sqrt(square))
+
+
 def gram(rounds: int) -> Floats:
     """C^T C: in how many whole blocks two rounds lie together."""
     found, t = np.zeros((rounds, rounds)), np.arange(rounds)

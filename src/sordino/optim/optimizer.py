@@ -170,7 +170,7 @@ class PrivateOptimizer(Optimizer):
         plan, public = self.account.settings.plan, self.account.settings.plan.public(t)
         noised = self.memory.noised(self.total, t, lambda _: self.streams.at(t, "noise"))
         self.total.zero_()
-        std = plan.release.noise_std(ALL)
+        std = plan.release.noise_std(ALL, t)
         if self.streams.mode == "secure":
             noised = on_grid(noised, std)
         own = next(iter(self.recording.named.values())).dtype

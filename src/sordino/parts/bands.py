@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class _Banded(Toeplitz):
-    """n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}: the last rounds' noise is remembered, in float32, one row spare.
+    """n_t = z_t - sum_{j=1}^{bands-1} c_j n_{t-j}: the last rounds' noise is remembered, one row spare.
 
-    The new row takes the place of one that the state before does not read: that state stays true.
+    The new row takes the place of one that the state before does not read: that state stays true. It is remembered in
+    float32 in simulation, in float64 for release (`CorrelatedNoise.noised`): the cast below, before `scale`, is then
+    none.
     """
 
     width: int
@@ -175,11 +177,9 @@ class Banded(_Banded, kind="banded"):
             return self._scales(rounds)[:, None] * super().noise_matrix(rounds)
         return self._scales(rounds)[:, None] * drifting.solved(self._columns(rounds), np.eye(rounds))
 
-    @property
-    def gain(self) -> float:
+    def noise_std(self, t: int) -> float:
         if not self.drift:
-            return super().gain
-        late = max(self.ends - self.width, self.ends // 2)  # before columns are cut off
-        unit = np.zeros((late + 1, 1))
-        unit[late] = self.scale(late)
-        return float(np.linalg.norm(drifting.solved(self._columns(late + 1), unit, back=True)))
+            return self.scale(t) * super().noise_std(t)
+        unit = np.zeros((t + 1, 1))
+        unit[t] = self.scale(t)
+        return float(np.linalg.norm(drifting.solved(self._columns(t + 1), unit, back=True)))

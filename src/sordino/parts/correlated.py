@@ -21,6 +21,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.release import Release, Sees, need_bound
 from sordino.parts.releases import CentralNoise
 from sordino.parts.strategies import Identity, Strategy
+from sordino.rng import is_secure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,8 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
     Guarantee: mu-GDP for the whole run, mu = movement * sensitivity(C) / multiplier, where a sampler keeps a client's
     rounds apart; amplified round by round where the groups of `turns` are sampled and the bands fit between them.
+    For release the memory of noise is float64, so that rounding it moves mu by less than sqrt(d T) 2^-50 sum |c_j|
+    (docs/privacy.md#from-sampler-to-grid); simulations keep float32, half the memory.
     """
 
     mechanism: Gaussian
@@ -64,6 +67,8 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         import torch
 
         rng = coins("server noise")
+        if is_secure(rng):
+            memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
         noise, kept = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
         return total + noise.view_as(total), kept
 
@@ -95,8 +100,8 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     def with_multiplier(self, multiplier: float) -> Release:
         return replace(self, mechanism=Gaussian(multiplier))
 
-    def noise_std(self, cohort: Cohort) -> float:
-        return self.mechanism.std * self.strategy.gain
+    def noise_std(self, cohort: Cohort, t: int) -> float:
+        return self.mechanism.std * self.strategy.noise_std(t)
 
     def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise:
         """Noise of every round's own that costs the same under the same sampler."""

@@ -137,8 +137,8 @@ class Release(Part):
         )
 
     @abstractmethod
-    def noise_std(self, cohort: Cohort) -> float:
-        """Exact standard deviation of the noise in one coordinate of this cohort's sum."""
+    def noise_std(self, cohort: Cohort, t: int) -> float:
+        """Exact standard deviation of the noise in one coordinate of this cohort's sum in round t (from 0)."""
 
 
 def need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
@@ -160,11 +160,23 @@ def on_grid(noised: Tensor, std: float) -> Tensor:
     """Round to the public grid 2^-20 * 2^floor(log2 std): the low bits of a double say where it came from."""
     if not std:
         return noised
+    _check_double(noised)
     grid = 2.0 ** (math.floor(math.log2(std)) - 20)
     return (noised / grid).round_() * grid
 
 
-def own_message(release: Release, row: Tensor, client: int, rng: np.random.Generator, *, secure: bool) -> Tensor:
+def _check_double(noised: Tensor) -> None:
+    """Refuse noise that was rounded to float32 on its way: the grid would tell clean sums apart."""
+    import torch
+
+    if noised.dtype != torch.float64:
+        found = f"a noised sum in {str(noised.dtype).removeprefix('torch.')} where noise is for release"
+        raise PlanError("secure noise", found, "float64 from the sampler to the grid", "add noise to total.double()")
+
+
+def own_message(
+    release: Release, row: Tensor, client: int, t: int, rng: np.random.Generator, *, secure: bool
+) -> Tensor:
     """The message [d'], float32, as it leaves a client: with its own noise, and for release rounded to that grid.
 
     A row to which the client adds nothing leaves as it is. What is rounded after the noise is post-processing.
@@ -172,7 +184,7 @@ def own_message(release: Release, row: Tensor, client: int, rng: np.random.Gener
     if not release.noises_messages:
         return row
     noised = release.on_client(row.double(), client, rng)
-    return (on_grid(noised, release.noise_std(np.array([client]))) if secure else noised).to(row.dtype)
+    return (on_grid(noised, release.noise_std(np.array([client]), t)) if secure else noised).to(row.dtype)
 
 
 def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class CentralNoise(Release, kind="central_noise"):
     def with_multiplier(self, multiplier: float) -> Release:
         return CentralNoise(self.mechanism.with_multiplier(multiplier))
 
-    def noise_std(self, cohort: Cohort) -> float:
+    def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.mechanism.std
 
 
@@ -122,7 +122,7 @@ class NoiseShares(Release, kind="noise_shares"):
     def with_multiplier(self, multiplier: float) -> Release:
         return replace(self, multiplier=multiplier)
 
-    def noise_std(self, cohort: Cohort) -> float:
+    def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.share.multiplier * math.sqrt(len(cohort))
 
 
@@ -187,7 +187,7 @@ class LocalNoise(Release, kind="local_noise"):
     def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
         return replace(self, multipliers=multipliers)
 
-    def noise_std(self, cohort: Cohort) -> float:
+    def noise_std(self, cohort: Cohort, t: int) -> float:
         if not self.multipliers:
             return self.mechanism.std * math.sqrt(len(cohort))
         return math.sqrt(sum(self.of(int(client)).std ** 2 for client in cohort))
@@ -237,7 +237,7 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     def message_event(self) -> Event:
         return self.mechanism.event()
 
-    def noise_std(self, cohort: Cohort) -> float:
+    def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.mechanism.std * math.sqrt(len(cohort))
 
 
@@ -250,7 +250,7 @@ class _Bare(Release):
     def message_event(self) -> Event:
         return Unprotected()
 
-    def noise_std(self, cohort: Cohort) -> float:
+    def noise_std(self, cohort: Cohort, t: int) -> float:
         return 0.0
 
 

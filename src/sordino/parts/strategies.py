@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Fresh = Callable[[], "Tensor"]  # one more vector of the mechanism's own noise
 Memory = dict[str, "Tensor"]
-LONG = 4096  # rounds after which the deviation of a round's noise has settled
+LONG = 4096  # rounds after which a column of C has no entries that matter
 
 
 class Strategy(Part):
@@ -49,14 +49,18 @@ class Strategy(Part):
     def once(self) -> float:
         """The most that one round of one client moves C X: the longest column."""
 
-    @property
-    @abstractmethod
-    def gain(self) -> float:
-        """Standard deviation of one round's noise over that of Z, late in a run."""
+    def noise_std(self, t: int) -> float:
+        """Standard deviation of the noise of round t (from 0), for Z of variance 1: the norm of row t of C^-1."""
+        return float(np.linalg.norm(self.noise_matrix(t + 1)[t]))
 
     @abstractmethod
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
-        """The noise of the next round, and what later rounds must know of it."""
+        """The noise of the next round, and what later rounds must know of it, in the precision of `memory`.
+
+        For release `memory` is float64 and so is every step from fresh noise to the noise of the round: a cast to
+        float32 that is scaled afterwards is a lattice that the public grid does not contain, and the grid tells sums
+        apart.
+        """
 
     def init(self, length: int) -> Memory:
         """Before the first round."""
@@ -85,16 +89,25 @@ class Toeplitz(Strategy):
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         return toeplitz.errors(self.column(rounds), rounds, work)
 
+    def inverse(self, rounds: int) -> Floats:
+        """The first column of C^-1."""
+        return toeplitz.inverse(self.column(rounds), rounds)
+
     def noise_matrix(self, rounds: int) -> Floats:
-        return toeplitz.dense(toeplitz.inverse(self.column(rounds), rounds), rounds)
+        return toeplitz.dense(self.inverse(rounds), rounds)
 
     @property
     def once(self) -> float:
         return float(np.linalg.norm(self.column(LONG)))
 
-    @property
-    def gain(self) -> float:
-        return float(np.linalg.norm(toeplitz.inverse(self.column(LONG), LONG)))
+    def noise_std(self, t: int) -> float:
+        return float(_row_norms(self, max(1 << t.bit_length(), 64))[t])
+
+
+@lru_cache(maxsize=32)
+def _row_norms(strategy: Toeplitz, rounds: int) -> Floats:
+    """sqrt(r_0^2 + ... + r_t^2) for t < rounds, r the first column of C^-1."""
+    return np.asarray(np.sqrt(np.cumsum(strategy.inverse(rounds) ** 2)))
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,15 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
             raise PlanError("correlated noise", "buffers without weights", "a plan: it finds them")
         return optimise.Buffers(self.weights, self.decays).column(rounds)
 
+    def inverse(self, rounds: int) -> Floats:
+        """r_t = [t = 0] - sum_j weights_j s_j,  s_j <- decays_j s_j + r_t: O(rounds * buffers)."""
+        weights, decays, found = np.asarray(self.weights), np.asarray(self.decays), np.zeros(rounds)
+        held = np.zeros(len(weights))
+        for t in range(rounds):
+            found[t] = float(t == 0) - weights @ held
+            held = decays * held + found[t]
+        return found
+
     def init(self, length: int) -> Memory:
         import torch
 
@@ -196,9 +218,8 @@ class Tree(Strategy, kind="tree"):
     def once(self) -> float:
         return math.sqrt(1 + math.log2(LONG))
 
-    @property
-    def gain(self) -> float:
-        return _tree_gain()
+    def noise_std(self, t: int) -> float:
+        return trees.noise_std(t)
 
     def init(self, length: int) -> Memory:
         import torch
@@ -221,11 +242,6 @@ class Tree(Strategy, kind="tree"):
             blocks = torch.cat([blocks, torch.zeros_like(blocks[:1])])
         blocks[level] = carry
         return blocks.double().sum(0) - before, {"blocks": blocks, "at": memory["at"] + 1}
-
-
-@cache
-def _tree_gain() -> float:
-    return float(np.sqrt(np.max(np.sum(trees.noise_matrix(256) ** 2, axis=1))))
 
 
 @lru_cache(maxsize=32)
