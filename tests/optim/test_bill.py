@@ -246,7 +246,7 @@ def test_a_checkpoint_holds_nothing_of_an_unfinished_batch() -> None:
     state = optimizer.state_dict()
     assert optimizer.total.any()
     assert set(state) == {"state", "param_groups", "sordino"}
-    assert set(state["sordino"]) == {"settings", "taken"}
+    assert set(state["sordino"]) == {"format", "run", "settings", "taken", "checksum"}
     assert not state["state"]
 
 

@@ -7,9 +7,9 @@ import uuid
 from functools import cached_property
 from typing import Any
 
-from sordino import codec
-from sordino.errors import BudgetError, ConfigError
-from sordino.optim.settings import Settings, differing
+from sordino.errors import BudgetError
+from sordino.optim.loop_record import LoopRecord, read_record, written_record
+from sordino.optim.settings import Settings
 from sordino.privacy.facts import Facts, Loop
 from sordino.privacy.rounding import upto
 from sordino.version import versions
@@ -20,11 +20,12 @@ class Account:
 
     Loading a checkpoint takes the larger count for every process, so neither going back to an older checkpoint nor
     joining two that grew apart makes a release disappear. A copy of an account (deepcopy, pickle, fork) counts what
-    it charges under a name of its own: two copies that are joined are billed for the steps of both.
+    it charges under a name of its own: two copies that are joined are billed for the steps of both. Whatever this
+    process has charged for a run is counted in every account of that run, whatever a checkpoint says.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings, self.run = settings, uuid.uuid4().hex
         self.taken: dict[str, int] = {}
         self._rename()
 
@@ -55,6 +56,7 @@ class Account:
         if self.process != os.getpid():
             self._rename()
         self.taken[self.own] += 1
+        _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken[self.own]
         return number
 
     def _limit(self) -> str:
@@ -63,28 +65,31 @@ class Account:
         target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
         return f"would overspend {target}, worth {self.most} steps"
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint needs to continue the bill."""
-        return {"settings": codec.dump(self.settings), "taken": dict(self.taken)}
+    def state(self, **others: Any) -> dict[str, Any]:
+        """What a checkpoint needs to continue the bill; `others` are bound by the same checksum."""
+        return written_record(self.settings, self.run, self.taken, **others)
 
-    def joined(self, state: Any) -> dict[str, int]:
-        """The counts of this account and of a checkpoint of the same settings, the larger of each process's."""
-        if not isinstance(state, dict) or "taken" not in state:
-            raise ConfigError(
-                "a state without the steps that were charged", "one that a private optimizer saved", "start a new run"
-            )
-        other = differing(self.settings, state.get("settings"))
-        if other:
-            raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
+    def joined(self, record: LoopRecord) -> dict[str, int]:
+        """The counts of this account, of a checkpoint, and of this process: the larger of each name's."""
         found = dict(self.taken)
-        for name, count in state["taken"].items():
-            found[name] = max(found.get(name, 0), int(count))
+        for counts in (record.taken, _CHARGED_HERE.get(record.run, {})):
+            for name, count in counts.items():
+                found[name] = max(found.get(name, 0), count)
         return found
 
     def load(self, state: Any) -> None:
         """Continue the bill of a checkpoint."""
-        self.taken = self.joined(state)
+        self.accept(read_record(state, self.settings))
+
+    def accept(self, record: LoopRecord) -> None:
+        """Continue the bill of a checkpoint, under its id if nothing was charged here."""
+        taken = self.joined(record)
+        self.run = self.run if self.steps else record.run
+        self.taken = taken
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""
         return Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
+
+
+_CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account

@@ -19,6 +19,7 @@ from sordino.layout import Layout, Slot
 from sordino.optim import saved
 from sordino.optim.account import Account
 from sordino.optim.loader import Turn
+from sordino.optim.loop_record import read_record
 from sordino.optim.losses import RecordLoss
 from sordino.optim.recording import Recording
 from sordino.optim.reduction import Check
@@ -239,20 +240,27 @@ class PrivateOptimizer(Optimizer):
         """
         self.recording.guard.look()
         order = {} if self.turn.order is None else self.turn.order.state()
-        return {**self.inner.state_dict(), "sordino": {**self.account.state(), **self.memory.state(), **order}}
+        return {**self.inner.state_dict(), "sordino": self.account.state(**self.memory.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a run of the same settings, bill and all."""
-        ours = state_dict.get("sordino")
-        taken = self.account.joined(ours)
-        self.memory.check(ours or {}, sum(taken.values()))
+        """Continue a run of the same settings, bill and all; a record that is not as it was saved is refused."""
+        stored = state_dict.get("sordino") if isinstance(state_dict, dict) else None
+        record = read_record(stored, self.account.settings)
+        self.memory.check(record.secret, sum(self.account.joined(record).values()))
         if self.turn.order is not None:
-            self.turn.order.check_state(ours or {})
-        self.account.taken = taken
-        self.memory.load(ours or {})
-        self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
+            self.turn.order.check_state(record.order)
+        self._load_inner({name: part for name, part in state_dict.items() if name != "sordino"})
+        self.account.accept(record)
+        self.memory.load(record.secret)
         self.turn.reset()
         self.recording.forget()
+
+    def _load_inner(self, state: dict[str, Any]) -> None:
+        try:
+            self.inner.load_state_dict(state)
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            found = f"a state that {type(self.inner).__name__} does not take ({type(error).__name__}: {error})"
+            raise ConfigError(found, "one that the same optimizer saved", "load an unchanged checkpoint") from None
 
     def certificate(self) -> dict[str, Any]:
         """The certificate of the loop's plan: epsilon of all planned steps, or of those taken if they are more."""

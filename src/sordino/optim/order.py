@@ -37,10 +37,9 @@ class Order:
         """For a checkpoint: secret, as what the noise remembers is."""
         return {"order": {"key": self.key, "mark": self.mark}} if self.mark else {}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, kept: Mapping[str, str]) -> None:
         """Refuse a checkpoint of a loop over other rows."""
-        kept = state.get("order") or {}
-        if kept and self.mark and self._mark(str(kept["key"])) != kept["mark"]:
+        if kept and self.mark and self._mark(kept["key"]) != kept["mark"]:
             found = "a checkpoint of a loop over other rows, or over these in another order"
             raise ConfigError(found, "the data set that it was saved with", _FIX)
 

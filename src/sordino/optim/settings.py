@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from torch.optim import SGD, Optimizer
 
 from sordino import codec
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, shown
 from sordino.parts.correlated import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
@@ -155,9 +156,14 @@ def differing(ours: Settings, stored: Any) -> str:
     """The first setting in which a stored run differs from this one; empty if none does."""
     mine, other = dict(_leaves(codec.dump(ours))), dict(_leaves(stored))
     for name in [*mine, *(name for name in other if name not in mine)]:
-        if mine.get(name) != other.get(name):
-            return f"{name} = {other.get(name)} where this run has {mine.get(name)}"
+        if _text(mine.get(name)) != _text(other.get(name)):
+            return f"{name} = {shown(other.get(name))} where this run has {shown(mine.get(name))}"
     return ""
+
+
+def _text(value: Any) -> str:
+    """Two plain values are the same if their texts are: 1, 1.0 and true are three; of a stranger's type, its name."""
+    return json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
 
 
 def _leaves(table: Any, where: str = "") -> Iterator[tuple[str, Any]]:

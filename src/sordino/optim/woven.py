@@ -44,24 +44,24 @@ class Memory:
             return {}
         return {"secret": {"drawn": self.drawn, **{name: held.clone() for name, held in self.held.items()}}}
 
-    def check(self, state: dict[str, Any], steps: int) -> None:
+    def check(self, kept: dict[str, Any], steps: int) -> None:
         """Refuse a checkpoint whose noise is not that of the steps that will be billed."""
         if not self.release.joint:
             return
-        kept = state.get("secret") or {}
-        if _lengths(kept) != _lengths(self.held) or kept.get("drawn") != steps:
+        if _kinds(kept) != _kinds(self.held) or kept.get("drawn") != steps:
             found = f"noise of {kept.get('drawn', 'no')} steps in a checkpoint, and {steps} steps that were charged"
             fix = "load the newest checkpoint into a new run: correlated noise cannot go back to an older one"
             raise ConfigError(found, "the noise of all of them", fix)
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint that was checked."""
+    def load(self, kept: dict[str, Any]) -> None:
+        """Go on from the noise state of a checkpoint that was checked."""
         if self.release.joint:
-            kept = dict(state["secret"])
-            self.drawn = int(kept.pop("drawn"))
-            self.held = {name: held.clone() for name, held in kept.items()}
+            self.drawn = int(kept["drawn"])
+            self.held = {name: held.clone() for name, held in kept.items() if name != "drawn"}
 
 
-def _lengths(held: dict[str, Any]) -> dict[str, int]:
-    """Names, and the parameters that each is for; how many vectors there are may change from step to step."""
-    return {name: part.shape[-1] if part.dim() else 0 for name, part in held.items() if name != "drawn"}
+def _kinds(held: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Names, parameters and dtype of each; how many vectors there are may change from step to step."""
+    return {
+        name: (part.shape[-1] if part.dim() else 0, str(part.dtype)) for name, part in held.items() if name != "drawn"
+    }
