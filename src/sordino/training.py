@@ -31,6 +31,7 @@ from sordino.engines.preparing import BEFORE, known, scaled
 from sordino.errors import ConfigError
 from sordino.models import Given
 from sordino.models.given import NAME, written
+from sordino.optim.charging import ledger_path
 from sordino.outcome import (
     counted,
     declared_by_caller,
@@ -44,8 +45,10 @@ from sordino.outcome import (
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import certificate
 from sordino.privacy.facts import Facts
+from sordino.privacy.ledger import Ledger
 from sordino.report import explain as explaining
 from sordino.rng import Mode
+from sordino.runs import purse
 from sordino.runs.book import Book, create
 from sordino.runs.execution import Executed, as_released, execute, keep_columns
 from sordino.runs.fingerprint import Fingerprint
@@ -131,7 +134,7 @@ class Result:
         assert self.config is not None
         assert self.task is not None
         declared = declared_by_caller(self.task)
-        folder = create(path, self.config, Fingerprint.of(self.task), declared)
+        folder = create(path, self.config, Fingerprint.of(self.task), declared, notes.run)
         with folder.locked():
             book = resumed(folder, self.config, self.task).book
             _told(book, notes, self.config.privacy.noise)
@@ -184,20 +187,28 @@ def train(
     on_round: OnRound | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str | None = None,
 ) -> Result:
     """Run every round of the plan; delta defaults to population^-1.1, for records to size^-1.1 of their silo.
 
     With `out` the run is kept in a folder as `sordino run` keeps it, and `resume=True` goes on with what is there.
     `metrics` are figures of the test rows, by name or {name: function of (outputs, targets)}; `train_metrics` adds
     train_loss, train_accuracy, ... to the diagnostics. `stop` ends the run early by public figures: that saves time,
-    and all planned rounds are billed. `on_round` is told every line of the history.
+    and all planned rounds are billed. `on_round` is told every line of the history. `ledger` is a file that all runs on
+    the same data are charged to, whole and before the first round, or refused; `dataset` is the name that the data have
+    in it.
     """
     if resume and out is None:
         raise ConfigError("resume=True without out", "the folder of the run to go on with", 'out="runs/a"')
     if metrics is not None:
         task = replace(task, metrics=(*task.metrics, *metrics_of(metrics)))
     asked = RunSpec(seed=seed, eval_every=eval_every, train_metrics=train_metrics or None, stop=stop)
-    privacy = PrivacySpec(delta=delta, deltas=tuple(deltas), allow_large_delta=allow_large_delta, noise=noise)
+    file, name = ledger_path(ledger, dataset) or (None, None)
+    privacy = PrivacySpec(
+        delta=delta, deltas=tuple(deltas), allow_large_delta=allow_large_delta, noise=noise,
+        ledger=None if file is None else str(file), dataset=name,
+    )  # fmt: skip
     config = config_of(plan, task, privacy, asked)
     engine = engine or InProcess()
     if out is None:
@@ -216,6 +227,7 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
     ready(config, task, engine)
     plan, notes, stop = config.plan, Notes(), config.run.stop
+    purse.admit(config, notes.run, (), 0)
     state, _ = carried(config, task, Start(notes), engine, show)
     warn_if_still(notes.history)
     model = final_model(plan, task, state)
@@ -224,6 +236,7 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     known = replace(known, public=declared_by_caller(task), environment=(versions(),), in_memory=True)
     known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
     facts = counted(plan, notes.rounds, notes.cohorts, known, notes.settled)
+    facts = replace(facts, ledger=purse.settled(config, notes.run, facts))
     made = certificate(plan, facts)
     return Result(model, notes.history, made, one_class(notes.history), None, config, facts, task, (notes, state))
 

@@ -38,12 +38,14 @@ def private(
     optimizer: Callable[..., Optimizer] = torch.optim.SGD,
     batch: int = 12,
     loader: DataLoader[Any] | None = None,
+    named: Any = None,
     **settings: Any,
 ) -> Parts:
-    """A loop on 60 records with batches of 12; settings beside one epoch and multiplier 1."""
+    """A loop on 60 records with batches of 12; settings beside one epoch and multiplier 1; `named` in the ledger."""
     model = model or mlp()
     if loader is None:
         loader = DataLoader(data() if dataset is None else dataset, batch_size=batch, shuffle=True)
+    settings |= {} if named is None else {"dataset": named}
     settings = {"epochs": 1, **({} if "epsilon" in settings else {"multiplier": 1.0}), **settings}
     return make_private(
         model, optimizer((p for p in model.parameters() if p.requires_grad), lr=0.1), loader, **settings

@@ -8,11 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from sordino.errors import BudgetError
+from sordino.optim.charging import LedgerAccount, check_payer
 from sordino.optim.loop_record import LoopRecord, read_record, written_record
 from sordino.optim.settings import Settings
 from sordino.privacy.facts import Facts, Loop
 from sordino.privacy.rounding import upto
 from sordino.version import versions
+
+ELSEWHERE = "0" * 32  # the name of steps that the ledger knows and no checkpoint does
 
 
 class Account:
@@ -24,8 +27,8 @@ class Account:
     process has charged for a run is counted in every account of that run, whatever a checkpoint says.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.run = settings, uuid.uuid4().hex
+    def __init__(self, settings: Settings, ledger: LedgerAccount | None = None) -> None:
+        self.settings, self.run, self.ledger = settings, uuid.uuid4().hex, ledger
         self.taken: dict[str, int] = {}
         self._rename()
 
@@ -33,6 +36,8 @@ class Account:
         """From here on charge under a new name, in this process."""
         self.own, self.process = uuid.uuid4().hex, os.getpid()
         self.taken[self.own] = 0
+        if self.ledger is not None:
+            self.ledger.renew()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, taken=dict(state["taken"]))
@@ -55,6 +60,8 @@ class Account:
             raise BudgetError(f"step {number + 1} {self._limit()}; the step was not taken")
         if self.process != os.getpid():
             self._rename()
+        if self.ledger is not None:
+            self.ledger.pay(self.run, number)
         self.taken[self.own] += 1
         _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken[self.own]
         return number
@@ -67,14 +74,22 @@ class Account:
 
     def state(self, **others: Any) -> dict[str, Any]:
         """What a checkpoint needs to continue the bill; `others` are bound by the same checksum."""
-        return written_record(self.settings, self.run, self.taken, **others)
+        payer = {} if self.ledger is None else {"dataset": self.ledger.dataset}
+        return written_record(self.settings, self.run, self.taken, **payer, **others)
 
     def joined(self, record: LoopRecord) -> dict[str, int]:
-        """The counts of this account, of a checkpoint, and of this process: the larger of each name's."""
+        """The counts of this account, of a checkpoint, and of this process: the larger of each name's.
+
+        Steps that the ledger has seen begun, and that none of them has, stand under a name of their own.
+        """
+        check_payer(self.ledger, record)
         found = dict(self.taken)
         for counts in (record.taken, _CHARGED_HERE.get(record.run, {})):
             for name, count in counts.items():
                 found[name] = max(found.get(name, 0), count)
+        if self.ledger is not None:
+            known = self.ledger.known_steps(*{record.run, *([self.run] if self.steps else [])})
+            found[ELSEWHERE] = found.get(ELSEWHERE, 0) + max(0, known - sum(found.values()))
         return found
 
     def load(self, state: Any) -> None:
@@ -89,7 +104,9 @@ class Account:
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""
-        return Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
+        paid = None if self.ledger is None else self.ledger.standing(self.run)
+        ran = (versions(),)
+        return Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=ran, ledger=paid)
 
 
 _CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account

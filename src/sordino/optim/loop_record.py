@@ -28,7 +28,7 @@ MOST_STEPS = 2**31  # that one process can have charged
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
 _FIX = "load an unchanged copy of the checkpoint, or start a new run: what was charged stays spent"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
-_OPTIONAL = ("secret", "order")
+_OPTIONAL = ("dataset", "secret", "order")
 
 
 @codec.hides_values
@@ -38,6 +38,7 @@ class LoopRecord:
 
     run: str
     taken: dict[str, int]
+    dataset: str = ""  # that a ledger charges the loop to
     secret: dict[str, Any] = field(default_factory=dict)  # state of correlated noise
     order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
 
@@ -80,9 +81,11 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     other = differing(settings, state["settings"])
     if other:
         raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
-    return LoopRecord(
-        state["run"], _counts(state["taken"]), _secret(state.get("secret", {})), _order(state.get("order", {}))
-    )
+    dataset = state.get("dataset", "")
+    if not isinstance(dataset, str):
+        _refuse(f"of the data set {shown(dataset)}, which is no name")
+    secret, order = _secret(state.get("secret", {})), _order(state.get("order", {}))
+    return LoopRecord(state["run"], _counts(state["taken"]), dataset, secret, order)
 
 
 def _check_checksum(state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from sordino import codec
 from sordino.data.fit import check_labels, outputs_of, refuse_compiled
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
+from sordino.optim.charging import LedgerAccount
 from sordino.optim.collated import check_collate
 from sordino.optim.loader import PrivateLoader, Turn
 from sordino.optim.losses import PerRecord, RecordLoss, named_loss
@@ -21,6 +23,7 @@ from sordino.optim.recording import Gate, Recording
 from sordino.optim.settings import Reduction, Settings, batches, checked_delta, loop_plan, with_noise
 from sordino.parts.strategies import Strategy
 from sordino.per_record import refuse_mixing
+from sordino.privacy.ledger import Ledger
 from sordino.rng import Mode, streams
 
 
@@ -43,6 +46,8 @@ def make_private(
     reduction: Reduction = "mean",
     loss: str | PerRecord | None = None,
     allow_large_delta: bool = False,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
 
@@ -53,6 +58,10 @@ def make_private(
     kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
     optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
     Parameters that the optimizer does not hold are frozen.
+
+    `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it:
+    a loop that its limit cannot pay for is refused here, all planned steps are charged before the first noise is
+    drawn, and steps beyond them, or after a checkpoint that is older than the ledger, pay before they are taken.
 
     With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
     order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
@@ -89,8 +98,9 @@ def make_private(
         reduction=reduction,
         epsilon=epsilon,
     )
+    account = Account(settings, LedgerAccount.of(ledger, dataset, settings))
     _freeze_the_rest(model, optimizer)
-    account, turn, coins = Account(settings), Turn(), streams(noise, seed)
+    turn, coins = Turn(), streams(noise, seed)
     expected = min(settings.records.count, physical_batch or settings.records.count)
     recording = Recording(model, turn, coins.at(0, "mixing"), expected)
     own = None if loss is None else RecordLoss(named_loss(loss, model) if isinstance(loss, str) else loss)

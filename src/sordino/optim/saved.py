@@ -16,11 +16,12 @@ from sordino import codec
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.plan import Plan
 from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts
+from sordino.privacy.facts import Facts, billed
+from sordino.privacy.spending import Item
 from sordino.privacy.stored import compare_text, parsed, text_of
 
 LARGEST = 4 << 20  # bytes
-TOLD = ("delta", "noise", "charged", "loop", "public", "environment")  # all the facts that a loop has
+TOLD = ("delta", "noise", "charged", "loop", "public", "environment", "ledger")  # all the facts that a loop has
 
 
 def save(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def _whole(plan: Plan, facts: Facts) -> dict[str, Any]:
     return {
         "certificate": certificate(plan, facts),
         "plan": codec.dump(plan),
-        "facts": {name: told[name] for name in TOLD},
+        "facts": {name: told[name] for name in TOLD if name in told},
     }
 
 
@@ -65,9 +66,17 @@ def certify(path: Path) -> Saved:
         raise CertificateError(name, f"{name} is not what a private loop saves ({error})") from None
     if facts.loop is None:
         raise CertificateError(name, f"{name} says nothing of a loop")
+    _check_paid(plan, facts, name)
     computed = _whole(plan, facts)
     compare_text(stored, text, computed, name)
     return Saved(plan, facts, computed["certificate"])
+
+
+def _check_paid(plan: Plan, facts: Facts, name: str) -> None:
+    """What the ledger was charged for this loop is no less than its bill."""
+    line = billed(plan, facts).line("models")
+    if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
+        raise CertificateError(name, f"{name} bills more than its ledger was charged")
 
 
 def _text(path: Path) -> str:

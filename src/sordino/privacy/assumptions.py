@@ -31,7 +31,7 @@ def assumed(plan: Plan, facts: Facts, bill: Bill, counts: Participation, others:
     """All that a certificate's reader is asked to believe; `others` are the parts that are not Sordino's own."""
     return [
         *assumptions(plan, bill, counts, facts.public, facts.loop is not None),
-        *(_loop_assumptions(facts.loop, plan.release.joint) if facts.loop is not None else ()),
+        *(_loop_assumptions(facts.loop, plan.release.joint, facts.ledger) if facts.loop is not None else ()),
         *((RECEIPTS,) if facts.receipts else ()),
         *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
         *(trusted(part) for part in others),
@@ -111,7 +111,17 @@ def _record_assumptions(plan: Plan, public: tuple[Declared, ...], words: dict[st
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 
 
-def _loop_assumptions(loop: Loop, joint: bool) -> list[str]:
+COUNTED = (  # steps of a loop without a ledger
+    "the steps were counted by the process that took them: no chain of charges shows that there were no others",
+    "no checkpoint was continued in two places; if one was, every copy has to be billed",
+)
+PAID = (
+    "steps were charged to the ledger before their noise was drawn; a checkpoint that was continued in two places is "
+    "in the ledger's sum as often",
+)
+
+
+def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -> list[str]:
     """What a loop that its user wrote, and that keeps no chain of charges, asks for besides."""
     lost = "steps after a checkpoint that was gone back to were seen by nobody: their noise would be drawn twice"
     order = "the data set gave the same record under the same number in every epoch, and after every resume"
@@ -119,8 +129,7 @@ def _loop_assumptions(loop: Loop, joint: bool) -> list[str]:
         *((lost, order) if joint else ()),
         "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
         f"the loss is the {loop.reduction} over the records of a batch, each with a term of its own",
-        "the steps were counted by the process that took them: no chain of charges shows that there were no others",
-        "no checkpoint was continued in two places; if one was, every copy has to be billed",
+        *(COUNTED if ledger is None else PAID),
         "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
         "losses and accuracies on the training records, where the loop shows them, are not published",
     ]

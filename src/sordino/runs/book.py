@@ -106,8 +106,13 @@ class Book:
 # ---- a new folder ---------------------------------------------------------------------------------------------------
 
 
-def create(path: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...] = ()) -> RunFolder:
-    """A new folder, built beside its place and moved there whole; an existing one is never touched."""
+def create(
+    path: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...] = (), run: str = ""
+) -> RunFolder:
+    """A new folder, built beside its place and moved there whole; an existing one is never touched.
+
+    `run` is the id of a run that was kept in memory so far; else it is drawn.
+    """
     if path.exists() or path.is_symlink():
         raise ConfigError(
             f"{path}, which exists", "a new folder", "choose another --out, or add --resume (resume=True)"
@@ -115,7 +120,7 @@ def create(path: Path, config: Config, data: Fingerprint, public: tuple[Declared
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(path) as made:
-            _fill(made, config, data, public)
+            _fill(made, config, data, public, run or secrets.token_hex(16))
             files.move(made, path)
     except (OSError, StorageError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.found
@@ -156,13 +161,11 @@ def _clear(left: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _fill(made: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...]) -> None:
+def _fill(made: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...], run: str) -> None:
     """Everything a run needs to be continued, with not a round done."""
     kept = data.to_bytes()
     plan = written(config)
-    header = Header(
-        secrets.token_hex(16), codec.digest(config), chain.digest(plan), chain.digest(kept), public, software(config)
-    )
+    header = Header(run, codec.digest(config), chain.digest(plan), chain.digest(kept), public, software(config))
     files.write(made / "checkpoint" / "data.json", kept, files.PRIVATE)
     files.write(made / "checkpoint" / "charged", b"", files.PRIVATE)
     files.write(made / "plan.toml", plan)

@@ -99,14 +99,21 @@ def admit(config: Config, run: str, charged: Sequence[int], t: int, prepared: in
 def settle(folder: RunFolder) -> None:
     """Note what the data set has spent, once; if the run has cost more than was planned, that is written down too."""
     held = folder.contents()
-    named = _named(held.config)
-    if named is None or (folder.path / NAME).exists():
+    if (folder.path / NAME).exists() or _named(held.config) is None:
         return
-    with Ledger.open(named[0]) as ledger:
-        payer = _payer(held.config, held.header.run)
-        ledger.settle(payer, asked(held.config, folder.facts(held)).items)
-        found = ledger.standing(payer)
+    found = settled(held.config, held.header.run, folder.facts(held))
     files.write(folder.path / NAME, (json.dumps(codec.dump(found), indent=1) + "\n").encode())
+
+
+def settled(config: Config, run: str, facts: Facts) -> Standing | None:
+    """What the data set has spent, this run's whole cost among it; None where no ledger is named."""
+    named = _named(config)
+    if named is None:
+        return None
+    with Ledger.open(named[0]) as ledger:
+        payer = _payer(config, run)
+        ledger.settle(payer, asked(config, facts).items)
+        return ledger.standing(payer)
 
 
 def standing(path: Path, config: Config, facts: Facts) -> Standing | None:

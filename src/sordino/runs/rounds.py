@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Keeps(Protocol):
 class Notes(Tally):
     """A run that is kept in memory: what a folder would hold of it."""
 
+    run: str = field(default_factory=lambda: secrets.token_hex(16))  # its id, also where it is written down later
     history: list[dict[str, Any]] = field(default_factory=list)
     engine: list[tuple[int, dict[str, str | int]]] = field(default_factory=list)
 
