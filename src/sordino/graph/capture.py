@@ -22,6 +22,8 @@ from torch import Tensor, fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from sordino import codec
+
 SAME = 1e-4  # relative: a graph and its module, values and gradients
 RECORDS = 5  # of the made-up batch on which a module is captured
 
@@ -32,6 +34,7 @@ class UntraceableError(Exception):
     """Code that no graph can be captured of, and why."""
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Captured:
     """A forward pass as a graph: `function(module, *tensors, *constants)` and how arguments and answers are nested."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from sordino import codec
 from sordino.graph.capture import (
     RECORDS,
     Captured,
@@ -40,6 +41,7 @@ def weakest(grades: Sequence[Grade]) -> Grade:
     return max(grades, key=GRADES.index, default=BY_CONSTRUCTION)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Traced:
     """A graph, and why an output for one record may depend on other records (None: proved that it does not)."""
