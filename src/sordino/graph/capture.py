@@ -3,7 +3,7 @@
 torch.fx is asked first: layers of torch.nn stay the user's own objects, calls of them are nodes. Where fx cannot
 follow (loops over shapes, branches on them), torch.export is asked, and what a layer of torch.nn computed becomes a
 call of that layer again. Both refuse branches on data, and both freeze what Python objects outside the module hold.
-A capture is used only if it is the same twice, and if it answers as the module does, with the same gradients.
+A capture is used only if it answers as the module does afterwards, with the same gradients.
 """
 
 from __future__ import annotations
@@ -150,13 +150,9 @@ def capture(
 def _verified(
     way: Callable[..., Captured], module: nn.Module, sample: list[Any], form: TreeSpec, records: Any, leaf: Leaf
 ) -> Captured:
-    """Captured twice, the same both times, and with the module's own answers and gradients."""
+    """With the module's own answers and gradients; by fx, which is fast, captured twice and the same both times."""
     first = way(module, sample, form, records, leaf)
-    try:
-        again = _alike(first, way(module, sample, form, records, leaf))
-    except UntraceableError:
-        again = False
-    if not again:
+    if way is _by_fx and not _repeats(first, way, module, sample, form, records, leaf):
         raise UntraceableError("two captures of forward differ: Python state or Python's random numbers decide in it")
     wrong = differs(first, module, sample, form)
     if wrong is not None:
@@ -164,27 +160,48 @@ def _verified(
     return first
 
 
+def _repeats(first: Captured, way: Callable[..., Captured], *given: Any) -> bool:
+    try:
+        return _alike(first, way(*given))
+    except UntraceableError:
+        return False
+
+
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Attributes that forward writes while it is captured are put back."""
-    before = [(part, dict(vars(part))) for part in module.modules()]
-    tables = [
-        (part, name, dict(vars(part)[name])) for part, _ in before for name in ("_buffers", "_parameters", "_modules")
-    ]
-    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    """Attributes of the module, its parts and their classes that forward writes while it is captured are put back."""
+    parts = list(module.modules())
+    tables = [vars(part) for part in parts]
+    tables += [vars(part)[name] for part in parts for name in ("_buffers", "_parameters", "_modules")]
+    before = [(table, dict(table)) for table in tables]
+    classes = [(kind, dict(vars(kind))) for kind in {k for part in parts for k in type(part).__mro__ if _written(k)}]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     try:
         yield
     finally:
-        for part, kept in before:
-            vars(part).clear()
-            vars(part).update(kept)
-        for part, name, kept in tables:
-            vars(part)[name].clear()
-            vars(part)[name].update(kept)
+        for table, kept in before:
+            table.clear()
+            table.update(kept)
+        for kind, own in classes:
+            _restore(kind, own)
         with torch.no_grad():
-            for buffer, kept_values in buffers:
-                if not torch.equal(buffer, kept_values):
-                    buffer.copy_(kept_values)
+            for buffer, values in buffers:
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+
+
+def _written(kind: type) -> bool:
+    """A class that is neither torch's nor Python's."""
+    return kind.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing")
+
+
+def _restore(kind: type, own: dict[str, Any]) -> None:
+    now = dict(vars(kind))
+    for name in now.keys() - own.keys():
+        delattr(kind, name)
+    for name, value in own.items():
+        if now.get(name) is not value:
+            setattr(kind, name, value)
 
 
 class _Whole(nn.Module):
@@ -259,6 +276,8 @@ def _finished(graph: fx.Graph, owner: nn.Module, whole: _Whole, sample: Sequence
     graph.eliminate_dead_code(is_impure_node=_acts)
     graph.set_codegen(CodeGen())
     graph.lint()
+    for node in graph.nodes:
+        _refuse_foreign(node)
     code = graph.python_code("self")
     space = dict(code.globals)
     module, last_answer = whole.module, whole.last
@@ -279,6 +298,33 @@ def _acts(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     schema = getattr(node.target, "_schema", None)
     return bool(schema.is_mutable) if schema is not None else name.split(".")[0].endswith("_") or name == "setitem"
+
+
+_LIBRARIES = ("torch", "_operator", "math")
+_BUILTINS = {getattr, len, abs, min, max, sum, round, pow, divmod}
+_HOOKS = {
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "apply_",
+    "map_",
+    "map2_",
+    "backward",
+    "set_",
+    "resize_",
+}
+
+
+def _refuse_foreign(node: fx.Node) -> None:
+    """A graph calls torch and nothing else: no function of the user's (torch.fx.wrap), no hook on a gradient."""
+    if node.op == "call_method" and node.target in _HOOKS:
+        raise UntraceableError(f"{node.target}, which runs Python code beside the graph")
+    if node.op != "call_function" or node.target in _BUILTINS or isinstance(node.target, torch._ops.OpOverload):
+        return
+    library = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0]
+    if library not in _LIBRARIES:
+        raise UntraceableError(
+            f"a call of {getattr(node.target, '__name__', node.target)}, which is no function of torch"
+        )
 
 
 def _own(whole: _Whole, name: str) -> bool:
@@ -411,16 +457,14 @@ def _alike(first: Captured, second: Captured) -> bool:
 def differs(captured: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:
     """In what the graph is not the module's own forward, on made-up records: values, gradients; None where it is."""
     try:
-        own = _answers(lambda m, a, k: m(*a, **k), module, sample, form)
-        graph = _answers(lambda m, a, k: captured(m, *a, **k), module, sample, form)
+        own = _with_gradients(lambda m, a, k: m(*a, **k), module, sample, form)
+        graph = _with_gradients(lambda m, a, k: captured(m, *a, **k), module, sample, form)
     except Exception as error:  # as above
         return f"made-up records do not fit ({_line(error)})"
-    if len(own) != len(graph) or any(not _close(a, b) for a, b in zip(own, graph, strict=True)):
-        return "a graph whose values or gradients differ from the module's own"
-    return None
+    return None if close(own, graph) else "a graph whose values or gradients differ from the module's own"
 
 
-def _answers(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> list[Tensor | None]:
+def _with_gradients(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> list[Tensor | None]:
     args, kwargs = tree_unflatten(sample, form)
     parameters = [p for p in module.parameters() if p.requires_grad]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -432,6 +476,20 @@ def _answers(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> 
     return [*(y.detach() for y in outputs), *slopes]
 
 
+@torch.no_grad()
+def answers(captured: Captured, module: nn.Module, sample: list[Any], form: TreeSpec, seed: int = 0) -> list[Tensor]:
+    """The tensors that the graph answers with."""
+    args, kwargs = tree_unflatten(sample, form)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return [y for y in tree_flatten(captured(module, *args, **kwargs))[0] if isinstance(y, Tensor)]
+
+
+def close(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:
+    """Equal but for rounding, tensor by tensor; no gradient is a gradient of zero."""
+    return len(first) == len(second) and all(_close(a, b) for a, b in zip(first, second, strict=True))
+
+
 def _close(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return (a is None or not bool(a.any())) and (b is None or not bool(b.any()))
@@ -441,6 +499,3 @@ def _close(a: Tensor | None, b: Tensor | None) -> bool:
         return torch.equal(a, b)
     scale = float(a.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
     return torch.allclose(a.double(), b.double(), rtol=SAME, atol=SAME * scale + 1e-12, equal_nan=True)
-
-
-__all__ = ["Captured", "UntraceableError", "capture", "differs", "flat", "made_up", "pinned", "torch_layer"]

@@ -24,10 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from sordino.graph.capture import Captured, made_up, pinned
-from sordino.graph.rules import FIRST_ONLY, POSITIONS, RULES, SIZES, UNIFORM, Call, MixesError, Rows, pointwise
+from sordino.graph.rules import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM, Call, MixesError, Rows, pointwise
 
 BATCHES = (5, 7)  # records of the two made-up batches
 
+_PROPERTIES = {
+    *("dim", "ndim", "ndimension", "dtype", "device", "layout", "is_floating_point", "is_complex", "requires_grad"),
+    *("is_cuda", "is_sparse", "itemsize", "element_size", "type", "_assert_tensor_metadata", "_set_grad_enabled"),
+}
 _SILENT = {"detach", "alias"}  # torch makes them for itself, not always as many
 _AFFINE = {operator.mul, operator.add, operator.sub, operator.neg, torch.sym_sum}
 _SIZED = {
@@ -45,7 +49,7 @@ def dependence(graph: Captured, inputs: Sequence[Any], records: Sequence[bool]) 
     """
     runs = [made_up(inputs, records, count) for count in BATCHES]
     try:
-        first = _Run(BATCHES[0], [])
+        first = _Run(BATCHES[0], None)
         _Reader(graph, first, records).run(runs[0])
         second = _Run(BATCHES[1], first.steps)
         _Reader(graph, second, records).run(runs[1])
@@ -72,7 +76,7 @@ class _Step:
 class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One run of the graph; the second compares every operation with the first (`known`) and applies the rules."""
 
-    def __init__(self, records: int, known: list[_Step]) -> None:
+    def __init__(self, records: int, known: list[_Step] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.records, self.known, self.steps = records, known, list[_Step]()
         self.held: dict[int, tuple[Tensor, Rows | None]] = {}  # tensors are kept, so that no identity comes twice
@@ -100,18 +104,22 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return output
         arguments = _bound(func, args, kwargs or {})
         outputs = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
-        step = _Step(str(func), _numbers(arguments), [tuple(leaf.shape) for leaf in outputs])
+        step = _Step(
+            str(func), _numbers(func._overloadpacket.__name__, arguments), [tuple(leaf.shape) for leaf in outputs]
+        )
         self.steps.append(step)
-        if self.known:
-            self._check(func, arguments, outputs, output, step)
+        if self.known is not None:
+            self._check(func, arguments, outputs, step, self.known)
         elif _holds(self, arguments):
             for leaf in outputs:
                 self.place(leaf, Rows(0))  # in the first run only whether, not where
         return output
 
-    def _check(self, func: Any, arguments: dict[str, Any], outputs: list[Tensor], output: Any, step: _Step) -> None:
+    def _check(
+        self, func: Any, arguments: dict[str, Any], outputs: list[Tensor], step: _Step, known: list[_Step]
+    ) -> None:
         at = len(self.steps) - 1
-        before = self.known[at] if at < len(self.known) else None
+        before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
             raise MixesError("operations that depend on how many records there are")
         name = func._overloadpacket.__name__
@@ -122,7 +130,8 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _state(self, func: Any, name: str, arguments: dict[str, Any], outputs: list[Tensor], before: _Step) -> None:
         in_place = name.endswith("_") and not name.endswith("__")
         base = name[:-1] if in_place else name
-        rows = self._rule(func, base, arguments, outputs) if _holds(self, arguments) else None
+        holds = _holds(self, arguments) and not base.startswith("new_")  # of which only the dtype is read
+        rows = self._rule(func, base, arguments, outputs) if holds else None
         if in_place:
             return self._written(next(iter(arguments.values())), rows, name)
         for number, (leaf, shape) in enumerate(zip(outputs, before.shapes, strict=True)):
@@ -189,9 +198,10 @@ def _bound(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
     return found
 
 
-def _numbers(arguments: dict[str, Any]) -> list[Any]:
+def _numbers(op: str, arguments: dict[str, Any]) -> list[Any]:
     """All arguments that are neither tensors nor sizes."""
-    leaves = tree_flatten([value for name, value in arguments.items() if name not in SIZES])[0]
+    sizes = SIZES if op in SIZED else frozenset()
+    leaves = tree_flatten([value for name, value in arguments.items() if name not in sizes])[0]
     return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
 
 
@@ -218,7 +228,7 @@ class _Reader(fx.Interpreter):
                 self.observer.place(tensor, Rows(0))
         with torch.no_grad(), pinned(), self.observer:
             outputs = super().run(*self.captured.fed(inputs))
-        if not self.observer.known:
+        if self.observer.known is None:
             return
         tensors = [leaf for leaf in tree_flatten(outputs)[0] if isinstance(leaf, Tensor)]
         if any(self.observer.rows(leaf) not in (None, Rows(0)) for leaf in tensors):
@@ -233,7 +243,8 @@ class _Reader(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        self._follow(n, result)
+        if self.observer.known is not None:
+            self._follow(n, result)
         return result
 
     def _follow(self, n: fx.Node, result: Any) -> None:
@@ -246,16 +257,19 @@ class _Reader(fx.Interpreter):
                 raise MixesError("an output that tells how many records there are")
             return
         name = _name(n)
-        tensor = self.env.get(n.args[0]) if n.args and isinstance(n.args[0], fx.Node) else None
-        if isinstance(tensor, Tensor) and not isinstance(result, Tensor):
-            self._measured(n, name, tensor)
-        elif counted:
+        if counted:
             self._computed(n, name, counted, result)
+        elif not all(isinstance(leaf, Tensor) for leaf in tree_flatten(result)[0]):
+            self._measured(n, name)
 
-    def _measured(self, n: fx.Node, name: str, tensor: Tensor) -> None:
-        rows = self.observer.rows(tensor)
-        if rows is None:
+    def _measured(self, n: fx.Node, name: str) -> None:
+        """A property of a tensor: its sizes count records; whatever else leaves torch's tensors is refused."""
+        given = [value for node in n.all_input_nodes for value in tree_flatten(self.env[node])[0]]
+        held = [value for value in given if isinstance(value, Tensor) and self.observer.rows(value) is not None]
+        if not held or name in _PROPERTIES:
             return
+        tensor, rows = held[0], self.observer.rows(held[0])
+        assert rows is not None
         if name == "shape" or (name == "size" and len(n.args) == 1 and not n.kwargs):
             self.counts[n] = _Sizes(rows.dim)
         elif name in ("size", "sym_size"):
@@ -265,6 +279,8 @@ class _Reader(fx.Interpreter):
                 self.counts[n] = True
         elif name in ("numel", "nelement", "len", "__len__", "sym_numel"):
             self.counts[n] = True
+        else:
+            raise MixesError(f"{name}, which takes records out of torch's tensors")
 
     def _computed(self, n: fx.Node, name: str, counted: list[fx.Node], result: Any) -> None:
         """Python's arithmetic with the number of records: affine, or a size of a tensor, or an entry of a shape."""

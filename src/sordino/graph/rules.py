@@ -265,10 +265,11 @@ def convolution(call: Call) -> Rows:
     return rows
 
 
-def trailing(count: int, name: str = "self") -> Rule:
+def trailing(count: int) -> Rule:
     """The operation works on the last `count` dimensions, and on all others entry by entry."""
 
     def rule(call: Call) -> Rows:
+        name = next(iter(call.arguments))
         rows, width = call.own(name), call.tensor(name).dim()
         others = [value for value in _tensors(call.arguments.values()) if value is not call.tensor(name)]
         if rows.dim >= width - count or any(call.rows(value) is not None for value in others):
@@ -493,5 +494,6 @@ POSITIONS = _words(
     "transpose lift_fresh reshape squeeze",
 )
 
-# Arguments that are sizes: they may hold the number of records.
+# Arguments of these operations that are sizes: they may hold the number of records.
 SIZES = frozenset({"size", "shape", "N", "repeats", "stride"})
+SIZED = UNIFORM | _words("view _unsafe_view reshape _reshape_alias native_group_norm")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from sordino import codec
@@ -21,7 +22,9 @@ from sordino.graph.capture import (
     Captured,
     Leaf,
     UntraceableError,
+    answers,
     capture,
+    close,
     differs,
     flat,
     made_up,
@@ -48,6 +51,7 @@ class Traced:
 
     graph: Captured
     reason: str | None
+    alone: bool = True  # whether made-up records get the same answer in a batch and by themselves
 
     @property
     def grade(self) -> Grade:
@@ -68,7 +72,8 @@ class Tracing:
         key = self._key(args, kwargs, records)
         if key not in self.known:
             graph = self._reused(args, kwargs, records) or self._captured(args, kwargs, records)
-            self.known[key] = Traced(graph, dependence(graph, inputs, records))
+            reason = dependence(graph, inputs, records)
+            self.known[key] = Traced(graph, reason, reason is None or self._alone(graph, args, kwargs, records))
         return self.known[key]
 
     @property
@@ -87,6 +92,21 @@ class Tracing:
         modes, sample = self._modes(), made_up(inputs, records, RECORDS)
         alike = [] if self.closed else [one.graph for key, one in self.known.items() if key[:2] == (modes, form)]
         return next((graph for graph in alike if differs(graph, self.module, sample, form) is None), None)
+
+    def _alone(self, graph: Captured, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> bool:
+        """Whether a record by itself gets the answer that it gets among others; True where coins decide."""
+        inputs, form = flat(args, kwargs)
+        sample = made_up(inputs, records, RECORDS)
+        singles = [[x[j : j + 1] if own else x for x, own in zip(sample, records, strict=True)] for j in range(RECORDS)]
+        whole, again = (answers(graph, self.module, sample, form, seed) for seed in (0, 1))
+        if not close(whole, again):
+            return True
+        try:
+            parts = [answers(graph, self.module, single, form) for single in singles]
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return False
+        joined = [torch.cat(rows) if rows[0].dim() else rows[0] for rows in zip(*parts, strict=True)]
+        return close(whole, joined)
 
     def _modes(self) -> tuple[bool, ...]:
         return tuple(part.training for part in self.module.modules())
