@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ SAME = 1e-4  # relative: a graph and its module, values and gradients
 RECORDS = 5  # of the made-up batch on which a module is captured
 
 Leaf = Callable[[nn.Module], bool]
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class UntraceableError(Exception):
@@ -61,7 +63,13 @@ class Captured:
 
     def fed(self, inputs: Sequence[Any]) -> list[Tensor]:
         """What the graph takes: the tensors among the flat arguments, then its constants."""
-        return [*(x for x in inputs if isinstance(x, Tensor)), *self.constants]
+        constants = [tensor.clone() for tensor in self.constants] if self.writes else self.constants
+        return [*(x for x in inputs if isinstance(x, Tensor)), *constants]
+
+    @cached_property
+    def writes(self) -> bool:
+        """Whether a node may write in place: then every call has constants of its own, and none remembers a record."""
+        return any(_may_write(node, self.module) for node in self.graph.nodes)
 
     def as_module(self) -> fx.GraphModule:
         """For an interpreter: the graph beside the user's own layers."""
@@ -122,10 +130,22 @@ def pinned() -> Iterator[None]:
 
 
 def torch_layer(module: nn.Module) -> bool:
-    """A layer of torch.nn exactly as torch wrote it: no hook, no parametrization, no forward of its own."""
+    """A layer of torch.nn exactly as torch wrote it: no hook, no parametrization, no function of the user's inside."""
+    return not isinstance(module, _CONTAINERS) and all(torch_written(part) for part in module.modules())
+
+
+def torch_written(module: nn.Module) -> bool:
+    """Whether the code that runs when this module is called is torch's alone, but for the modules inside it."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     plain = type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
-    return plain and not hooks and not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return plain and not hooks and all(_torch_function(value) for value in vars(module).values() if callable(value))
+
+
+def _torch_function(function: Any) -> bool:
+    """Whether a function is torch's or Python's own: what is written in C, or in a module of theirs."""
+    if isinstance(function, torch._ops.OpOverload):
+        return function.namespace in ("aten", "prims", "prim")
+    return str(getattr(function, "__module__", None) or "torch").partition(".")[0] in _LIBRARIES
 
 
 def capture(
@@ -318,13 +338,21 @@ def _refuse_foreign(node: fx.Node) -> None:
     """A graph calls torch and nothing else: no function of the user's (torch.fx.wrap), no hook on a gradient."""
     if node.op == "call_method" and node.target in _HOOKS:
         raise UntraceableError(f"{node.target}, which runs Python code beside the graph")
-    if node.op != "call_function" or node.target in _BUILTINS or isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or node.target in _BUILTINS:
         return
-    library = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0]
-    if library not in _LIBRARIES:
+    if not _torch_function(node.target):
         raise UntraceableError(
             f"a call of {getattr(node.target, '__name__', node.target)}, which is no function of torch"
         )
+
+
+def _may_write(node: fx.Node, module: nn.Module) -> bool:
+    """Whether a node may change a tensor that it is given: in place by its name, by `out`, or by a flag."""
+    if node.op == "call_module":
+        layer = module.get_submodule(str(node.target).partition(".")[2])
+        return any(getattr(part, "inplace", False) for part in layer.modules())
+    flagged = "out" in node.kwargs or any(value is True for value in (*node.args, *node.kwargs.values()))
+    return node.op in ("call_function", "call_method") and (flagged or _acts(node))
 
 
 def _own(whole: _Whole, name: str) -> bool:

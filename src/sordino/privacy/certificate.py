@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "delta": main["delta"],
         "unit": bill.unit,
         "relation": main["relation"],
+        "own_code": None if facts.own_code is None else asdict(facts.own_code),
         "adversaries": [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()],
         "accountant": {"library": accounting.VERSION, "first": "PLD (pessimistic) or GDP closed form", "second": "RDP"},
         "sampler": codec.dump(plan.clients),

@@ -12,6 +12,7 @@ from sordino.privacy.spending import Standing
 from sordino.rng import Mode
 
 if TYPE_CHECKING:
+    from sordino.graph import Grade
     from sordino.plan import Plan
 
 WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
@@ -48,6 +49,14 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class OwnCode:
+    """What is proved of the code that ran on private records, model and loss: a grade of `sordino.graph`, and why."""
+
+    grade: Grade
+    why: str
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a run adds to its plan: everything here is seen by the adversary anyway, or public."""
 
@@ -76,6 +85,7 @@ class Facts:
     early: str = ""  # what stopped it early, by public figures: all planned rounds are billed
     given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
     in_memory: bool = False  # no charge was on disk before its noise was drawn
+    own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
 
 
 def participation(plan: Plan, facts: Facts) -> Participation:
