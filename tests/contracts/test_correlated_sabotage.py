@@ -14,7 +14,7 @@ from torch import Tensor
 from sordino import run as loop
 from sordino.audit import sequence
 from sordino.audit.behaviour import audit_behaviour
-from sordino.audit.law import failures
+from sordino.audit.law import failures, unexamined
 from sordino.audit.mechanism import audit_mechanism
 from sordino.parts import bands
 from sordino.parts.bands import Banded, BandedSquareRoot
@@ -143,7 +143,9 @@ def test_what_does_not_run_as_planned_is_caught(name: str, monkeypatch: Patch) -
     ids=["bands", "drift", "groups", "records", "buffers", "tree"],
 )
 def test_the_correct_code_runs_as_planned_and_stays_below_its_certificate(planned: Plan, least: float) -> None:
-    assert failures(audit_behaviour(planned, rounds=ROUNDS, seed=1)) == []
+    found = audit_behaviour(planned, rounds=ROUNDS, seed=1)
+    assert failures(found) == []
+    assert unexamined(found) == []
     for audit in audit_mechanism(planned, delta=1e-5, trials=TRIALS):
         assert audit.passed, audit
         assert audit.lower_mu > least * audit.upper_mu  # not vacuous: the attack comes near

@@ -12,7 +12,7 @@ import pytest
 from tests.contracts.test_record_audit import EXAMPLES as RECORD_EXAMPLES
 
 from sordino.audit.behaviour import audit_behaviour
-from sordino.audit.law import failures
+from sordino.audit.law import failures, unexamined
 from sordino.audit.mechanism import audit_mechanism
 from sordino.parts.denoise import SparsifyMean
 from sordino.parts.mechanisms import Gaussian, Laplace
@@ -69,7 +69,9 @@ def test_a_recipe_stays_below_its_certificate(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_recipe_runs_as_planned(name: str) -> None:
     planned = RECIPES[name](**{**EXAMPLES, **RECORD_EXAMPLES}[name][-1])
-    assert failures(audit_behaviour(planned, rounds=64)) == []
+    found = audit_behaviour(planned, rounds=64)
+    assert failures(found) == []
+    assert unexamined(found) == []
 
 
 def test_no_example_is_left_of_a_recipe_that_is_gone() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.audit.behaviour import audit_behaviour
-from sordino.audit.law import failures
+from sordino.audit.law import failures, unexamined
 from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.linear import LinearClients
@@ -216,7 +216,9 @@ def test_what_does_not_run_as_planned_is_caught(name: str, monkeypatch: Patch) -
 
 @pytest.mark.parametrize("planned", [POISSON, TURNS, SHARES, TOP_K, SILOS, DP_SGD, NOISY], ids=lambda p: p.release.kind)
 def test_the_correct_code_runs_as_planned(planned: Plan) -> None:
-    assert failures(audit_behaviour(planned, rounds=ROUNDS, seed=1)) == []
+    found = audit_behaviour(planned, rounds=ROUNDS, seed=1)
+    assert failures(found) == []
+    assert unexamined(found) == []
 
 
 # ---- and what beats the certificate ----------------------------------------------------------------------------------

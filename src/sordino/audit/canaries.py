@@ -7,6 +7,7 @@ releases, scores every canary; `one_run` turns right guesses into lower bounds. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,17 +21,17 @@ from sordino import codec
 from sordino.audit import one_run
 from sordino.audit.mechanism import gaussian_epsilon_at
 from sordino.audit.rehearsal import Watching
-from sordino.audit.tradeoff import Limit
+from sordino.audit.tradeoff import Limit, not_finite
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import DataError
+from sordino.parts.bounds import Spent
 from sordino.parts.events import Unprotected
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords
+from sordino.parts.records import AllRecords
 from sordino.parts.releases import NoNoise
-from sordino.parts.samplers import Everyone, FixedSize
-from sordino.parts.schedules import at, paces, travelled
+from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
@@ -84,6 +85,8 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, se
 
 def judged(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, rounds: int) -> CanaryAudit:
     """The best of some numbers of guesses, each at its part of alpha."""
+    if not_finite(scores):
+        raise DataError("scores of canaries that are not finite", "releases that are numbers", "look for NaN in a part")
     tried, alpha = [one_run.guesses(scores, inside, share) for share in one_run.SHARES], ALPHA / len(one_run.SHARES)
     epsilons = [one_run.least_epsilon(found, delta, alpha) for found in tried]
     mu, best = max(one_run.least_mu(found, alpha) for found in tried), tried[int(np.argmax(epsilons))]
@@ -225,8 +228,9 @@ def _others(plan: Plan, collected: Collected, sent: Tensor, drawn: Bits) -> Tens
 
 def _may_know(plan: Plan) -> bool:
     """Others' coins tell nothing of a canary's, unless a fixed number is drawn; a silo's own noise stays unknown."""
-    fixed = isinstance(plan.clients, FixedSize) or isinstance(plan.local.reads, FixedRecords)
-    return not fixed and not isinstance(plan.local, NoisyLocalSgd)
+    laws = [plan.clients.law(), *([] if plan.local.reads is None else [plan.local.reads.law(0)])]
+    apart = all(law is not None and (not law.secret or (law.independent and law.size is None)) for law in laws)
+    return apart and not isinstance(plan.bound, Spent)
 
 
 def _pulls(worker: _Alone, planted: Planted, job: ClientJob) -> tuple[Tensor, Tensor]:
@@ -288,17 +292,13 @@ def _rate(plan: Plan) -> float:
 
 
 def _pace(plan: Plan, t: int) -> float:
-    local = plan.local
-    if not isinstance(local, NoisyLocalSgd):
-        return 1.0
-    return travelled(local.lr, t, local.steps) * at(local.radius, t) / local.records.count
+    return plan.local.message_sensitivity(t) or 1.0
 
 
 def _std(plan: Plan, job: ClientJob) -> float:
     """Of the noise in the sum, about."""
-    local = plan.local
-    if isinstance(local, NoisyLocalSgd):
-        lrs = np.asarray(paces(local.lr, job.public.t, local.steps))
-        share = float(np.sqrt((lrs**2).sum())) / abs(lrs.sum())  # 1 / sqrt(steps) where all are the same
-        return share * float(np.sqrt(sum(local.noise(int(c)).std ** 2 for c in job.cohort))) or 1.0
+    if isinstance(plan.bound, Spent):
+        own = [plan.local.own_noise(job.public.t, int(client)) for client in job.cohort]
+        sum_of_squares = sum(0.0 if noise is None else noise.std**2 for noise in own)
+        return math.sqrt(sum_of_squares) / _pace(plan, job.public.t) or 1.0
     return float(plan.release.noise_std(job.cohort, job.public.t)) or 1.0

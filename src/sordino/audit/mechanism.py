@@ -25,14 +25,23 @@ from sordino import codec
 from sordino.audit.preparation import audit_preparation
 from sordino.audit.records import Proved, audit_records
 from sordino.audit.sequence import audit_sequence
-from sordino.audit.tradeoff import Array, Limit, Rates, choose, choose_steadily, separation
+from sordino.audit.tradeoff import (
+    Array,
+    Limit,
+    Rates,
+    at_least_zero,
+    choose,
+    choose_steadily,
+    not_finite,
+    separation,
+)
 from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
+from sordino.errors import UserError
 from sordino.parts.events import GaussianNoise, Relation, Shuffled, Unprotected
-from sordino.parts.releases import LocalNoise
-from sordino.parts.samplers import Cohort, Poisson
+from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.privacy import accounting
-from sordino.privacy.bill import ADVERSARIES, Adversary, Line, Participation
+from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
 from sordino.rng import Seeded, Streams
 
 __all__ = ["CONFIDENCE", "MechanismAudit", "Pipeline", "audit_mechanism"]
@@ -66,6 +75,7 @@ class MechanismAudit:
     upper_epsilon: float
     gaussian_epsilon: float | None
     passed: bool
+    examined: bool = True  # False: a part does not state what the attack needs; `attack` says what
 
 
 def audit_mechanism(
@@ -101,6 +111,8 @@ def audit_mechanism(
 def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
     """Noise that rounds share: all rounds of a sequence at once, against the bill of those rounds."""
     sequence = pipeline.sequence
+    if plan.release.noise_matrix(sequence.rounds) is None:
+        return [_not_attacked(line, delta, plan.release.kind) for line in _lines(sequence.bill)]
     movement = 1.0 if plan.bill().line("cohort").relation != "replace_one" else 2.0
     if plan.unit == "client":
         movement = worst_messages(pipeline, sequence.bill.line("cohort").relation, False)[0].movement
@@ -122,6 +134,28 @@ def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pip
         )
         for one in attacked
     ]
+
+
+def _lines(bill: Bill) -> tuple[Line, Line]:
+    return bill.line("models"), bill.line("cohort")
+
+
+def _not_attacked(line: Line, delta: float, kind: str) -> MechanismAudit:
+    """A line of rounds that share noise, of which the release does not say how."""
+    why, upper = (
+        f"not examined: release {kind!r}, whose rounds share noise, states no noise_matrix",
+        _epsilon(line, delta),
+    )
+    figures = {
+        "movement": math.nan,
+        "lower_mu": 0.0,
+        "upper_mu": math.nan,
+        "lower_epsilon": 0.0,
+        "upper_epsilon": upper,
+    }
+    return MechanismAudit(
+        line.adversary, line.relation, 0, delta, why, **figures, gaussian_epsilon=None, passed=False, examined=False
+    )
 
 
 def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAudit:
@@ -146,8 +180,8 @@ def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAud
 
 def _weakest(plan: Plan) -> int:
     """Whom the least noise protects, where clients have noise of their own."""
-    release = plan.release
-    return int(np.argmin(release.multipliers)) if isinstance(release, LocalNoise) and release.multipliers else 0
+    own: tuple[float, ...] = getattr(plan.release, "multipliers", ())
+    return int(np.argmin(own)) if own else 0
 
 
 def _claim(cohort: Line, line: Line) -> Line:
@@ -196,6 +230,8 @@ def _audit(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
     stages = [_Stage(each, line, effort) for each in (crowds(pipeline) if hidden else [pipeline])]
     stage, attack = _best(stages, attacks, share, effort)
     there, gone = stage.features(attack, stage.worlds(effort.trials, attack.instead is None))
+    if not_finite(there, gone):
+        return _result(line, effort, attack, "what is released is no number", (math.inf, 0.0, math.inf))
     half = effort.trials // 2
     guess = choose_steadily(there[:half], gone[:half], share, effort.alpha)
     sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
@@ -218,7 +254,7 @@ def _best(
 
 def _figures(rates: Rates, tail: Rates, limit: Limit, delta: float) -> tuple[float, float, float]:
     upper = separation(limit.most(rates.false), rates.false)
-    return max(0.0, float(rates.mu()[0])), float(upper[0]), max(0.0, float(tail.epsilon(delta)[0]))
+    return at_least_zero(rates.mu()[0]), float(upper[0]), at_least_zero(tail.epsilon(delta)[0])
 
 
 def _result(
@@ -269,8 +305,7 @@ class _Stage:
 
         With secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
         """
-        release = self.pipeline.plan.release
-        if isinstance(release, LocalNoise) and release.multipliers:
+        if getattr(self.pipeline.plan.release, "multipliers", ()):
             return _weakest(self.pipeline.plan)
         drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
         return int(drawn[0]) if len(drawn) else 0
@@ -292,11 +327,13 @@ class _Stage:
     def _without(self, there: _World) -> _World:
         """Our client was never in the population. Independent coins: the others' cohort stays; a cap: drawn anew."""
         clients, nobody = self.pipeline.plan.clients, np.zeros_like(there.present)
-        independent = isinstance(clients, Poisson) and (clients.cap or clients.population) >= clients.population
-        if independent or self.line.adversary != "models":
-            return _World(there.sizes - there.present, nobody)
-        fresh = self._draws(resized(self.pipeline, clients.population - 1), len(nobody))
-        return _World(fresh.sizes, nobody)
+        without, law = _World(there.sizes - there.present, nobody), clients.law()
+        if self.line.adversary != "models" or (law is not None and law.independent and law.cap is None):
+            return without
+        try:
+            return _World(self._draws(resized(self.pipeline, clients.population - 1), len(nobody)).sizes, nobody)
+        except UserError:  # a sampler that cannot do with one client less: the others are drawn as before
+            return without
 
     def _draws(self, pipeline: Pipeline, trials: int) -> _World:
         """Successive draws from one stream: independent, as those of different rounds are."""

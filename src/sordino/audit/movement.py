@@ -7,25 +7,25 @@ is gone, and the difference of the two sums is compared with what the noise was 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino.audit.law import Finding
+from sordino.audit.law import Finding, not_examined
 from sordino.audit.rehearsal import FAR, smaller
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.engines.paths import Path
 from sordino.parts.bounds import Spent
-from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.samplers import Cohort
-from sordino.parts.schedules import at, travelled
 from sordino.plan import Plan
 from sordino.rng import Seeded
 
 WIDTH, TENSORS = 6, 4
+TRIES = 1000  # rounds in which somebody who is drawn is looked for
 LOUD = 1e6  # how far out the records lie
 ROUNDING = 1e-3  # what float32 sums may add
 PATHS: tuple[tuple[str, Path | None], ...] = (
@@ -65,9 +65,13 @@ def movements(plan: Plan, seed: int = 0) -> list[Finding]:
 
 
 def _judged(plan: Plan, name: str, path: Path | None, seed: int) -> Finding:
-    found = [moved / most for moved, most in _moved(plan, name, path, seed)]
-    worst = max(found, default=0.0)
     title = f"movement of one {plan.unit}, {name} model" + (f", {path}" if path else "")
+    if plan.local.message_sensitivity(0) is None:
+        return not_examined(title, f"local solver {plan.local.kind!r} does not state its message_sensitivity")
+    found = [moved / most for moved, most in _moved(plan, name, path, seed)]
+    if not found:
+        return not_examined(title, f"nobody was drawn in any of {TRIES} rounds")
+    worst = max(found)
     text = f"{worst:.4g} times what is billed"
     return Finding(title, len(found), 1.0 if worst <= 1 + ROUNDING else 0.0, text)
 
@@ -75,28 +79,25 @@ def _judged(plan: Plan, name: str, path: Path | None, seed: int) -> Finding:
 def _moved(plan: Plan, name: str, path: Path | None, seed: int) -> Iterator[tuple[float, float]]:
     """(movement, the most that is billed), for some rounds."""
     model = model_of(name)
-    for t in range(min(plan.rounds, 2)):
-        streams = Seeded((seed << 32) + t)
-        cohort = plan.clients.draw(t, streams.at(t, "cohort"))
-        row = _drawn_row(plan, cohort, t, streams) if len(cohort) else None
-        if row is None:
-            continue
+    for t, streams, cohort, row in islice(_drawn(plan, seed), min(plan.rounds, 2)):
         for signs, others in (((1.0, -1.0), 1.0), ((1e-3, -1.0), 1.0), ((1.0, -1.0), 1e-12)):
             worlds = [_data(plan, model, row, sign, others) for sign in signs]
             sums = [_sum(plan, world, path, streams, t, cohort) for world in worlds]
-            yield _distance(plan, sums[0], sums[1]), 2 * _unit(plan, t)
+            yield _distance(plan, sums[0], sums[1]), 2 * (plan.local.message_sensitivity(t) or 0.0)
         if plan.unit == "client":
             task = _data(plan, model, row, 1.0, 1.0)
             sums = [_sum(plan, task, path, streams, t, some) for some in (cohort, cohort[1:])]
             yield _distance(plan, sums[0], sums[1]), 1.0
 
 
-def _unit(plan: Plan, t: int) -> float:
-    """What a movement of 1 is in the message: the pace of all steps, where the silo itself takes them."""
-    local = plan.local
-    if isinstance(local, NoisyLocalSgd):
-        return travelled(local.lr, t, local.steps) * at(local.radius, t) / local.records.count
-    return 1.0
+def _drawn(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, int]]:
+    """Rounds in which somebody was drawn, and a row that is read: (t, streams, cohort, row)."""
+    for k in range(TRIES):
+        t, streams = k % plan.rounds, Seeded((seed << 32) + k)
+        cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+        row = _drawn_row(plan, cohort, t, streams) if len(cohort) else None
+        if row is not None:
+            yield t, streams, cohort, row
 
 
 def _distance(plan: Plan, one: Tensor, other: Tensor) -> float:

@@ -7,6 +7,7 @@ Where a silo tosses coins for its batch, they are tossed in every trial: many si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.audit.rehearsal import fewer_clients, fewer_shares
-from sordino.audit.tradeoff import Limit, Rates, separation, thresholds
+from sordino.audit.rehearsal import fewer_clients, fewer_shares, of_silos
+from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
@@ -65,10 +66,16 @@ def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int
     bill = few.bill(Participation(releases=1, most=1))
     kept: dict[tuple[Any, ...], Adversary] = {}
     for line in (bill.line("messages", _weakest(few)), bill.line("models", _weakest(few))):
-        if not any(isinstance(event, Unprotected | Shuffled) for event, _ in line.entries):
+        if not any(isinstance(event, Unprotected) for event, _ in line.entries):
             kept.setdefault(line.entries, line.adversary)  # equal claims: the stronger adversary
     trials = trials // TOSSED if _tosses(few) else trials
-    return [attack_record(few, who, trials, delta=delta, alpha=alpha, seed=seed) for who in kept.values()]
+    most = {who: max(trials // _reports(bill.line(who, _weakest(few))), 1000) for who in kept.values()}
+    return [attack_record(few, who, count, delta=delta, alpha=alpha, seed=seed) for who, count in most.items()]
+
+
+def _reports(line: Line) -> int:
+    """Messages whose noise one trial draws: all of them where they are shuffled."""
+    return max((event.reports for event, _ in line.entries if isinstance(event, Shuffled)), default=1)
 
 
 def attack_record(
@@ -98,6 +105,9 @@ def attack_record(
 def prove(there: Array, gone: Array, line: Line, delta: float, alpha: float) -> Proved:
     """Thresholds chosen on a quarter of the trials, judged on the others."""
     pilot = len(there) // 4
+    if not_finite(there, gone):
+        certified = bound(line.entries, line.relation, delta).value
+        return Proved(line, len(there), delta, math.inf, 0.0, math.inf, certified)
     if there.mean() < gone.mean():
         there, gone = -there, -gone
     cuts = thresholds(there[:pilot], gone[:pilot])
@@ -107,7 +117,7 @@ def prove(there: Array, gone: Array, line: Line, delta: float, alpha: float) -> 
     upper = bound(line.entries, line.relation, max(delta, 1e-9)).value
     limit = Limit.of(line, upper, max(delta, 1e-9))
     allowed = float(separation(limit.most(guess.false), guess.false)[0])
-    lower, lower_epsilon = max(0.0, float(guess.mu()[0])), max(0.0, float(sharp.epsilon(delta)[0]))
+    lower, lower_epsilon = at_least_zero(guess.mu()[0]), at_least_zero(sharp.epsilon(delta)[0])
     certified = bound(line.entries, line.relation, delta).value
     return Proved(line, len(there), delta, lower, allowed, lower_epsilon, certified)
 
@@ -144,7 +154,7 @@ def _shrunk(reads: RecordSampler, silos: int) -> RecordSampler:
         return FixedRecords(batch, tuple(max(batch, round(size * batch / reads.batch)) for size in sizes))
     if isinstance(reads, OnePass):
         return OnePass(max(1, min(few) // 8), few)
-    return AllRecords(few) if isinstance(reads, AllRecords) else reads
+    return AllRecords(few) if isinstance(reads, AllRecords) else of_silos(reads, silos)
 
 
 def _weakest(plan: Plan) -> int:
@@ -154,8 +164,10 @@ def _weakest(plan: Plan) -> int:
 
 
 def _tosses(plan: Plan) -> bool:
-    """Whether a silo's message is another one in every trial."""
-    return isinstance(plan.bound, Spent) or isinstance(plan.local.reads, FixedRecords | PoissonRecords)
+    """Whether a silo's message is another one in every trial: noise of its own, or batches that are not public."""
+    assert plan.local.reads is not None
+    law = plan.local.reads.law(_weakest(plan))
+    return isinstance(plan.bound, Spent) or law is None or law.secret
 
 
 def _size(plan: Plan, silo: int) -> int:
@@ -217,7 +229,7 @@ def _read_first(plan: Plan, silo: int) -> int:
     """A record that round 0 reads, where that is public; else any."""
     reads = plan.local.reads
     assert reads is not None
-    return int(reads.draw(0, 0, reads.size(silo), Seeded(0).at(0, "none"))[0]) if reads.disjoint else 0
+    return 0 if _tosses(plan) else int(reads.draw(0, 0, reads.size(silo), Seeded(0).at(0, "none"))[0])
 
 
 def _projected(rows: Tensor) -> Array:

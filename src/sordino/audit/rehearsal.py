@@ -21,8 +21,8 @@ from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.errors import UserError
+from sordino.parts.bounds import Spent
 from sordino.parts.encode import Public
-from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, RecordsInTurn
 from sordino.parts.release import Release
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
@@ -60,6 +60,7 @@ class Rehearsal:
 
     plan: Plan
     rounds: list[Seen]
+    size: int = SIZE  # coordinates of the model
 
 
 def rehearse(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> Rehearsal:
@@ -193,7 +194,12 @@ def _fewer(reads: RecordSampler, silos: int, rounds: int) -> RecordSampler:
         return RecordsInTurn(max(1, min(round(reads.batch * shrink), min(few))), few)
     if isinstance(reads, OnePass):
         return OnePass(max(1, min(few) // rounds), few)
-    return reads
+    return of_silos(reads, silos)
+
+
+def of_silos(reads: RecordSampler, silos: int) -> RecordSampler:
+    """A sampler as it is, for the first silos."""
+    return replace(reads, sizes=reads.sizes[:silos]) if len(reads.sizes) > 1 else reads  # type: ignore[type-var]
 
 
 # ---- made up ---------------------------------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ def made_up(plan: Plan) -> Task:
     else:
         sizes = [reads.size(silo) for silo in range(population)]
         rows = np.arange(sum(sizes), dtype=np.int64)
-        pull = 0.0 if isinstance(plan.local, NoisyLocalSgd) else 1e6 * at(plan.local.radius, 0)  # type: ignore[attr-defined]
+        pull = 0.0 if isinstance(plan.bound, Spent) else 1e6 * at(getattr(plan.local, "radius", 1.0), 0)
         x = pull * torch.eye(SIZE)
         held = Clients(Records(x, _never(SIZE)), rows % SIZE, np.cumsum([0, *sizes]).astype(np.int64))
     return Task(model, held, loss="absolute", public=Records(torch.ones(1, SIZE), _never(1)))

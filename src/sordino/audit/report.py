@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.landscape import draw, landscape
-from sordino.audit.law import FALSE_ALARM, failures
+from sordino.audit.law import FALSE_ALARM, unexamined
 from sordino.audit.mechanism import CONFIDENCE, audit_mechanism
 from sordino.audit.membership import audit_membership
 from sordino.config import Config, load_config
@@ -44,7 +44,8 @@ def of_plan(plan: Plan, delta: float) -> dict[str, Any]:
     """The same of a plan."""
     found, ran = audit_mechanism(plan, delta=delta), audit_behaviour(plan)
     return {
-        "passed": all(audit.passed for audit in found) and not failures(ran),
+        "passed": all(audit.passed for audit in found) and all(one.passed for one in ran),
+        "not_examined": [f"{one.question}: {one.worst}" for one in unexamined(ran)],
         "mechanism": [asdict(audit) for audit in found],
         "behaviour": [{**asdict(one), "passed": one.passed} for one in ran],
         "false_alarm_at_most": {"mechanism": 1 - CONFIDENCE, "behaviour": FALSE_ALARM},
@@ -146,13 +147,16 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _behaviour_lines(ran: list[dict[str, Any]]) -> list[str]:
-    """One line for all that is as planned, one for each thing that is not."""
-    odd = [one for one in ran if not one["passed"]]
+    """One line for all that is as planned, one for each thing that is not, or that nobody could look at."""
+    silent = [one for one in ran if not one["examined"]]
+    odd = [one for one in ran if one["examined"] and not one["passed"]]
     asked = sum(one["statistics"] for one in ran)
     lines = [
-        f"behaviour: {len(ran)} questions, {asked} statistics of noise, coins and movement: {len(odd)} not as planned"
+        f"behaviour: {len(ran) - len(silent)} questions, {asked} statistics of noise, coins and movement: "
+        f"{len(odd)} not as planned" + (f"; {len(silent)} more questions NOT EXAMINED" if silent else "")
     ]
-    return lines + [f"  {one['question']}: {one['worst']} (chance {one['chance']:.1g}): NOT AS PLANNED" for one in odd]
+    lines += [f"  {one['question']}: {one['worst']} (chance {one['chance']:.1g}): NOT AS PLANNED" for one in odd]
+    return lines + [f"  {one['question']}: {one['worst']}: NOT EXAMINED" for one in silent]
 
 
 def _canary_line(c: dict[str, Any]) -> str:
@@ -164,16 +168,23 @@ def _canary_line(c: dict[str, Any]) -> str:
 
 
 def _verdicts(found: dict[str, Any]) -> list[str]:
-    """Beaten is one thing, other than planned another: both are said."""
+    """Beaten is one thing, other than planned another, not looked at a third: all are said."""
     if found["passed"]:
         return ["passed"]
-    beaten = not all(audit["passed"] for audit in found.get("mechanism", []))
-    odd = not all(one["passed"] for one in found.get("behaviour", []))
+    attacks, asked = found.get("mechanism", []), found.get("behaviour", [])
+    beaten = any(one["examined"] and not one["passed"] for one in attacks)
+    odd = any(one["examined"] and not one["passed"] for one in asked)
+    silent = not all(one["examined"] for one in (*attacks, *asked))
     told = ["FAILED: what runs is not what the plan says"] if odd else []
-    return told + (["FAILED: more was learnt than the certificate allows"] if beaten or not odd else [])
+    told += ["FAILED: more was learnt than the certificate allows"] if beaten or not (odd or silent) else []
+    return told + (
+        ["NOT PASSED: some of it was not examined (docs/own-parts.md says what a part can state)"] if silent else []
+    )
 
 
 def _mechanism_line(audit: dict[str, Any]) -> str:
+    if not audit["examined"]:
+        return f"{audit['adversary']:<9} {audit['relation']:<12} {audit['attack']}: NOT EXAMINED"
     verdict = "ok" if audit["passed"] else "TOO MUCH"
     rounds, _, several = audit["attack"].partition(" rounds at once")
     what = f"{rounds} rounds" if several else "one round"

@@ -7,6 +7,7 @@ which the sensitivity of the bill bounds over all patterns of rounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from scipy.linalg import solve_triangular
 
-from sordino.audit.tradeoff import Array, Limit, Rates, separation, thresholds
+from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.engines.base import Collected
-from sordino.parts.correlated import CorrelatedNoise
+from sordino.parts.release import Release
 from sordino.parts.samplers import Cohort, Sampler
 from sordino.parts.turns import Turns
 from sordino.plan import Plan
@@ -43,9 +44,14 @@ class Found:
     upper_epsilon: float
 
 
-def whitening(release: CorrelatedNoise, rounds: int) -> Array:
-    """L^-1, where L L^T is the covariance of the rounds' noise for Z of variance 1; of a Toeplitz strategy, C."""
-    made = release.strategy.noise_matrix(rounds)
+def whitening(release: Release, rounds: int) -> Array | None:
+    """L^-1, where L L^T is the covariance of the rounds' noise for Z of variance 1; of a Toeplitz strategy, C.
+
+    None where the release does not state how its rounds share their noise.
+    """
+    made = release.noise_matrix(rounds)
+    if made is None:
+        return None
     return np.asarray(solve_triangular(np.linalg.cholesky(made @ made.T), np.eye(rounds), lower=True))
 
 
@@ -100,8 +106,9 @@ def audit_sequence(
 ) -> Iterator[Found]:
     """Both worlds, for one who sees models and one who sees cohorts too; each bound fails with probability alpha."""
     plan, seeds = sequence.plan, iter(range(seed << 32, (seed + 1) << 32))
-    assert isinstance(plan.release, CorrelatedNoise)
     white = whitening(plan.release, sequence.rounds)
+    if white is None:
+        return
     there = sequence.patterns(Seeded(next(seeds)))
     worst = there[:, int(np.argmax(np.linalg.norm(white @ there, axis=0)))]
     bill = sequence.bill
@@ -120,8 +127,8 @@ def audit_sequence(
 def _coins(clients: Sampler, rounds: int, count: int, streams: Streams) -> Array:
     """Whether client 0 came, [rounds, n], by the sampler's own coins; of groups one member is enough."""
     few = replace(clients, population=clients.groups) if isinstance(clients, Turns) else clients
-    found = np.zeros((rounds, count))
-    for t in range(0, rounds, clients.apart or 1):
+    found, law = np.zeros((rounds, count)), few.law()
+    for t in (t for t in range(rounds) if law is None or law.inclusions(t)[0] > 0):
         rng = streams.at(t, "cohort")
         found[t] = [_came(few.draw(t, rng)) for _ in range(count)]
     return found
@@ -134,11 +141,13 @@ def _came(cohort: Cohort) -> float:
 def _judged(line: Line, there: Array, gone: Array, delta: float, alpha: float, rounds: int, movement: float) -> Found:
     """Cuts are chosen on one half of the trials and judged on the other."""
     upper_epsilon = accounting.epsilon(line.entries, line.relation, delta).value
+    if not_finite(there, gone):
+        return Found(line, len(there), rounds, movement, math.inf, 0.0, math.inf, upper_epsilon)
     limit, half = Limit.of(line, upper_epsilon, delta), len(there) // 2
     cuts = thresholds(there[:half], gone[:half])
     pilot = Rates.of(there[:half], gone[:half], cuts, alpha)
     best = [cuts[[int(np.argmax(worth))]] for worth in (pilot.share(limit), pilot.epsilon(delta))]
     rates, tail = (Rates.of(there[half:], gone[half:], cut, alpha) for cut in best)
     allowed = float(separation(limit.most(rates.false), rates.false)[0])
-    lower, epsilon = max(0.0, float(rates.mu()[0])), max(0.0, float(tail.epsilon(delta)[0]))
+    lower, epsilon = at_least_zero(rates.mu()[0]), at_least_zero(tail.epsilon(delta)[0])
     return Found(line, len(there), rounds, movement, lower, allowed, epsilon, upper_epsilon)

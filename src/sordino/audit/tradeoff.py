@@ -63,6 +63,16 @@ def separation(power: Array, false: Array) -> Array:
     return np.asarray(special.ndtri(a) - special.ndtri(b))
 
 
+def at_least_zero(lower: float) -> float:
+    """A lower bound as a figure: no less than nothing; one that is no number bounds nothing, and is infinite."""
+    return math.inf if math.isnan(lower) else max(0.0, float(lower))
+
+
+def not_finite(*scores: Array) -> bool:
+    """Whether something was released that is no number: no threshold orders it, and it may tell anything."""
+    return not all(np.isfinite(each).all() for each in scores)
+
+
 def at_most(hits: Array, trials: int, alpha: float) -> Array:
     """Clopper-Pearson: the rate is above this with probability at most alpha."""
     return np.where(hits >= trials, 1.0, special.betaincinv(hits + 1, np.maximum(trials - hits, 0.5), 1 - alpha))

@@ -17,7 +17,7 @@ from sordino.matrix.patterns import Patterns
 from sordino.matrix.toeplitz import Floats
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.events import Event, GaussianNoise, Unprotected
-from sordino.parts.mechanisms import Gaussian
+from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.release import Release, Sees, need_bound
 from sordino.parts.releases import CentralNoise
 from sordino.parts.strategies import Identity, Strategy
@@ -102,6 +102,12 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.mechanism.std * self.strategy.noise_std(t)
+
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return (self.mechanism,)
+
+    def noise_matrix(self, rounds: int) -> Floats:
+        return self.strategy.noise_matrix(rounds)
 
     def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise:
         """Noise of every round's own that costs the same under the same sampler."""

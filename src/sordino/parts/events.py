@@ -63,6 +63,11 @@ class Event(Part):
         """Divergences at `renyi.ORDERS`, whatever the order of neighbours; None if they are not known."""
         return None
 
+    @property
+    def inclusion(self) -> float | None:
+        """P[the unit is in the release], where that is what amplifies; None: not stated."""
+        return None
+
     def likely(self, relation: Relation) -> float | None:
         """mu^2 of one of many rounds, by the central limit theorem (Bu, Dong, Long, Su 2020): a guess, no bound."""
         size = min(self.mu(relation), self.pure(relation))
@@ -117,6 +122,10 @@ class PoissonSampled(Event, kind="poisson_sampled"):
     rate: float
     event: Event
 
+    @property
+    def inclusion(self) -> float:
+        return self.rate
+
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """(1-q) Q + q P against Q in both orders; against (1-q) Q + q P', P and P' opposite, if replaced."""
         match self.event:
@@ -158,6 +167,10 @@ class CappedPoisson(Event, kind="capped_poisson"):
     cap: int
     event: Event
 
+    @property
+    def inclusion(self) -> float:
+        return self.rate
+
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """With room for us our coin adds us; without, we take a random other's place (pairs.capped)."""
         if not isinstance(self.event, GaussianNoise):
@@ -182,6 +195,10 @@ class FixedSampled(Event, kind="fixed_sampled"):
     population: int
     cohort: int
     event: Event
+
+    @property
+    def inclusion(self) -> float:
+        return self.cohort / self.population
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """The amplified curve and its mirror image (without_replacement.py)."""

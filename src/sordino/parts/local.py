@@ -19,6 +19,7 @@ from sordino.parts.bounds import Bound, Spent
 from sordino.parts.encode import Public
 from sordino.parts.events import Event
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
+from sordino.parts.mechanisms import Mechanism
 from sordino.parts.numbers import MOST, finite, natural
 from sordino.parts.records import RecordSampler
 from sordino.parts.schedules import Schedule, at, changes_inside, paces, span_of_steps
@@ -96,6 +97,14 @@ class LocalSolver(Part):
     def own_event(self, client: int) -> Event:
         """One local step, where the solver adds noise of its own (`Spent`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
+
+    def own_noise(self, t: int, client: int) -> Mechanism | None:
+        """The noise that the solver itself adds to one message of round t (`Spent`), in all; None: not stated."""
+        return None
+
+    def message_sensitivity(self, t: int) -> float | None:
+        """How far a message of round t moves where its bound says 1; of a `Spent` message its solver says; None: no."""
+        return None if isinstance(self.bound(), Spent) else 1.0
 
     def with_multiplier(self, multiplier: float) -> LocalSolver:
         """The same solver with another multiplier of its own noise (`Spent`), the same for all."""

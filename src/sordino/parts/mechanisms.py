@@ -16,6 +16,7 @@ from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Norm
 from sordino.parts.events import Event, GaussianNoise, LaplaceNoise
+from sordino.parts.laws import Distribution, LaplaceSum, Normal
 from sordino.parts.numbers import positive
 from sordino.rng import is_secure
 
@@ -43,6 +44,17 @@ class Mechanism(Part):
         """The same law with another scale."""
         other: Mechanism = replace(self, multiplier=multiplier)  # type: ignore[type-var]
         return other
+
+    def distribution(self) -> Distribution | None:
+        """The distribution of one coordinate of a draw; coordinates and draws are independent. None: not stated.
+
+        `sordino audit` compares what `sample` draws with it: one line, e.g. `return scipy.stats.norm(scale=self.std)`.
+        """
+        return None
+
+    def sum_distribution(self, multipliers: tuple[float, ...]) -> Distribution | None:
+        """The distribution of the sum of independent draws with these multipliers; None: not stated."""
+        return self.with_multiplier(multipliers[0]).distribution() if len(multipliers) == 1 else None
 
     @abstractmethod
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -84,6 +96,12 @@ class Gaussian(Mechanism, kind="gaussian"):
     def event(self) -> Event:
         return GaussianNoise(self.multiplier)
 
+    def distribution(self) -> Distribution:
+        return Normal(self.multiplier)
+
+    def sum_distribution(self, multipliers: tuple[float, ...]) -> Distribution:
+        return Normal(math.hypot(*multipliers))
+
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return rng.standard_normal(size) * self.multiplier
 
@@ -112,6 +130,12 @@ class Laplace(Mechanism, kind="laplace"):
 
     def event(self) -> Event:
         return LaplaceNoise(self.multiplier)
+
+    def distribution(self) -> Distribution:
+        return LaplaceSum((self.multiplier,))
+
+    def sum_distribution(self, multipliers: tuple[float, ...]) -> Distribution:
+        return LaplaceSum(multipliers)
 
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
         if not is_secure(rng):

@@ -21,7 +21,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.numbers import MOST, finite
 from sordino.parts.records import RecordSampler, batches
 from sordino.parts.release import on_grid_rows
-from sordino.parts.schedules import Schedule, at, paces, span_of_steps
+from sordino.parts.schedules import Schedule, at, paces, span_of_steps, travelled
 
 NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 
@@ -135,6 +135,13 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
 
     def own_event(self, client: int) -> Event:
         return self.noise(client).event()
+
+    def own_noise(self, t: int, client: int) -> Gaussian:
+        pace = math.hypot(*paces(self.lr, t, self.steps)) * at(self.radius, t) / self.records.count
+        return Gaussian(pace * self.noise(client).std)
+
+    def message_sensitivity(self, t: int) -> float:
+        return travelled(self.lr, t, self.steps) * at(self.radius, t) / self.records.count
 
     def with_multiplier(self, multiplier: float) -> LocalSolver:
         return replace(self, multiplier=multiplier, multipliers=())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.events import Event, FixedSampled, PoissonSampled, Relation
+from sordino.parts.laws import SamplingLaw, independent_coins
 from sordino.parts.numbers import CLIENTS, positive
 from sordino.rng import Seeded
 
@@ -44,6 +45,17 @@ class RecordSampler(Part):
     def amplify(self, event: Event, silo: int) -> Event:
         """The event for one record of a silo, to one who does not see which were read."""
         return event
+
+    def law(self, silo: int) -> SamplingLaw | None:
+        """How a silo's records are drawn, step by step, for `sordino audit` to compare draws with; None: not stated."""
+        return None
+
+    def public_law(self, silo: int, size: int) -> SamplingLaw:
+        """Of batches of `size` that nobody needs to keep secret: the bill rests on `most` and `apart` alone."""
+        most = partial(self.most, silo=silo)
+        return SamplingLaw(
+            self.size(silo), size=size, secret=False, max_participations=most, min_separation=self.apart(silo)
+        )
 
     def size(self, silo: int) -> int:
         """How many records a silo has declared."""
@@ -108,6 +120,9 @@ class AllRecords(RecordSampler, kind="all_records"):
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return np.arange(size, dtype=np.int64)
 
+    def law(self, silo: int) -> SamplingLaw:
+        return self.public_law(silo, self.size(silo))
+
     def apart(self, silo: int) -> int | None:
         return 1
 
@@ -138,6 +153,9 @@ class PoissonRecords(RecordSampler, kind="poisson_records"):
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return rng.choice(size, int(rng.binomial(size, self.rate(silo))), replace=False, shuffle=False).astype(np.int64)
 
+    def law(self, silo: int) -> SamplingLaw:
+        return independent_coins(self.size(silo), self.rate(silo))
+
     def amplify(self, event: Event, silo: int) -> Event:
         return PoissonSampled(self.rate(silo), event)
 
@@ -161,6 +179,9 @@ class FixedRecords(RecordSampler, kind="fixed_records"):
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return rng.choice(size, self.batch, replace=False, shuffle=False).astype(np.int64)
+
+    def law(self, silo: int) -> SamplingLaw:
+        return SamplingLaw(self.size(silo), self.batch / self.size(silo), size=self.batch)
 
     def amplify(self, event: Event, silo: int) -> Event:
         return event if self.batch == self.size(silo) else FixedSampled(self.size(silo), self.batch, event)
@@ -204,6 +225,9 @@ class OnePass(RecordSampler, kind="one_pass"):
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return _order(silo, size)[t * self.batch : (t + 1) * self.batch]
 
+    def law(self, silo: int) -> SamplingLaw:
+        return self.public_law(silo, self.batch)
+
     def epoch(self, step: int, silo: int) -> int:
         return 0
 
@@ -240,6 +264,9 @@ class _Epochs(RecordSampler):
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         first = t % (size // self.batch) * self.batch
         return _order(silo, size, self.order(t // (size // self.batch)))[first : first + self.batch]
+
+    def law(self, silo: int) -> SamplingLaw:
+        return self.public_law(silo, self.batch)
 
     def epoch(self, step: int, silo: int) -> int:
         return step // (self.size(silo) // self.batch)

@@ -97,6 +97,20 @@ class Release(Part):
         """A constant of the plan, unless every message is seen anyway."""
         return expected
 
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...] | None:
+        """The independent draws whose sum is the noise in the sum of this cohort's messages; None: not stated.
+
+        `sordino audit` compares the noise of rehearsed rounds with it.
+        """
+        return None
+
+    def noise_matrix(self, rounds: int) -> Floats | None:
+        """B [rounds, rounds], where the noise of the rounds is B Z and Z is independent from round to round.
+
+        The identity, unless rounds share their noise (`joint`), which must state it; None: not stated.
+        """
+        return None if self.joint else np.eye(rounds)
+
     @abstractmethod
     def event(self) -> Event:
         """One round, for a movement of 1 of one message, to one who sees the sum."""

@@ -60,6 +60,9 @@ class CentralNoise(Release, kind="central_noise"):
     def with_multiplier(self, multiplier: float) -> Release:
         return CentralNoise(self.mechanism.with_multiplier(multiplier))
 
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return (self.mechanism,)
+
     def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.mechanism.std
 
@@ -121,6 +124,9 @@ class NoiseShares(Release, kind="noise_shares"):
 
     def with_multiplier(self, multiplier: float) -> Release:
         return replace(self, multiplier=multiplier)
+
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return (self.share,) * len(cohort)
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.share.multiplier * math.sqrt(len(cohort))
@@ -187,6 +193,9 @@ class LocalNoise(Release, kind="local_noise"):
     def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
         return replace(self, multipliers=multipliers)
 
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return tuple(self.of(int(client)) for client in cohort)
+
     def noise_std(self, cohort: Cohort, t: int) -> float:
         if not self.multipliers:
             return self.mechanism.std * math.sqrt(len(cohort))
@@ -237,6 +246,9 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     def message_event(self) -> Event:
         return self.mechanism.event()
 
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return (self.mechanism,) * len(cohort)
+
     def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.mechanism.std * math.sqrt(len(cohort))
 
@@ -249,6 +261,9 @@ class _Bare(Release):
 
     def message_event(self) -> Event:
         return Unprotected()
+
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return ()
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
         return 0.0

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
+from sordino.parts.laws import SamplingLaw, independent_coins
 from sordino.parts.numbers import CLIENTS, share
 from sordino.rng import Seeded
 
@@ -56,6 +57,19 @@ class Sampler(Part):
     def apart(self) -> int | None:
         """Any two rounds of one client are at least so many rounds from each other; None: nothing is promised."""
         return None
+
+    def law(self) -> SamplingLaw | None:
+        """How clients are drawn, for `sordino audit` to compare draws with; None: not stated.
+
+        Of a public sampler (`random` False) `most` and `apart` say all that its bill rests on.
+        """
+        return None if self.random else self.public_law(self.size)
+
+    def public_law(self, size: int | None) -> SamplingLaw:
+        """Of public cohorts, of `size` clients where that is said."""
+        return SamplingLaw(
+            self.population, size=size, secret=False, max_participations=self.most, min_separation=self.apart
+        )
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
         """In how many of rounds 0 to `rounds` - 1, and of those that were `repeated`, the coins may take one client.
@@ -130,6 +144,9 @@ class Everyone(Sampler, kind="everyone"):
     def expected(self) -> float:
         return float(self.population)
 
+    def law(self) -> SamplingLaw:
+        return self.public_law(self.population)
+
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         return np.arange(self.population, dtype=np.int64)
 
@@ -174,6 +191,9 @@ class Poisson(Sampler, kind="poisson"):
         size = int(rng.binomial(self.population, self.rate))
         size = size if self.cap is None else min(size, self.cap)
         return np.sort(rng.choice(self.population, size, replace=False).astype(np.int64))
+
+    def law(self) -> SamplingLaw:
+        return independent_coins(self.population, self.rate, self.cap)
 
     def amplify(self, event: Event) -> Event:
         if self.cap is not None and self.cap < self.population:
@@ -224,6 +244,9 @@ class FixedSize(Sampler, kind="fixed"):
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         return np.sort(rng.choice(self.population, self.cohort, replace=False).astype(np.int64))
+
+    def law(self) -> SamplingLaw:
+        return SamplingLaw(self.population, self.cohort / self.population, size=self.cohort)
 
     def amplify(self, event: Event) -> Event:
         return FixedSampled(self.population, self.cohort, event)
@@ -277,6 +300,9 @@ class RoundRobin(Sampler, kind="roundrobin"):
     @property
     def expected(self) -> float:
         return float(self.cohort)
+
+    def law(self) -> SamplingLaw:
+        return self.public_law(self.cohort)
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         places = np.arange(t * self.cohort, (t + 1) * self.cohort, dtype=np.int64) % self.population

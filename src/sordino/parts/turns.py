@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sordino.errors import PlanError, shown
 from sordino.parts.events import Event, PoissonSampled, Relation
+from sordino.parts.laws import SamplingLaw
 from sordino.parts.numbers import share
 from sordino.parts.samplers import Cohort, Sampler, binomial_most, binomial_within, check_count
 from sordino.rng import Seeded
@@ -127,6 +128,21 @@ class Turns(Sampler, kind="turns"):
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         group = np.arange(t % self.groups, self.population, self.groups, dtype=np.int64)
         return group[rng.random(len(group)) < self.rate]
+
+    def law(self) -> SamplingLaw:
+        group = np.arange(self.population) % self.groups
+
+        def size_sf(t: int, k: int) -> float:
+            from scipy.special import bdtrc
+
+            return float(bdtrc(k, int((group == t % self.groups).sum()), self.rate))
+
+        return SamplingLaw(
+            self.population,
+            lambda t: np.where(group == t % self.groups, self.rate, 0.0),
+            size_sf=size_sf,
+            min_separation=self.groups,
+        )
 
     def amplify(self, event: Event) -> Event:
         return PoissonSampled(self.rate, event)
