@@ -200,7 +200,7 @@ def _messages(plan: Plan) -> list[Finding]:
     empty, rows = torch.zeros(WIDTH, dtype=torch.float64), []
     for i, client in enumerate(clients.tolist()):
         alone, coins = np.array([client], dtype=np.int64), Seeded(i)
-        sent = own_message(release, empty, client, coins.at(0, "client noise", client), secure=False)
+        sent = own_message(release, empty, client, 0, coins.at(0, "client noise", client), secure=False)
         rows.append(as_normals(sent.double().numpy(), noise_draws(plan, alone, 0), coins.at(0, "audit blur")))
     z = np.stack(rows)
     found = [*_energies(z), *_shape(z), *_independence(z, [(i, i + 1) for i in range(0, MESSAGES - 1, 2)])]
