@@ -42,6 +42,7 @@ class Admitted:
     jobs: int
     plan: str  # its hash: a run is admitted for one plan
     at: str
+    chain: str = ""  # head of the run folder's chain of charges when it was admitted; empty: it has none
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,33 @@ class Charged:
     at: str
 
 
-Entry = Limited | Admitted | Charged
-_LINES: dict[str, type[Entry]] = {"limit": Limited, "run": Admitted, "job": Charged}
+@dataclass(frozen=True)
+class Released:
+    """One release of a run that has paid whole, noted before its noise is drawn; it costs nothing more.
+
+    So the ledger knows which rounds were released, whichever copy of the run's folder they were released from.
+    """
+
+    dataset: str
+    run: str
+    round: int  # from 1; 0: what the plan releases of columns before the first round
+    head: str  # of the run folder's chain, with this charge
+    at: str
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A backup was put in the place of a ledger that held more: what was charged since is not known."""
+
+    lost: int | None  # lines, by the head file that was found; None: it was missing
+    at: str
+    dataset: str = ""  # all of them
+
+
+Entry = Limited | Admitted | Charged | Released | Restored
+_LINES: dict[str, type[Entry]] = {
+    "limit": Limited, "run": Admitted, "job": Charged, "round": Released, "restored": Restored,
+}  # fmt: skip
 
 
 def name_of(entry: Entry) -> str:
@@ -93,6 +119,7 @@ class Run:
     whole: Total
     single: Total = field(default_factory=Counter)
     jobs: Counter[str] = field(default_factory=Counter)
+    released: list[Released] = field(default_factory=list)
 
     @property
     def paid(self) -> Total:
@@ -111,6 +138,7 @@ class Account:
     limit: Limit
     held: Total = field(default_factory=Counter)
     runs: dict[str, Run] = field(default_factory=dict)
+    restored: Restored | None = None  # lines were lost, and nobody has lowered the limit since
 
     def admit(self, line: Admitted) -> None:
         """The line stands in the place of the run's line before, which is never more."""
@@ -135,8 +163,9 @@ class Account:
             needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as it was admitted"
             raise ConfigError(found, needed, "give it a name of its own")
         both = total(before.items) | total(line.items)
-        merged = replace(line, items=items(both), jobs=max(before.jobs, line.jobs))
-        return before if (both, merged.jobs) == (total(before.items), before.jobs) else merged
+        merged = replace(line, items=items(both), jobs=max(before.jobs, line.jobs), chain=line.chain or before.chain)
+        same = (both, merged.jobs, merged.chain) == (total(before.items), before.jobs, before.chain)
+        return before if same else merged
 
     def with_all(self, run: str, asked: Total) -> Total:
         """Everything spent, if the run came to no less than it asks for."""
@@ -154,11 +183,17 @@ class Accounts:
         """One more line; KeyError if it speaks of what was never entered."""
         match entry:
             case Limited():
-                self.of.setdefault(entry.dataset, Account(entry.limit)).limit = entry.limit
+                account = self.of.setdefault(entry.dataset, Account(entry.limit))
+                account.limit, account.restored = entry.limit, None
             case Admitted():
                 self.of[entry.dataset].admit(entry)
             case Charged():
                 self.of[entry.dataset].charge(entry)
+            case Released():
+                self.of[entry.dataset].runs[entry.run].released.append(entry)
+            case Restored():
+                for account in self.of.values():
+                    account.restored = entry
 
     def run(self, name: str) -> Account | None:
         """The account that a run is charged to."""

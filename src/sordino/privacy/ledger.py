@@ -25,8 +25,9 @@ from sordino.errors import BudgetError, ConfigError, shown
 from sordino.parts.bounds import Unit
 from sordino.parts.events import Relation
 from sordino.privacy import entries
-from sordino.privacy.entries import Account, Accounts, Admitted, Charged, Entry, Limited
-from sordino.privacy.journal import ROOT, Journal
+from sordino.privacy.entries import Account, Accounts, Admitted, Charged, Entry, Limited, Released, Restored
+from sordino.privacy.journal import Journal
+from sordino.privacy.ledger_head import ROOT, Head
 from sordino.privacy.rounding import upto
 from sordino.privacy.spending import Item, Limit, Standing, Total, items, total
 
@@ -56,6 +57,7 @@ class Statement:
     items: tuple[Item, ...]
     lines: int  # of the ledger, up to here
     digest: str  # of the last of them
+    restored: Restored | None = None  # lines were lost, and nothing is charged before its limit is lowered
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Ledger:
         _named(name, "data set")
         with self._writing():
             account = self._accounts.of.get(name)
+            if account is not None and account.restored is not None and not _lower(limit, account.limit):
+                raise self._lost(name, account, account.restored)
             before = limit if account is None or not account.runs else account.limit
             if (before.unit, before.relation) != (limit.unit, limit.relation):
                 found = f"a limit for one {limit.unit}, {limit.relation}, on {name!r}"
@@ -118,11 +122,15 @@ class Ledger:
             if account is None or account.limit != limit:
                 self._append(Limited(name, limit, _now()))
 
-    def admit(self, run: str, name: str, asked: Asked, *, whole: bool, jobs: int = 0) -> None:
+    def admit(
+        self, run: str, name: str, asked: Asked, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0
+    ) -> None:
         """A run enters: refused if the data set cannot pay for all that it asks for beside what is spent.
 
         `whole`: it is charged now, which pays for the first message of `jobs` jobs; else nothing is set aside, and each
         job is charged by itself. The same run again pays only for what it asks for beyond what it has paid.
+        `chain` is the head of the run folder's chain of charges; `released`, how many releases of the run what it asks
+        for was computed with.
         """
         _named(run, "run")
         with self._writing():
@@ -130,8 +138,10 @@ class Ledger:
             if self._accounts.run(run) not in (None, account):
                 raise ConfigError(f"the run {shown(run)} again, on {name!r}", "the data set that it was admitted to")
             paid = asked.items if whole else ()
-            line = Admitted(name, run, asked.unit, asked.relation, paid, jobs if whole else 0, asked.plan, _now())
+            count = jobs if whole else 0
+            line = Admitted(name, run, asked.unit, asked.relation, paid, count, asked.plan, _now(), chain)
             line, known = account.merged(line), run in account.runs
+            self._check_alone(run, len(account.runs[run].released) if known else 0, released)
             if known and whole and line is account.runs[run].line:
                 return  # paid for already
             self._afford(account, line, account.with_all(run, total(asked.items) | total(line.items)))
@@ -144,6 +154,33 @@ class Ledger:
             line = Admitted(name, "", asked.unit, asked.relation, (), 0, asked.plan, "")
             account = self._account(name)
             self._afford(account, line, account.held + total(asked.items))
+
+    def released(self, run: str) -> list[Released] | None:
+        """The releases of a run that paid whole, the first first; None: the run is not known, or was never noted."""
+        with self._looking():
+            account = self._accounts.run(run)
+            found = None if account is None else account.runs[run]
+            return None if found is None or not found.line.chain else list(found.released)
+
+    def note_release(self, run: str, number: int, head: str, released: int) -> None:
+        """Note a release of round `number` (from 1) before its noise is drawn, after `released` others of this run.
+
+        Guarantee: releases of one run, from however many copies of its folder, are noted one after the other. Who was
+        admitted when there were k of them has paid for those and for all that it will release itself; it may go on
+        only as long as nobody else has. So all that was released was paid for.
+        """
+        with self._writing():
+            account = self._of_run(run)
+            self._check_alone(run, len(account.runs[run].released), released)
+            self._append(Released(account.runs[run].line.dataset, run, number, head, _now()))
+
+    def _check_alone(self, run: str, found: int, known: int) -> None:
+        if found != known:
+            raise ConfigError(
+                f"{found} releases of the run {shown(run)} in the ledger {self.path}, where this folder knows of {known}",
+                "one folder for a run: another copy of it has gone on meanwhile",
+                "nothing of this round was released; --resume pays for what both have released",
+            )
 
     def settle(self, run: str, spent: tuple[Item, ...]) -> None:
         """What a run has cost after all, where that is more than it was charged: written down whatever the limit."""
@@ -213,8 +250,9 @@ class Ledger:
             account = self._account(name)
             limit, held, runs = account.limit, account.held.copy(), list(account.runs.values())
             at, digest = self.journal.read, self.journal.digest
+            restored = account.restored
         charges = sum(run.jobs.total() for run in runs)
-        return Statement(name, limit, limit.spent(held), len(runs), charges, items(held), at, digest)
+        return Statement(name, limit, limit.spent(held), len(runs), charges, items(held), at, digest, restored)
 
     def standing(self, run: str) -> Standing:
         """The data set that a run was charged to, as it is now."""
@@ -235,12 +273,22 @@ class Ledger:
         with self._looking():
             return dict(self._of_run(run).runs[run].jobs)
 
+    def copy_to(self, file: Path) -> None:
+        """One moment of the ledger, found whole, into another file."""
+        with self._looking():
+            self.journal.copy_to(file)
+
+    def check_head(self, head: Head) -> None:
+        """Refuse a ledger that does not hold a line which somebody has seen in it."""
+        with self._looking():
+            self.journal.check_head(head, "what a run folder has seen of it")
+
     def history(self, name: str) -> list[Entry]:
         """Every line of a data set, the first first."""
         with self._looking():
             self._account(name)
             found = [entries.parse(body) for body in self.journal.lines()]
-        return [entry for entry in found if entry.dataset == name]
+        return [entry for entry in found if entry.dataset == name or isinstance(entry, Restored)]
 
     # ---- within a transaction ----------------------------------------------------------------------------------------
 
@@ -288,6 +336,8 @@ class Ledger:
     def _afford(self, account: Account, line: Admitted, needed: Total) -> None:
         """Refuse what the limit cannot price, or does not hold."""
         limit, name = account.limit, line.dataset
+        if account.restored is not None:
+            raise self._lost(name, account, account.restored)
         reason = limit.prices(line.unit, line.relation)
         if reason is not None:
             raise ConfigError(f"a charge to {name!r} in {self.path} where {reason}", "one that the limit can price")
@@ -297,6 +347,17 @@ class Ledger:
                 f"the data set {name!r} would have spent epsilon {upto(beyond, 4)} with this, and may spend "
                 f"{upto(limit.epsilon, 6)} at delta {upto(limit.delta)}; nothing was charged to {self.path}"
             )
+
+    def _lost(self, name: str, account: Account, restored: Restored) -> ConfigError:
+        """Lines were lost: what they have spent is for the operator to say."""
+        lines = "an unknown number of" if restored.lost is None else str(restored.lost)
+        found = f"the data set {name!r} of a ledger that was restored on {restored.at[:10]} without {lines} last lines"
+        needed = f"a limit below epsilon {upto(account.limit.epsilon, 6)}, less by what those lines may have spent"
+        return ConfigError(found, needed, f"sordino ledger limit {self.path} {name} --epsilon ...")
+
+
+def _lower(limit: Limit, before: Limit) -> bool:
+    return limit.epsilon < before.epsilon and limit.delta <= before.delta
 
 
 def _now() -> str:

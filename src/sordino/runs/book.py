@@ -50,6 +50,7 @@ class Book:
     engine: Log
     receipts: Log
     charged: int  # how often
+    admission: purse.Admission | None = None  # to the ledger that the run pays from
 
     @classmethod
     def at(cls, folder: RunFolder, config: str, found: Chain, history: bytes, engine: bytes) -> Book:
@@ -63,12 +64,17 @@ class Book:
         return cls(folder, config, found.head, *logs, *grown, paid, len(found.charges))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
-        """One release, written down twice before any of its noise exists; who took part only where that is seen."""
+        """One release, written down before any of its noise exists: twice here, and in the ledger that pays for it.
+
+        Who took part is written only where that is seen.
+        """
         line = chain.next_charge(t, cohort, self.config, self.head).line()
         self.charges.append(line)
         self.charged += 1
         self.head = chain.digest(line)
         self.noted.append(self.head.encode())
+        if self.admission is not None:
+            self.admission.note(t + 1, self.head)
 
     def settle(self, refused: tuple[int, ...], paid: tuple[Receipt, ...]) -> None:
         """What became of the last charge, by those who paid it."""

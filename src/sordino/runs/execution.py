@@ -87,11 +87,19 @@ def execute(
     with folder.locked(), _enough_memory():
         start = resumed(folder, config, task)
         held, again = start.held, start.state is None or not known(start.state)
-        prepared = held.chain.prepared + again
-        purse.admit(config, held.header.run, held.chain.rounds, 0 if start.state is None else start.state.t, prepared)
+        t = 0 if start.state is None else start.state.t
         finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
-        done = _finished(config, task, start, engine, on_round, finish)
-        return replace(done, notes=(*notes, *done.notes))
+        with purse.admitted(config, held.header.run, held.chain, t, prepares=again) as admission:
+            start.book.admission = admission
+            done = _finished(config, task, start, engine, on_round, finish)
+        return replace(done, notes=(*notes, *_elsewhere(admission), *done.notes))
+
+
+def _elsewhere(admission: purse.Admission | None) -> tuple[str, ...]:
+    """What other copies of the run's folder have released: paid for too, and not on this folder's certificate."""
+    if admission is None or not admission.elsewhere:
+        return ()
+    return (f"{admission.elsewhere} releases of this run came from another copy of its folder; the ledger has both",)
 
 
 def _finished(

@@ -3,24 +3,33 @@
 What is charged is the bill that the certificate will show, as planned. A run that stops early gets nothing back:
 whoever stopped it has seen its models. One that is continued pays nothing twice; if rounds are run again after a kill,
 it pays for them before they are. What the data set has spent in all is noted at the end, in ledger.json.
+
+Run folder and ledger know each other: every release is noted in the ledger, with the head of the folder's chain, before
+its noise is drawn. So a copy of a folder, or an older one that was put back, pays for the rounds that it will release
+beside those that were released already; and a ledger that lacks releases which the folder has charged is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.config import Config
-from sordino.errors import CertificateError, ConfigError, UserError
+from sordino.errors import CertificateError, ConfigError, StorageError, UserError
 from sordino.privacy.bill import Line, repeated_rounds
+from sordino.privacy.entries import Released
 from sordino.privacy.facts import Facts, billed
+from sordino.privacy.journal import RESTORES
 from sordino.privacy.ledger import Asked, Ledger
 from sordino.privacy.spending import Item, Standing
 from sordino.runs import files
+from sordino.runs.chain import Chain
 
 if TYPE_CHECKING:
     from sordino.runs.folder import RunFolder
@@ -88,12 +97,67 @@ def consider(config: Config) -> None:
             ledger.consider(named[1], _planned(config))
 
 
-def admit(config: Config, run: str, charged: Sequence[int], t: int, prepared: int = 1) -> None:
-    """Pay for the whole run, or for what it must run again, before any of it is run."""
+def admit_tries(config: Config, tuning: str) -> None:
+    """Pay for all tries of a tuning, before the first."""
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
-            ledger.admit(_payer(config, run), named[1], _planned(config, charged, t, prepared), whole=True)
+            ledger.admit(_payer(config, tuning), named[1], _planned(config), whole=True)
+
+
+@dataclass
+class Admission:
+    """A run that has paid: every release is noted in the ledger before its noise is drawn."""
+
+    ledger: Ledger
+    run: str
+    released: int  # releases of this run that the ledger knows of
+    elsewhere: int = 0  # of those, from other copies of the folder
+
+    def note(self, number: int, head: str) -> None:
+        """Round `number` (from 1) is about to be released; `head` is the chain's, with its charge."""
+        self.ledger.note_release(self.run, number, head, self.released)
+        self.released += 1
+
+
+@contextmanager
+def admitted(config: Config, run: str, chain: Chain, t: int, *, prepares: bool) -> Iterator[Admission | None]:
+    """Pay for what is left of a run, from round t, beside all that was released of it, before any of it is run."""
+    named = _named(config)
+    if named is None:
+        yield None
+        return
+    with Ledger.open(named[0]) as ledger:
+        if config.privacy.selected is None:
+            yield _admission(config, ledger, named[1], run, chain, t, prepares)
+        else:  # the tuning has paid for all its tries, before the first
+            asked = _planned(config, chain.rounds, t, chain.prepared + prepares)
+            ledger.admit(_payer(config, run), named[1], asked, whole=True)
+            yield None
+
+
+def _admission(config: Config, ledger: Ledger, name: str, run: str, chain: Chain, t: int, prepares: bool) -> Admission:
+    noted = ledger.released(run)
+    missing = _not_noted(chain, noted or [])
+    if noted is not None and len(missing) > 1:  # a kill leaves one at most
+        found = f"the ledger {ledger.path}, which lacks {len(missing)} releases that the run {run} has charged"
+        raise StorageError(found, "a ledger that is as new as the run folder", RESTORES)
+    numbers = [one.round for one in noted or []] + missing
+    rounds, prepared = [number - 1 for number in numbers if number], numbers.count(0) + prepares
+    known, asked = len(noted or []), _planned(config, rounds, t, prepared)
+    ledger.admit(run, name, asked, whole=True, chain=chain.head, released=known)
+    return Admission(ledger, run, known, elsewhere=len(numbers) - len(chain.charges))
+
+
+def _not_noted(chain: Chain, noted: list[Released]) -> list[int]:
+    """Rounds, from 1, that the chain has charged and the ledger does not know of."""
+    left, found = Counter(one.head for one in noted), []
+    for charge, head in zip(chain.charges, chain.heads, strict=True):
+        if left[head] > 0:
+            left[head] -= 1
+        else:
+            found.append(charge.round)
+    return found
 
 
 def settle(folder: RunFolder) -> None:
