@@ -74,8 +74,8 @@ class Released:
 class Restored:
     """A backup was put in the place of a ledger that held more: what was charged since is not known."""
 
-    lost: int | None  # lines, by the head file that was found; None: it was missing
     at: str
+    lost: int | None = None  # lines, by the head file that was found; None: nobody knows
     dataset: str = ""  # all of them
 
 

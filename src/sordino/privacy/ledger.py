@@ -177,7 +177,7 @@ class Ledger:
     def _check_alone(self, run: str, found: int, known: int) -> None:
         if found != known:
             raise ConfigError(
-                f"{found} releases of the run {shown(run)} in the ledger {self.path}, where this folder knows of {known}",
+                f"{found} releases of the run {shown(run)} in the ledger {self.path}, {known} in its folder",
                 "one folder for a run: another copy of it has gone on meanwhile",
                 "nothing of this round was released; --resume pays for what both have released",
             )

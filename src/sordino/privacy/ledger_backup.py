@@ -53,7 +53,7 @@ def restore(source: Path, target: Path) -> int | None:
             _copy(source, partial)
             lost = _missing(partial, _checked(partial), said)
             if lost != 0:
-                _append(partial, entries.Restored(lost, datetime.now(UTC).isoformat(timespec="seconds")))
+                _append(partial, entries.Restored(datetime.now(UTC).isoformat(timespec="seconds"), lost))
             _stamp(partial, MARK)
             head = _checked(partial)
             os.replace(partial, target)
