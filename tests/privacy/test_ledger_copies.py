@@ -359,7 +359,8 @@ def test_two_copies_that_run_at_once_cannot_both_release_what_one_has_paid(
     config = paying(tmp_path, 20)
     stopped_after(config, tmp_path / "a", 1, monkeypatch, resume=False)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    keep, ran = rounds._keep, []
+    keep = rounds._keep
+    ran: list[int] = []
 
     def meanwhile(*words: Any) -> Any:
         if not ran:
