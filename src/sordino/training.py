@@ -227,7 +227,7 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
     ready(config, task, engine)
     plan, notes, stop = config.plan, Notes(), config.run.stop
-    purse.admit(config, notes.run, (), 0)
+    purse.admit_whole(config, notes.run)
     state, _ = carried(config, task, Start(notes), engine, show)
     warn_if_still(notes.history)
     model = final_model(plan, task, state)

@@ -22,7 +22,7 @@ from sordino.privacy.ledger import Asked, Ledger
 from sordino.privacy.ledger_backup import backup, restore
 from sordino.privacy.ledger_head import SLOT, Head, HeadFile
 from sordino.privacy.spending import Item, Limit
-from sordino.runs import execution, rounds
+from sordino.runs import execution, purse, rounds
 from sordino.runs.folder import RunFolder
 
 ITEM = Item(GaussianNoise(4.0))
@@ -389,6 +389,22 @@ def test_a_ledger_that_is_older_than_a_run_s_folder_is_refused(tmp_path: Path, m
         shutil.copy(tmp_path / f"old.{name}", tmp_path / name)
     with pytest.raises(StorageError, match="which lacks 2 releases that the run"):
         execution.execute(config, tmp_path / "a", resume=True)
+
+
+def test_a_run_that_began_before_releases_were_noted_goes_on_and_pays_for_what_it_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = paying(tmp_path, 20)
+    with monkeypatch.context() as patch:  # as the version before admitted it
+        patch.setattr(purse.Admission, "note", lambda self, number, head: None)
+        admit = Ledger.admit
+        patch.setattr(Ledger, "admit", lambda self, *words, chain="", **more: admit(self, *words, **more))
+        stopped_after(config, tmp_path / "a", 2, monkeypatch, resume=False)
+    stopped_after(config, tmp_path / "a", 3, monkeypatch, resume=True)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for copy in ("a", "b"):
+        execution.execute(config, tmp_path / copy, resume=True)
+    assert releases(tmp_path) == ROUNDS + 1
 
 
 def test_a_kill_between_chain_and_ledger_pays_for_one_round_more(

@@ -155,12 +155,13 @@ class Ledger:
             account = self._account(name)
             self._afford(account, line, account.held + total(asked.items))
 
-    def released(self, run: str) -> list[Released] | None:
-        """The releases of a run that paid whole, the first first; None: the run is not known, or was never noted."""
+    def released(self, run: str) -> tuple[list[Released], bool]:
+        """The releases of a run that paid whole; and whether all of them were noted, from the first."""
         with self._looking():
             account = self._accounts.run(run)
-            found = None if account is None else account.runs[run]
-            return None if found is None or not found.line.chain else list(found.released)
+            if account is None:
+                return [], False
+            return list(account.runs[run].released), bool(account.runs[run].line.chain)
 
     def note_release(self, run: str, number: int, head: str, released: int) -> None:
         """Note a release of round `number` (from 1) before its noise is drawn, after `released` others of this run.

@@ -97,12 +97,12 @@ def consider(config: Config) -> None:
             ledger.consider(named[1], _planned(config))
 
 
-def admit_tries(config: Config, tuning: str) -> None:
-    """Pay for all tries of a tuning, before the first."""
+def admit_whole(config: Config, run: str) -> None:
+    """Pay for a run that no folder can continue, or for all tries of a tuning, before the first round."""
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
-            ledger.admit(_payer(config, tuning), named[1], _planned(config), whole=True)
+            ledger.admit(_payer(config, run), named[1], _planned(config), whole=True)
 
 
 @dataclass
@@ -137,16 +137,17 @@ def admitted(config: Config, run: str, chain: Chain, t: int, *, prepares: bool) 
 
 
 def _admission(config: Config, ledger: Ledger, name: str, run: str, chain: Chain, t: int, prepares: bool) -> Admission:
-    noted = ledger.released(run)
-    missing = _not_noted(chain, noted or [])
-    if noted is not None and len(missing) > 1:  # a kill leaves one at most
+    noted, from_first = ledger.released(run)
+    missing = _not_noted(chain, noted)
+    if from_first and len(missing) > 1:  # a kill leaves one at most
         found = f"the ledger {ledger.path}, which lacks {len(missing)} releases that the run {run} has charged"
         raise StorageError(found, "a ledger that is as new as the run folder", RESTORES)
-    numbers = [one.round for one in noted or []] + missing
+    numbers = [one.round for one in noted] + missing
     rounds, prepared = [number - 1 for number in numbers if number], numbers.count(0) + prepares
-    known, asked = len(noted or []), _planned(config, rounds, t, prepared)
-    ledger.admit(run, name, asked, whole=True, chain=chain.head, released=known)
-    return Admission(ledger, run, known, elsewhere=len(numbers) - len(chain.charges))
+    head = chain.head if from_first or not chain.charges else ""  # else it began before releases were noted
+    asked = _planned(config, rounds, t, prepared)
+    ledger.admit(run, name, asked, whole=True, chain=head, released=len(noted))
+    return Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(chain.charges))
 
 
 def _not_noted(chain: Chain, noted: list[Released]) -> list[int]:

@@ -147,7 +147,7 @@ def tune_private(tuning: Tuning, out: Path, say: Say) -> dict[str, Any]:
         raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out")
     tuning.check()
     config = tuning.config({})
-    purse.admit_tries(config, tuning.id)
+    purse.admit_whole(config, tuning.id)
     said = f"tries: a random number, {tuning.tries.mean:g} on average"
     say(f"{said}; how many, how long they take and what they come to is not shown")
     with _workshop(out) as shop:
