@@ -32,17 +32,17 @@ DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures
 _NO_FIGURES = ("round", "void", DIAGNOSTIC)  # of a line of history
 
 
-def declared_by_caller(task: Task) -> tuple[Declared, ...]:
-    """The rows that a task made in Python calls public."""
-    given = {
-        "test rows": (task.test, "the caller: test of the task"),
-        "rows": (task.public, "the caller: public of it"),
-    }
-    rows = [Declared(len(rows), what, by) for what, (rows, by) in given.items() if rows is not None]
-    return (*rows, *declared_weights(task))
+def declared_public(task: Task) -> tuple[Declared, ...]:
+    """The rows, values and weights of a task that are public, each by the word of whoever brought them."""
+    given = (
+        (task.test, task.source.rows, task.source.by),
+        (task.public, "rows", "the caller: public of it"),
+    )
+    rows = [Declared(len(rows), what, by) for rows, what, by in given if rows is not None]
+    return (*rows, *task.source.values, *_declared_weights(task))
 
 
-def declared_weights(task: Task) -> tuple[Declared, ...]:
+def _declared_weights(task: Task) -> tuple[Declared, ...]:
     """Weights that a task begins with, read from a file, and those it never trains: public by the user's word alone."""
     init = task.init
     first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)

@@ -34,7 +34,7 @@ from sordino.models.given import NAME, written
 from sordino.optim.charging import ledger_path
 from sordino.outcome import (
     counted,
-    declared_by_caller,
+    declared_public,
     final_model,
     last_figures,
     load_weights,
@@ -133,7 +133,7 @@ class Result:
         notes, state = self._kept()
         assert self.config is not None
         assert self.task is not None
-        declared = declared_by_caller(self.task)
+        declared = declared_public(self.task)
         folder = create(path, self.config, Fingerprint.of(self.task), declared, notes.run)
         with folder.locked():
             book = resumed(folder, self.config, self.task).book
@@ -233,7 +233,7 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     model = final_model(plan, task, state)
     early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
     known = Facts(config.delta, config.privacy.noise, 0, model=model_digest(model), early=early, **config.facts)
-    known = replace(known, public=declared_by_caller(task), environment=(versions(),), in_memory=True)
+    known = replace(known, public=declared_public(task), environment=(versions(),), in_memory=True)
     known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
     facts = counted(plan, notes.rounds, notes.cohorts, known, notes.settled)
     facts = replace(facts, ledger=purse.settled(config, notes.run, facts))

@@ -13,6 +13,7 @@ from sordino.config import parse
 from sordino.data import parquet
 from sordino.data.datasets import load, look
 from sordino.errors import ConfigError, DataError, UserError
+from sordino.outcome import declared_public
 
 HEADER = ["id", "amount", "state", "rank", "paid"]
 ROWS = [
@@ -284,7 +285,7 @@ def test_plan_agrees_with_a_run_on_files_that_fit(tmp_path: Path) -> None:
 
 def test_what_is_declared_of_columns_is_said_on_the_certificate(tmp_path: Path) -> None:
     config = parse(_config(tmp_path))
-    (said,) = config.task.declared(config.build())
+    (said,) = declared_public(config.build())
     assert (said.rows, said.by) == (3, "the configuration: [task.options.columns]")
 
 
@@ -294,7 +295,7 @@ def test_a_number_of_classes_that_was_read_off_the_labels_is_said(tmp_path: Path
     table = {"dataset": "npz", "options": options, "partition": {"kind": "iid", "clients": 2}}
     recipe = {"name": "dp_fed_avg", "clients": {"kind": "poisson", "population": 2, "rate": 0.5}, "lr": 0.1}
     config = parse({"task": table, "recipe": {**recipe, "radius": 1.0, "multiplier": 1.0, "rounds": 1, "epochs": 1}})
-    (said,) = config.task.declared(config.build())
+    (said,) = declared_public(config.build())
     assert (said.rows, said.what) == (1, "number of classes")
 
 

@@ -14,6 +14,7 @@ from sordino.cli.progress import working
 from sordino.codec import override
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
+from sordino.outcome import declared_public
 from sordino.parts.tries import Tries
 from sordino.privacy.budget import Budget
 from sordino.privacy.certificate import headline
@@ -52,7 +53,7 @@ def tune_config(
         raise ConfigError(found_own, "one of them", "drop --epsilon: every silo keeps its budget")
     wanted = epsilons or [_own(config)]
     task = config.build()
-    known: dict[str, Any] = {"source": source, "trials": trials, "public": config.task.declared(task), "silos": silos}
+    known: dict[str, Any] = {"source": source, "trials": trials, "public": declared_public(task), "silos": silos}
     known |= {"delta": config.delta, "seed": config.run.seed}
     found: list[Tuned] = []
     for epsilon in wanted:

@@ -17,10 +17,9 @@ from sordino.data.initial import begun
 from sordino.data.metrics import Metric
 from sordino.data.naming import check_names
 from sordino.data.partition import Iid, Natural, Partitioner
-from sordino.data.task import Clients, Records, Task
+from sordino.data.task import Clients, PublicSource, Records, Task
 from sordino.errors import ConfigError
 from sordino.models import Given, Logistic, Spec, build_seeded
-from sordino.outcome import declared_by_caller, declared_weights
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.preparation import Preparation
 from sordino.privacy.facts import Declared
@@ -66,22 +65,18 @@ class TaskSpec:
         groups, names = (None, ()) if test is None else _test_groups(data)
         loss, waiting = self.loss or _loss(data), data.waiting
         task = Task(
-            model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names, waiting=waiting
-        )
+            model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names, waiting=waiting,
+            source=self.source(labels=not clients.records.y.is_floating_point()),
+        )  # fmt: skip
         _try_loss(task)
         return task if self.half is None else self.half.of(task)
 
-    def declared(self, task: Task) -> tuple[Declared, ...]:
-        """The rows of the built task, and the weights, that are public, and by whose word."""
-        if isinstance(self.model, Given):
-            return declared_by_caller(task)
+    def source(self, labels: bool) -> PublicSource:
+        """Which rows of this data set are public and by whose word; `labels`: the number of classes is read off it."""
         what, by = declared_by(self.dataset, self.options)
         what = what if self.half is None else f"{what}, {self.half.words}"
-        rows = () if task.test is None else (Declared(len(task.test), what, by),)
-        values = datasets.declared_values(
-            self.dataset, self.options, labels=not task.clients.records.y.is_floating_point()
-        )
-        return (*rows, *(Declared(*one) for one in values), *declared_weights(task))
+        values = datasets.declared_values(self.dataset, self.options, labels=labels)
+        return PublicSource(what, by, tuple(Declared(*one) for one in values))
 
     def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
         if data.offsets is not None:

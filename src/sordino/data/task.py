@@ -23,6 +23,7 @@ from sordino.data.scores import figures, judged
 from sordino.errors import DataError
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
+from sordino.privacy.facts import Declared
 
 
 @codec.hides_values
@@ -106,6 +107,18 @@ class Clients:
 
 @codec.hides_values
 @dataclass(frozen=True)
+class PublicSource:
+    """What a task's test rows are called and who declares them public; `values` are what records are encoded by.
+
+    It travels with the rows, so a certificate names the file that the rows came from and no other.
+    """
+
+    rows: str = "test rows"
+    by: str = "the caller: test of the task"
+    values: tuple[Declared, ...] = ()
+
+
+@dataclass(frozen=True)
 class Task:
     """What is trained, on whose data; `test` and `public` are declared public."""
 
@@ -119,6 +132,7 @@ class Task:
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
     waiting: tuple[Waiting, ...] = ()  # coordinates that are scaled once the plan has released their histograms
+    source: PublicSource = PublicSource()  # where the test rows come from, and by whose word they are public
 
     @classmethod
     def of(

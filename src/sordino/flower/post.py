@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from sordino import codec
-from sordino.config import Config
+from sordino.config import Config, FederationSpec
 from sordino.data.datasets import Dataset, load
-from sordino.data.task import Task
+from sordino.data.initial import begun
+from sordino.data.task import PublicSource, Task
 from sordino.errors import ConfigError, SordinoError, short
 from sordino.flower.internals import Node, Taken, flower
 from sordino.models import build_seeded
@@ -81,8 +82,18 @@ def server_task(config: Config) -> Task:
         return config.build().as_server()
     test = None if spec.test is None else public_rows(Path(spec.test))
     model = model_of(config, spec.inputs, spec.classes)
+    model, init = (model, None) if config.task.init is None else begun(model, config.task.init)
     made = Task.server(model, len(spec.silos), test, loss_of(config, spec.classes))
-    return replace(made, metrics=config.run.metrics) if config.run.metrics else made
+    return replace(made, init=init, metrics=config.run.metrics, source=_public_source(config, spec))
+
+
+def _public_source(config: Config, spec: FederationSpec) -> PublicSource:
+    """The server's public rows are those of [federation] test; [task] names the silos' private rows, and no public one.
+
+    What [task] declares of columns (ranges, categories) is public all the same: the file goes to everybody.
+    """
+    values = config.task.source(labels=False).values
+    return PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
 
 
 def public_rows(file: Path) -> tuple[Any, Any]:

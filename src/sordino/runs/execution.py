@@ -23,7 +23,7 @@ from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.preparing import known, said, scaled
 from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError, StorageError
-from sordino.outcome import final_model, model_bytes
+from sordino.outcome import declared_public, final_model, model_bytes
 from sordino.plan import State
 from sordino.run import check
 from sordino.runs import files, purse, receipts, signature
@@ -80,9 +80,7 @@ def execute(
     if not there:
         purse.consider(config)
     folder = (
-        RunFolder.open(path, config)
-        if there
-        else create(path, config, Fingerprint.of(task), config.task.declared(task))
+        RunFolder.open(path, config) if there else create(path, config, Fingerprint.of(task), declared_public(task))
     )
     with folder.locked(), _enough_memory():
         start = resumed(folder, config, task)

@@ -11,6 +11,7 @@ from sordino.config import Config
 from sordino.data.task import Task
 from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
 from sordino.models import Given
+from sordino.outcome import declared_public
 from sordino.plan import State
 from sordino.runs import chain, checkpoint, files, logs, receipts
 from sordino.runs.book import Book
@@ -76,7 +77,7 @@ def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -
             f"install sordino=={header.sordino}, or start anew in another --out",
         )
     changed = folder.fingerprint(header).changed(task)
-    if not changed and config.task.declared(task) != header.public:
+    if not changed and declared_public(task) != header.public:
         changed = ["what is declared public of them, or the weights that are not trained"]
     if changed:
         raise DataError(

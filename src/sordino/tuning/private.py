@@ -25,6 +25,7 @@ import numpy as np
 
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
+from sordino.outcome import declared_public
 from sordino.parts.tries import Tries
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Bill, Line
@@ -69,7 +70,7 @@ class Tuning:
     def selection(self) -> Selection:
         """How the winner comes to be shown: on its certificate."""
         config = self.asked.config({})
-        rows = [one for one in config.task.declared(config.build()) if "rows" in one.what]
+        rows = [one for one in declared_public(config.build()) if "rows" in one.what]
         by = f"{self.metric} on " + " and ".join(f"{one.rows} {one.what}" for one in rows)
         return Selection(id=self.id, tries=self.tries, over=tuple(axis.key for axis in self.space), by=by)
 
@@ -204,7 +205,7 @@ def _told(tuning: Tuning, changes: Changes, done: Executed) -> dict[str, Any]:
     """What is released: the winner, its score on rows that chose, and its figure on rows that did not."""
     config, metric = tuning.asked.config(changes, judged=False), tuning.metric
     task = config.build()
-    rows = " and ".join(f"{one.rows} {one.what}" for one in config.task.declared(task) if "rows" in one.what)
+    rows = " and ".join(f"{one.rows} {one.what}" for one in declared_public(task) if "rows" in one.what)
     return {
         "out": str(done.path),
         "metric": metric,

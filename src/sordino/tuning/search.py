@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError, UnreachableError
-from sordino.outcome import declared_by_caller
+from sordino.outcome import declared_public
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.releases import LocalNoise
 from sordino.plan import Plan
@@ -73,7 +73,7 @@ def tune(
     """
     if trials < 1:
         raise ConfigError(f"--trials {trials}", "at least 1")
-    spent = cost(plan, task, source, declared_by_caller(task) if public is None else public)
+    spent = cost(plan, task, source, declared_public(task) if public is None else public)
     data = [stand_in(plan, task, source, seed + trial) for trial in range(trials)]
     judge = _Judge(plan, data, epsilon, delta, silos)
     rule, first = by_rule(plan)

@@ -24,7 +24,7 @@ from sordino import codec
 from sordino.config import Config
 from sordino.data.task import Task
 from sordino.errors import CertificateError, ConfigError
-from sordino.outcome import load_weights
+from sordino.outcome import declared_public, load_weights
 from sordino.privacy.bill import Bill
 from sordino.privacy.certificate import headline
 from sordino.privacy.facts import billed
@@ -162,7 +162,7 @@ class Swept:
             config = self.asked.config(cell.changes, cell.seed, judged=choosing)
             found[name] = " and ".join(
                 f"{one.rows} {one.what} (declared public by {one.by})"
-                for one in config.task.declared(config.build())
+                for one in declared_public(config.build())
                 if "rows" in one.what
             )
         return found
