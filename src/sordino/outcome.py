@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -116,10 +117,13 @@ def counted(
     facts = replace(facts, charged=len(rounds), repeats=len(again), repeated=again)
     if not settled and (not cohorts or not plan.clients.random):
         return facts
-    each = spent(plan, rounds, cohorts, settled)
+    known = charges_of(plan, rounds, cohorts, settled)
+    each = known.total
     if settled:
+        again = tuple(sorted((Counter(again) - Counter(known.replayed)).elements()))
         beyond = int((each - _asked_once(plan, rounds, cohorts)).max())
-        facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(len(again), beyond))
+        facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(len(again), beyond), repeated=again)
+        facts = replace(facts, replayed=len(known.replayed))
     own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
     return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
 
@@ -134,9 +138,14 @@ def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray
 
 def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> NDArray[np.int64]:
     """How often every client was charged; without a word of the silos, how often it was asked."""
+    return charges_of(plan, rounds, cohorts, settled).total
+
+
+def charges_of(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> Charged:
+    """Every charge of the chain and what silos said of it, counted by client and by release."""
     known = Charged.of(plan) if settled else replace(Charged.of(plan), replays=False)
     retell(plan, rounds, cohorts, settled, known)
-    return known.total
+    return known
 
 
 class Told(Protocol):

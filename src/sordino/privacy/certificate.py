@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.privacy import accounting
+from sordino.privacy.agreement import check_counts
 from sordino.privacy.assumptions import assumed, not_covered
 from sordino.privacy.bill import ADVERSARIES, Adversary, Line, Participation, curated
 from sordino.privacy.facts import Facts, Loop, billed, participation
@@ -33,6 +34,7 @@ WHO: dict[Adversary, str] = {
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """The certificate of a run."""
     counts, bill = participation(plan, facts), billed(plan, facts)
+    check_counts(plan, facts, counts, bill)
     lines = {who: {**headline(bill.of(who), facts.delta, facts.deltas), **summary(bill.of(who))} for who in ADVERSARIES}
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     return {
@@ -180,6 +182,8 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
         seen["stopped_by"] = "a budget that the next round would have overspent"
     elif facts.early:
         seen["stopped_by"] = facts.early
+    if facts.replayed:
+        seen["rounds_replayed"] = facts.replayed
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
 
 

@@ -35,6 +35,7 @@ class Charged:
     local: bool
     answered: dict[int, set[int]] = field(default_factory=dict)  # by round
     open: dict[int, set[int]] = field(default_factory=dict)  # by round, whom its present job was sent to
+    replayed: list[int] = field(default_factory=list)  # rounds charged again for a job that all had: no new noise
 
     @classmethod
     def of(cls, plan: Plan) -> Charged:
@@ -51,6 +52,7 @@ class Charged:
     def ask(self, cohort: Cohort, t: int) -> None:
         """Round t is charged. Rounds after it that were asked before may now begin elsewhere, and be other jobs."""
         fresh = cohort[~self.again(cohort, t)]
+        self.replayed += [t] * (len(cohort) > 0 and len(fresh) == 0)
         self.asked[fresh] += 1
         self.since[fresh] += 1
         if self.replays:

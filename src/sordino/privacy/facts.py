@@ -77,6 +77,7 @@ class Facts:
     foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
     loop: Loop | None = None  # of a private PyTorch loop
     receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
+    replayed: int = 0  # charges that every silo answered with the message it had sent before: no new release
     selection: Selection | None = None  # of many runs, this is the best
     ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
     environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
@@ -86,6 +87,11 @@ class Facts:
     given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
     in_memory: bool = False  # no charge was on disk before its noise was drawn
     own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
+
+    @property
+    def released(self) -> int:
+        """Releases of new noise: the charges but those replayed, or as many as a silo says that it paid for."""
+        return max(self.charged - self.replayed, *self.receipts, 0)
 
 
 def participation(plan: Plan, facts: Facts) -> Participation:
@@ -107,10 +113,10 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
     told = facts.filtered and plan.clients.random
     if facts.stopped and not facts.repeats and facts.charged:
         most = plan.clients.most(facts.charged) if facts.most is None else facts.most
-        return Participation(facts.charged, most, facts.each, 0, told)
+        return Participation(facts.released, most, facts.each, 0, told)
     known = max(facts.repeats, len(facts.repeated))
-    distinct = max(plan.rounds, facts.charged - known) if facts.loop is not None else plan.rounds
-    repeats = max(known, facts.charged - distinct)  # a run has no more rounds than planned: what is more ran again
+    distinct = max(plan.rounds, facts.released - known) if facts.loop is not None else plan.rounds
+    repeats = max(known, facts.released - distinct)  # a run has no more rounds than planned: what is more ran again
     again: dict[str, Any] = {"repeats": repeats, "told": told, "repeated": facts.repeated}
     if facts.most is not None:
         cut = facts.charged < plan.rounds or bool(

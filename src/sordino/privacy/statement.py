@@ -64,7 +64,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, relation: str, tu
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
         "neighbours": NEIGHBOURS[relation],
-        "releases": _releases(plan, counts, "round" if facts.loop is None else "step"),
+        "releases": _releases(plan, facts, counts, "round" if facts.loop is None else "step"),
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
         "not_protected": _open(facts),
@@ -73,10 +73,11 @@ def statement(plan: Plan, facts: Facts, counts: Participation, relation: str, tu
     }
 
 
-def _releases(plan: Plan, counts: Participation, when: str) -> str:
+def _releases(plan: Plan, facts: Facts, counts: Participation, when: str) -> str:
     before = len(plan.prepare) * counts.prepared
     columns = f", and {before} of columns before the first" if before else ""
-    return f"{counts.releases + before}, all of them in these numbers: one after every {when}{columns}"
+    made = f"; {facts.released} of them were made" if facts.released < counts.releases else ""
+    return f"{counts.releases + before} in these numbers: one after every {when}{columns}{made}"
 
 
 UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"

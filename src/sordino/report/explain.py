@@ -121,11 +121,30 @@ def _counted(certificate: dict[str, Any]) -> str:
     return (
         f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged before their noise "
         f"was drawn, {counts['rounds_billed']} are in the bill."
+        + (_replayed(counts["rounds_replayed"]) if "rounds_replayed" in counts else "")
+        + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
         + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
         + (_so_far(loop) if loop is not None else "")
         + (f" {in_all(certificate['ledger'])}" if certificate["ledger"] is not None else "")
     )
+
+
+def _replayed(count: int) -> str:
+    again = "round was" if count == 1 else "rounds were"
+    return f" {count} {again} charged again and answered by every silo with what it had sent before: no new release."
+
+
+def _of_one(certificate: dict[str, Any]) -> str:
+    """Where one unit is billed for fewer releases than there were, how many: the count of the line's events.
+
+    A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of tries).
+    """
+    first, billed = certificate["adversaries"][0], certificate["counts"]["rounds_billed"]
+    most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])
+    if not 1 < most < billed:
+        return ""
+    return f" One {certificate['unit']} is billed for {most} of them: it was in no more."
 
 
 def _prepared(found: list[dict[str, Any]]) -> str:
