@@ -24,7 +24,7 @@ model, optimizer, loader = so.optim.make_private(
     torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5),
     DataLoader(records, batch_size=128),
     epochs=15,
-    epsilon=3.0,  # delta defaults to records ** -1.1
+    epsilon=3.0,  # delta defaults to records ** -1.1, at most 1e-3
     clip=1.0,
     smoothing=1.0,  # 0: DP-SGD
     physical_batch=64,  # at most so many records at once

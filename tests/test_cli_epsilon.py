@@ -52,9 +52,10 @@ def test_laplace_is_pure_and_adds_up() -> None:
     assert in_turn == pytest.approx(2 * 1 / 10, abs=2e-6)  # zeroed out: movement 1, two of ten rounds
 
 
-def test_delta_defaults_to_population_to_the_minus_1_1() -> None:
-    found = sordino("epsilon", "--sampler", "full", "--population", 500, "--multiplier", 4, "--json").json
-    assert found["delta"] == pytest.approx(500**-1.1)
+@pytest.mark.parametrize(("population", "delta"), [(2000, 2000**-1.1), (500, 1e-3), (3, 1e-3)])
+def test_delta_defaults_to_population_to_the_minus_1_1_and_at_most_a_thousandth(population: int, delta: float) -> None:
+    found = sordino("epsilon", "--sampler", "full", "--population", population, "--multiplier", 4, "--json").json
+    assert found["delta"] == pytest.approx(delta)
 
 
 def test_who_sees_the_cohort_gets_no_amplification() -> None:

@@ -57,7 +57,8 @@ def test_every_silo_spends_the_budget_under_its_own_name(tmp_path: Path, task: s
     file = written(tmp_path, task=task)
     found = sordino("run", file, "--out", tmp_path / "run", "--json").json["certificate"]
     assert spent(found) == pytest.approx({"NY": 1.0, "LA": 2.0, "Bern": 4.0}, rel=1e-3)
-    assert {entry["delta"] for entry in found["adversaries"][-1]["silos"]} == {n**-1.1 for n in SITES.values()}
+    deltas = {entry["delta"] for entry in found["adversaries"][-1]["silos"]}
+    assert deltas == {min(n**-1.1, 1e-3) for n in SITES.values()}
     said = sordino("explain", tmp_path / "run").out
     assert all(f"Silo {name}: epsilon {upto(value)} at" in said for name, value in spent(found).items())
     assert spent(sordino("plan", file, "--json").json) == spent(found)

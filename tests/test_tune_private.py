@@ -29,7 +29,7 @@ from sordino.runs.folder import RunFolder
 from sordino.tuning import private
 
 OVER = ("--over", "recipe.lr=[0.1, 0.5, 2.0]")
-DELTA = 60**-1.1
+DELTA = 1e-3
 
 
 def tuned(file: Path, out: Path, *words: object) -> Said:

@@ -190,7 +190,7 @@ def train(
     ledger: Ledger | str | Path | None = None,
     dataset: str | None = None,
 ) -> Result:
-    """Run every round of the plan; delta defaults to population^-1.1, for records to size^-1.1 of their silo.
+    """Run every round of the plan; delta defaults to min(N^-1.1, 1e-3) of N clients, or of N records of a silo.
 
     With `out` the run is kept in a folder as `sordino run` keeps it, and `resume=True` goes on with what is there.
     `metrics` are figures of the test rows, by name or {name: function of (outputs, targets)}; `train_metrics` adds

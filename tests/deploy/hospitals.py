@@ -49,6 +49,7 @@ rounds = {rounds}
 sizes = {{ cleveland = 243, hungarian = 236, switzerland = 99, va = 160 }}
 
 [privacy]
+delta = 1e-3
 noise = "{noise}"
 silos.cleveland = {{ epsilon = 1.0 }}
 silos.hungarian = {{ epsilon = 2.0 }}
@@ -64,6 +65,7 @@ sizes = {{ cleveland = 243, hungarian = 236, switzerland = 99, va = 160 }}
 epsilons = {{ cleveland = 1.0, hungarian = 2.0, switzerland = 4.0, va = 8.0 }}
 
 [privacy]
+delta = 1e-3
 noise = "secure"
 """
 

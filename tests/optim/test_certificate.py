@@ -50,7 +50,7 @@ def test_the_certificate_of_a_loop_is_that_of_its_plan_and_its_counts() -> None:
     found, plan = parts[1].certificate(), parts[1].account.settings.plan
     seen = found["loop"]
     loop = Loop(seen["loss"]["reduction"], seen["loss"]["check"], *seen["kept_apart"].values())
-    assert found == certificate(plan, Facts(60**-1.1, "simulation", 5, loop=loop, environment=(versions(),)))
+    assert found == certificate(plan, Facts(1e-3, "simulation", 5, loop=loop, environment=(versions(),)))
     assert found["run"] is None
     assert found["server"] == {"kind": "torch_optimizer", "name": "torch.optim.sgd.SGD"}
 

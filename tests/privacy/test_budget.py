@@ -211,7 +211,7 @@ ALL = 'clients = { kind = "everyone", population = 60 }'
 
 def budgeted(folder: Path, rounds: int, clients: str = DRAWN) -> Path:
     """Half of sixty clients, multiplier 2, nine rounds, and a budget worth so many of them for every client."""
-    mu, delta = (2.0 if clients == ALL else 1.0) * math.sqrt(rounds) / 2, 60**-1.1
+    mu, delta = (2.0 if clients == ALL else 1.0) * math.sqrt(rounds) / 2, 1e-3
     enough = (e for e in np.arange(0.05, 40, 0.01) if not rounds or oracles.gaussian_delta(e, mu) <= delta)
     central = '{ kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'
     return spelt_out(

@@ -112,7 +112,7 @@ def histories(draw: st.DrawFn) -> tuple[Plan, list[int], list[Any], list[Settled
 
 def _receipts(plan: Plan, rounds: list[int], cohorts: list[Any], draw: st.DrawFn) -> list[Settled]:
     """After some charges every silo of the cohort says what it paid; one may have paid twice for one message."""
-    said = []
+    said = list[Settled]()
     for after in range(1, len(rounds) + 1):
         if draw(st.booleans()):
             known = charges_of(plan, rounds[:after], cohorts[:after], said or [Settled(0)]).total

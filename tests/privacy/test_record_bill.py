@@ -47,6 +47,7 @@ from sordino.privacy.bill import ADVERSARIES, Bill, Participation
 from sordino.privacy.budget import Budget, check_affordable, client_filter
 from sordino.privacy.calibrated import calibrated, calibrated_silos
 from sordino.privacy.certificate import certificate, headline
+from sordino.privacy.delta import silo_deltas
 from sordino.privacy.facts import Facts, participation
 from sordino.recipes import dp_ls_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
 from sordino.recipes.silo import budgets
@@ -380,7 +381,7 @@ def test_local_sgd_and_the_silo_recipe_meet_their_budgets_too() -> None:
         (ready, (1.0, 3.0)),
     ):
         for index, (size, epsilon) in enumerate(zip((30, 60), asked, strict=True)):
-            spent = cost(*entries(plan.bill(), "messages", index), delta=size**-1.1)
+            spent = cost(*entries(plan.bill(), "messages", index), delta=min(size**-1.1, 1e-3))
             assert 0.99 * epsilon <= spent <= epsilon
 
 
@@ -428,8 +429,9 @@ def test_delta_is_small_against_the_records_of_a_silo() -> None:
     plan, task = planned(local=BatchGradient(AllRecords(SIZES), 1.0)), silos()
     assert plan.units == max(SIZES)
     found = train(plan, task).certificate["adversaries"][-1]
-    assert {entry["delta"] for entry in found["silos"]} == {size**-1.1 for size in SIZES}
-    assert found["delta"] == min(SIZES) ** -1.1
-    assert train(plan, task, delta=1e-3).certificate["delta"] == 1e-3
+    assert {entry["delta"] for entry in found["silos"]} == {1e-3} == {found["delta"]}  # few records: size^-1.1 is more
+    large = planned(local=BatchGradient(FixedRecords(2, (600, 6000, 9)), 1.0))
+    assert silo_deltas(large) == (600**-1.1, 6000**-1.1, 1e-3)
+    assert train(plan, task, delta=1e-4).certificate["delta"] == 1e-4
     with pytest.raises(ConfigError, match=r"population\^-1.1"):
         train(plan, task, delta=0.5)

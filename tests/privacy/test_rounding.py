@@ -26,7 +26,7 @@ from sordino.parts.events import GaussianNoise
 from sordino.privacy import calibrate as solving
 from sordino.privacy.attack import Ceiling
 from sordino.privacy.bill import Line
-from sordino.privacy.delta import check_delta, default_delta
+from sordino.privacy.delta import check_delta, largest_delta
 from sordino.privacy.ledger import Asked, Ledger
 from sordino.privacy.rounding import atleast, upto
 from sordino.privacy.spending import Item, Limit
@@ -142,7 +142,7 @@ def test_the_largest_delta_that_a_refusal_names_is_let_pass(population: int) -> 
         check_delta(0.5, population, override=False)
     named = float(re.findall(r"population\^-1.1 = ([\d.e-]+)", str(refused.value))[0])
     check_delta(named, population, override=False)
-    assert named <= default_delta(population)
+    assert named <= largest_delta(population)
 
 
 def test_numbers_of_a_figure_are_on_the_side_of_their_axis() -> None:

@@ -22,7 +22,7 @@ from sordino.models import Logistic, Mlp, build_seeded
 from sordino.parts.denoise import JamesStein
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.server import ServerOptimizer
-from sordino.privacy.delta import default_delta
+from sordino.privacy.delta import largest_delta
 from sordino.recipes.best import best, bold
 from sordino.rng import Seeded
 from sordino_papers.cells import Cell, Job, Results, Row, Table
@@ -119,8 +119,11 @@ def job(task: str, variant: str, seed: int) -> Job:
     """One run of one variant."""
     build, population, epsilon, settings = (TASKS | UNSEEN)[task]
     server, denoiser = VARIANTS[variant]
-    plan = best(population=population, epsilon=epsilon, rate=0.1, rounds=ROUNDS, denoiser=denoiser, **settings)
-    return Job(replace(plan, server=server), build(seed), default_delta(population))
+    delta = largest_delta(population)
+    plan = best(
+        population=population, epsilon=epsilon, delta=delta, rate=0.1, rounds=ROUNDS, denoiser=denoiser, **settings
+    )
+    return Job(replace(plan, server=server), build(seed), delta)
 
 
 def _table(task: str) -> Table:

@@ -31,7 +31,7 @@ from sordino.parts.strategies import Strategy
 from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.delta import default_delta
+from sordino.privacy.delta import largest_delta
 from sordino.recipes.shared import federated
 from sordino.report.figures import curves
 from sordino_papers.correlated import PILOTS, accuracy, climbed, values_of
@@ -97,7 +97,7 @@ def planned(kind: str, population: int, rounds: int = ROUNDS) -> Plan:
 @cache
 def private(kind: str, population: int, epsilon: float, rounds: int = ROUNDS) -> Plan:
     """At (epsilon, N^-1.1), to one who sees the models."""
-    return calibrated(planned(kind, population, rounds), epsilon=epsilon, delta=default_delta(population))
+    return calibrated(planned(kind, population, rounds), epsilon=epsilon, delta=largest_delta(population))
 
 
 def _crossing(name: str, kind: str, epsilon: float, step: float, seed: int, choose: bool) -> Row:

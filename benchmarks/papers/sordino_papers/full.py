@@ -23,7 +23,7 @@ from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay, Piecewise
 from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.delta import default_delta
+from sordino.privacy.delta import largest_delta
 from sordino.recipes import blur, dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, dp_ls_adam, dp_ls_sgd, fed_smp
 from sordino_papers.cells import Cell, Job, Table
 
@@ -121,7 +121,7 @@ def _paper_000(
         for how, clients, (claimed, row) in zip(("uniform", "poisson"), cohorts, both, strict=True):
             for strength, published in zip(STRENGTHS, row, strict=True):
                 plan = partial(smoothed, clients, z, strength, **own)
-                one = Full(plan, task, default_delta(clients.population))
+                one = Full(plan, task, largest_delta(clients.population))
                 label = f"{how}, z = {z:g}, sigma {strength:g}"
                 cells.append(_named(f"{name}-{how}-z{z:g}-sigma{strength:g}", label, one, published, claimed))
     return _table(name, title, about, cells, one_run, "the paper (its Table H.7); nothing here")

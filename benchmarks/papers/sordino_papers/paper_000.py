@@ -20,7 +20,7 @@ from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.privacy.calibrated import calibrated
-from sordino.privacy.delta import default_delta
+from sordino.privacy.delta import largest_delta
 from sordino.recipes import best, dp_fed_ls
 from sordino.run import Round
 from sordino.theory.central_noise import poisson_noise, uniform_noise
@@ -90,14 +90,14 @@ def table2_plan(how: How, multiplier: float, strength: float) -> Plan:
 def theorem_multiplier(how: How, epsilon: float) -> float:
     """The noise of Theorem 1 or 2, over the radius."""
     formula = uniform_noise if how == "uniform" else poisson_noise
-    noise = formula(epsilon=epsilon, delta=default_delta(POPULATION[how]), rounds=30, rate=0.05, radius=0.4)
+    noise = formula(epsilon=epsilon, delta=largest_delta(POPULATION[how]), rounds=30, rate=0.05, radius=0.4)
     return noise.std / 0.4
 
 
 @cache
 def tight_multiplier(how: How, epsilon: float) -> float:
     """The least noise that PLD accounting allows for the same epsilon and delta."""
-    plan = calibrated(table2_plan(how, 1.0, 0.0), epsilon=epsilon)
+    plan = calibrated(table2_plan(how, 1.0, 0.0), epsilon=epsilon, delta=largest_delta(POPULATION[how]))
     return float(plan.release.mechanism.multiplier)  # type: ignore[attr-defined]
 
 
@@ -111,7 +111,7 @@ def table2_job(how: How, epsilon: float, strength: float, tight: bool, seed: int
     multiplier = tight_multiplier(how, epsilon) if tight else theorem_multiplier(how, epsilon)
     plan, task = table2_plan(how, multiplier, strength), mnist_logistic(POPULATION[how], seed)
     held = mnist_validation()
-    return Job(plan, task, default_delta(POPULATION[how]), held, partial(validated, plan, task, held))
+    return Job(plan, task, largest_delta(POPULATION[how]), held, partial(validated, plan, task, held))
 
 
 def _table2(tight: bool) -> Table:
@@ -200,10 +200,8 @@ def over(figures: list[float], level: float) -> tuple[list[float], list[float]]:
 
 def best_job(how: How, epsilon: float, seed: int) -> Job:
     """`recipes.best` on the same data at the same epsilon and delta."""
-    population = POPULATION[how]
-    return Job(
-        best(population=population, epsilon=epsilon), mnist_logistic(population, seed), default_delta(population)
-    )
+    population, delta = POPULATION[how], largest_delta(POPULATION[how])
+    return Job(best(population=population, epsilon=epsilon, delta=delta), mnist_logistic(population, seed), delta)
 
 
 def _table2_best() -> Table:

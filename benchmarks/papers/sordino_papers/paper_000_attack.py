@@ -13,6 +13,7 @@ from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.privacy.attack import ceiling
+from sordino.privacy.delta import largest_delta
 from sordino.recipes import dp_fed_ls
 from sordino.report.figures import curves
 from sordino.training import train
@@ -43,7 +44,7 @@ def plan(multiplier: float, strength: float) -> Plan:
 def attacked(seed: int, multiplier: float, strength: float) -> Row:
     """One model, and what the attack makes of it."""
     planned, data = plan(multiplier, strength), task(seed)
-    done = train(planned, data, seed=seed, eval_every=ROUNDS)
+    done = train(planned, data, delta=largest_delta(CLIENTS), seed=seed, eval_every=ROUNDS)
     found = audit_membership(done.model, data)
     return {
         "multiplier": multiplier,

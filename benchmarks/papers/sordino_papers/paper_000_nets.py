@@ -13,7 +13,7 @@ from sordino.parts.denoise import JamesStein, SoftThreshold
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
-from sordino.privacy.delta import default_delta
+from sordino.privacy.delta import largest_delta
 from sordino.recipes import dp_fed_ls
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.claims import beats
@@ -40,7 +40,7 @@ def cnn_job(multiplier: float, denoiser: Postprocess, seed: int) -> Job:
         batch=16,
         weight_decay=4e-5,
     )
-    return Job(plan, writers_cnn(seed), default_delta(500))
+    return Job(plan, writers_cnn(seed), largest_delta(500))
 
 
 def _cnn_cell(name: str, multiplier: float, label: str, denoiser: Postprocess) -> Cell:

@@ -21,7 +21,7 @@ from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
-from sordino.privacy.delta import default_delta
+from sordino.privacy.delta import largest_delta
 from sordino.recipes import dp_fed_ls
 from sordino.rng import Seeded
 from sordino_papers.cells import Cell, Job, Results, Row, Table
@@ -126,7 +126,7 @@ def small_plan(how: How, multiplier: float, smoothing: LaplacianSmoothing, knobs
 def small_job(how: How, multiplier: float, smoothing: LaplacianSmoothing, seed: int) -> Job:
     """One run of one cell; the accuracy on held-out training images is kept beside the test accuracy."""
     plan, task = small_plan(how, multiplier, smoothing), small_task(seed)
-    return Job(plan, task, default_delta(CLIENTS), figures=partial(validated, plan, task, images()[1]))
+    return Job(plan, task, largest_delta(CLIENTS), figures=partial(validated, plan, task, images()[1]))
 
 
 # ---- Table 3: every z ------------------------------------------------------------------------------------------------

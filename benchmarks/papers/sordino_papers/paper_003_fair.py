@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from sordino.privacy.certificate import headline
-from sordino.privacy.delta import default_delta
+from sordino.privacy.delta import largest_delta
 from sordino.report.figures import keep
 from sordino_papers.once import once
 from sordino_papers.paper_003 import Row, Setting, measured, plan
@@ -73,7 +73,7 @@ def summed(runs: Sequence[Row]) -> Row:
 
 def epsilon(setting: Setting) -> float:
     """Of the setting's own plan, to who sees the released models; delta is M^-1.1."""
-    line = headline(plan(setting, 0).bill().of("models"), default_delta(setting.population))
+    line = headline(plan(setting, 0).bill().of("models"), largest_delta(setting.population))
     return float(line["epsilon"])
 
 

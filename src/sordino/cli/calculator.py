@@ -30,7 +30,7 @@ class Question:
     cohort: float | None
     rounds: int
     multiplier: float | None
-    delta: float | None = None  # None: population ** -1.1
+    delta: float | None = None  # None: population ** -1.1, at most 1e-3
     mechanism: str = "gaussian"
     epsilon0: float | None = None
     cap: int | None = None

@@ -14,7 +14,7 @@ def epsilon(
     sampler: Annotated[str, typer.Option(help="poisson | fixed | full | roundrobin | shuffle")],
     population: Annotated[int, typer.Option(help="How many clients there are (shuffle: how many reports).")],
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 1,
-    delta: Annotated[float | None, typer.Option(help="Default: population ** -1.1")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: population ** -1.1, at most 1e-3")] = None,
     cohort: Annotated[float | None, typer.Option(help="Clients per round; for poisson on average.")] = None,
     multiplier: Annotated[float | None, typer.Option(help="Noise scale / clip radius.")] = None,
     mechanism: Annotated[str, typer.Option(help="gaussian | laplace")] = "gaussian",

@@ -31,7 +31,7 @@ def forecast(config: Config) -> dict[str, Any]:
     from sordino.privacy.facts import Facts
 
     plan = config.plan
-    notes = config.look()
+    notes = (*config.look(), *_of_few(config))
     config.check_budget()
     promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts))
     names = [plan.local.kind, *(step.kind for step in plan.encode)]
@@ -57,6 +57,19 @@ def forecast(config: Config) -> dict[str, Any]:
         "plan": codec.dump(plan),
         **({"notes": list(notes)} if notes else {}),
     }
+
+
+def _of_few(config: Config) -> tuple[str, ...]:
+    """What delta means, where it is large or there are few units: to the smallest silo, if each has its own."""
+    from sordino.privacy.delta import LARGEST_DEFAULT, few, meaning_of_delta
+
+    plan, reads = config.plan, config.plan.local.reads
+    sizes = (plan.units,) if reads is None else reads.sizes
+    deltas = config.deltas or (config.delta,) * len(sizes)
+    delta, size = max(zip(deltas, sizes, strict=False), key=lambda pair: (pair[0], -pair[1]))
+    if plan.release.kind == "no_noise" or (delta <= LARGEST_DEFAULT and not few(size)):
+        return ()
+    return (meaning_of_delta(delta, size, plan.unit),)
 
 
 def _noise(plan: Plan) -> dict[str, float] | None:

@@ -15,7 +15,7 @@ from sordino.rng import Mode
 
 @dataclass(frozen=True)
 class SiloBudget:
-    """What one silo may spend; delta defaults to the file's, else to size^-1.1 of the silo."""
+    """What one silo may spend; delta defaults to the file's, else to min(size^-1.1, 1e-3) of the silo."""
 
     epsilon: float
     delta: float | None = None
@@ -23,7 +23,7 @@ class SiloBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpec:
-    """delta (default population^-1.1), where the noise comes from, and what one client may spend at most.
+    """delta (default min(population^-1.1, 1e-3)), where the noise comes from, and what one client may spend at most.
 
     `client_epsilon` stops the run before a round in which somebody would spend more, to one who sees the cohort.
     `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that

@@ -23,6 +23,7 @@ from sordino.flower.counter import model_hash
 from sordino.flower.internals import WANTED
 from sordino.parts.events import Unprotected
 from sordino.privacy import accounting
+from sordino.privacy.delta import LARGEST_DEFAULT, few, meaning_of_delta
 from sordino.version import __version__
 
 APP = "sordino_app"
@@ -129,6 +130,7 @@ ReadWritePaths=/srv/sordino
 WantedBy=multi-user.target
 """
 FIRST_NODE = 9101
+LEAST = 0.01  # epsilon of a policy for a plan that costs less than any number written: a limit of 0 allows no run
 POLICY = """# What this silo's data may be used for, and spend in all runs together: yours to change before you start.
 """
 
@@ -137,8 +139,21 @@ def new_federation(folder: Path, file: Path) -> list[str]:
     """Write the folder, and say what to do next; every mistake is found before the first byte is written."""
     config = load_config(file)
     names = list(silos_of(config))
+    check_delta_is_given(config)
     write_federation(folder, config, file.read_text("utf-8"))
     return names
+
+
+def check_delta_is_given(config: Config) -> None:
+    """Few clients, or records of a silo, have no delta by default: whoever signs for the data chooses it."""
+    given, reads = config.privacy, config.plan.local.reads
+    sizes = (config.plan.units,) if reads is None else reads.sizes
+    own = bool(given.deltas) or (bool(given.silos) and all(silo.delta is not None for silo in given.silos))
+    if given.delta is not None or own or config.plan.release.kind == "no_noise" or not few(min(sizes)):
+        return
+    found = f"{min(sizes)} {config.plan.unit}s and no delta"
+    fix = f"set delta under [privacy]: {meaning_of_delta(LARGEST_DEFAULT, min(sizes), config.plan.unit)}"
+    raise ConfigError(found, "a delta that was chosen, where there are few of whom it speaks", fix)
 
 
 def write_federation(folder: Path, config: Config, text: str) -> None:
@@ -161,7 +176,7 @@ def policy_text(config: Config, place: int) -> str:
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
     cost = math.inf if own is None else own.epsilon
     if own is None and not any(isinstance(event, Unprotected) for event, _ in line.entries):
-        cost = math.ceil(100 * accounting.epsilon(line.entries, line.relation, delta).value) / 100
+        cost = math.ceil(100 * accounting.epsilon(line.entries, line.relation, delta).value) / 100 or LEAST
     table = {
         "dataset": name, "epsilon": cost, "delta": delta, "unit": plan.unit, "relation": line.relation,
         "releases": [plan.release.kind], "noise": [config.privacy.noise], "plans": [plan.hash],

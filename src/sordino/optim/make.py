@@ -51,9 +51,9 @@ def make_private(
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
 
-    `epsilon` is solved for the noise, or `multiplier` gives it; delta defaults to records^-1.1. `smoothing` is the
-    strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the
-    expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
+    `epsilon` is solved for the noise, or `multiplier` gives it; delta defaults to min(records^-1.1, 1e-3). `smoothing`
+    is the strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes
+    the expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
     `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record or a
     kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
     optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.

@@ -25,7 +25,7 @@ from sordino.plan import Plan
 from sordino.privacy import calibrate
 from sordino.privacy.bill import Participation
 from sordino.privacy.calibrated import calibrated, noisier
-from sordino.privacy.delta import check_delta, default_delta
+from sordino.privacy.delta import check_delta, default_delta, largest_delta
 from sordino.privacy.rounding import atleast
 from sordino.recipes.dp_sgd import alone
 from sordino.rng import Mode
@@ -142,9 +142,9 @@ def with_noise(plan: Plan, epsilon: float | None, multiplier: float | None, delt
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:
-    """delta, by default population^-1.1; a larger one only if asked for."""
-    limit = default_delta(population)
-    found = limit if delta is None else delta
+    """delta, by default population^-1.1 and at most 1e-3; one above population^-1.1 only if asked for."""
+    limit = largest_delta(population)
+    found = default_delta(population) if delta is None else delta
     check_delta(found, population, override=True)
     if found > limit * (1 + 1e-9) and not allow_large:
         fix = "lower it, or pass allow_large_delta=True"

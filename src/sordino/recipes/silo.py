@@ -85,8 +85,8 @@ def silo(
 
     All records in every round (less noise than random batches under the same relation), momentum, and a server step
     that falls in a straight line to `final` of its start. `epsilons` and `deltas` have one entry per silo, or one for
-    all; a delta defaults to size^-1.1 of its silo. Neighbours replace one record; everybody may see every message.
-    What columns cost before the first round (`prepare`, taken from the data's) is part of each epsilon.
+    all; a delta defaults to min(size^-1.1, 1e-3) of its silo. Neighbours replace one record; everybody may see every
+    message. What columns cost before the first round (`prepare`, taken from the data's) is part of each epsilon.
     """
     step = lr * (1 - momentum)
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)

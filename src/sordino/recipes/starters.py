@@ -68,7 +68,7 @@ LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps,
         "lr": "0.5",
         "steps": "5",
         "radius": "0.5",
-        "mechanism": '{ kind = "gaussian", multiplier = 4.0 }',
+        "mechanism": '{ kind = "gaussian", multiplier = 5.0 }',
     },
 )
 TURNS = {"clients": '{ kind = "roundrobin", population = 100, cohort = 20 }', "multiplier": "6.0"}
