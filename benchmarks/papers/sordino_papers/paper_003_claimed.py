@@ -16,7 +16,7 @@ from sordino_papers.studies import Study
 from sordino_papers.verdicts import fact
 
 FORMULA = "epsilon of Eq. 16"
-RUNS = {  # rounds: the epsilon of the paper's Eq. 16 for them (it prints none), and the tensors of the net that they train
+RUNS = {  # rounds: epsilon by the paper's Eq. 16 (it prints none), and the tensors of the net that they train
     100: (None, 4, "our 784-128-10"),
     200: (8.51, 8, "the paper's EMNIST net"),
     300: (10.79, 62, "ResNet-18 with group norms"),

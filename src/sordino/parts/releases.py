@@ -288,8 +288,8 @@ class Forward(_Bare, kind="forward"):
 class MaskedNoise(_Bare, kind="masked_noise"):
     """Noise on each client's update, then that client's own top-k mask, then the sum: exists only to be refused.
 
-    The mask is chosen by the data and thins the noise with it: where Eq. 16 of the paper says 8.51, the true epsilon is at least
-    39.6 with d = 5, k = 2 and at least 258 with d = 2, k = 1 (docs/privacy.md#mask-after-noise).
+    The mask is chosen by the data and thins the noise with it: where Eq. 16 of the paper says 8.51, the true epsilon
+    is at least 39.6 with d = 5, k = 2 and at least 258 with d = 2, k = 1 (docs/privacy.md#mask-after-noise).
     """
 
     multiplier: float
