@@ -45,11 +45,12 @@ def told(noise: Any) -> list[tuple[int, dict[str, float]]]:
 
 
 def test_diagnostics_are_named_as_not_private() -> None:
-    assert told("simulation")[0] == (1, {"public/accuracy": 0.5, "NOT PRIVATE/update_norm": 2.0})
+    public = {"public/accuracy": 0.5, "public/predicts_one_class": 0.0}
+    assert told("simulation")[0] == (1, {**public, "NOT PRIVATE/update_norm": 2.0})
 
 
 def test_a_run_for_release_sends_no_diagnostics() -> None:
-    assert told("secure")[0] == (1, {"public/accuracy": 0.5})
+    assert told("secure")[0] == (1, {"public/accuracy": 0.5, "public/predicts_one_class": 0.0})
 
 
 def test_a_tracker_that_was_told_nothing_sends_no_diagnostics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,19 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.codec import Foreign, Part, added, read
-from sordino.data.scores import by_class, labels_of, said_of
+from sordino.data.scores import ONLY_CLASS, by_class, labels_of, said_of
 from sordino.errors import DataError
 from sordino.parts.losses import IGNORED, Loss
 
 Array = NDArray[Any]
 MetricFunction = Callable[[Tensor, Tensor], Any]  # (outputs [n, ...], targets [n, ...]) -> a number, or numbers by name
+SHARES = (  # between 0 and 1
+    *("accuracy", "balanced_accuracy", "auc", "average_precision", "f1", "token_accuracy", "worst_group"),
+)
 LOWER = ("loss", "rmse", "mae")  # the smaller the better
 TAKEN = (  # what a line of history holds anyway
     *("round", "void", "diagnostic, not private"),
-    *("loss", "accuracy", "balanced_accuracy", "rmse", "only_class"),
+    *("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS),
 )
 
 

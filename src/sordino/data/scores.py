@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sordino.parts.losses import IGNORED, Loss
 
+ONLY_CLASS = "only_class"  # a figure's name: the one class that a model predicts for every record, if it does
 HEAD = 4  # entries before those of the classes: records, summed loss, summed squares, labels
 Keep = Callable[[Tensor, Tensor], None]
 
@@ -81,4 +82,4 @@ def figures(sums: Tensor) -> dict[str, float]:
     recall = float((right[present] / there[present]).mean()) if bool(present.any()) else 0.0
     found = {"loss": loss / records, "accuracy": float(right.sum()) / max(labels, 1.0), "balanced_accuracy": recall}
     one = int((said > 0).sum()) == 1 and int(present.sum()) > 1
-    return {**found, **({"only_class": int(said.argmax())} if one else {})}
+    return {**found, **({ONLY_CLASS: int(said.argmax())} if one else {})}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from sordino.data.metrics import SHARES
 from sordino.privacy.rounding import upto
 from sordino.report.bars import Bars
 from sordino.report.svg import LONGEST, SERIES_MOST, Axis, Chart, Series
@@ -28,19 +30,33 @@ def metrics(runs: Sequence[Run]) -> list[Chart]:
     names = dict.fromkeys(name for run in runs for name in run["metrics"] if "/" not in name)
     charts = []
     for place, name in enumerate(names):
-        lines = [
-            Series(run["name"], plain(found["round"]), plain(found["value"]), tone)
+        known = [
+            (Series(run["name"], plain(found["round"]), plain(found["value"]), tone), run["answer"]["evaluated_after"])
             for tone, run in enumerate(runs[:SERIES_MOST])
             if (found := run["metrics"].get(name))
         ]
+        lines = tuple(one for one, _ in known)
         word = name.replace("_", " ")
-        said = "; ".join(f"{one.name} ends at {one.ys[-1]:.4g}" for one in lines)
+        said = "; ".join(_end(one, last) for one, last in known)
         says, title = (
             f"On rows that are declared public. {first_of(runs)}{said}.",
             f"{word[0].upper()}{word[1:]} by round",
         )
-        charts.append(Chart(f"metric-{place}", title, says, Axis("round", whole=True), Axis(word), tuple(lines)))
+        charts.append(Chart(f"metric-{place}", title, says, Axis("round", whole=True), axis_of(name), lines))
     return charts
+
+
+def _end(one: Series, last: int) -> str:
+    """The value of the last evaluation, or of the round that it is of where later ones do not have the figure."""
+    when = "ends at" if one.xs[-1] == last else f"was last known after round {one.xs[-1]:g}, at"
+    return f"{one.name} {when} {one.ys[-1]:.4g}"
+
+
+def axis_of(name: str) -> Axis:
+    """An axis for a metric: one that is a share ends at 0 and at 1, and R2 at 1."""
+    kind = name.partition("/")[0]
+    least, most = (0.0, 1.0) if kind in SHARES else (None, 1.0 if kind == "r2" else None)
+    return Axis(kind.replace("_", " "), least=least, most=most)
 
 
 def groups(run: Run, place: int) -> Chart | None:
@@ -53,11 +69,12 @@ def groups(run: Run, place: int) -> Chart | None:
         Series(name.partition("/")[2], plain(found[name]["round"]), plain(found[name]["value"]), tone)
         for tone, name in enumerate(worst)
     )
-    word = worst[0].partition("/")[0].replace("_", " ")
+    axis = axis_of(worst[0])
+    word = axis.label
     some = f"The {len(lines)} lowest of {len(found)} groups. " if len(found) > len(lines) else ""
     says = f"{some}Of public groups of the rows that are declared public; lowest at the end: {lines[0].name}."
     title = f"{word[0].upper()}{word[1:]} by group: {run['name']}"
-    return Chart(f"groups-{place}", title, says, Axis("round", whole=True), Axis(word), lines)
+    return Chart(f"groups-{place}", title, says, Axis("round", whole=True), axis, lines)
 
 
 def shared(mosts: Sequence[float]) -> float | None:
@@ -161,7 +178,7 @@ def utility(runs: Sequence[Run]) -> Chart | None:
     placed = [(tone, run) for tone, run in enumerate(runs) if run["answer"]["epsilon"] is not None]
     if len(placed) < 2 or len(names) != 1 or None in names:
         return None
-    word = names.pop().replace("_", " ")
+    axis = axis_of(names.pop())
     dots = tuple(
         Series(
             run["name"],
@@ -173,15 +190,17 @@ def utility(runs: Sequence[Run]) -> Chart | None:
         for tone, run in placed
     )
     says = "One dot for each run, at the epsilon to one who sees released models. Compare runs of one data set only."
-    low, high = _honest([one.ys[0] for one in dots], word)
-    reached = Axis(f"{word} at the end", low=low, high=high)
+    low, high = _honest([one.ys[0] for one in dots], axis)
+    reached = replace(axis, label=f"{axis.label} at the end", low=low, high=high)
     return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0, bound="upper"), reached, dots)
 
 
-def _honest(values: Sequence[float], word: str) -> tuple[float | None, float | None]:
+def _honest(values: Sequence[float], axis: Axis) -> tuple[float | None, float | None]:
     """Of shares, ends that do not make a hundredth look like a world."""
     middle, wide = (min(values) + max(values)) / 2, max(values) - min(values)
-    return (None, None) if "accuracy" not in word or wide > 0.08 else (middle - 0.05, middle + 0.05)
+    if axis.least is None or axis.most is None or wide > 0.08:
+        return None, None
+    return max(middle - 0.05, axis.least), min(middle + 0.05, axis.most)
 
 
 def silos(run: Run, place: int) -> Bars | None:

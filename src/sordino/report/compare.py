@@ -30,7 +30,7 @@ def _run(subject: Subject) -> dict[str, Any]:
     made = subject.certificate
     return {
         "name": subject.name,
-        "metrics": {name: series["value"][-1] for name, series in subject.metrics.items()},
+        "metrics": subject.evaluated,
         "rounds": made["counts"]["rounds_billed"],
         "delta": made["delta"],
         "unit": made["unit"],

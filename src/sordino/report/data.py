@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sordino.data.scores import ONLY_CLASS
 from sordino.outcome import DIAGNOSTIC
 from sordino.parts.encode import Adaptive
 from sordino.report.compare import compared
@@ -16,7 +17,7 @@ from sordino.report.spectrum import spectrum
 from sordino.report.subject import Subject
 from sordino.version import __version__
 
-MAIN = ("accuracy", "balanced_accuracy", "auc", "token_accuracy", "rmse", "loss")  # the figure that a run is known by
+MAIN = ("accuracy", "balanced_accuracy", "rmse", "loss")  # the figure that a run is known by where none was asked for
 NORMS = ("update_norm_p10", "update_norm_p50", "update_norm_p90")
 
 
@@ -55,16 +56,17 @@ def told(subject: Subject) -> dict[str, Any]:
 
 def answer(subject: Subject, found: float) -> dict[str, Any]:
     """What is asked first."""
-    made = subject.certificate
-    metrics = subject.metrics
-    main = next((name for name in (*MAIN, *metrics) if name in metrics), None)
+    made, figures = subject.certificate, subject.evaluated
+    main = next((name for name in (*subject.asked_metrics, *MAIN, *figures) if name in figures), None)
     return {
         **{key: made[key] for key in ("epsilon", "delta", "unit", "relation")},
         "change": CHANGE[made["relation"]].format(unit=made["unit"], all=ALL[made["unit"]]),
         "noise": made["noise"]["mode"],
         "for_release": made["noise"]["mode"] != "simulation" and made["epsilon"] is not None,
         "metric": main,
-        "value": None if main is None else metrics[main]["value"][-1],
+        "value": None if main is None else figures[main],
+        "evaluated_after": subject.evaluated_after,
+        "only_class": figures.get(ONLY_CLASS),
         "rows": [f"{one['rows']:,} {one['what']}" for one in made["declared_public"] if "rows" in one["what"]],
         "chose": subject.facts.selection is not None,
         "rounds": made["counts"]["rounds_billed"],
@@ -84,7 +86,8 @@ def silos(made: dict[str, Any]) -> list[dict[str, Any]]:
 
 def participation(subject: Subject) -> dict[str, Any]:
     """Who took part: as it was where cohorts are public or seen by design, else in expectation alone."""
-    clients, rounds = subject.plan.clients, subject.certificate["counts"]["rounds_billed"]
+    clients, counts = subject.plan.clients, subject.certificate["counts"]
+    rounds = counts["rounds_billed"] if subject.is_loop else counts["rounds_charged"]
     known = {"population": clients.population, "expected": clients.expected, "rounds": rounds}
     if subject.is_loop or not subject.cohorts:
         return {**known, "seen": False, "most": clients.most(rounds), "rounds_of_each": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sordino.data.scores import ONLY_CLASS
 from sordino.privacy.rounding import upto
 from sordino.report.explain import page
 from sordino.report.registry import OPEN, About
@@ -46,17 +47,24 @@ def _head(made: dict[str, Any], about: About, dataset: str) -> dict[str, Any]:
 
 def _index(made: dict[str, Any], about: About, dataset: str) -> dict[str, Any]:
     kind = next((task for name, task in TASKS.items() if name in made["utility"]), "other")
-    figures = [{"type": name, "value": value} for name, value in made["utility"].items() if value is not None]
+    figures = [{"type": name, "value": value} for name, value in _quantities(made["utility"]).items()]
     data = {"name": dataset, "type": dataset}
     return {"name": about.name, "results": [{"task": {"type": kind}, "dataset": data, "metrics": figures}]}
 
 
 def _figures(found: dict[str, float | None]) -> str:
-    rows = [f"| {name} | {value:.4g} |" for name, value in found.items() if value is not None]
+    rows = [f"| {name} | {value:.4g} |" for name, value in _quantities(found).items()]
     if not rows:
         return "Not evaluated: no row was declared public."
     told = "On rows that are declared public; the model of the last round that was evaluated.\n"
+    if found.get(ONLY_CLASS) is not None:
+        told += f"\n**It predicts class {found[ONLY_CLASS]:g} for every one of them:** it tells nobody apart.\n"
     return "\n".join([told, "| figure | value |", "|---|---|", *rows])
+
+
+def _quantities(found: dict[str, float | None]) -> dict[str, float]:
+    """The figures that are numbers of something; a class is none."""
+    return {name: value for name, value in found.items() if value is not None and name != ONLY_CLASS}
 
 
 def _guarantee(made: dict[str, Any]) -> str:

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.outcome import DIAGNOSTIC
+from sordino.data.scores import ONLY_CLASS
+from sordino.outcome import DIAGNOSTIC, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.privacy.facts import Facts
+
+UNASKED = ("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS)  # what every evaluation gives
 
 
 @codec.hides_values
@@ -68,12 +71,32 @@ class Subject:
         return self.certificate["loop"] is not None
 
     @property
+    def evaluated(self) -> dict[str, float]:
+        """The figures of the last round that was evaluated, all of that round; empty: none was."""
+        return last_figures(self.history) or {}
+
+    @property
+    def evaluated_after(self) -> int | None:
+        """Which round that was."""
+        lines = (line["round"] for line in reversed(self.history) if last_figures([line]))
+        return next(lines, None)
+
+    @property
+    def asked_metrics(self) -> list[str]:
+        """The metrics of the last evaluation that somebody asked for, in their order; the others come unasked."""
+        asked = self.settings.get("run", {}).get("metrics", [])
+        kinds = [one.get("name", one["kind"]) if isinstance(one, dict) else str(one) for one in asked]
+        named = ["worst_group" if kind == "group_accuracy" else kind for kind in kinds]
+        own = [name for name in self.evaluated if name not in UNASKED and "/" not in name]
+        return [name for name in dict.fromkeys((*named, *own)) if name in self.evaluated]
+
+    @property
     def metrics(self) -> dict[str, dict[str, list[float]]]:
-        """Every public figure of the history: in which rounds, and what it was."""
+        """Every public figure of the history that is a quantity: in which rounds, and what it was."""
         found: dict[str, dict[str, list[float]]] = {}
         for line in self.history:
             for name, value in line.items():
-                if name not in ("round", "void", DIAGNOSTIC) and _is_number(value):
+                if name not in ("round", "void", ONLY_CLASS, DIAGNOSTIC) and _is_number(value):
                     series = found.setdefault(name, {"round": [], "value": []})
                     series["round"].append(line["round"])
                     series["value"].append(float(value))

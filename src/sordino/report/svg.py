@@ -24,7 +24,10 @@ Side = Literal["none", "upper", "lower"]
 
 @dataclass(frozen=True)
 class Axis:
-    """Named in words; from `low` to `high` where they are given, else as far as the data goes."""
+    """Named in words; from `low` to `high` where they are given, else as far as the data goes.
+
+    `least` and `most` are what a value along it can be: no axis goes beyond them.
+    """
 
     label: str
     log: bool = False
@@ -32,6 +35,8 @@ class Axis:
     high: float | None = None
     whole: bool = False  # only whole numbers are marked
     bound: Side = "none"  # numbers along it bound something: rounded to the safe side
+    least: float | None = None
+    most: float | None = None
 
     def number(self, value: float, digits: int = 4) -> str:
         """One number along it, in words."""
@@ -119,9 +124,14 @@ def _span(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
     if axis.log:
         return (low, high) if high > low * 1.01 else (low / 10, high * 10)
     if high - low < 1e-12 * max(abs(high), 1e-300):
-        return low - 0.5, high + 0.5
+        return _possible(axis, low - 0.5, high + 0.5)
     pad = 0.04 * (high - low)
-    return low - pad * (axis.low is None), high + pad * (axis.high is None)
+    return _possible(axis, low - pad * (axis.low is None), high + pad * (axis.high is None))
+
+
+def _possible(axis: Axis, low: float, high: float) -> tuple[float, float]:
+    """Cut to the values that there can be."""
+    return (low if axis.least is None else max(low, axis.least)), (high if axis.most is None else min(high, axis.most))
 
 
 def shortened(name: str) -> str:

@@ -16,6 +16,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
 from sordino import codec
+from sordino.data.scores import ONLY_CLASS
 from sordino.errors import ConfigError, SordinoError, Stopped, short
 from sordino.outcome import DIAGNOSTIC
 from sordino.rng import Mode
@@ -141,7 +142,10 @@ class Tracker:
     def __call__(self, line: dict[str, Any]) -> None:
         """One round: public figures, and, of a simulation only, diagnostics under their name."""
         self.last = int(line["round"])
-        shown = {f"public/{name}": value for name, value in line.items() if name not in ("round", "void", DIAGNOSTIC)}
+        kept = {name: value for name, value in line.items() if name not in ("round", "void", ONLY_CLASS, DIAGNOSTIC)}
+        if "accuracy" in line:  # a flag of every evaluation: of a class number a tracker would keep the last for good
+            kept["predicts_one_class"] = float(ONLY_CLASS in line)
+        shown = {f"public/{name}": value for name, value in kept.items()}
         inner = line.get(DIAGNOSTIC, {}) if self.noise == "simulation" else {}
         shown |= {f"NOT PRIVATE/{name}": value for name, value in inner.items()}
         self._send({name: float(value) for name, value in shown.items() if _number(value)})
