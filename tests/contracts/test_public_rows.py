@@ -14,6 +14,7 @@ from tests.tiny import clients, mlp, plan
 from sordino.config import load_config
 from sordino.data.mapped import write
 from sordino.data.task import Task
+from sordino.outcome import declared_public
 from sordino.training import train
 
 HOSPITALS = """
@@ -121,7 +122,7 @@ def test_a_published_set_keeps_its_test() -> None:
     from sordino.config import TaskSpec
 
     spec = TaskSpec(dataset="digits")
-    (declared,) = spec.declared(spec.build(10, seed=0))
+    (declared,) = declared_public(spec.build(10, seed=0))
     assert (declared.rows, declared.by) == (359, "the publisher of the data set")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,7 +105,6 @@ class Clients:
         return self.index[self.offsets[client] : self.offsets[client + 1]]
 
 
-@codec.hides_values
 @dataclass(frozen=True)
 class PublicSource:
     """What a task's test rows are called and who declares them public; `values` are what records are encoded by.
@@ -118,6 +117,7 @@ class PublicSource:
     values: tuple[Declared, ...] = ()
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class Task:
     """What is trained, on whose data; `test` and `public` are declared public."""
@@ -132,7 +132,9 @@ class Task:
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
     waiting: tuple[Waiting, ...] = ()  # coordinates that are scaled once the plan has released their histograms
-    source: PublicSource = PublicSource()  # where the test rows come from, and by whose word they are public
+    source: PublicSource = field(
+        default=PublicSource(), repr=False
+    )  # where the test rows come from, and by whose word they are public
 
     @classmethod
     def of(
