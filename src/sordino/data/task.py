@@ -134,7 +134,7 @@ class Task:
     waiting: tuple[Waiting, ...] = ()  # coordinates that are scaled once the plan has released their histograms
     source: PublicSource = field(
         default=PublicSource(), repr=False
-    )  # where the test rows come from, and by whose word they are public
+    )  # by whose word the test rows are public
 
     @classmethod
     def of(
