@@ -199,7 +199,7 @@ OPS: list[Op] = [
     lambda c, a, b: F.scaled_dot_product_attention(a, b, a),
     lambda c, a, b: a.unbind(_dim(c, a))[0],
     lambda c, a, b: a.repeat(1, 2),
-    lambda c, a, b: F.group_norm(a, 2),
+    lambda c, a, b: F.group_norm(a, 1),
 ]
 
 
