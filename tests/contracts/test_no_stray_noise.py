@@ -48,7 +48,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "per_record/company.py": frozenset({"choice", "integers", "normal"}),  # which records are compared; public weights
     "per_record/lookout.py": frozenset({"integers", "random"}),  # when they are
     "per_record/still.py": frozenset({"bernoulli", "bernoulli_", "normal", "randint", "randperm"}),  # made constant
+    "graph/capture.py": frozenset({"randn", "randint"}),  # made-up records, on which a module is captured
     "runs/book.py": frozenset({"secrets"}),  # the name of a run
+    "runs/rounds.py": frozenset({"secrets"}),  # the name of a run in memory
     "runs/fingerprint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
     "flower/loopback.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
     "flower/member.py": frozenset({"secrets", "token_bytes"}),  # the seed of a mask, which the others' masks take back
