@@ -52,13 +52,20 @@ def assumptions(
         f"the population and the plan are public, and {declared(public)}",
     ]
     if plan.clients.random:
-        said.append("the coins that choose a cohort stay secret from the adversary of the first line")
+        if _hides_cohorts(bill):
+            said.append("the coins that choose a cohort stay secret from the adversary of the first line")
         said.append(f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
     if plan.release.joint:
         said.append(SHARED)
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+
+
+def _hides_cohorts(bill: Bill) -> bool:
+    """Whether the first line rests on coins that its adversary does not see: else it is the line of one who does."""
+    seen = {(line.relation, line.entries, line.silos) for line in bill.of("cohort")}
+    return any((line.relation, line.entries, line.silos) not in seen for line in bill.of("models"))
 
 
 def trusted(part: codec.Foreign) -> str:
@@ -143,7 +150,9 @@ def _given_assumptions(facts: Facts) -> list[str]:
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
     """What the certificate does not speak of."""
     others = "other releases of the same data: a budget is the sum over all of them"
-    unbilled = "tuning is not accounted" if selection is None else "only the tries that this run is the best of are"
+    unbilled = (
+        "tuning is not accounted" if selection is None else "only the tries that this run is the best of are accounted"
+    )
     return [
         f"choosing settings by earlier runs on the same data: {unbilled}",
         "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",

@@ -55,7 +55,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         **_around(plan),
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
-        "statement": statement(plan, facts, counts, main["relation"], facts.selection is not None),
+        "statement": statement(plan, facts, counts, bill),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
         "declared_public": [one.written() for one in facts.public],
@@ -167,7 +167,7 @@ def _clip(plan: Plan) -> dict[str, Any]:
 def _noise_note(mode: Mode) -> str:
     if mode == "simulation":
         return "fast repeatable generator: for experiments, not for release"
-    return "AES counter generator keyed by the operating system, double precision, sum rounded to a public grid"
+    return "AES counter generator keyed by the operating system, double precision, rounded to a public grid"
 
 
 def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sordino.privacy.bill import Participation
+from sordino.privacy.bill import Adversary, Bill, Participation
+from sordino.privacy.summary import protects
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
@@ -23,6 +24,8 @@ MODELS = {  # by trust model: who holds the data and adds the noise, and is trus
     "message; the server is trusted to follow the protocol, and sees who takes part",
     "central": "the server: it is trusted with every {holder}'s message, with the coins, and to add the noise",
 }
+SEEN: dict[Adversary, str] = {"models": "models", "cohort": "cohorts", "messages": "messages"}
+OPEN = "nobody adds noise: whoever receives a model, or a message, may learn everything"
 SUBJECTS = {
     "client": "a client: the person, device or organisation whose data are one entry of the population",
     "record": "a record: the person or event that one row of one silo stands for",
@@ -53,17 +56,17 @@ def trust_model(plan: Plan) -> str:
     return "local" if "messages" in plan.release.sees else "central"
 
 
-def statement(plan: Plan, facts: Facts, counts: Participation, relation: str, tuned: bool = False) -> dict[str, Any]:
+def statement(plan: Plan, facts: Facts, counts: Participation, bill: Bill) -> dict[str, Any]:
     """One entry per question of the guide."""
-    model, unit = trust_model(plan), plan.unit
+    model, unit, tuned = trust_model(plan), plan.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
     return {
         "data_subject": SUBJECTS[unit],
-        "data_curator": MODELS[model].format(holder=holder) + (TRIER if tuned else ""),
+        "data_curator": _curator(plan, model, holder) + (TRIER if tuned else ""),
         "data_consumer": "whoever receives a released model; not trusted",
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
-        "neighbours": NEIGHBOURS[relation],
+        "neighbours": _neighbours(bill),
         "releases": _releases(plan, facts, counts, "round" if facts.loop is None else "step"),
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
@@ -71,6 +74,24 @@ def statement(plan: Plan, facts: Facts, counts: Participation, relation: str, tu
         "other_releases": _others(facts),
         **(IN_A_LOOP if facts.loop is not None else {}),
     }
+
+
+def _curator(plan: Plan, model: str, holder: str) -> str:
+    """Who holds the data and adds the noise; without noise, who only holds them."""
+    return OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
+
+
+def _neighbours(bill: Bill) -> str:
+    """What neighbours are; where lines that promise something differ in it, to whom."""
+    whose: dict[str, list[str]] = {}
+    for line in bill.lines:
+        seen = whose.setdefault(line.relation, [])
+        if protects(line) and SEEN[line.adversary] not in seen:
+            seen.append(SEEN[line.adversary])
+    promised = {relation: seen for relation, seen in whose.items() if seen}
+    if len(promised) < 2:
+        return NEIGHBOURS[next(iter(promised or whose))]
+    return "; ".join(f"{NEIGHBOURS[name]} (to one who sees {' or '.join(seen)})" for name, seen in promised.items())
 
 
 def _releases(plan: Plan, facts: Facts, counts: Participation, when: str) -> str:

@@ -15,6 +15,7 @@ CHANGE = {
     "replace_one": "replacing {all} by any other data",
     "zero_out": "one {unit} taking part with its data or with an empty message",
 }
+NOTHING = "Nothing is protected: no adversary is promised anything."
 ALL = {"client": "all the data of one client", "record": "one record of one silo", "loop": "one record"}
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
@@ -43,7 +44,7 @@ def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dic
     """Sentences by topic."""
     unit = certificate["unit"] if certificate["loop"] is None else "loop"
     return {
-        "protected": _protected(unit),
+        "protected": _protected(unit) if _promises(certificate) else NOTHING,
         "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
         "noise": _noise(certificate),
         "stated": [f"{name.replace('_', ' ')}: {text}" for name, text in certificate["statement"].items()],
@@ -61,6 +62,10 @@ def _silo(entry: dict[str, Any], known: list[str]) -> str:
     if entry["epsilon"] is None:
         return f"{held} {names}: nothing is guaranteed."
     return f"{held} {names}: epsilon {upto(entry['epsilon'])} at delta {upto(entry['delta'])}."
+
+
+def _promises(certificate: dict[str, Any]) -> bool:
+    return any(line["epsilon"] is not None for line in certificate["adversaries"])
 
 
 def _protected(unit: str) -> str:
@@ -118,9 +123,10 @@ def _noise(certificate: dict[str, Any]) -> str:
 def _counted(certificate: dict[str, Any]) -> str:
     counts, loop = certificate["counts"], certificate["loop"]
     what = "rounds" if loop is None else "steps of the loop"
+    when = " before their noise was drawn" if _promises(certificate) else ""
     return (
-        f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged before their noise "
-        f"was drawn, {counts['rounds_billed']} are in the bill."
+        f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
+        f"{counts['rounds_billed']} are in the bill."
         + (_replayed(counts["rounds_replayed"]) if "rounds_replayed" in counts else "")
         + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
@@ -152,8 +158,8 @@ def _prepared(found: list[dict[str, Any]]) -> str:
         f"{one['release']['column']} (epsilon {upto(one['release']['epsilon'], 4)} by itself)" for one in found
     )
     return (
-        f" Before the first round a noised histogram was released of {names}, from which ranges and missing values "
-        f"were read; its noise was added by {found[0]['noised_by']}, and it is in the bill."
+        f" Before the first round a noised histogram was released of {names}, from which ranges, or constants for "
+        f"missing values, were read; its noise was added by {found[0]['noised_by']}, and it is in the bill."
     )
 
 

@@ -1,0 +1,87 @@
+"""Promise: a certificate says in words only what holds of its run: who is protected, by which coins, against whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.engines.test_receipts import CENTRAL, LOCAL, SHARES, config
+
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, Sampler
+from sordino.plan import Plan
+from sordino.privacy.assumptions import not_covered
+from sordino.privacy.certificate import certificate
+from sordino.privacy.facts import Facts
+from sordino.report.explain import ceilings, explain
+
+COINS = "the coins that choose a cohort stay secret from the adversary of the first line"
+NONE = {"kind": "no_noise"}
+
+
+def planned(release: Any, clients: Sampler) -> Plan:
+    return replace(config(release, rounds=3).plan, clients=clients)
+
+
+def made(plan: Plan, **facts: Any) -> dict[str, Any]:
+    return certificate(plan, Facts(1e-3, "simulation", facts.pop("charged", 3), **facts))
+
+
+def said(plan: Plan) -> dict[str, Any]:
+    facts = Facts(1e-3, "simulation", 3)
+    return explain(certificate(plan, facts), ceilings(plan, facts))
+
+
+@pytest.mark.parametrize(
+    ("plan", "facts", "secret"),
+    [
+        (planned(CENTRAL, Poisson(40, 0.1)), {}, True),
+        (planned(CENTRAL, FixedSize(40, 8)), {}, True),
+        (planned(CENTRAL, Everyone(40)), {}, False),
+        (planned(SHARES, FixedSize(40, 8)), {}, False),  # a secure sum's server sees who takes part
+        (planned(LOCAL, Poisson(40, 0.1)), {"most": 2}, False),
+        (planned(CENTRAL, FixedSize(40, 8)), {"filtered": True}, False),  # where the run ends tells who was drawn
+    ],
+)
+def test_secret_coins_are_assumed_only_by_a_line_that_they_amplify(
+    plan: Plan, facts: dict[str, Any], secret: bool
+) -> None:
+    found = made(plan, **facts)
+    assert (COINS in found["assumptions"]) == secret
+    models, cohort, _ = found["adversaries"]
+    assert (models["events"] != cohort["events"]) == secret
+
+
+def test_without_noise_nobody_is_said_to_be_protected() -> None:
+    plan = planned(NONE, Poisson(40, 0.1))
+    found = said(plan)
+    assert found["protected"] == "Nothing is protected: no adversary is promised anything."
+    assert found["counted"] == "3 rounds were planned, 3 were charged, 3 are in the bill."
+    assert made(plan)["statement"]["data_curator"].startswith("nobody adds noise")
+    assert said(planned(CENTRAL, Poisson(40, 0.1)))["protected"].startswith("What is protected is everything")
+
+
+@pytest.mark.parametrize("release", [CENTRAL, LOCAL, SHARES, NONE])
+@pytest.mark.parametrize("clients", [Poisson(40, 0.1), FixedSize(40, 8), Everyone(40)])
+def test_neighbours_are_named_for_every_line_that_promises_something(release: Any, clients: Sampler) -> None:
+    words = {"add_remove": "unbounded:", "replace_one": "one unit replaced", "zero_out": "with an empty message"}
+    found = made(planned(release, clients))
+    promised = {line["relation"] for line in found["adversaries"] if line["epsilon"] is not None}
+    told = {name for name, text in words.items() if text in found["statement"]["neighbours"]}
+    assert told == (promised or {found["relation"]})
+
+
+def test_releases_that_are_billed_and_were_not_made_are_told_apart() -> None:
+    plan = replace(planned(CENTRAL, Poisson(40, 0.1)), rounds=30)
+    assert made(plan, charged=12, early="x")["statement"]["releases"] == (
+        "30 in these numbers: one after every round; 12 of them were made"
+    )
+    assert made(plan, charged=30)["statement"]["releases"] == "30 in these numbers: one after every round"
+
+
+def test_what_a_tuned_run_does_not_cover_is_a_whole_sentence() -> None:
+    from sordino.parts.tries import Tries
+    from sordino.privacy.selection import Selection
+
+    best = Selection(id="a", tries=Tries(2.0), over=("lr",), by="accuracy")
+    assert not_covered(None, best)[0].endswith("only the tries that this run is the best of are accounted")
