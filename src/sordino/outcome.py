@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.data.initial import declared_frozen
+from sordino.data.lineage import note_of
 from sordino.data.named import plain
 from sordino.data.task import Task
 from sordino.errors import DataError
@@ -87,7 +88,7 @@ def model_bytes(model: nn.Module) -> bytes:
     """The model as a safetensors file; of one that is frozen in parts, only what was trained."""
     fixed = _frozen_names(model)
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items() if name not in fixed}
-    return safetensors.torch.save(state)
+    return safetensors.torch.save(state, metadata=note_of(model) or None)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 
 from sordino import codec
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
+from sordino.data import lineage
 from sordino.data.metrics import Given as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
 from sordino.data.stopping import EarlyStopping
@@ -44,13 +45,22 @@ from sordino.outcome import (
 )
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import certificate
+from sordino.privacy.earlier import of_certificate
 from sordino.privacy.facts import Facts
 from sordino.privacy.ledger import Ledger
 from sordino.report import explain as explaining
 from sordino.rng import Mode
 from sordino.runs import purse
 from sordino.runs.book import Book, create
-from sordino.runs.execution import Executed, as_released, execute, keep_columns
+from sordino.runs.execution import (
+    Executed,
+    as_released,
+    execute,
+    keep_columns,
+    name_runs,
+    remember_runs,
+    runs_before,
+)
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import MEMORY, RunFolder
 from sordino.runs.resume import resume as resumed
@@ -134,7 +144,10 @@ class Result:
         assert self.config is not None
         assert self.task is not None
         declared = declared_public(self.task)
-        folder = create(path, self.config, Fingerprint.of(self.task), declared, notes.run)
+        assert self.facts is not None
+        folder = create(
+            path, self.config, Fingerprint.of(self.task), declared, run=notes.run, earlier=self.facts.earlier
+        )
         with folder.locked():
             book = resumed(folder, self.config, self.task).book
             _told(book, notes, self.config.privacy.noise)
@@ -227,17 +240,20 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
     ready(config, task, engine)
     plan, notes, stop = config.plan, Notes(), config.run.stop
+    before = runs_before(task)
     purse.admit_whole(config, notes.run)
     state, _ = carried(config, task, Start(notes), engine, show)
     warn_if_still(notes.history)
     model = final_model(plan, task, state)
+    name_runs(model, config, before)
     early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
     known = Facts(config.delta, config.privacy.noise, 0, model=model_digest(model), early=early, **config.facts)
-    known = replace(known, public=declared_public(task), environment=(versions(),), in_memory=True)
+    known = replace(known, public=declared_public(task), environment=(versions(),), in_memory=True, earlier=before)
     known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
     facts = counted(plan, notes.rounds, notes.cohorts, known, notes.settled)
     facts = replace(facts, ledger=purse.settled(config, notes.run, facts))
     made = certificate(plan, facts)
+    remember_runs(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
     return Result(model, notes.history, made, one_class(notes.history), None, config, facts, task, (notes, state))
 
 

@@ -20,7 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from sordino.data.lineage import runs_of_file
 from sordino.errors import DataError
+from sordino.privacy.earlier import EarlierRun
 from sordino.privacy.facts import FROZEN, Declared
 
 FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
@@ -33,6 +35,7 @@ class Initial:
     file: str
     sha256: str
     numbers: int
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the file, or its folder, says that it comes from
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,9 @@ def begun(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial]:
     for key, tensor in found.items():
         _check_tensor(tensor, own[key], f"{key!r} of {name}")
     started.load_state_dict({key: tensor.to(own[key].device) for key, tensor in found.items()})
-    return started, Initial(name, hashlib.sha256(data).hexdigest(), sum(tensor.numel() for tensor in found.values()))
+    numbers = sum(tensor.numel() for tensor in found.values())
+    runs = runs_of_file(Path(path).expanduser(), data)
+    return started, Initial(name, hashlib.sha256(data).hexdigest(), numbers, runs)
 
 
 def _bytes(path: Path) -> bytes:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from sordino import codec
+from sordino.data.lineage import IN_PROCESS, Runs, remember_loop
 from sordino.errors import BudgetError
 from sordino.optim.charging import LedgerAccount, check_payer
 from sordino.optim.loop_record import LoopRecord, read_record, written_record
 from sordino.optim.settings import Settings
-from sordino.privacy.facts import Facts, Loop
+from sordino.privacy.earlier import EarlierRun, cost_of
+from sordino.privacy.facts import Facts, Loop, billed
 from sordino.privacy.rounding import upto
 from sordino.version import versions
 
@@ -27,8 +31,9 @@ class Account:
     process has charged for a run is counted in every account of that run, whatever a checkpoint says.
     """
 
-    def __init__(self, settings: Settings, ledger: LedgerAccount | None = None) -> None:
+    def __init__(self, settings: Settings, ledger: LedgerAccount | None = None, earlier: Runs = ()) -> None:
         self.settings, self.run, self.ledger = settings, uuid.uuid4().hex, ledger
+        self.earlier = earlier  # runs that the first weights come from
         self.taken: dict[str, int] = {}
         self._rename()
 
@@ -75,7 +80,8 @@ class Account:
     def state(self, **others: Any) -> dict[str, Any]:
         """What a checkpoint needs to continue the bill; `others` are bound by the same checksum."""
         payer = {} if self.ledger is None else {"dataset": self.ledger.dataset}
-        return written_record(self.settings, self.run, self.taken, **payer, **others)
+        before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
+        return written_record(self.settings, self.run, self.taken, **payer, **before, **others)
 
     def joined(self, record: LoopRecord) -> dict[str, int]:
         """The counts of this account, of a checkpoint, and of this process: the larger of each name's.
@@ -101,12 +107,22 @@ class Account:
         taken = self.joined(record)
         self.run = self.run if self.steps else record.run
         self.taken = taken
+        every = {one.run: one for one in (*record.earlier, *self.earlier) if one.run != self.run}
+        self.earlier = tuple(every.values())
+        remember_loop(self.run, self.cost)
+
+    def cost(self) -> EarlierRun | None:
+        """What this loop has cost, to a run that begins with its weights; None before its first step."""
+        if not self.steps:
+            return None
+        plan, delta = self.settings.plan, self.settings.delta
+        return cost_of(billed(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS)
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""
         paid = None if self.ledger is None else self.ledger.standing(self.run)
-        ran = (versions(),)
-        return Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=ran, ledger=paid)
+        known = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
+        return replace(known, ledger=paid, earlier=self.earlier)
 
 
 _CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account

@@ -48,13 +48,18 @@ class Guard:
         self.state, self.stepped = Steady(model, doing=_DOING, fix=_FIX), list(stepped)
         self.inside = 0  # passes under way: nothing that they load is taken for the owner's
         names = [name for name in ("state_dict", "load_state_dict") if name not in vars(model)]
-        acts = {"state_dict": (self.look, _nothing), "load_state_dict": (_nothing, self.accept)}
+        self.leaving: Callable[[], None] = _nothing  # told whenever weights leave by state_dict
+        acts = {"state_dict": (self._leave, _nothing), "load_state_dict": (_nothing, self.accept)}
         self.doors = [Door(model, name, *acts[name]) for name in names]
 
     def look(self, full: bool = True) -> None:
         """Refuse a model that changed without a step of ours."""
         if self.doors:
             self.state.check(full)
+
+    def _leave(self) -> None:
+        self.look()
+        self.leaving()
 
     def accept(self) -> None:
         """The owner loaded a checkpoint."""

@@ -22,13 +22,15 @@ from torch import Tensor
 from sordino import codec
 from sordino.errors import ConfigError, shown
 from sordino.optim.settings import Settings, differing
+from sordino.privacy.earlier import EarlierRun
 
 FORMAT = 2
 MOST_STEPS = 2**31  # that one process can have charged
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
 _FIX = "load an unchanged copy of the checkpoint, or start a new run: what was charged stays spent"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
-_OPTIONAL = ("dataset", "secret", "order")
+_EARLIER = tuple[EarlierRun, ...]
+_OPTIONAL = ("dataset", "earlier", "secret", "order")
 
 
 @codec.hides_values
@@ -39,6 +41,7 @@ class LoopRecord:
     run: str
     taken: dict[str, int]
     dataset: str = ""  # that a ledger charges the loop to
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     secret: dict[str, Any] = field(default_factory=dict)  # state of correlated noise
     order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
 
@@ -84,8 +87,9 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     dataset = state.get("dataset", "")
     if not isinstance(dataset, str):
         _refuse(f"of the data set {shown(dataset)}, which is no name")
+    earlier: tuple[EarlierRun, ...] = codec.read(_EARLIER, state.get("earlier", []), "earlier")
     secret, order = _secret(state.get("secret", {})), _order(state.get("order", {}))
-    return LoopRecord(state["run"], _counts(state["taken"]), dataset, secret, order)
+    return LoopRecord(state["run"], _counts(state["taken"]), dataset, earlier, secret, order)
 
 
 def _check_checksum(state: Mapping[str, Any]) -> None:

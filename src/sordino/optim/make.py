@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from sordino import codec
+from sordino.data import lineage
 from sordino.data.fit import check_labels, outputs_of, refuse_compiled
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
@@ -23,6 +24,7 @@ from sordino.optim.recording import Gate, Recording
 from sordino.optim.settings import Reduction, Settings, batches, checked_delta, loop_plan, with_noise
 from sordino.parts.strategies import Strategy
 from sordino.per_record import refuse_mixing
+from sordino.privacy.earlier import cost_of
 from sordino.privacy.ledger import Ledger
 from sordino.rng import Mode, streams
 
@@ -98,14 +100,25 @@ def make_private(
         reduction=reduction,
         epsilon=epsilon,
     )
-    account = Account(settings, LedgerAccount.of(ledger, dataset, settings))
+    records = lineage.tensors_of(loader.dataset)
+    account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_behind(model, records))
+    _name_runs(model, account)
     _freeze_the_rest(model, optimizer)
     turn, coins = Turn(), streams(noise, seed)
     expected = min(settings.records.count, physical_batch or settings.records.count)
     recording = Recording(model, turn, coins.at(0, "mixing"), expected)
     own = None if loss is None else RecordLoss(named_loss(loss, model) if isinstance(loss, str) else loss)
     private = PrivateOptimizer(optimizer, recording, account, turn, coins, own)
+    private.records = records
     return model, private, PrivateLoader(loader, account, turn, coins, physical_batch)
+
+
+def _name_runs(model: nn.Module, account: Account) -> None:
+    """Let the model say that this loop trains it: what that has cost is asked for when somebody trains on."""
+    settings = account.settings
+    planned = cost_of(settings.plan.forecast, settings.delta, account.run, lineage.IN_PROCESS)
+    lineage.carry(model, (*account.earlier, planned))
+    lineage.remember_loop(account.run, account.cost)
 
 
 def _refuse_checkpointing(model: nn.Module) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sordino.data import lineage
 from sordino.data.initial import declared_frozen
 from sordino.errors import ConfigError, PlanError
 from sordino.layout import Layout, Slot
@@ -69,6 +70,8 @@ class PrivateOptimizer(Optimizer):
         self.idle = 0  # parameters that the loss did not depend on, once that was said
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
+        self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
+        self.first, recording.guard.leaving = lineage.tensor_hashes(recording.model), self._remember
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -276,13 +279,21 @@ class PrivateOptimizer(Optimizer):
             found = "a certificate asked for while a batch waits for its step"
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
         self.recording.guard.look()
+        self._remember()
         how, looks = self.recording.vouch()
         check = _KNOWN if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
         return replace(facts, public=declared_frozen(self.recording.model))
 
+    def _remember(self) -> None:
+        """Weights leave: a run that begins with them says what both have cost."""
+        cost = self.account.cost()
+        if cost is not None:
+            lineage.remember(self.recording.model, self.first, (*self.account.earlier, cost), self.records)
+
     def detach(self) -> nn.Module:
         """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""
+        self._remember()
         self.recording.restore()
         return self.recording.model
 

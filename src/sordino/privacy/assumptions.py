@@ -22,6 +22,11 @@ BEGAN = (
     "the module was given in Python: the weights that it began with, and what they may have been trained on, are public"
 )
 
+BEGAN_FROM = (
+    "the module was given in Python: what the weights that it began with were trained on is public, but for the data "
+    "of the runs under `earlier`"
+)
+
 IN_MEMORY = "the rounds were counted in memory by the process that ran them: nothing shows that there were no others"
 
 SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
@@ -144,7 +149,8 @@ def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -
 
 def _given_assumptions(facts: Facts) -> list[str]:
     """What a task made in Python, and a run that was kept in memory, ask for besides."""
-    return [*([BEGAN] if facts.given is not None else []), *([IN_MEMORY] if facts.in_memory else [])]
+    began = BEGAN_FROM if facts.earlier else BEGAN
+    return [*([began] if facts.given is not None else []), *([IN_MEMORY] if facts.in_memory else [])]
 
 
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:

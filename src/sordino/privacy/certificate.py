@@ -12,6 +12,8 @@ from sordino.privacy import accounting
 from sordino.privacy.agreement import check_counts
 from sordino.privacy.assumptions import assumed, not_covered
 from sordino.privacy.bill import ADVERSARIES, Adversary, Line, Participation, curated
+from sordino.privacy.earlier import sentences, together
+from sordino.privacy.earlier import written as earlier_entry
 from sordino.privacy.facts import Facts, Loop, billed, participation
 from sordino.privacy.spending import Standing
 from sordino.privacy.statement import statement
@@ -36,6 +38,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     counts, bill = participation(plan, facts), billed(plan, facts)
     check_counts(plan, facts, counts, bill)
     lines = {who: {**headline(bill.of(who), facts.delta, facts.deltas), **summary(bill.of(who))} for who in ADVERSARIES}
+    behind = together(bill, facts.delta, facts.earlier)
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     return {
         "format": FORMAT,
@@ -61,7 +64,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "declared_public": [one.written() for one in facts.public],
         "assumptions": assumed(plan, facts, bill, counts, others),
         "foreign_parts": [codec.dump(part) for part in others],
-        "not_covered": not_covered(facts.ledger, facts.selection),
+        "not_covered": [*not_covered(facts.ledger, facts.selection), *sentences(behind)],
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,
         "model_sha256": facts.model,
@@ -70,6 +73,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         **{name: None if told is None else dict(told) for name, told in _told(facts)},
         "loop": None if facts.loop is None else _loop(plan, facts, facts.loop),
         "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
+        "earlier": earlier_entry(behind),
         "run": None,  # what a folder binds
     }
 

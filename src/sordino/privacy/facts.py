@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import codec
 from sordino.privacy.bill import Bill, Participation
+from sordino.privacy.earlier import EarlierRun
 from sordino.privacy.selection import Selection, selected
 from sordino.privacy.spending import Standing
 from sordino.rng import Mode
@@ -85,6 +86,7 @@ class Facts:
     prepared: int = 0  # how often the plan's preparations were charged
     early: str = ""  # what stopped it early, by public figures: all planned rounds are billed
     given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     in_memory: bool = False  # no charge was on disk before its noise was drawn
     own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
 

@@ -24,6 +24,7 @@ from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.outcome import released
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
+from sordino.privacy.earlier import EarlierRun
 from sordino.privacy.facts import Declared
 from sordino.privacy.stored import text_of
 from sordino.rng import Mode
@@ -113,11 +114,16 @@ class Book:
 
 
 def create(
-    path: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...] = (), run: str = ""
+    path: Path,
+    config: Config,
+    data: Fingerprint,
+    public: tuple[Declared, ...] = (),
+    run: str = "",
+    earlier: tuple[EarlierRun, ...] = (),
 ) -> RunFolder:
     """A new folder, built beside its place and moved there whole; an existing one is never touched.
 
-    `run` is the id of a run that was kept in memory so far; else it is drawn.
+    `run` is the id of a run that was kept in memory so far; else it is drawn. `earlier`: what its weights come from.
     """
     if path.exists() or path.is_symlink():
         raise ConfigError(
@@ -126,7 +132,7 @@ def create(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(path) as made:
-            _fill(made, config, data, public, run or secrets.token_hex(16))
+            _fill(made, config, data, _Begun(run or secrets.token_hex(16), public, earlier))
             files.move(made, path)
     except (OSError, StorageError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.found
@@ -167,11 +173,21 @@ def _clear(left: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _fill(made: Path, config: Config, data: Fingerprint, public: tuple[Declared, ...], run: str) -> None:
+@dataclass(frozen=True)
+class _Begun:
+    """What is known of a run before its first round, beside configuration and data."""
+
+    run: str
+    public: tuple[Declared, ...]
+    earlier: tuple[EarlierRun, ...]
+
+
+def _fill(made: Path, config: Config, data: Fingerprint, begun: _Begun) -> None:
     """Everything a run needs to be continued, with not a round done."""
     kept = data.to_bytes()
     plan = written(config)
-    header = Header(run, codec.digest(config), chain.digest(plan), chain.digest(kept), public, software(config))
+    hashes = codec.digest(config), chain.digest(plan), chain.digest(kept)
+    header = Header(begun.run, *hashes, begun.public, software(config), begun.earlier)
     files.write(made / "checkpoint" / "data.json", kept, files.PRIVATE)
     files.write(made / "checkpoint" / "charged", b"", files.PRIVATE)
     files.write(made / "plan.toml", plan)

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sordino import codec
 from sordino.config import Config
+from sordino.data import lineage
+from sordino.data.named import plain
 from sordino.data.task import Task
 from sordino.engines.base import Deployed, Engine
 from sordino.engines.distributed import Distributed
@@ -25,6 +27,7 @@ from sordino.engines.ranks import local_rank
 from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.outcome import declared_public, final_model, model_bytes
 from sordino.plan import State
+from sordino.privacy.earlier import cost_of, of_certificate
 from sordino.run import check
 from sordino.runs import files, purse, receipts, signature
 from sordino.runs.book import create
@@ -80,7 +83,9 @@ def execute(
     if not there:
         purse.consider(config)
     folder = (
-        RunFolder.open(path, config) if there else create(path, config, Fingerprint.of(task), declared_public(task))
+        RunFolder.open(path, config)
+        if there
+        else create(path, config, Fingerprint.of(task), declared_public(task), earlier=runs_before(task))
     )
     with folder.locked(), _enough_memory():
         start = resumed(folder, config, task)
@@ -116,12 +121,38 @@ def _finished(
     begun = Start(start.book, start.state, tuple(folder.history()), budget, start.refused)
     state, refused = carried(config, task, begun, engine, show)
     model = final_model(config.plan, task, state)
+    before = start.held.header.earlier
+    name_runs(model, config, before)
     keep_columns(folder.path, config, task, state)
     made = finish(model_bytes(model))
+    remember_runs(model, task, (*before, of_certificate(made, start.held.header.run, lineage.IN_PROCESS)))
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
     history = folder.history()
     return Executed(folder.path, history, made, (*start.notes, *one_class(history)), model)
+
+
+def records_here(task: Task) -> tuple[Tensor, ...]:
+    """The clients' records by which a task's data are known again; nothing where they are elsewhere."""
+    return () if task.clients.here is not None else (task.clients.records.x, task.clients.records.y)
+
+
+def runs_before(task: Task) -> lineage.Runs:
+    """The runs that the weights of a task come from, by its module or its file."""
+    return lineage.runs_behind(task.model, records_here(task), () if task.init is None else task.init.earlier)
+
+
+def name_runs(model: nn.Module, config: Config, before: lineage.Runs) -> None:
+    """Let a run's model, and its file, say where it comes from: this run as planned, after those before it."""
+    plan = config.plan
+    planned = cost_of(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
+    lineage.carry(model, (*before, planned), lineage.file_note(planned, before))
+
+
+def remember_runs(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
+    """A run is over: its model carries what it has cost, and is known again in this process."""
+    lineage.carry(model, runs, lineage.note_of(model)[lineage.FILE_KEY])
+    lineage.remember(model, lineage.tensor_hashes(plain(task.model)), runs, records_here(task))
 
 
 def keep_columns(path: Path, config: Config, task: Task, state: State) -> None:

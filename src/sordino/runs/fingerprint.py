@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import secrets
 from dataclasses import dataclass
@@ -11,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sordino.config import Config
 from sordino.data.initial import frozen
+from sordino.data.keyed_hash import keyed_hash, sampled_hash
 from sordino.data.named import plain
 from sordino.data.task import Records, Task
 from sordino.engines.witness import same_words, words_of
@@ -22,7 +20,6 @@ from sordino.errors import CertificateError
 from sordino.version import __version__
 
 _WORDS = "what module and loss say of a made-up record, so one of them is another"
-_ROWS = 4096  # of mapped data so many rows are read, evenly spaced from one that the key chooses: all may take hours
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Fingerprint:
         cut = [torch.from_numpy(np.ascontiguousarray(side)) for side in (clients.index, clients.offsets)]
         parts = {
             "the clients' records": _records(key, clients.records),
-            "who holds which record": _keyed(key, *([] if clients.records.lazy else cut[:1]), cut[1]),
+            "who holds which record": keyed_hash(key, *([] if clients.records.lazy else cut[:1]), cut[1]),
             "the test records": _records(key, task.test),
             "the public records": _records(key, task.public),
         }
@@ -73,22 +70,7 @@ class Fingerprint:
 def _records(key: str, records: Records | None) -> str:
     if records is None:
         return "none"
-    x, y = records.x, records.y
-    if records.lazy and len(x) > _ROWS:
-        start = int.from_bytes(hmac.digest(bytes.fromhex(key), b"rows", "sha256"), "little") % len(x)
-        rows = torch.from_numpy((start + np.arange(_ROWS) * len(x) // _ROWS) % len(x))
-        return _keyed(key, torch.tensor(len(x)), x[rows], y[rows])
-    return _keyed(key, x, y)
-
-
-def _keyed(key: str, *tensors: Tensor) -> str:
-    found = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
-    for tensor in tensors:
-        found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-        blocks = torch.split(tensor.detach().cpu(), 65536) if tensor.dim() else (tensor,)
-        for block in blocks if tensor.numel() else ():
-            found.update(block.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return (sampled_hash if records.lazy else keyed_hash)(key, records.x, records.y)
 
 
 def software(config: Config) -> str:

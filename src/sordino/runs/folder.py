@@ -33,6 +33,7 @@ from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.outcome import counted, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.privacy.certificate import certificate
+from sordino.privacy.earlier import EarlierRun
 from sordino.privacy.facts import Declared, Facts
 from sordino.privacy.stored import compare_text, parsed
 from sordino.runs import chain, checkpoint, ending, files, logs, purse, receipts
@@ -47,6 +48,9 @@ MEMORY = "in memory"  # engine.jsonl of a run that was written down after its en
 UNLOADED = ("a known kind", "one that was added")  # what a file of somebody's own parts would have brought
 
 
+_EARLIER = tuple[EarlierRun, ...]
+
+
 @dataclass(frozen=True)
 class Header:
     """run.json: written once, before the folder has its name; the chain of charges begins at its hash."""
@@ -57,11 +61,13 @@ class Header:
     private: str
     public: tuple[Declared, ...] = ()  # the rows of the data that are declared public, and by whom
     sordino: str = __version__
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
 
     def to_bytes(self) -> bytes:
         hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
         said = {"declared_public": [one.written() for one in self.public], "sordino": self.sordino}
-        return json.dumps({"format": 2, "run": self.run, **hashes, **said}, indent=2).encode() + b"\n"
+        before = {"earlier_runs": codec.dump(self.earlier)} if self.earlier else {}
+        return json.dumps({"format": 2, "run": self.run, **hashes, **said, **before}, indent=2).encode() + b"\n"
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Header:
@@ -69,10 +75,11 @@ class Header:
             table = json.loads(data)
             public = tuple(Declared(**one) for one in table["declared_public"])
             config, plan, private = (table[f"{name}_sha256"] for name in ("config", "plan_toml", "private"))
-            found = cls(table["run"], config, plan, private, public, table["sordino"])
+            earlier: tuple[EarlierRun, ...] = codec.read(_EARLIER, table.get("earlier_runs", []), "earlier_runs")
+            found = cls(table["run"], config, plan, private, public, table["sordino"], earlier)
             if found.to_bytes() == data:
                 return found
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, UserError):
             pass
         raise CertificateError("run.json", "run.json is not a header as this program writes one")
 
@@ -191,7 +198,13 @@ class RunFolder:
         model = self.path / "model.safetensors"
         digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
         known = Facts(config.delta, config.privacy.noise, 0, None, digest, held.header.config)
-        known = replace(known, **config.facts, public=held.header.public, stopped=self.refusal(held) is not None)
+        known = replace(
+            known,
+            **config.facts,
+            public=held.header.public,
+            earlier=held.header.earlier,
+            stopped=self.refusal(held) is not None,
+        )
         settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.chain.charges))
         known = replace(known, environment=self._environment(), utility=last_figures(self.history()))
         known = replace(known, prepared=held.chain.prepared)

@@ -1,0 +1,183 @@
+"""Which runs the weights of a module come from, so that training on says what all of them cost together.
+
+A module that a run has trained carries its runs in an attribute, which deepcopy and pickle keep and state_dict does not
+show. In one process every tensor that a run has released is known again by its hash, so weights that went through a
+state_dict, or into a larger model, are too. model.safetensors says it in its metadata, and certificate.json beside it
+says it exactly. Nothing here is private: hashes are of released weights; what marks the data has a key (`DataMark`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset, TensorDataset
+
+from sordino import codec
+from sordino.data.keyed_hash import DataMark
+from sordino.errors import DataError, UserError
+from sordino.privacy.earlier import EarlierRun, of_certificate
+
+ATTRIBUTE = "sordino_runs"  # of a module
+FILE_KEY = "sordino_runs"  # of a safetensors file's metadata
+IN_PROCESS, IN_FILE, BESIDE = "this process", "the weights' file, as planned", "certificate.json beside the weights"
+SMALLEST = 4  # numbers of a tensor that is known again by its hash
+Runs = tuple[EarlierRun, ...]  # the oldest first; the last has made the weights
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What a trained module carries: its runs, and the text that goes into its file."""
+
+    runs: Runs
+    note: str = ""
+
+
+_TENSORS: dict[str, tuple[str, ...]] = {}  # sha256 of a released tensor -> ids of the runs of this process that made it
+_RUNS: dict[str, Runs] = {}  # a run of this process, and those before it
+_CURRENT: dict[str, Callable[[], EarlierRun | None]] = {}  # the cost of a loop so far; None before its first step
+_DATA: dict[str, DataMark] = {}  # by what the data of a run are known again
+
+
+def tensor_hashes(model: nn.Module) -> dict[str, str]:
+    """sha256 of every tensor that is large enough to be known by it."""
+    every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    wide = {name: held for name, held in every.items() if held.is_floating_point() and held.numel() >= SMALLEST}
+    return {name: _hash(held) for name, held in wide.items()}
+
+
+def _hash(tensor: Tensor) -> str:
+    found = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+    found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+# ---- the runs behind a module ---------------------------------------------------------------------------------------
+
+
+def runs_behind(model: nn.Module, records: Sequence[Tensor] = (), others: Runs = ()) -> Runs:
+    """All runs that a module's weights come from, each once; `records`: the data that it is trained on now."""
+    found: dict[str, EarlierRun] = {}
+    known = [*others, *_carried(model)]
+    made_here = _recognised(model, {run.run for run in known})
+    for run in (*(run for run in known if not made_here or run.known_from != IN_FILE), *made_here):
+        now = _CURRENT.get(run.run, lambda run=run: run)()
+        if now is not None:
+            found.setdefault(now.run, now.on(_same_data(now.run, records)))
+    return tuple(found.values())
+
+
+def _carried(model: nn.Module) -> Iterable[EarlierRun]:
+    for part in model.modules():
+        held = vars(part).get(ATTRIBUTE)
+        yield from held.runs if isinstance(held, Lineage) else ()
+
+
+def _recognised(model: nn.Module, known: set[str]) -> list[EarlierRun]:
+    """Runs of this process that have made a tensor of the model, but for tensors that a known run has made."""
+    made = [_TENSORS[held] for held in tensor_hashes(model).values() if held in _TENSORS] if _TENSORS else []
+    new = dict.fromkeys(runs[0] for runs in made if not known & set(runs))
+    return [run for name in new for run in _RUNS[name]]
+
+
+def _same_data(run: str, records: Sequence[Tensor]) -> bool:
+    mark = _DATA.get(run)
+    return mark is not None and bool(records) and mark.matches(records)
+
+
+# ---- what a run leaves ----------------------------------------------------------------------------------------------
+
+
+def carry(model: nn.Module, runs: Runs, note: str = "") -> None:
+    """Let a module name its runs."""
+    setattr(model, ATTRIBUTE, Lineage(runs, note))
+
+
+def file_note(planned: EarlierRun, before: Runs) -> str:
+    """The runs of a module as text: the same for every run of one plan, so that equal runs leave equal files."""
+    return codec.to_json({"runs": [*before, planned]})
+
+
+def note_of(model: nn.Module) -> dict[str, str]:
+    """The metadata of a trained module's file."""
+    held = vars(model).get(ATTRIBUTE)
+    return {FILE_KEY: held.note} if isinstance(held, Lineage) and held.note else {}
+
+
+def remember(model: nn.Module, first: Mapping[str, str], runs: Runs, records: Sequence[Tensor] = ()) -> None:
+    """Know again what a run has trained; `first` are the hashes that it began with."""
+    name = runs[-1].run
+    _RUNS[name] = runs
+    made = [held for key, held in tensor_hashes(model).items() if held != first.get(key)]
+    _TENSORS.update((held, (*(run for run in _TENSORS.get(held, ()) if run != name), name)) for held in made)
+    if len(records) == 2 and name not in _DATA:
+        _DATA[name] = DataMark.of(*records)
+
+
+def remember_loop(run: str, cost: Callable[[], EarlierRun | None]) -> None:
+    """A loop goes on: what it has cost is asked for when somebody needs it."""
+    _CURRENT[run] = cost
+
+
+def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
+    """The two tensors of a data set of records and targets, or of rows of it; nothing where records are made anew."""
+    rows: Tensor | None = None
+    if type(dataset) is Subset:
+        rows, dataset = torch.as_tensor(list(dataset.indices), dtype=torch.int64), dataset.dataset
+    if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
+        return ()
+    return tuple(held if rows is None else held[rows] for held in dataset.tensors)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def runs_of_file(path: Path, data: bytes) -> Runs:
+    """The runs that a safetensors file names; the last of them exactly, where its certificate lies beside it."""
+    named, exact = _noted(path.name, data), _beside(path.parent, hashlib.sha256(data).hexdigest())
+    return named if exact is None else (*named[:-1], exact)
+
+
+def _noted(name: str, data: bytes) -> Runs:
+    try:
+        size = int.from_bytes(data[:8], "little")
+        text = json.loads(data[8 : 8 + size]).get("__metadata__", {}).get(FILE_KEY)
+        if text is None:
+            return ()
+        found: Runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
+        raise DataError(
+            f"{name} with a note of earlier runs that cannot be read ({str(error)[:100]})",
+            "the file as a run wrote it",
+            "bring back an unchanged copy",
+        ) from None
+    return found
+
+
+def _beside(folder: Path, sha256: str) -> EarlierRun | None:
+    """The run whose folder a file lies in, if that run has made it; its data are known again by their keyed hash."""
+    try:
+        made: dict[str, Any] = json.loads((folder / "certificate.json").read_bytes())
+        if made["model_sha256"] != sha256:
+            return None
+        found = of_certificate(made, str(made["run"]["id"]), BESIDE)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, UserError):
+        return None
+    mark = _kept_mark(folder / "checkpoint" / "data.json")
+    if mark is not None:
+        _DATA.setdefault(found.run, mark)
+    return found
+
+
+def _kept_mark(file: Path) -> DataMark | None:
+    try:
+        kept = json.loads(file.read_bytes())
+        return DataMark(str(kept["key"]), str(kept["parts"]["the clients' records"]), sampled=False)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
