@@ -13,7 +13,7 @@ from tests.optim.loops import Parts, private, train, weights
 
 from sordino.errors import BudgetError, ConfigError
 from sordino.optim import account as accounts
-from sordino.optim import saved
+from sordino.optim import charging, saved
 from sordino.parts.bands import Banded
 from sordino.parts.mechanisms import Gaussian
 from sordino.privacy.ledger import Ledger
@@ -181,6 +181,32 @@ def test_copies_pay_for_their_own_steps(tmp_path: Path) -> None:
         for _ in range(15):
             one.charge()
     assert steps_paid(file) == 35
+
+
+def test_a_copy_made_within_a_block_does_not_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charging, "BLOCKS", 4)  # an epoch each
+    file = ledger_file(tmp_path)
+    account = loop(file)[1].account
+    account.charge()
+    twin = copy.deepcopy(account)
+    for one in (account, twin):
+        one.charge()
+    assert steps_paid(file) == 20 + EPOCH
+
+
+def test_a_kill_within_a_block_counts_the_block_as_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charging, "BLOCKS", 4)
+    file = ledger_file(tmp_path)
+    first = loop(file)
+    train(first)
+    state = first[1].state_dict()
+    first[1].account.charge()  # and the process is killed: one step of the second epoch may be out
+    forget(monkeypatch)
+    second = loop(file)
+    second[1].load_state_dict(state)
+    assert second[1].steps == 2 * EPOCH
+    train(second, epochs=3)
+    assert steps_paid(file) == second[1].steps == 25
 
 
 def test_a_checkpoint_goes_on_paying_where_it_began(tmp_path: Path) -> None:
