@@ -5,6 +5,7 @@
     │   ├── ConfigError         a TOML file or an option that cannot be read
     │   ├── DataError           data that cannot be trained on
     │   ├── PlanError           a plan whose certificate would be meaningless; `rule` names why
+    │   ├── PartError           a part from elsewhere that raises, or returns what it must not
     │   ├── StorageError        a disk or a memory that is full, a folder that is gone or may not be written
     │   ├── EngineError         a release that asks for what the engine does not offer
     │   ├── SideConditionError  a closed form asked outside the range where it is proved
@@ -77,6 +78,14 @@ class PlanError(UserError):
     def __init__(self, rule: str, found: str, needed: str = "", fix: str = "") -> None:
         self.rule = rule
         super().__init__(f"[{rule}] {found}", needed, fix)
+
+
+class PartError(UserError):
+    """A part of another package that failed in a run, or returned what it must not. What was charged stays charged."""
+
+    def __init__(self, found: str, needed: str = "") -> None:
+        fix = "mend it; what was charged stays charged, and the folder goes on with --resume where the code is the same"
+        super().__init__(found, needed or "a part that works", fix)
 
 
 class StorageError(UserError):

@@ -32,6 +32,7 @@ from sordino.cli import (
     tune,
 )  # fmt: skip
 from sordino.cli.app import app, listened
+from sordino.codec.boundary import failure
 from sordino.errors import (
     BudgetError,
     CertificateError,
@@ -96,6 +97,11 @@ def main() -> None:
                 print(error)
             sys.exit(0)
         _stop(str(error.format_message() if hasattr(error, "format_message") else error), 2)
+    except (Exception, SystemExit) as error:  # a part of somebody else's, outside a run
+        found = failure(error)
+        if found is None:
+            raise
+        _stop(str(found), 2)
     else:
         if code == 130:  # what typer makes of an interrupt
             _stop(STOPPED, 130)

@@ -11,6 +11,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, ClassVar
 
+from sordino.codec import boundary
 from sordino.errors import ConfigError, PlanError, shown
 
 DEEPEST = 32  # levels of tables in a file, of parts in a plan
@@ -39,6 +40,8 @@ class Part(ABC):  # noqa: B024  (each family has abstract methods of its own)
             cls.kind = kind
             _check_free(cls, cls.members.get(kind))
             cls.members[kind] = cls
+        if Part not in cls.__bases__ and not _named_ours(cls):
+            boundary.wrap(cls, lambda: _called(cls))
 
 
 def _check_free(cls: type[Part], other: type[Part] | None) -> None:
@@ -126,6 +129,11 @@ def _named_ours(cls: type[Part]) -> bool:
 def _ours(cls: type[Part]) -> bool:
     """Whether the class is what one of our modules defines: a name alone can be forged."""
     return _named_ours(cls) and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+
+
+def _called(cls: type[Part]) -> str:
+    """A class in a sentence."""
+    return f"part {cls.kind or cls.__name__!r} ({family_of(cls).__name__} of {package_of(cls.__module__)[0]})"
 
 
 def _origin(cls: type[Part]) -> Foreign:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.codec import Part
+from sordino.codec.boundary import of_type, returns, tensor
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Norm
 from sordino.parts.clipping import factors, scaled
@@ -42,6 +43,13 @@ class Public:
 Spread = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
 
 
+def decoded(found: object, step: Step, mean: Tensor) -> str:
+    """A vector that `encode` makes one of the length of `mean` of."""
+    fits = isinstance(found, Tensor) and found.dim() == mean.dim() and step.length(found.shape[-1]) == mean.shape[-1]
+    needed = f"a floating tensor of which encode makes {mean.shape[-1]} numbers"
+    return tensor(found, tuple(found.shape), mean) if fits and isinstance(found, Tensor) else needed
+
+
 class Step(Part):
     """One client step: effect, its undoing after the noise, and what it does to the bound and to the noise."""
 
@@ -56,6 +64,7 @@ class Step(Part):
         return False
 
     @abstractmethod
+    @returns(lambda found, part, rows, *_, **__: tensor(found, (*rows.shape[:-1], part.length(rows.shape[-1])), rows))
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         """On the client: rows [m, d] -> [m, d']."""
 
@@ -68,14 +77,17 @@ class Step(Part):
         return {}
 
     @abstractmethod
+    @returns(lambda found, part, mean, public: decoded(found, part, mean))
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         """On the server, after the noise: [d'] -> [d]."""
 
     @abstractmethod
+    @returns(of_type(Bound))
     def bound(self, before: Bound) -> Bound:
         """The bound after this step."""
 
     @abstractmethod
+    @returns(of_type(float, int, Tensor))
     def spread(self, std: Spread, public: Public) -> Spread:
         """The noise's standard deviation after `decode`, where it was `std` before."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.codec import Part
+from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Norm
 from sordino.parts.numbers import MOST, natural, positive
@@ -68,6 +69,7 @@ class Gradient(Part):
     """A way to turn the loss into a direction."""
 
     @abstractmethod
+    @returns(lambda found, part, objective, w, *_: tensor(found, tuple(w.shape), w))
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         """The direction at w [m, d] for one minibatch per client; may be overwritten by the next call."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.codec import Part
+from sordino.codec.boundary import array, number, of_type, returns, tensor, tensors
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.encode import Public
@@ -48,6 +49,11 @@ class Work:
     kept: Tensor | None = None  # [m, keeps], what each remembers of its own rounds before: written anew in place
 
 
+def _update_and_shared(found: object) -> str:
+    pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and not tensors(found[1])
+    return "" if pair else "a tensor, and a dict of tensors"
+
+
 class LocalSolver(Part):
     """Turns the public model and a client's records into a message: start minus end."""
 
@@ -57,14 +63,17 @@ class LocalSolver(Part):
         """Whether it needs the plan's clip radius."""
 
     @abstractmethod
+    @returns(of_type(Bound, Spent))
     def bound(self) -> Bound | Spent:
         """What is known of the message."""
 
     @abstractmethod
+    @returns(lambda found, part, size, *_, **__: array(found, (None, None), "i", -1, max(size, 1)))
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
         """Which of a client's `size` records each step of round t reads: [steps, b], padded with -1."""
 
     @abstractmethod
+    @returns(lambda found, part, work: tensor(found, (work.m, part.length(len(work.start))), work.start))
     def solve(self, work: Work) -> Tensor:
         """The messages [m, length] of the clients at work: start minus end, and what else the solver sends."""
 
@@ -81,6 +90,7 @@ class LocalSolver(Part):
         """Numbers that a client remembers from one of its rounds to the next: its own secret, never sent."""
         return 0
 
+    @returns(lambda found, *_: _update_and_shared(found))
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         """The decoded mean as the update [d], and what clients are told of it in the next round (`Public.shared`).
 
@@ -114,6 +124,7 @@ class LocalSolver(Part):
         """The same solver with a multiplier for every client."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
+    @returns(lambda found, *_: number(found, 0.0, above=True))
     def unit(self, public: Public) -> float:
         """What one unit of the message stands for: `decode` multiplies the noised mean by it."""
         return 1.0

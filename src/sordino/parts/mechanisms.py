@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.codec import Part
+from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Norm
 from sordino.parts.events import Event, GaussianNoise, LaplaceNoise
@@ -33,10 +34,12 @@ class Mechanism(Part):
 
     @property
     @abstractmethod
+    @returns(lambda found, *_: number(found, 0.0, above=True))
     def std(self) -> float:
         """Standard deviation of one coordinate."""
 
     @abstractmethod
+    @returns(of_type(Event))
     def event(self) -> Event:
         """What one release costs."""
 
@@ -57,6 +60,7 @@ class Mechanism(Part):
         return self.with_multiplier(multipliers[0]).distribution() if len(multipliers) == 1 else None
 
     @abstractmethod
+    @returns(lambda found, part, size, rng: array(found, (size,), "f"))
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """One draw for a message of `size` coordinates."""
 

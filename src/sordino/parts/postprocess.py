@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.codec import Part
+from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
 from sordino.layout import Layout
 from sordino.parts.encode import Spread
@@ -40,6 +41,7 @@ class Postprocess(Part):
     linear: ClassVar[bool] = False
 
     @abstractmethod
+    @returns(lambda found, part, mean, *_: tensor(found, tuple(mean.shape), mean))
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         """The mean [d], changed."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.codec import Part
+from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, shown
 from sordino.parts.events import Event, FixedSampled, PoissonSampled, Relation
 from sordino.parts.laws import SamplingLaw, independent_coins
@@ -35,13 +36,16 @@ class RecordSampler(Part):
 
     @property
     @abstractmethod
+    @returns(lambda found, *_: number(found, 0.0, above=True))
     def count(self) -> float:
         """Records in a batch, on average: what a sum is divided by."""
 
     @abstractmethod
+    @returns(lambda found, part, t, silo, size, rng: array(found, (None,), "i", 0, size))
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         """Positions among the silo's `size` records."""
 
+    @returns(of_type(Event))
     def amplify(self, event: Event, silo: int) -> Event:
         """The event for one record of a silo, to one who does not see which were read."""
         return event

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sordino.codec import Part
+from sordino.codec.boundary import number, of_type, returns, tensor, tensors
 from sordino.errors import EngineError, PlanError
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.events import Event, Unprotected
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 Sees = frozenset[str]
 
 
+def _sum_and_memory(found: object, total: Tensor) -> str:
+    if not (isinstance(found, tuple) and len(found) == 2):
+        return "the noised sum, and a dict of tensors"
+    return tensor(found[0], tuple(total.shape), total, finite=True) or tensors(found[1])
+
+
 class Release(Part):
     """The step from private messages to something that may be looked at."""
 
@@ -42,16 +49,19 @@ class Release(Part):
     def suits(self, clients: Sampler) -> None:
         """Refuse a cohort that this release cannot work with."""
 
+    @returns(lambda found, part, row, *_: tensor(found, tuple(row.shape), row, finite=True))
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
         """What one client adds to its own message [d'] before anybody else sees it; in a deployment the only way."""
         return row
 
+    @returns(lambda found, part, total, *_: tensor(found, tuple(total.shape), total, finite=True))
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         """The noise of a cohort at once: equal in law to the sum of what each adds itself; a simulation's shortcut."""
         for client in cohort:
             total = self.on_client(total, int(client), rng)
         return total
 
+    @returns(lambda found, part, total, *_: tensor(found, tuple(total.shape), total, finite=True))
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
         """What the server adds."""
         return total
@@ -60,6 +70,7 @@ class Release(Part):
         """What the noise of later rounds must know of earlier noise, before the first: secret, in the checkpoint."""
         return {}
 
+    @returns(lambda found, part, total, *_: _sum_and_memory(found, total))
     def noised(
         self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -93,6 +104,7 @@ class Release(Part):
         """Whether a round with this many reports counts; a void round releases nothing and moves nothing."""
         return True
 
+    @returns(lambda found, *_: number(found, 0.0, above=True))
     def denominator(self, expected: float, received: int) -> float:
         """A constant of the plan, unless every message is seen anyway."""
         return expected
@@ -112,6 +124,7 @@ class Release(Part):
         return None if self.joint else np.eye(rounds)
 
     @abstractmethod
+    @returns(of_type(Event))
     def event(self) -> Event:
         """One round, for a movement of 1 of one message, to one who sees the sum."""
 
@@ -137,6 +150,7 @@ class Release(Part):
         return "cohort" not in self.sees
 
     @abstractmethod
+    @returns(of_type(Event))
     def message_event(self) -> Event:
         """One round, to one who sees the message itself."""
 
@@ -151,6 +165,7 @@ class Release(Part):
         )
 
     @abstractmethod
+    @returns(lambda found, *_: number(found, 0.0))
     def noise_std(self, cohort: Cohort, t: int) -> float:
         """Exact standard deviation of the noise in one coordinate of this cohort's sum in round t (from 0)."""
 

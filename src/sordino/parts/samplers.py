@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.codec import Part
+from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, shown
 from sordino.parts.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
 from sordino.parts.laws import SamplingLaw, independent_coins
@@ -25,6 +26,12 @@ from sordino.rng import Seeded
 Cohort = NDArray[np.int64]
 NO_COINS = Seeded(0).at(0, "none")  # for a public sampler, which draws none
 _TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at most this probability
+
+
+def cohort(found: object, population: int) -> str:
+    """Distinct clients, ascending."""
+    wrong = array(found, (None,), "i", 0, population)
+    return wrong or ("" if bool(np.all(np.diff(np.asarray(found)) > 0)) else "distinct clients, ascending")
 
 
 class Sampler(Part):
@@ -37,14 +44,17 @@ class Sampler(Part):
 
     @property
     @abstractmethod
+    @returns(lambda found, *_: number(found, 0.0, above=True))
     def expected(self) -> float:
         """Mean cohort size: the public denominator."""
 
     @abstractmethod
+    @returns(lambda found, part, *_: cohort(found, part.population))
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
         """The cohort of round t: distinct clients, ascending."""
 
     @abstractmethod
+    @returns(of_type(Event))
     def amplify(self, event: Event) -> Event:
         """The event as seen by one who does not see the coins."""
 
@@ -90,6 +100,7 @@ class Sampler(Part):
         raise PlanError("calibration", f"sampler {self.kind!r}", "poisson or fixed, whose cohort can be chosen")
 
     @abstractmethod
+    @returns(lambda found, *_: number(found, 0))
     def most(self, rounds: int) -> int:
         """The most rounds that any one client is in (random cohorts: but for probability 1e-6)."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sordino.codec import Part
+from sordino.codec.boundary import number, returns
 from sordino.errors import PlanError, shown
 
 
@@ -18,6 +19,7 @@ class Schedule(Part):
     monotone: ClassVar[bool] = False  # True: it only falls, or only grows, so that its ends say how far it goes
 
     @abstractmethod
+    @returns(lambda found, *_: number(found, -sys.float_info.max))
     def at(self, t: int) -> float:
         """The value in round t, counted from 0."""
 

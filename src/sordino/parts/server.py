@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.codec import Part
+from sordino.codec.boundary import of_type, returns, tensors
 from sordino.errors import PlanError, shown
 from sordino.matrix.toeplitz import workload
 from sordino.parts.norms import row_norms
@@ -41,15 +42,18 @@ class ServerOptimizer(Part):
         """A: what models are made of, w_t = sum_s A_ts (mean of round s); its first column, or all. Else: sums."""
         return np.ones(rounds)
 
+    @returns(of_type(Tensor))
     def query(self, memory: Memory) -> Tensor:
         """The model that goes out to the clients."""
         return memory["params"]
 
+    @returns(of_type(Tensor))
     def result(self, memory: Memory) -> Tensor:
         """The model that the run returns."""
         return memory["params"]
 
     @abstractmethod
+    @returns(lambda found, part, memory, *_: tensors(found, memory))
     def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
         """Memory after a round whose mean message was `mean`."""
 

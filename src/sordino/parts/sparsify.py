@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.codec import Part
+from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
 from sordino.parts.bounds import Bound
 from sordino.parts.encode import Public, Spread, Step
@@ -104,6 +105,7 @@ class MaskSource(Part):
     needs_released: ClassVar[bool] = False
 
     @abstractmethod
+    @returns(lambda found, part, t, size, *_, **__: tensor(found, (size,), torch.empty(0)))
     def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
         """One public score per coordinate; the largest are kept."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino.codec import Part
+from sordino.codec.boundary import returns, tensor, tensors
 from sordino.errors import PlanError
 from sordino.matrix import optimise, patterns, toeplitz, trees
 from sordino.matrix.patterns import Patterns
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 Fresh = Callable[[], "Tensor"]  # one more vector of the mechanism's own noise
 Memory = dict[str, "Tensor"]
 LONG = 4096  # rounds after which a column of C has no entries that matter
+
+
+def noise_and_memory(found: object) -> str:
+    """A tensor of finite noise, and what is remembered."""
+    if isinstance(found, tuple) and len(found) == 2 and hasattr(found[0], "device"):
+        return tensor(found[0], tuple(found[0].shape), found[0], finite=True) or tensors(found[1])
+    return "finite noise, and a dict of tensors"
 
 
 class Strategy(Part):
@@ -54,6 +62,7 @@ class Strategy(Part):
         return float(np.linalg.norm(self.noise_matrix(t + 1)[t]))
 
     @abstractmethod
+    @returns(lambda found, part, fresh, memory: noise_and_memory(found))
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
         """The noise of the next round, and what later rounds must know of it, in the precision of `memory`.
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from sordino import codec
+from sordino.codec.boundary import named_failures
 from sordino.config import Config
 from sordino.data.task import Task
 from sordino.engines.base import Engine
@@ -97,7 +98,7 @@ def carried(
     seen = list(start.history)
     over = refused is not None or (stop is not None and stop.ends(seen) is not None)
     try:
-        with closing(_remaining(config, task, start, engine, state)) as rounds:
+        with named_failures(), closing(_remaining(config, task, start, engine, state)) as rounds:
             for done in () if over else rounds:
                 state = done.state
                 seen.append(_keep(book, done, show, config.privacy.noise))

@@ -1,0 +1,168 @@
+"""The one boundary around code from elsewhere: a part that fails is named, and what it returns is checked.
+
+A family says beside each method what a call must return (`returns`). A class of another package gets its methods
+wrapped once, when it is defined; Sordino's own parts are not wrapped and cost nothing. What was raised keeps its type
+on the way (an engine may try another path), carries the part's name, and becomes a `PartError` where a run ends.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, TypeVar
+
+from sordino.errors import PartError, SordinoError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+Check = Callable[..., str]  # (what was returned, the part, *arguments) -> what is needed instead; "" if it will do
+_CHECK, _WRAPPED, _NAMED = "__returns__", "__from_elsewhere__", "__part__"
+
+
+def returns(check: Check) -> Callable[[Method], Method]:
+    """A family's method: what a part of another package must return from it."""
+
+    def kept(method: Method) -> Method:
+        setattr(method, _CHECK, check)
+        return method
+
+    return kept
+
+
+def wrap(cls: type, origin: Callable[[], str]) -> None:
+    """Wrap what a class from elsewhere defines of its family's methods and properties; `origin` says whose it is."""
+    for name, member in list(vars(cls).items()):
+        method = member.fget if isinstance(member, property) else member
+        known = _inherited(cls, name)
+        if not isinstance(method, FunctionType) or hasattr(method, _WRAPPED) or not (known or name == "__post_init__"):
+            continue
+        wrapped = _wrapped(method, name, getattr(known, _CHECK, None), origin)
+        setattr(cls, name, property(wrapped) if isinstance(member, property) else wrapped)
+
+
+def _inherited(cls: type, name: str) -> Any:
+    """The first definition of a method in the classes above that says what it returns; else any; else None."""
+    found = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base) and not name.startswith("_")]
+    methods = [one.fget if isinstance(one, property) else one for one in found]
+    return next((one for one in methods if hasattr(one, _CHECK)), methods[0] if methods else None)
+
+
+def _wrapped(method: FunctionType, name: str, check: Check | None, origin: Callable[[], str]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(part: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = method(part, *args, **kwargs)
+        except (Exception, SystemExit) as error:
+            _name(error, name, origin)
+            raise
+        needed = "" if check is None else check(found, part, *args, **kwargs)
+        if needed:
+            raise PartError(f"{origin()}, whose {name} returned {described(found)}", needed)
+        return found
+
+    setattr(call, _WRAPPED, True)
+    return call
+
+
+def _name(error: BaseException, method: str, origin: Callable[[], str]) -> None:
+    """Write the part's name on what it raised, unless a part inside it has done so."""
+    if not _ours(error) and not hasattr(error, _NAMED):
+        setattr(error, _NAMED, PartError(f"{origin()}, whose {method} raised {type(error).__name__}: {error}"))
+        error.add_note(f"raised in {method} of {origin()}")
+
+
+def _ours(error: BaseException) -> bool:
+    """What Sordino raises on purpose: its errors, and a request to end the process."""
+    return isinstance(error, SordinoError) or type(error).__module__.startswith("sordino.")
+
+
+def failure(error: BaseException) -> PartError | None:
+    """The sentence of a part that failed; also of other code of the user's that would end the process without one."""
+    named: PartError | None = getattr(error, _NAMED, None)
+    if named is None and isinstance(error, SystemExit) and not _ours(error):
+        return PartError(f"code of a model, a metric or a callback that ended the process (SystemExit: {error})")
+    return named
+
+
+@contextmanager
+def named_failures() -> Iterator[None]:
+    """Around a run: a part that fails ends it with a `PartError`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        found = failure(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+# ---- what may come back ----------------------------------------------------------------------------------------------
+
+
+def described(found: Any) -> str:
+    """A value in a few words, and nothing of what is in it: it may be private."""
+    if hasattr(found, "shape") and hasattr(found, "dtype"):
+        return f"{type(found).__name__} of {tuple(found.shape)} {found.dtype}"
+    return "None" if found is None else f"a {type(found).__name__}"
+
+
+def array(
+    found: Any, shape: tuple[int | None, ...], kind: str, low: float = float("-inf"), high: float = float("inf")
+) -> str:
+    """A numpy array of this shape (None: any length); kind "f": finite float64, "i": whole numbers in [low, high)."""
+    import numpy as np
+
+    words = f"a numpy array of shape {shape} of " + (
+        "finite float64" if kind == "f" else f"whole numbers from {low} to {high - 1}"
+    )
+    fits = isinstance(found, np.ndarray) and found.ndim == len(shape)
+    fits = fits and all(want in (None, have) for have, want in zip(found.shape, shape, strict=True))
+    if fits and kind == "f":
+        fits = found.dtype == np.float64 and bool(np.isfinite(found).all())
+    elif fits:
+        fits = found.dtype.kind in "iu" and (found.size == 0 or (found.min() >= low and found.max() < high))
+    return "" if fits else words
+
+
+def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = False) -> str:
+    """A floating tensor of this shape, where `like` is."""
+    import torch
+
+    fits = isinstance(found, torch.Tensor) and tuple(found.shape) == shape
+    fits = fits and found.is_floating_point() and found.device == like.device
+    if fits and finite:
+        fits = bool(torch.isfinite(found).all())
+    words = f"a {'finite ' if finite else ''}floating tensor of shape {shape} on {like.device}"
+    return "" if fits else words
+
+
+def number(found: Any, low: float, *, above: bool = False) -> str:
+    """A finite number of at least `low`, or above it."""
+    import math
+    import numbers
+
+    real = isinstance(found, numbers.Real) and not isinstance(found, bool)
+    sound = real and math.isfinite(float(found)) and float(found) >= low
+    return (
+        ""
+        if sound and not (above and found == low)
+        else f"a finite number {'above' if above else 'of at least'} {low:g}"
+    )
+
+
+def of_type(*types: type) -> Check:
+    """An instance of one of these classes."""
+    words = " or ".join(one.__name__ for one in types)
+    return lambda found, *_, **__: "" if isinstance(found, types) else f"a value of {words}"
+
+
+def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
+    """A dict of tensors by name; with `like`, of the same names, shapes and dtypes."""
+    import torch
+
+    if not (isinstance(found, dict) and all(isinstance(one, torch.Tensor) for one in found.values())):
+        return "a dict of tensors"
+    shapes = {name: (tuple(one.shape), one.dtype) for name, one in found.items()}
+    same = like is None or shapes == {name: (tuple(one.shape), one.dtype) for name, one in like.items()}
+    return "" if same else f"a dict of tensors of the same names, shapes and dtypes as before: {', '.join(like or {})}"
