@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from tests import tiny
 from tests.commands import lines, sordino, spelt_out
+from torch import nn
 
 import sordino as so
 from sordino import codec
 from sordino.codec import boundary, part, plugins
+from sordino.data.metrics import Metric
 from sordino.errors import PartError
 from sordino.parts.encode import Clip, Step
+from sordino.parts.losses import Loss
 from sordino.parts.mechanisms import Gaussian
 
 HEAD = """
@@ -203,6 +206,28 @@ def test_a_callback_that_ends_the_process_does_not_end_it_as_if_all_were_well() 
 
     with pytest.raises(PartError, match="ended the process"):
         so.train(tiny.plan(), tiny.task(), on_round=leave)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("nowhere"), RuntimeError("by nothing"), SystemExit(0)], ids=lambda e: type(e).__name__
+)
+def test_a_loss_that_fails_is_named(error: BaseException) -> None:
+    def value(self: Any, outputs: Any, targets: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 30:
+            raise error
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    calls: list[int] = []
+    own = made(Loss, "value", value)
+    with pytest.raises(PartError, match=r"Loss of elsewhere.*, whose value raised"):
+        so.train(tiny.plan(rounds=40), so.Task.of(tiny.mlp(), tiny.clients(), loss=own()))
+
+
+def test_a_metric_that_returns_nothing_is_named_before_anything_is_charged() -> None:
+    own, (x, y) = made(Metric, "values", lambda self, seen: None), tiny.clients()[0]
+    with pytest.raises(PartError, match=r"Metric of elsewhere.*returned None; needed a dict of numbers"):
+        so.train(tiny.plan(), so.Task.of(tiny.mlp(), tiny.clients(), test=(x, y)), metrics=[own()])
 
 
 def test_parts_of_ours_are_not_wrapped() -> None:

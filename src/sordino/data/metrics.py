@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.codec import Foreign, Part, added, read
+from sordino.codec.boundary import figures, returns
 from sordino.data.scores import ONLY_CLASS, by_class, labels_of, said_of
 from sordino.errors import DataError
 from sordino.parts.losses import IGNORED, Loss
@@ -92,6 +93,7 @@ class Metric(Part):
         return self.kind
 
     @abstractmethod
+    @returns(lambda found, *_: figures(found))
     def values(self, seen: Seen) -> dict[str, float]:
         """Every figure with its name."""
 

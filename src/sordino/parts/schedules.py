@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sordino.codec import Part
-from sordino.codec.boundary import number, returns
+from sordino.codec.boundary import of_type, returns
 from sordino.errors import PlanError, shown
 
 
@@ -19,7 +19,7 @@ class Schedule(Part):
     monotone: ClassVar[bool] = False  # True: it only falls, or only grows, so that its ends say how far it goes
 
     @abstractmethod
-    @returns(lambda found, *_: number(found, -sys.float_info.max))
+    @returns(of_type(float, int))
     def at(self, t: int) -> float:
         """The value in round t, counted from 0."""
 
