@@ -35,7 +35,7 @@ TOLD = {"control": torch.full((SIZE,), 0.25)}
 JOBS = {
     "admission": Job(RUN, PLAN, 5, "secure"),
     "a round": Job(RUN, PLAN, 0, "simulation", 3, 1.8e9, Public(1, 0.1, SIZE), START),
-    "for release": Job(RUN, PLAN, 0, "secure", None, math.inf, Public(1, math.inf, SIZE), START),
+    "for release": Job(RUN, PLAN, 0, "secure", None, math.inf, Public(1, math.inf, SIZE), START, 7),
     "mask": Job(RUN, SPARSE, 2, "secure", public=Public(0, 0.1, SIZE, torch.tensor([1, 4, 9])), start=START),
     "shared": Job(RUN, PLAN, 2, "secure", public=Public(0, 0.1, SIZE, None, TOLD), start=START),
 }
@@ -45,7 +45,8 @@ ROW = torch.linspace(0, 1, SIZE)
 
 def same(a: Job, b: Job) -> bool:
     """All of two jobs, tensors too."""
-    plain = all(getattr(a, name) == getattr(b, name) for name in ("run", "plan", "client", "mode", "seed", "deadline"))
+    names = ("run", "plan", "client", "mode", "seed", "deadline", "paid")
+    plain = all(getattr(a, name) == getattr(b, name) for name in names)
     return plain and a.to_bytes() == b.to_bytes() and a.id == b.id
 
 
@@ -79,7 +80,7 @@ def test_what_a_silo_writes_is_what_a_server_reads(reply: Reply) -> None:
 
 
 def test_a_job_has_one_name_whenever_it_is_asked_for_and_another_if_anything_else_differs() -> None:
-    assert replace(ASKED, deadline=5.0).id == ASKED.id
+    assert replace(ASKED, deadline=5.0).id == ASKED.id == replace(ASKED, paid=3).id
     others = [
         replace(ASKED, run="f" * 32),
         replace(ASKED, client=1),
@@ -152,6 +153,7 @@ BAD_JOBS: dict[str, tuple[bytes, str]] = {
     "another mode": (changed(WHOLE, mode="quiet"), "mode"),
     "a client that is none": (changed(WHOLE, client=6), "client = 6"),
     "client true": (changed(WHOLE, client=True), "client = True"),
+    "paid below 0": (changed(WHOLE, paid=-1), "paid"),
     "deadline NaN": (changed(WHOLE, deadline=math.nan), "deadline"),
     "run of other letters": (changed(WHOLE, run="../../x"), "run ="),
     "no plan": (changed(WHOLE, plan=[]), "plan = []"),

@@ -81,9 +81,13 @@ class Remembers(Protocol):
 
 @runtime_checkable
 class Deployed(Protocol):
-    """An engine whose clients are elsewhere: they are told in the name of which run they are asked."""
+    """An engine whose clients are elsewhere: they are told in the name of which run they are asked.
 
-    def of_run(self, run: str) -> Engine: ...
+    And how often each has said that this run was charged to it: a silo whose ledger has fewer charges than that has
+    an older ledger.
+    """
+
+    def of_run(self, run: str, paid: Mapping[int, int]) -> Engine: ...
 
 
 class Engine(Protocol):

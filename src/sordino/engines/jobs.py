@@ -54,6 +54,7 @@ class Job:
     deadline: float = math.inf  # seconds since 1970, after which nobody waits for an answer
     public: Public | None = None
     start: Tensor | None = None  # [d]
+    paid: int = 0  # charges of this run by the client's last receipt: a silo whose ledger has fewer refuses
 
     @property
     def admission(self) -> bool:
@@ -62,13 +63,13 @@ class Job:
 
     @cached_property
     def id(self) -> str:
-        """sha256 of all but the deadline."""
-        return hashlib.sha256(replace(self, deadline=math.inf).to_bytes()).hexdigest()
+        """sha256 of all but the deadline and what was paid."""
+        return hashlib.sha256(replace(self, deadline=math.inf, paid=0).to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
         deadline = self.deadline if math.isfinite(self.deadline) else None
         said = {"run": self.run, "client": self.client, "mode": self.mode, "seed": self.seed, "deadline": deadline}
-        said["plan"] = codec.dump(self.plan)
+        said |= {"paid": self.paid, "plan": codec.dump(self.plan)}
         if self.public is None or self.start is None:
             return Frame("admission", said).to_bytes()
         arrays = {"start": self.start.cpu().numpy(), **public_arrays(self.public)}
@@ -78,7 +79,7 @@ class Job:
     def from_bytes(cls, body: bytes, size: int) -> Job:
         """What `to_bytes` wrote for a model of `size` numbers; else a `DataError` in one sentence."""
         frame = Frame.of_bytes(body, HEAD + 4 * size + public_bytes(size), HEAD)
-        words = ("run", "client", "mode", "seed", "deadline", "plan")
+        words = ("run", "client", "mode", "seed", "deadline", "paid", "plan")
         if frame.kind == "admission":
             frame.holds(words, set())
             return _question(frame)
@@ -101,7 +102,8 @@ def _question(frame: Frame) -> Job:
         raise bad(f"mode = {shown(said['mode'])}", "simulation or secure")
     plan = _plan(said["plan"])
     client = count(said["client"], "client", plan.clients.population)
-    return Job(said["run"], plan, client, said["mode"], _seed(said["seed"], said["mode"]), _deadline(said["deadline"]))
+    seed, deadline = _seed(said["seed"], said["mode"]), _deadline(said["deadline"])
+    return Job(said["run"], plan, client, said["mode"], seed, deadline, paid=count(said["paid"], "paid"))
 
 
 def _seed(seed: Any, mode: Mode) -> int | None:

@@ -50,6 +50,7 @@ class Remote:
     tries: int = 3
     timeout: float = 600.0  # seconds that one try waits
     admission: bool = True  # ask all clients before the first round whether they take part
+    paid: Mapping[int, int] = field(default_factory=dict)  # by client: its last receipt in an earlier process
 
     def __post_init__(self) -> None:
         if self.quorum < 1 or self.tries < 1 or not 0 < self.timeout < math.inf:
@@ -60,9 +61,9 @@ class Remote:
     def offers(self) -> frozenset[str]:
         return self.transport.offers
 
-    def of_run(self, run: str) -> Remote:
-        """The same engine in the name of a run."""
-        return replace(self, run=run)
+    def of_run(self, run: str, paid: Mapping[int, int]) -> Remote:
+        """The same engine in the name of a run, with what clients have said that they paid for it."""
+        return replace(self, run=run, paid=paid)
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> RemoteWorker:
         """Ask who takes part; refuse what clients could not noise themselves."""
@@ -117,7 +118,7 @@ class RemoteWorker:
 
     def __init__(self, engine: Remote, plan: Plan, task: Task, streams: Streams) -> None:
         self.engine, self.plan, self.task, self.streams = engine, plan, task, streams
-        self.length = plan.length(task.layout.size)
+        self.length, self.paid = plan.length(task.layout.size), dict(engine.paid)
 
     @property
     def header(self) -> dict[str, str | int]:
@@ -140,7 +141,7 @@ class RemoteWorker:
 
     def _job(self, client: int) -> Job:
         seed = getattr(self.streams, "seed", None) if self.streams.mode == "simulation" else None
-        return Job(self.engine.run, self.plan, client, self.streams.mode, seed)
+        return Job(self.engine.run, self.plan, client, self.streams.mode, seed, paid=self.paid.get(client, 0))
 
     # ---- a round ----------------------------------------------------------------------------------------------------
 
@@ -184,6 +185,11 @@ class RemoteWorker:
         first = next((f"; client {client}: {reason}" for client, reason in sorted(why.items())), "")
         return f"{said}: {len(heard.reported)} did{first}"
 
+    def _receipts(self, charges: Mapping[int, int]) -> tuple[Receipt, ...]:
+        """What clients say that they paid, kept for their next jobs."""
+        self.paid |= {client: max(count, self.paid.get(client, 0)) for client, count in charges.items()}
+        return tuple(Receipt(client, count) for client, count in sorted(charges.items()))
+
     def _sum(self, heard: Heard, refused: Mapping[int, str]) -> Collected:
         """In the clients' order, whatever the order in which they came."""
         total, reported = torch.zeros(self.length, dtype=torch.float64), heard.reported
@@ -191,7 +197,7 @@ class RemoteWorker:
             row = heard.replies[client].row
             assert row is not None
             total += row
-        receipts = tuple(Receipt(client, heard.replies[client].charges) for client in reported)
+        receipts = self._receipts({client: heard.replies[client].charges for client in reported})
         return Collected(
             total, len(reported), noised=True, deployed=True, reported=np.asarray(reported, dtype=np.int64),
             refused=refused, receipts=receipts,

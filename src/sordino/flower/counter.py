@@ -23,6 +23,7 @@ from sordino.flower.post import SiloSpec, Voice, serve, silo_task
 from sordino.parts.releases import NoNoise
 from sordino.privacy import policy as policies
 from sordino.privacy.costs import Cost
+from sordino.privacy.journal import RESTORES
 from sordino.privacy.ledger import Ledger, Receipt
 from sordino.privacy.policy import Policy
 
@@ -62,10 +63,19 @@ class Paid:
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
             self.admitted.add(key)
             self.say(f"run {job.run}: admitted")
+        self._check_receipts(job)
+
+    def _check_receipts(self, job: Job) -> None:
+        """The server has seen this ledger: one with fewer charges of the run than its receipts said is an older one."""
+        known = sum(self.ledger.charges(job.run).values())
+        if known < job.paid:
+            found = f"{known} charges of this run in the silo's ledger, where its own receipts say {job.paid}"
+            raise ConfigError(found, "a ledger that is as new as its receipts", RESTORES)
 
     def charge(self, job: Job) -> int:
         assert job.public is not None
-        receipt = self.ledger.charge(job.run, job.id, self._cost(job).job(job.public.t))
+        t = job.public.t
+        receipt = self.ledger.charge(job.run, job.id, self._cost(job).job(t), round=t)
         self.receipts = {job.id: receipt}
         self.say(f"run {job.run}: round {job.public.t + 1} charged")
         return sum(self.ledger.charges(job.run).values())
@@ -73,7 +83,8 @@ class Paid:
     def charge_session(self, job: Job, session: str) -> int:
         """For one session of a secure sum: its noise is drawn anew, and so paid anew."""
         assert job.public is not None
-        self.ledger.charge(job.run, f"{job.id}.{session}", self._cost(job).job(job.public.t))
+        t = job.public.t
+        self.ledger.charge(job.run, f"{job.id}.{session}", self._cost(job).job(t), round=t)
         self.say(f"run {job.run}: round {job.public.t + 1} charged")
         return sum(self.ledger.charges(job.run).values())
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sordino.data.task import Task
-from sordino.engines.base import ClientJob, Collected, Receipt
+from sordino.engines.base import ClientJob, Collected
 from sordino.engines.jobs import Job
 from sordino.engines.remote import Remote, RemoteWorker, Transport
 from sordino.errors import DataError, EngineError, QuorumError
@@ -93,7 +93,7 @@ class SumWorker(RemoteWorker):
 
     def _found(self, session: Session, total: Tensor, void: bool = False) -> Collected:
         came = [] if void else sorted(session.rows)
-        receipts = tuple(Receipt(client, charges) for client, charges in sorted(session.charges.items()))
+        receipts = self._receipts(session.charges)
         return Collected(
             total, len(came), noised=True, deployed=True, reported=np.asarray(came, dtype=np.int64),
             refused=session.refused, receipts=receipts,

@@ -38,8 +38,8 @@ class Cost:
 
     @property
     def jobs(self) -> int:
-        """How many messages the whole pays for."""
-        return self.plan.rounds if self.whole else 0
+        """How many messages the whole pays for: one for each round in which the coins may take this silo."""
+        return self.plan.clients.amplified_rounds(self.plan.rounds) if self.whole else 0
 
     @property
     def asked(self) -> Asked:

@@ -54,6 +54,7 @@ class Charged:
     job: str
     items: tuple[Item, ...]
     at: str
+    round: int | None = None  # from 0, where the job has one: the same round in another job was run again
 
 
 @dataclass(frozen=True)
@@ -120,15 +121,16 @@ class Run:
     single: Total = field(default_factory=Counter)
     jobs: Counter[str] = field(default_factory=Counter)
     released: list[Released] = field(default_factory=list)
+    rounds: set[int] = field(default_factory=set)  # of its jobs
 
     @property
     def paid(self) -> Total:
         """All that this run was charged."""
         return self.whole + self.single
 
-    def covers(self, job: str) -> bool:
-        """Whether the next message of a job is among those that the run has paid for whole."""
-        return job not in self.jobs and len(self.jobs) < self.line.jobs
+    def covers(self, job: str, round: int | None = None) -> bool:
+        """Whether the next message of a job is among those that the run has paid for whole: none of a round again."""
+        return job not in self.jobs and round not in self.rounds and len(self.jobs) < self.line.jobs
 
 
 @dataclass
@@ -152,6 +154,7 @@ class Account:
         self.held.update(total(line.items))
         run.single.update(total(line.items))
         run.jobs[line.job] += 1
+        run.rounds |= set() if line.round is None else {line.round}
 
     def merged(self, line: Admitted) -> Admitted:
         """The line, with no less than the run was charged whole before."""

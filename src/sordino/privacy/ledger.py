@@ -27,7 +27,7 @@ from sordino.parts.events import Relation
 from sordino.privacy import entries
 from sordino.privacy.entries import Account, Accounts, Admitted, Charged, Entry, Limited, Released, Restored
 from sordino.privacy.journal import Journal
-from sordino.privacy.ledger_head import ROOT, Head
+from sordino.privacy.ledger_head import ROOT
 from sordino.privacy.rounding import upto
 from sordino.privacy.spending import Item, Limit, Standing, Total, items, total
 
@@ -192,8 +192,11 @@ class Ledger:
             if line is not before:
                 self._append(line)
 
-    def charge(self, run: str, job: str, asked: tuple[Item, ...]) -> Receipt:
-        """Pay for one message before its noise is drawn: one transaction that composes, refuses or writes."""
+    def charge(self, run: str, job: str, asked: tuple[Item, ...], *, round: int | None = None) -> Receipt:
+        """Pay for one message before its noise is drawn: one transaction that composes, refuses or writes.
+
+        A run that was charged whole has paid for one job of each `round`; another job of the same is paid by itself.
+        """
         _named(job, "job")
         with self._writing():
             account = self._of_run(run)
@@ -203,11 +206,11 @@ class Ledger:
             if stored is not None:
                 return Receipt(run, job, *stored)
             entered = account.runs[run]
-            covered = entered.covers(job)
+            covered = entered.covers(job, round)
             paid = () if covered else asked
             if not covered:
                 self._afford(account, entered.line, account.held + total(paid))
-            self._append(Charged(entered.line.dataset, run, job, paid, _now()))
+            self._append(Charged(entered.line.dataset, run, job, paid, _now(), round))
             return Receipt(run, job, self.journal.read)
 
     def store(self, receipt: Receipt, message: bytes) -> bytes:
@@ -278,11 +281,6 @@ class Ledger:
         """One moment of the ledger, found whole, into another file."""
         with self._looking():
             self.journal.copy_to(file)
-
-    def check_head(self, head: Head) -> None:
-        """Refuse a ledger that does not hold a line which somebody has seen in it."""
-        with self._looking():
-            self.journal.check_head(head, "what a run folder has seen of it")
 
     def history(self, name: str) -> list[Entry]:
         """Every line of a data set, the first first."""

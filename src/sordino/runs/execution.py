@@ -117,7 +117,8 @@ def _finished(
     folder, budget = start.book.folder, config.budget
     if budget is not None:  # what earlier rounds spent of a client's budget stays spent
         budget = receipts.counted(folder.path, config.plan, budget, start.held.chain, isinstance(engine, Deployed))
-    engine = engine.of_run(start.held.header.run) if isinstance(engine, Deployed) else engine
+    if isinstance(engine, Deployed):
+        engine = engine.of_run(start.held.header.run, receipts.last(folder.path, config.plan, start.held.chain))
     begun = Start(start.book, start.state, tuple(folder.history()), budget, start.refused)
     state, refused = carried(config, task, begun, engine, show)
     model = final_model(config.plan, task, state)

@@ -7,6 +7,7 @@ data. Only where who is asked is public or seen by design: of a secret cohort no
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ def parse(data: bytes, plan: Plan, charges: int) -> tuple[Settled, ...]:
             raise _wrong(number, "names a client twice, or one that is none, or does not follow the charges")
         last = note.after
     return found
+
+
+def last(path: Path, plan: Plan, found: Chain) -> dict[int, int]:
+    """By client, the most charges of this run that it has ever told of."""
+    most: Counter[int] = Counter()
+    for note in parse(read(path) or b"", plan, len(found.charges)):
+        most |= Counter({receipt.client: receipt.charges for receipt in note.receipts})
+    return dict(most)
 
 
 def counted(path: Path, plan: Plan, budget: Filter, found: Chain, deployed: bool = False) -> Filter:
