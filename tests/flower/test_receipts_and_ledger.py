@@ -57,7 +57,7 @@ def spent(till: Paid) -> dict[Any, int]:
 def test_a_round_that_is_run_again_is_not_among_those_that_the_run_has_paid_for(tmp_path: Path) -> None:
     """The server was killed, or its folder copied: round 4 comes again, from another model, as another job."""
     till = served(tmp_path, adversary="models")
-    whole = {PoissonSampled(0.5, GaussianNoise(2.0)): 8}
+    whole: dict[Any, int] = {PoissonSampled(0.5, GaussianNoise(2.0)): 8}
     for t in (1, 4):
         released(till, job(HIDDEN, t, 0.0))
     assert spent(till) == whole

@@ -135,8 +135,11 @@ def test_no_message_leaves_without_a_charge_of_its_own_whatever_is_killed_when(f
     coins = random.Random(0)
     for _ in range(KILLS):
         process = started(folder, len(pairs(folder / "sent")) // 2, 400)
+        before = len(pairs(folder / "sent"))
         let_go(process)
-        time.sleep(coins.random() * 0.15)
+        while len(pairs(folder / "sent")) < before + 2 and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(coins.random() * 0.05)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert check_promises(folder) > KILLS
