@@ -63,6 +63,24 @@ def test_a_copy_of_the_database_of_a_live_silo_holds_every_charge_or_is_refused(
         assert spent(file.parent / "copy") == 8
 
 
+def test_a_run_that_was_refused_is_not_admitted_by_a_copy_of_a_live_ledger(tmp_path: Path) -> None:
+    """The data set has spent its limit, a silo has the ledger open, and `cp ledger.db` is named in the run's file."""
+    config = paying(tmp_path, ROUNDS)
+    execution.execute(config, tmp_path / "a")
+    file = tmp_path / "fed.toml"
+    with Ledger.open(tmp_path / "l"):
+        assert "would have spent" in sordino("run", file, "--out", tmp_path / "b").err
+        shutil.copy(tmp_path / "l", tmp_path / "copy")
+        file.write_text(file.read_text().replace(f'"{tmp_path / "l"}"', f'"{tmp_path / "copy"}"'))
+        words = ("--epsilon", 100, *KNOWN)
+        for refused in (
+            ("run", file, "--out", tmp_path / "b"),
+            ("ledger", "limit", tmp_path / "copy", "digits", *words),
+        ):
+            assert "says how far it was written" in sordino(*refused).sentence
+    assert not (tmp_path / "b").exists()
+
+
 def test_an_older_copy_that_is_put_back_is_refused(file: Path) -> None:
     shutil.copy(file, file.parent / "old")
     with Ledger.open(file) as silo:
