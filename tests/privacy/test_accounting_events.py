@@ -21,6 +21,7 @@ from sordino.parts.events import (
     GaussianNoise,
     LaplaceNoise,
     PoissonSampled,
+    PubliclySampled,
     Relation,
     Shuffled,
     Tuned,
@@ -174,6 +175,7 @@ SAMPLED: list[Event] = [
         CappedPoisson(0.1, 100, 15, inner),
         FixedSampled(100, 10, inner),
         Shuffled(1000, inner),
+        PubliclySampled(0.1, inner),
     )
 ]
 TUNED: list[Event] = [Tuned(event, 3, Tries(4.0)) for event in [*NOISE, *SAMPLED]]

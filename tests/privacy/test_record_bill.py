@@ -23,6 +23,7 @@ from sordino.parts.events import (
     GaussianNoise,
     LaplaceNoise,
     PoissonSampled,
+    PubliclySampled,
     Relation,
     Shuffled,
     Unprotected,
@@ -116,9 +117,9 @@ def test_noise_shares_are_their_total_to_the_server_and_a_share_to_one_who_reads
 def test_coins_that_choose_silos_never_amplify(clients: Sampler, release: Release) -> None:
     bill = made(FixedRecords(3, (N,)), release, clients).bill()
     event, count = entries(bill)
-    assert event == FixedSampled(N, 3, Z)
-    hidden = isinstance(release, CentralNoise) and clients.random
-    assert count == (ROUNDS if hidden else clients.most(ROUNDS))
+    seen = clients.random and not isinstance(release, CentralNoise)
+    assert event == (PubliclySampled(0.5, FixedSampled(N, 3, Z)) if seen else FixedSampled(N, 3, Z))
+    assert count == (ROUNDS if clients.random else clients.most(ROUNDS))
 
 
 def test_no_noise_promises_nothing_whatever_the_coins() -> None:
@@ -335,7 +336,10 @@ def test_a_run_that_was_cut_is_billed_as_planned_for_every_silo() -> None:
     plan = made(FixedRecords(3, (N,)), clients=FIXED)
     facts = counted(plan, [0], [np.array([0, 1])], Facts(1e-5, "simulation", 0))
     bill = plan.bill(participation(plan, facts))
-    assert [entries(bill, "messages", each)[1] for each in range(4)] == [FIXED.most(ROUNDS)] * 4
+    read, by_coin = FixedSampled(N, 3, Z), PubliclySampled(0.5, FixedSampled(N, 3, Z))
+    for silo in range(4):
+        drawn = ((read, 1),) if silo < 2 else ()
+        assert bill.line("messages", silo).entries == (*drawn, (by_coin, ROUNDS))
     whole = made(FixedRecords(3, (N,)))
     cut = counted(whole, [0, 1], [], Facts(1e-5, "simulation", 0))
     assert entries(whole.bill(participation(whole, cut)))[1] == ROUNDS

@@ -74,7 +74,7 @@ class Sequence:
     @property
     def bill(self) -> Bill:
         """Of these rounds alone."""
-        return self.plan.bill(Participation(self.rounds, self.plan.clients.most(self.rounds)))
+        return self.plan.bill(Participation.planned(self.plan.clients, self.rounds))
 
     def patterns(self, streams: Streams) -> Array:
         """Who comes to which round, or which records of silo 0 are read: [rounds, units], as in a run."""

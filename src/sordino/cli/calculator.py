@@ -15,6 +15,7 @@ from sordino.privacy import accounting
 from sordino.privacy.bill import Line, Participation, client_bill
 from sordino.privacy.certificate import line_entry
 from sordino.privacy.delta import check_delta, default_delta
+from sordino.privacy.participations import in_words
 from sordino.privacy.rounding import upto
 
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
@@ -98,11 +99,16 @@ def text(found: dict[str, Any]) -> str:
     who = {"models": "sees the released models", "cohort": "also sees who took part"}
     lines = [
         f"epsilon {_or_dash(line['epsilon'])} (RDP {_or_dash(line['epsilon_rdp'])}), delta {upto(line['delta'])}, "
-        f"{line['relation']}: to one who {who[line['adversary']]}"
+        f"{line['relation']}: to one who {who[line['adversary']]}" + _by_coins(line)
         for line in found["adversaries"]
     ]
     grid = "none" if found["grid"] is None else f"{found['grid']:.3g}"
     return "\n".join([*lines, f"unit {found['unit']}; {found['accountant']}, {found['method']}, grid {grid}"])
+
+
+def _by_coins(line: dict[str, Any]) -> str:
+    told = line.get("by_participations")
+    return f"\n  {in_words(told)}" if told else ""
 
 
 def _or_dash(value: float | None) -> str:

@@ -133,9 +133,15 @@ def silo_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _adversary_lines(found: dict[str, Any]) -> list[str]:
-    return [
-        f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}" for line in found["adversaries"]
-    ]
+    return [text for line in found["adversaries"] for text in _adversary_text(line)]
+
+
+def _adversary_text(line: dict[str, Any]) -> list[str]:
+    from sordino.privacy.participations import in_words
+
+    told = line.get("by_participations")
+    first = f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}"
+    return [first, *([f"    {in_words(told)}"] if told else [])]
 
 
 def _epsilon(line: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from sordino.flower.counter import model_hash
 from sordino.flower.internals import WANTED
 from sordino.parts.events import Unprotected
 from sordino.privacy import accounting
+from sordino.privacy.bill import Participation
 from sordino.privacy.delta import LARGEST_DEFAULT, few, meaning_of_delta
 from sordino.version import __version__
 
@@ -171,7 +172,8 @@ def write_federation(folder: Path, config: Config, text: str) -> None:
 def policy_text(config: Config, place: int) -> str:
     """A policy that allows this plan and no other, with a limit that this plan uses up; for the operator to change."""
     name, plan = silos_of(config)[place], config.plan
-    line = plan.forecast.line("cohort", place)
+    often = Participation(plan.rounds, plan.clients.most(plan.rounds))  # a silo that is drawn often is not refused
+    line = plan.bill(often).line("cohort", place)
     own = config.budgets[place] if config.budgets else None
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
     cost = math.inf if own is None else own.epsilon

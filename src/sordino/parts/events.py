@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sordino.codec import Part
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, shown
 from sordino.parts.tries import Tries
 from sordino.pld import pairs, renyi, shuffle, without_replacement
 from sordino.pld.gridless import gaussian_epsilon
@@ -219,6 +219,51 @@ class FixedSampled(Event, kind="fixed_sampled"):
     def renyi(self, relation: Relation) -> Array | None:
         """Those of its pair."""
         return renyi.mirrored(self.cohort / self.population, self.event.mu(relation)) if self.pairs(relation) else None
+
+
+@dataclass(frozen=True)
+class PubliclySampled(Event, kind="publicly_sampled"):
+    """`event` of a round that the unit is in with probability `rate`; who is in it is seen, and depends on no data.
+
+        delta(e) = rate delta_event(e) + (1 - rate) (1 - exp(e))_+
+
+    Guarantee: averaged over the coins. A mixture by a seen coin is dominated by the mixture of pairs, and composes like
+    any pair: T of them are sum_k Bin(T, rate)(k) delta_k(e), delta_k that of k rounds. A bill states it for neighbours
+    with the same cohorts alone: a client is zeroed out or replaced there, never added or removed.
+    """
+
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise ConfigError(f"a publicly sampled event with rate {shown(self.rate)}", "a rate between 0 and 1")
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Those of the inner event where the coin takes the unit, else equal laws."""
+        q = self.rate
+        return tuple(
+            Orders(pairs.PublicCoin(q, each.removed), pairs.PublicCoin(q, each.added))
+            for each in self.event.pairs(relation, share)
+        )
+
+    def mu(self, relation: Relation) -> float:
+        """That of being there for sure."""
+        return self.event.mu(relation)
+
+    def pure(self, relation: Relation) -> float:
+        """That of being there for sure."""
+        return self.event.pure(relation)
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """The mixture of moments."""
+        one = self.event.renyi(relation)
+        return None if one is None else renyi.by_public_coin(self.rate, one)
+
+    def likely(self, relation: Relation) -> float | None:
+        """The mean over the coins."""
+        inner = self.event.likely(relation)
+        return None if inner is None else self.rate * inner
 
 
 @dataclass(frozen=True)

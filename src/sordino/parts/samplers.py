@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, shown
-from sordino.parts.events import CappedPoisson, Event, FixedSampled, PoissonSampled, Relation
+from sordino.parts.events import (
+    CappedPoisson,
+    Event,
+    FixedSampled,
+    PoissonSampled,
+    PubliclySampled,
+    Relation,
+    Unprotected,
+)
 from sordino.parts.laws import SamplingLaw, independent_coins
 from sordino.parts.numbers import CLIENTS, share
 from sordino.rng import Seeded
@@ -95,6 +103,21 @@ class Sampler(Part):
         again = np.concatenate([self.draw(t, NO_COINS) for t in repeated])
         return int((self.turns(rounds) + np.bincount(again, minlength=self.population)).max())
 
+    @property
+    def inclusion_rate(self) -> float | None:
+        """The probability that one client is in a round that can take it; None: not stated.
+
+        By coins of every round's own, which depend on no data: then a client is in Bin(amplified rounds, rate) of them.
+        """
+        return None
+
+    def seen(self, event: Event) -> Event:
+        """The event of a round that can take a client, to one who sees the coins and has not seen them yet."""
+        rate = self.inclusion_rate
+        if isinstance(event, Unprotected) or rate is None or rate >= 1:
+            return event
+        return PubliclySampled(rate, event)
+
     def with_cohort(self, cohort: int) -> Sampler:
         """The same sampler with another expected cohort."""
         raise PlanError("calibration", f"sampler {self.kind!r}", "poisson or fixed, whose cohort can be chosen")
@@ -123,13 +146,18 @@ def check_count(name: str, value: int) -> None:
 
 
 def binomial_most(population: int, rounds: int, rate: float) -> int:
-    """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6."""
+    """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6: for a forecast, never for a bill."""
+    return binomial_quantile(rounds, rate, _TAIL / population)
+
+
+def binomial_quantile(rounds: int, rate: float, tail: float) -> int:
+    """Smallest k with P[Bin(rounds, rate) > k] <= tail."""
     from scipy.special import bdtrc
 
     low, high = -1, rounds  # P[> k] falls in k: above the tail at low, below it at high
     while high - low > 1:
         k = (low + high) // 2
-        low, high = (low, k) if bdtrc(k, rounds, rate) * population <= _TAIL else (k, high)
+        low, high = (low, k) if bdtrc(k, rounds, rate) <= tail else (k, high)
     return high
 
 
@@ -211,6 +239,17 @@ class Poisson(Sampler, kind="poisson"):
             return CappedPoisson(self.rate, self.population, self.cap, event)
         return PoissonSampled(self.rate, event)
 
+    @property
+    def inclusion_rate(self) -> float | None:
+        """q; with a cap E[min(B, cap)] / N, B ~ Bin(N, q), rounded up."""
+        if self.cap is None or self.cap >= self.population:
+            return self.rate
+        from scipy.special import bdtr, bdtrc
+
+        n, q, cap = self.population, self.rate, self.cap
+        kept = cap / n * float(bdtrc(cap, n, q)) + q * (float(bdtr(cap - 1, n - 1, q)) if n > 1 else 0.0)
+        return min(q, kept * (1 + 1e-9))
+
     def with_cohort(self, cohort: int) -> Sampler:
         return replace(self, rate=cohort / self.population)
 
@@ -261,6 +300,10 @@ class FixedSize(Sampler, kind="fixed"):
 
     def amplify(self, event: Event) -> Event:
         return FixedSampled(self.population, self.cohort, event)
+
+    @property
+    def inclusion_rate(self) -> float | None:
+        return self.cohort / self.population
 
     def with_cohort(self, cohort: int) -> Sampler:
         return replace(self, cohort=cohort)

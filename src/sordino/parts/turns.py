@@ -147,6 +147,10 @@ class Turns(Sampler, kind="turns"):
     def amplify(self, event: Event) -> Event:
         return PoissonSampled(self.rate, event)
 
+    @property
+    def inclusion_rate(self) -> float | None:
+        return self.rate
+
     def with_cohort(self, cohort: int) -> Sampler:
         return replace(self, rate=cohort * self.groups / self.population)
 

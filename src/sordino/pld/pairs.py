@@ -218,6 +218,35 @@ class Either(Pair):
         return mixed(self.share, one[0], other[0]), mixed(self.share, one[1], other[1])
 
 
+@dataclass(frozen=True)
+class PublicCoin(Pair):
+    """`inner` with chance `rate`, else nothing, which has a loss of 0; the coin is seen and depends on no data."""
+
+    rate: float
+    inner: Pair
+
+    @property
+    def apart(self) -> float:  # type: ignore[override]
+        """That of the inner one, where it happens."""
+        return self.rate * self.inner.apart
+
+    @property
+    def slack(self) -> float:  # type: ignore[override]
+        """That of the inner one."""
+        return self.inner.slack
+
+    @property
+    def most(self) -> float:
+        """That of the inner one."""
+        return self.inner.most
+
+    def tails(self, losses: Array) -> Tails:
+        """q times the inner tails, and 1 - q below 0."""
+        nothing = np.where(losses < 0, 0.0, -np.inf)
+        some, other = self.inner.tails(losses)
+        return mixed(self.rate, some, nothing), mixed(self.rate, other, nothing)
+
+
 def mixed(share: float, first: Array, second: Array) -> Array:
     """log(share exp(first) + (1 - share) exp(second))."""
     if share >= 1:

@@ -23,6 +23,13 @@ _REACH = 13.0  # standard deviations that an integral covers
 _LONGEST = 2000.0  # an integral over more is not taken: that order proves nothing
 
 
+def by_public_coin(rate: float, divergences: Array) -> Array:
+    """Of what happens with probability `rate`, by a coin that is seen: log(1 - q + q exp((a - 1) D_a)) / (a - 1)."""
+    powers = (ORDERS - 1) * divergences
+    with np.errstate(over="ignore"):
+        return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + powers) / (ORDERS - 1))
+
+
 def epsilon(divergences: Array, delta: float) -> float:
     """The least epsilon over all orders; inf if none proves anything."""
     if delta <= 0:

@@ -24,7 +24,9 @@ from sordino.errors import PlanError
 from sordino.parts.events import (
     Approximate,
     Entries,
+    Event,
     GaussianNoise,
+    PubliclySampled,
     Relation,
     Shuffled,
     Tuned,
@@ -181,7 +183,7 @@ Composed = tuple[tuple[tuple[Pair, int], ...], ...]  # for each order of neighbo
 
 def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Composed]:
     """What dominates all entries together, in each order; several ways where an event has several."""
-    share = max(delta, 0.0) / max(1, sum(count for event, count in entries if isinstance(event, Shuffled)))
+    share = max(delta, 0.0) / max(1, sum(count for event, count in entries if _shuffled(event)))
     found = [(event.pairs(relation, share), count) for event, count in entries]
     for (event, _), (ways, _) in zip(entries, found, strict=True):
         if not ways:
@@ -191,6 +193,11 @@ def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Co
     return [
         _ordered([(ways[min(k, len(ways) - 1)], n) for ways, n in found]) for k in range(max(len(w) for w, _ in found))
     ]
+
+
+def _shuffled(event: Event) -> bool:
+    """Whether a share of delta is spent on it."""
+    return isinstance(event.event if isinstance(event, PubliclySampled) else event, Shuffled)
 
 
 def _ordered(found: Sequence[tuple[Any, int]]) -> Composed:

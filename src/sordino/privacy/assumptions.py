@@ -51,7 +51,8 @@ def assumptions(
 ) -> list[str]:
     """What must hold outside this program for the numbers to be true; `loop`: there is one data set, and no silo."""
     if plan.local.reads is not None:
-        return _record_assumptions(plan, public, LOOP if loop else SILO)
+        said = _record_assumptions(plan, public, LOOP if loop else SILO)
+        return [*said, AVERAGED] if counts.coins and {"cohort", "messages"} & plan.release.sees else said
     said = [
         f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
         f"the population and the plan are public, and {declared(public)}",
@@ -59,7 +60,7 @@ def assumptions(
     if plan.clients.random:
         if _hides_cohorts(bill):
             said.append("the coins that choose a cohort stay secret from the adversary of the first line")
-        said.append(f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more")
+        said.append(_of_cohorts(counts))
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
     if plan.release.joint:
@@ -71,6 +72,19 @@ def _hides_cohorts(bill: Bill) -> bool:
     """Whether the first line rests on coins that its adversary does not see: else it is the line of one who does."""
     seen = {(line.relation, line.entries, line.silos) for line in bill.of("cohort")}
     return any((line.relation, line.entries, line.silos) not in seen for line in bill.of("models"))
+
+
+AVERAGED = (
+    "the coins that choose cohorts depend on no data; the lines of one who sees the cohort are averaged over those "
+    "coins, for neighbours with the same cohorts; who was in more rounds than most is promised less (by_participations)"
+)
+
+
+def _of_cohorts(counts: Participation) -> str:
+    """What the line of one who sees the cohort rests on: coins that are averaged over, or rounds that were counted."""
+    if counts.coins:
+        return AVERAGED
+    return f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more"
 
 
 def trusted(part: codec.Foreign) -> str:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Literal
 from sordino.codec import Part, foreign
 from sordino.matrix.patterns import Patterns
 from sordino.parts.bounds import Spent, Unit
-from sordino.parts.events import Event, Relation, Unprotected
+from sordino.parts.events import Approximate, Event, Relation, Unprotected
 from sordino.parts.preparation import Preparation
 from sordino.parts.release import Release
 from sordino.parts.releases import LocalNoise, ShuffledNoise
-from sordino.parts.samplers import Sampler
+from sordino.parts.samplers import Sampler, binomial_quantile
 
 if TYPE_CHECKING:
     from sordino.parts.local import LocalSolver
@@ -36,11 +36,13 @@ Entries = tuple[tuple[Event, int], ...]  # each event so many times
 class Participation:
     """How often the data was touched: releases made, and the most that any one client was in.
 
-    `most` comes from the plan unless the adversary sees the cohort; then it is the realised count, and `each` that of
-    every single client. `repeated` names the rounds that were run again after a kill, from 0 and once for each time:
-    the same clients and records are in them again, so what they cost depends on which they are. `repeats` is how many
-    there were; it is more than `repeated` names where a silo says that it paid for more, and those may be of anybody.
-    `told`: a budget ends the run by who was drawn, so one who sees when it ended knows something of the coins.
+    `most` are rounds that a client was in for sure: by a public sampler, or as they were drawn where the adversary sees
+    the cohort; then `each` is that of every single client. `coins` are rounds beside those that can take a client by
+    coins not looked at: a forecast, or a cohort that is not recorded. `repeated` names the rounds that were run again
+    after a kill, from 0 and once for each time: the same clients and records are in them again, so what they cost
+    depends on which they are. `repeats` is how many there were; it is more than `repeated` names where a silo says that
+    it paid for more, and those may be of anybody. `told`: a budget ends the run by who was drawn, so one who sees when
+    it ended knows something of the coins.
     """
 
     releases: int
@@ -50,12 +52,13 @@ class Participation:
     told: bool = False
     prepared: int = 1  # how often the plan's preparations were released: more if a kill lost them
     repeated: tuple[int, ...] = ()
+    coins: int = 0
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
         """As many rounds as planned, and those that were run again."""
-        most, count = clients.max_participations(rounds, repeated), len(repeated)
-        return cls(releases=rounds + count, most=most, repeats=count, repeated=repeated)
+        most, coins = _planned_rounds(clients, rounds, repeated)
+        return cls(rounds + len(repeated), most, repeats=len(repeated), repeated=repeated, coins=coins)
 
     @property
     def all_repeats(self) -> int:
@@ -74,7 +77,21 @@ class Participation:
 
     def patterns(self, clients: Sampler) -> Patterns:
         """The rounds that one client may have been in, each counted once."""
-        return Patterns(max(self.distinct, 1), self.most, clients.apart or 1)
+        return Patterns(max(self.distinct, 1), self.most + self.coins, clients.apart or 1)
+
+    @property
+    def by_any_coins(self) -> Participation:
+        """The same if the coins took every client whenever they could."""
+        each = tuple(count + self.coins for count in self.each)
+        return replace(self, most=self.most + self.coins, each=each, coins=0)
+
+
+def _planned_rounds(clients: Sampler, rounds: int, repeated: tuple[int, ...]) -> tuple[int, int]:
+    """Rounds of one client for sure, and by coins; a random sampler that states no rate may take it in every round."""
+    if not clients.random:
+        return clients.max_participations(rounds, repeated), 0
+    reached = clients.amplified_rounds(rounds, repeated)
+    return (reached, 0) if clients.inclusion_rate is None else (0, reached)
 
 
 def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
@@ -117,12 +134,34 @@ def client_bill(clients: Sampler, release: Release, participation: Participation
     """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
     if isinstance(release, LocalNoise) and (release.multipliers or participation.each):
         return _own_bill(clients, release, participation, only)
-    messages = Line("messages", "replace_one", ((release.message_event(), participation.most),))
+    if release.joint and not clients.amplifies:  # columns of C may meet: no price of single rounds
+        participation = participation.by_any_coins
+    messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
     if "messages" in release.sees:
         return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
-    allowed = participation.patterns(clients)
-    seen = Line("cohort", _seen_relation(clients, release), _with_repeats(release, allowed, participation))
+    seen = Line("cohort", _seen_relation(clients, release), _seen_rounds(clients, release, participation))
     return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
+
+
+def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
+    """The rounds of one client: `event` for those it was in for sure, and by a coin that is seen for the others."""
+    sure = participation.each[client] if client is not None and participation.each else participation.most
+    if not participation.coins:
+        return ((event, sure),)
+    counts: Counter[Event] = Counter({event: sure})
+    counts[clients.seen(event)] += participation.coins
+    return tuple((each, count) for each, count in counts.items() if count)
+
+
+def _seen_rounds(clients: Sampler, release: Release, participation: Participation) -> Entries:
+    """To one who sees the cohort: round by round, or all that share their noise as one event.
+
+    Where coins are left and rounds share their noise, the sampler keeps the columns of C apart (`Release.suits`): they
+    are round by round too, one column for each round that a client is in.
+    """
+    if participation.coins:
+        return _rounds(clients, release.event(), participation)
+    return _with_repeats(release, participation.patterns(clients), participation)
 
 
 def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
@@ -146,12 +185,12 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
 
 def _own_bill(clients: Sampler, release: LocalNoise, participation: Participation, only: int | None) -> Bill:
     """Every client noises its own message: a line for each kind of noise and number of rounds."""
-    kinds: dict[tuple[Event, int], list[int]] = {}
+    kinds: dict[Entries, list[int]] = {}
     for client in _one_of_each(clients, only, (release,), release.multipliers, participation.each):
-        rounds = participation.each[client] if participation.each else participation.most
-        kinds.setdefault((release.of(client).event(), rounds), []).append(client)
+        rounds = _rounds(clients, release.of(client).event(), participation, client)
+        kinds.setdefault(rounds, []).append(client)
     lines = [
-        Line(who, "replace_one", (kind,), tuple(found) if len(kinds) > 1 else ())
+        Line(who, "replace_one", kind, tuple(found) if len(kinds) > 1 else ())
         for kind, found in kinds.items()
         for who in ADVERSARIES
     ]
@@ -165,6 +204,8 @@ def record_bill(
     reads = local.reads
     assert reads is not None
     kinds: dict[tuple[Entries, ...], list[int]] = {}
+    if release.joint:  # rounds that share their noise have no price of single rounds
+        participation = participation.by_any_coins
     own = [getattr(part, "multipliers", ()) for part in (release, local)]
     for silo in _one_of_each(clients, only, (release, local), reads.sizes, participation.each, *own):
         kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
@@ -182,11 +223,42 @@ def _record_cost(
     """What one record of a silo pays to each adversary, and how often."""
     times = reads_of(clients, local, release, participation, silo)
     if not release.joint:
-        return tuple(((event, times),) for event in _record_events(local, release, silo))
+        events = _record_events(local, release, silo)
+        if not participation.coins or not _silos_are_seen(clients, release):
+            return tuple(((event, times),) for event in events)
+        return tuple(_record_rounds(clients, local, participation, event, times, silo) for event in events)
     rounds = max(participation.distinct, 1)
     allowed = record_patterns(clients, local, rounds, min(times, rounds), silo)
     seen = _with_repeats(release, allowed, participation)
     return seen, seen, ((release.message_event(), seen[0][1]),)
+
+
+def _silos_are_seen(clients: Sampler, release: Release) -> bool:
+    """Whether the adversary sees which silos are in a round."""
+    return not clients.random or bool({"cohort", "messages"} & release.sees)
+
+
+def _record_rounds(
+    clients: Sampler, local: LocalSolver, participation: Participation, event: Event, times: int, silo: int
+) -> Entries:
+    """`times` reads of one record for sure, and those of rounds that take its silo by a coin that is seen.
+
+    Several steps of a round share one coin. They are billed for k rounds, and P[Bin > k] <= 1e-15 as lost.
+    """
+    reads, spent, rate = local.reads, local.bound(), clients.inclusion_rate
+    assert reads is not None
+    assert rate is not None
+    steps = spent.count if isinstance(spent, Spent) else 1
+    most = reads.most(participation.distinct * steps, silo) + _read_again(local, participation, steps, silo)
+    if steps == 1:
+        coins = min(participation.coins, most) if reads.disjoint else participation.coins
+        return _rounds(clients, event, replace(participation, most=times, each=(), coins=coins))
+    rounds = binomial_quantile(participation.coins, rate, LOST)
+    more = min(rounds * steps, most) if reads.disjoint else rounds * steps
+    return (event, times + more), (Approximate(0.0, LOST), 1)
+
+
+LOST = 1e-15  # of delta, for rounds of several steps by one coin
 
 
 def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
@@ -217,15 +289,22 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
     """How many releases one record of a silo may have been in."""
     reads, spent = local.reads, local.bound()
     assert reads is not None
-    seen = not clients.random or bool({"cohort", "messages"} & release.sees)
+    seen = _silos_are_seen(clients, release)
     rounds = participation.most if seen else participation.releases
     rounds = participation.each[silo] if seen and participation.each else rounds
     steps = spent.count if isinstance(spent, Spent) else 1
     if not reads.disjoint:
         return rounds * steps
-    again = repeated_reads(reads, participation.repeated, steps, silo)
-    again += participation.unnamed * reads.again(steps, silo)
+    again = _read_again(local, participation, steps, silo)
     return min(rounds * steps, reads.most(participation.distinct * steps, silo) + again)
+
+
+def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
+    """How often one record was read again in rounds that were run again, named or not."""
+    reads = local.reads
+    assert reads is not None
+    again = repeated_reads(reads, participation.repeated, steps, silo)
+    return again + (participation.unnamed * reads.again(steps, silo) if participation.unnamed else 0)
 
 
 def repeated_reads(reads: RecordSampler, repeated: Sequence[int], steps: int, silo: int) -> int:

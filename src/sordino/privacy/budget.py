@@ -220,7 +220,8 @@ def _patterns(plan: Plan, n: int, client: int) -> Patterns:
 def _line(plan: Plan, client: int, n: int) -> Line:
     """What n rounds of a client cost; where the batches of an epoch are disjoint, n releases of one record of it."""
     if plan.local.reads is not None and plan.local.reads.disjoint:
-        line = replace(plan, prepare=()).forecast.line("cohort", client)
+        sure = Participation(plan.rounds, plan.rounds)
+        line = replace(plan, prepare=()).bill(sure, client).line("cohort", client)
         if plan.release.joint:
             line = replace(line, entries=plan.release.over(_patterns(plan, n, client)))
         else:

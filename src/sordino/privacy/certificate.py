@@ -15,6 +15,7 @@ from sordino.privacy.bill import ADVERSARIES, Adversary, Line, Participation, cu
 from sordino.privacy.earlier import sentences, together
 from sordino.privacy.earlier import written as earlier_entry
 from sordino.privacy.facts import Facts, Loop, billed, participation
+from sordino.privacy.participations import by_participations
 from sordino.privacy.spending import Standing
 from sordino.privacy.statement import statement
 from sordino.privacy.summary import summary, upward
@@ -148,6 +149,7 @@ def line_entry(line: Line, delta: float) -> dict[str, Any]:
         "method": spent.method,
         "grid": spent.grid,
         "events": [{"count": count, "event": codec.dump(event)} for event, count in line.entries],
+        **({"by_participations": told} if (told := by_participations(line, delta)) else {}),
     }
 
 

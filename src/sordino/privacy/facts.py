@@ -108,14 +108,15 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     if facts.selection is None:
         return replace(_rounds(plan, facts), prepared=prepared)
     found = _rounds(plan, replace(facts, most=None, each=()))
-    return replace(found, most=max(found.most, least), prepared=prepared)
+    return replace(found, most=found.most if found.coins else max(found.most, least), prepared=prepared)
 
 
 def _rounds(plan: Plan, facts: Facts) -> Participation:
     told = facts.filtered and plan.clients.random
     if facts.stopped and not facts.repeats and facts.charged:
-        most = plan.clients.most(facts.charged) if facts.most is None else facts.most
-        return Participation(facts.released, most, facts.each, 0, told)
+        if facts.most is None:
+            return replace(Participation.planned(plan.clients, facts.released), told=told)
+        return Participation(facts.released, facts.most, facts.each, 0, told)
     known = max(facts.repeats, len(facts.repeated))
     distinct = max(plan.rounds, facts.released - known) if facts.loop is not None else plan.rounds
     repeats = max(known, facts.released - distinct)  # a run has no more rounds than planned: what is more ran again
@@ -124,11 +125,11 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
         cut = facts.charged < plan.rounds or bool(
             facts.early
         )  # whoever stops a run has seen its models: bill what was planned
-        least = plan.clients.most(plan.rounds) if cut else 0
-        each = tuple(max(count, least) for count in facts.each)
-        return Participation(distinct + repeats, max(facts.most, least), each, **again)
-    most = plan.clients.max_participations(distinct, facts.repeated) + repeats - len(facts.repeated)
-    return Participation(distinct + repeats, most, **again)
+        least = Participation.planned(plan.clients, plan.rounds) if cut else Participation(0, 0)
+        each = tuple(max(count, least.most) for count in facts.each)
+        return Participation(distinct + repeats, max(facts.most, least.most), each, coins=least.coins, **again)
+    found = Participation.planned(plan.clients, distinct, facts.repeated)
+    return replace(found, releases=distinct + repeats, most=found.most + repeats - len(facts.repeated), **again)
 
 
 def billed(plan: Plan, facts: Facts) -> Bill:

@@ -8,6 +8,7 @@ from sordino.plan import Plan
 from sordino.privacy.attack import Ceiling, ceiling
 from sordino.privacy.bill import ADVERSARIES, Adversary, Bill
 from sordino.privacy.facts import Facts, billed
+from sordino.privacy.participations import in_words
 from sordino.privacy.rounding import upto
 
 CHANGE = {
@@ -94,8 +95,13 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
     return (
         f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
         f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
-        f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)."
+        f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)." + _by_coins(line)
     )
+
+
+def _by_coins(line: dict[str, Any]) -> str:
+    told = line.get("by_participations")
+    return f" This is {in_words(told)}." if told else ""
 
 
 def _other_words(line: dict[str, Any]) -> list[str]:

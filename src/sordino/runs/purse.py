@@ -38,7 +38,13 @@ NAME = "ledger.json"
 
 
 def asked(config: Config, facts: Facts) -> Asked:
-    """The first line of the bill, in the ledger's terms: by name where silos have names."""
+    """The first line of the bill, in the ledger's terms: by name where silos have names.
+
+    Random cohorts are charged averaged over their coins, before the run and after it: composed with other runs, whose
+    coins are their own, that is true whatever was drawn.
+    """
+    if config.plan.clients.random:
+        facts = replace(facts, most=None, each=(), stopped=False)
     bill = billed(config.plan, facts)
     lines, best = bill.of("models"), config.privacy.selected
     whose = config.plan.hash if best is None else codec.digest(best)
