@@ -187,3 +187,18 @@ def _chances(low: float, high: float, rate: float, mu: float) -> tuple[float, fl
 
     still = between(low, high)
     return (1 - rate) * still + rate * between(low - mu, high - mu), still
+
+
+def public_coin_delta(epsilon: float, *, rate: float, rounds: int, mu: float, steps: int = 1) -> float:
+    """sum_k Bin(rounds, rate)(k) delta_Gauss(sqrt(k steps) mu; epsilon): the cohorts are seen, the coins averaged over.
+
+    Each of k rounds has `steps` Gaussian releases; binomial weights and Gaussian tails with 30 digits at least.
+    """
+    total = mpmath.mpf(0)
+    with mpmath.workdps(30):
+        q = mpmath.mpf(rate)
+        for k in range(1, rounds + 1):
+            weight = mpmath.binomial(rounds, k) * q**k * (1 - q) ** (rounds - k)
+            if weight > mpmath.mpf(10) ** -25:
+                total += weight * gaussian_delta(epsilon, mu * math.sqrt(k * steps))
+    return float(total)

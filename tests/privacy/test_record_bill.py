@@ -337,9 +337,9 @@ def test_a_run_that_was_cut_is_billed_as_planned_for_every_silo() -> None:
     facts = counted(plan, [0], [np.array([0, 1])], Facts(1e-5, "simulation", 0))
     bill = plan.bill(participation(plan, facts))
     read, by_coin = FixedSampled(N, 3, Z), PubliclySampled(0.5, FixedSampled(N, 3, Z))
-    for silo in range(4):
-        drawn = ((read, 1),) if silo < 2 else ()
-        assert bill.line("messages", silo).entries == (*drawn, (by_coin, ROUNDS))
+    for each in range(4):
+        drawn = ((read, 1),) if each < 2 else ()
+        assert bill.line("messages", each).entries == (*drawn, (by_coin, ROUNDS))
     whole = made(FixedRecords(3, (N,)))
     cut = counted(whole, [0, 1], [], Facts(1e-5, "simulation", 0))
     assert entries(whole.bill(participation(whole, cut)))[1] == ROUNDS

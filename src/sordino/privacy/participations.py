@@ -28,7 +28,7 @@ def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
     if len(coins) != 1:
         return []
     event, count = coins[0]
-    ks = {math.ceil(count * event.rate), *(binomial_quantile(count, event.rate, tail) for tail in TAILS)}
+    ks = {math.ceil(count * event.rate - 1e-9), *(binomial_quantile(count, event.rate, tail) for tail in TAILS)}
     return [_known(line, event, count, k, delta) for k in sorted(ks)]
 
 
@@ -45,10 +45,10 @@ def _known(line: Line, event: PubliclySampled, count: int, k: int, delta: float)
 def in_words(told: list[dict[str, Any]]) -> str:
     """The same as one sentence."""
     costs = [
-        f"in {one['participations']} rounds {_shown(one['epsilon'])} (in more: chance {one['chance_of_more']:.1g})"
+        f"{_shown(one['epsilon'])} in {one['participations']} (chance of more {upto(one['chance_of_more'], 2)})"
         for one in told
     ]
-    return f"averaged over the coins; a client costs {', '.join(costs)}"
+    return f"averaged over the coins; by the number of rounds that a client is in: {', '.join(costs)}"
 
 
 def _shown(epsilon: float | None) -> str:
