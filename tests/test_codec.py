@@ -157,6 +157,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "gaussian": {"multiplier": 1.5},
         "laplace": {"multiplier": 1.5},
         "poisson_sampled": {"rate": 0.5, "event": GAUSSIAN},
+        "publicly_sampled": {"rate": 0.5, "event": GAUSSIAN},
         "capped_poisson": {"rate": 0.5, "population": 9, "cap": 5, "event": GAUSSIAN},
         "fixed_sampled": {"population": 9, "cohort": 5, "event": GAUSSIAN},
         "shuffled": {"reports": 9, "event": GAUSSIAN},

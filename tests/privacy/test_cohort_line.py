@@ -238,7 +238,8 @@ def test_the_certificate_says_what_a_client_in_k_rounds_is_promised() -> None:
 
 def test_the_calculator_says_it_too() -> None:
     asked = Question(sampler="poisson", population=500, cohort=50, rounds=200, multiplier=0.95, delta=0.002)
-    assert "averaged over the coins; by the number of rounds that a client is in: 23.86 in 20 (chance of more 0." in text(answer(asked))
+    told = "averaged over the coins; by the number of rounds that a client is in: 23.86 in 20 (chance of more 0."
+    assert told in text(answer(asked))
 
 
 def test_laplace_noise_and_a_cap_have_the_line_too() -> None:
