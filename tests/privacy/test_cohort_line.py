@@ -205,6 +205,7 @@ def test_cohorts_that_were_drawn_and_seen_are_counted() -> None:
 def test_a_run_that_was_cut_pays_for_what_was_drawn_and_for_the_coins_of_a_whole_run() -> None:
     cut = Facts(1e-5, "simulation", 3, most=2)
     assert billed(SHARES, cut).line("cohort").entries == ((Z, 2), (COIN, 10))
+    assert certificate(SHARES, cut)["counts"]["rounds_billed"] == 10
 
 
 def test_rounds_run_again_have_coins_of_their_own() -> None:

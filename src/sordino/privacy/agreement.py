@@ -2,7 +2,8 @@
 
     rounds billed >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
                      ones, unless a budget ended the run; more only by rounds that were run again
-    count(line)  <= rounds billed * releases a round makes of one unit
+    count(line)  <= rounds billed * releases a round makes of one unit; with rounds that were drawn before a run was
+                     cut beside them
     count(line)   = that, where the unit is in every round that is billed
 
 A line counts the rounds of one unit (client, or record): fewer than are billed where it cannot have been in all.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sordino.errors import CertificateError
 from sordino.parts.bounds import Spent
+from sordino.parts.events import PubliclySampled
 from sordino.privacy.bill import ADVERSARIES, Bill, Line, Participation
 
 if TYPE_CHECKING:
@@ -35,8 +37,10 @@ def check_counts(plan: Plan, facts: Facts, counts: Participation, bill: Bill) ->
 
 
 def _releases_of(line: Line) -> int:
-    """How many releases of rounds a line counts: its first entry; preparations are the entries after it."""
-    return line.entries[0][1] if line.entries else 0
+    """How many releases of rounds a line counts: its first entry, and rounds by coins; then come preparations."""
+    first, others = line.entries[:1], line.entries[1:]
+    by_coins = ((event, count) for event, count in others if isinstance(event, PubliclySampled))
+    return sum(count for _, count in (*first, *by_coins))
 
 
 def _check_rounds(plan: Plan, facts: Facts, counts: Participation) -> None:
@@ -54,7 +58,8 @@ def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
     reads = plan.local.reads
     everyone = plan.clients.most(counts.releases) == counts.releases and not (reads is not None and reads.disjoint)
     asked = counts.releases if facts.most is None else facts.most  # silos may have refused rounds that are billed
-    return (asked if everyone else 0) * each, counts.releases * each
+    drawn = counts.most if counts.coins else 0  # a run that was cut: what was drawn, beside the coins of a whole run
+    return (asked if everyone else 0) * each, (counts.releases + drawn) * each
 
 
 def _disagree(what: str) -> CertificateError:
