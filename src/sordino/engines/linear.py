@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sordino import kernels
 from sordino.data.task import Records, Task
 from sordino.engines.batches import Batches
-from sordino.engines.dense import DenseClients, chain, finite, known_targets, summed
+from sordino.engines.dense import DenseClients, chain, finite, known_targets, sum_of_outer
 from sordino.errors import DataError
 from sordino.parts.bounds import Norm
 from sordino.parts.clipping import FEW_DIGITS, factors, pull
@@ -22,7 +22,6 @@ from sordino.parts.losses import CODES
 from sordino.parts.norms import SLACK, lengths
 
 SMALL = 1024  # weights of a model
-FEW, MANY = 128, 4096  # records of a batch: up to FEW are added in float32, products of more than MANY in float64
 Rows = NDArray[np.int64]
 
 
@@ -96,7 +95,7 @@ class LinearClients(DenseClients):
         residual = self.slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), x[:, None], ball)
         sizes = self.sizes(x, ball.norm)
         residual = pull(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.radius, None))
-        weights = summed(residual.view(1, len(x), -1), finite(x, sizes)[None]).view(g, edge)
+        weights = sum_of_outer(residual.view(1, len(x), -1), finite(x, sizes)[None]).view(g, edge).double()
         return torch.cat([weights, residual.sum(0, dtype=torch.float64)], 1) if self.bias else weights
 
     def sizes(self, x: Tensor, norm: Norm) -> Tensor:

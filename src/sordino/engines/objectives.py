@@ -14,10 +14,9 @@ from torch.func import functional_call, grad, vmap
 
 from sordino.data.task import Task
 from sordino.engines.base import Copies
-from sordino.engines.dense import FEW
 from sordino.engines.winograd import accelerate
 from sordino.layout import Layout
-from sordino.parts.clipping import factors
+from sordino.parts.clipping import FEW, factors
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.losses import Loss, keeps_apart
 from sordino.parts.norms import row_norms

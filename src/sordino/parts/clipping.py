@@ -1,15 +1,20 @@
-"""The clip: from norms to factors, once for every path. The bound of a message, or of a record, rests on it.
+"""The clip: from norms to factors, and sums of what was clipped, once for every path. The bound of a message, or of a
+record, rests on both.
 
 kernels/linear.py has the same rule for one record at a time (`factor`); a test holds them equal on odd norms.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from sordino.parts.norms import SLACK
 
+FEW, MANY = 128, 4096  # records: up to FEW are added in float32, products of more than MANY in float64
+Cast = Callable[[Tensor], Tensor]
 FEW_DIGITS = 1e-35  # below about 1e-38 a float32 loses digits one by one
 
 
@@ -42,3 +47,24 @@ def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     if bool(ordinary.all()):
         return rows * scale.to(rows.dtype)[:, None]
     return (rows.double() * scale[:, None]).to(rows.dtype)
+
+
+def summed(records: int, product: Callable[[slice, Cast], Tensor]) -> Tensor:
+    """The sum of `product(block, cast)` over blocks of records; in float64 if there are more than `FEW`.
+
+    What one record adds must not drown in what others sum to. Measured where all records point one way, a float32 sum
+    let one of them move it by 1 + 1e-5 among 100 (slack included), by 1 + 6e-5 among 1,000 and by 1.004 among 200,000.
+    So products of `FEW` records are added in float64; of more than `MANY` records, every product is of factors that
+    `cast` has made float64. No worst case is proved for the float32 part.
+    """
+    if records <= FEW:
+        return product(slice(0, records), _same)
+    width, cast = (FEW, _same) if records <= MANY else (MANY, Tensor.double)
+    total = product(slice(0, width), cast).double()
+    for first in range(width, records, width):
+        total += product(slice(first, first + width), cast)
+    return total
+
+
+def _same(factor: Tensor) -> Tensor:
+    return factor

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sordino import codec
 from sordino.errors import ConfigError
 from sordino.parts.bounds import Norm
-from sordino.parts.clipping import factors
+from sordino.parts.clipping import FEW, factors
 from sordino.parts.norms import SLACK, row_norms
 from sordino.per_record.pieces import ROOM, Piece, sums_in, wide
 
@@ -44,7 +44,7 @@ def clipped_sum(
     norm: Norm = 2,
     mask: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """sum_j scale g_j min(1, radius / ||scale g_j||) by name, and the norms ||scale g_j|| [b]."""
+    """sum_j scale g_j min(1, radius / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
     if not radius > 0:
         raise ConfigError(f"radius {radius}", "a positive number", "use a radius near the typical gradient norm")
     if not batch:
@@ -54,6 +54,8 @@ def clipped_sum(
         sound = sound if norm == 2 else torch.zeros_like(sound)
         chosen = sound if mask is None else sound & mask.bool()
         total = _weighted(pieces, named, factors(norms, radius / scale).mul_(scale), chosen)
+        if batch > FEW:
+            total = {name: part.double() for name, part in total.items()}
         if not bool(sound.all()):
             doubtful = ~sound if mask is None else ~sound & mask.bool()
             _add_carefully(total, norms, pieces, named, doubtful.nonzero()[:, 0], radius, scale, norm)
@@ -81,13 +83,14 @@ def _weighted(pieces: Pieces, named: Mapping[str, nn.Parameter], factors: Tensor
     """sum over the chosen records; the others are left out, as 0 * inf is not 0."""
     index = None if bool(chosen.all()) else chosen.nonzero()[:, 0]
     weights = factors if index is None else factors[index]
+    in_kind = {kind: weights.to(kind) for kind in {sums_in(parameter) for parameter in named.values()}}
     total: dict[str, Tensor] = {}
     for name, parameter in named.items():
         piece = pieces.get(parameter)
         if piece is None or not len(weights):
             total[name] = wide(torch.zeros_like(parameter))
         else:
-            total[name] = (piece if index is None else piece.at(index)).weighted(weights.to(sums_in(parameter)))
+            total[name] = (piece if index is None else piece.at(index)).weighted(in_kind[sums_in(parameter)])
     return total
 
 

@@ -1,6 +1,7 @@
 """One parameter's per-record gradients g_1, ..., g_b, kept in the form in which they are cheapest.
 
-Every form gives their squared norms [b], their weighted sum, and, if asked, the gradients themselves.
+Every form gives their squared norms [b], their weighted sum (in float64 if there are many), and, if asked, the
+gradients themselves.
 
     Rows    g_j as it is                          a bias, a norm's gain, anything that autograd handed over
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sordino import codec
+from sordino.parts.clipping import FEW, Cast, summed
 from sordino.parts.norms import BLOCK
 
 NEAR, FAR = 12, 32  # reading and writing a materialised entry, in multiplications: in the cache, in memory
@@ -49,13 +51,18 @@ class Piece(Protocol):
         """How much `squares` may be wrong by, where that may matter: [b]."""
 
     def weighted(self, weights: Tensor) -> Tensor:
-        """sum_j weights_j g_j, shaped as the parameter."""
+        """sum_j weights_j g_j, shaped as the parameter; of more than `FEW` records in float64."""
 
     def rows(self) -> Tensor:
         """The gradients themselves, [b, *shape]."""
 
     def at(self, index: Tensor) -> Piece:
         """Only these records."""
+
+
+def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
+    """sum_j weights_j rows_j of [b, d]; of many in float64."""
+    return summed(len(weights), lambda some, cast: cast(weights[some]) @ cast(rows[some]))
 
 
 def row_squares(rows: Tensor) -> Tensor:
@@ -84,7 +91,7 @@ class Rows:
         return 0.0
 
     def weighted(self, weights: Tensor) -> Tensor:
-        return (weights @ self.value.reshape(len(weights), -1)).view(self.value.shape[1:])
+        return weighted_rows(weights, self.value.reshape(len(weights), -1)).view(self.value.shape[1:])
 
     def rows(self) -> Tensor:
         return self.value
@@ -118,10 +125,10 @@ class Slopes:
         return self._gram
 
     def scaled(self, weights: Tensor) -> Tensor:
-        """[O, b T]: each record's part times its weight, in the order of `flat`."""
+        """[b, T, O]: each record's part times its weight."""
         if self._scaled is None or self._scaled[0] is not weights:
-            self._scaled = weights, flat(self.value * weights[:, None, None], self.time_first)
-        return self._scaled[1].T
+            self._scaled = weights, self.value * weights[:, None, None]
+        return self._scaled[1]
 
 
 def flat(value: Tensor, time_first: bool) -> Tensor:
@@ -175,10 +182,19 @@ class Outer:
 
     def weighted(self, weights: Tensor) -> Tensor:
         if self.kept is not None:
-            total = (weights @ self.kept.view(len(weights), -1)).view(self.kept.shape[1:])
+            total = weighted_rows(weights, self.kept.view(len(weights), -1)).view(self.kept.shape[1:])
         else:
-            total = self.outputs.scaled(weights) @ flat(self.read(), self.outputs.time_first)
+            total = self._products_summed(self.outputs.scaled(weights), self.read())
         return self.turn(total)
+
+    def _products_summed(self, outputs: Tensor, inputs: Tensor) -> Tensor:
+        """sum_jt out_jt (x) in_jt, [O, I]."""
+        time_first = self.outputs.time_first
+
+        def product(some: slice, cast: Cast) -> Tensor:
+            return cast(flat(outputs[some], time_first).T) @ cast(flat(inputs[some], time_first))
+
+        return summed(len(inputs), product)
 
     def rows(self) -> Tensor:
         return self.turn(_products(self.read(), self.outputs.value) if self.kept is None else self.kept)
@@ -232,8 +248,14 @@ class Lookup:
         return 0.0
 
     def weighted(self, weights: Tensor) -> Tensor:
-        scaled = (self.outputs * weights[:, None, None]).flatten(0, 1)
-        return scaled.new_zeros(self.words, scaled.shape[1]).index_add_(0, self.index.flatten(), scaled)
+        if len(weights) > FEW and self.words > FEW * self.index.shape[1]:  # a table per block costs more than float64
+            return self._table(weights, slice(None), Tensor.double)
+        return summed(len(weights), lambda some, cast: self._table(weights, some, cast))
+
+    def _table(self, weights: Tensor, some: slice, cast: Cast) -> Tensor:
+        """The sum over some records, [words, D]."""
+        scaled = cast(self.outputs[some] * weights[some, None, None]).flatten(0, 1)
+        return scaled.new_zeros(self.words, scaled.shape[1]).index_add_(0, self.index[some].flatten(), scaled)
 
     def rows(self) -> Tensor:
         b, d = len(self.index), self.outputs.shape[2]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sordino import codec, kernels
-from sordino.per_record.pieces import ROOM, Outer, gram_is_cheaper
+from sordino.per_record.pieces import ROOM, Outer, gram_is_cheaper, weighted_rows
 from sordino.per_record.tape import Tape
 
 SMALL = 1 << 14  # weights that stay in the cache: above, torch's own products are as fast
@@ -164,7 +164,7 @@ class Convolved(Outer):
         if self.kept is None:
             return super().weighted(weights)
         made = self.kept.transpose(1, 2)
-        return self.turn((weights @ made.flatten(1)).view(made.shape[1:]).T)
+        return self.turn(weighted_rows(weights, made.flatten(1)).view(made.shape[1:]).T)
 
 
 def _weight_gradients(x: Tensor, slopes: Tensor, spot: Where, made: Tensor, found: Tensor) -> None:

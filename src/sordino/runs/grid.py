@@ -21,11 +21,11 @@ from sordino import codec
 from sordino.data.task import Records, Task
 from sordino.engines.base import Collected
 from sordino.engines.batches import gather
-from sordino.engines.dense import FEW
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.linear import LinearClients, Rows
 from sordino.errors import PlanError
 from sordino.parts.bounds import Norm
+from sordino.parts.clipping import FEW
 from sordino.parts.encode import Adaptive, Clip, Public, finite_rows
 from sordino.parts.gradients import Batch, Plain
 from sordino.parts.local import LocalSgd, Work
