@@ -12,14 +12,14 @@ from sordino.data.task import Task
 from sordino.engines.dense import DenseClients
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear import LinearClients
-from sordino.engines.objectives import ManyClients
+from sordino.engines.objectives import ManyClients, OneClient
 from sordino.parts.bounds import Norm
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local import LocalSgd
 from sordino.rng import Seeded
 
 WIDE, MANY = 6_000_000, 200_000
-Objective = type[LinearClients] | type[DenseClients] | type[ManyClients]
+Objective = type[LinearClients] | type[DenseClients] | type[ManyClients] | type[OneClient]
 
 
 def still(*layers: nn.Module) -> nn.Module:
@@ -48,7 +48,7 @@ def test_a_wide_record_counts_for_one(norm: Norm) -> None:
 
 
 @pytest.mark.parametrize("count", [100, 1000, MANY])
-@pytest.mark.parametrize("objective", [LinearClients, DenseClients, ManyClients])
+@pytest.mark.parametrize("objective", [LinearClients, DenseClients, ManyClients, OneClient])
 def test_one_record_among_many_counts_for_one(objective: Objective, count: int) -> None:
     rng, width = np.random.default_rng(0), 47
     count = count if objective is not ManyClients else min(count, 20_000)

@@ -23,7 +23,7 @@ from sordino.optim.loader import Turn
 from sordino.optim.loop_record import read_record
 from sordino.optim.losses import RecordLoss
 from sordino.optim.recording import Recording
-from sordino.optim.reduction import Check
+from sordino.optim.reduction import Check, clip_margin
 from sordino.optim.woven import ALL, Memory
 from sordino.parts.postprocess import Noised
 from sordino.parts.release import on_grid
@@ -65,6 +65,8 @@ class PrivateOptimizer(Optimizer):
         self.memory = Memory(account.settings.plan.release, self.layout.size)
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
         self.check = Check(account.settings.reduction, account.settings.records.count)
+        kinds = {p.dtype for p in recording.named.values()}
+        self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
         self.own, recording.watching = own, own is None
         self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
         self.idle = 0  # parameters that the loss did not depend on, once that was said
@@ -107,7 +109,7 @@ class PrivateOptimizer(Optimizer):
         self._check_loss()
         mean = settings.reduction == "mean" and not self.recording.undone
         scale = float(self.turn.handed.size) if self.turn.handed and mean else 1.0
-        clipped = self.recording.clipped_sum(settings.clip, scale=scale or 1.0)
+        clipped = self.recording.clipped_sum(settings.clip * (1.0 - self.margin), scale=scale or 1.0)
         self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
         self._report_idle()
         self._add(clipped.total)
