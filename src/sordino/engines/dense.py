@@ -164,8 +164,8 @@ def _scores(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def sum_of_outer(residual: Tensor, x: Tensor) -> Tensor:
     """sum_j r_j x_j^T of records [m, b, ...]; of many in float64."""
 
-    def product(some: slice, cast: Cast) -> Tensor:
-        return torch.bmm(cast(residual[:, some].transpose(1, 2)), cast(x[:, some]))
+    def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
+        return torch.bmm(cast(residual[:, some].transpose(1, 2)), cast(x[:, some]), out=out)
 
     return summed(x.shape[1], product)
 

@@ -15,6 +15,7 @@ from sordino.parts.norms import SLACK
 
 FEW, MANY = 128, 4096  # records: up to FEW are added in float32, products of more than MANY in float64
 Cast = Callable[[Tensor], Tensor]
+Product = Callable[[slice, Cast, Tensor | None], Tensor]
 FEW_DIGITS = 1e-35  # below about 1e-38 a float32 loses digits one by one
 
 
@@ -49,20 +50,21 @@ def scaled(rows: Tensor, scale: Tensor) -> Tensor:
     return (rows.double() * scale[:, None]).to(rows.dtype)
 
 
-def summed(records: int, product: Callable[[slice, Cast], Tensor]) -> Tensor:
-    """The sum of `product(block, cast)` over blocks of records; in float64 if there are more than `FEW`.
+def summed(records: int, product: Product) -> Tensor:
+    """The sum of `product(block, cast, out)` over blocks of records; in float64 if there are more than `FEW`.
 
     What one record adds must not drown in what others sum to. Measured where all records point one way, a float32 sum
     let one of them move it by 1 + 1e-5 among 100 (slack included), by 1 + 6e-5 among 1,000 and by 1.004 among 200,000.
     So products of `FEW` records are added in float64; of more than `MANY` records, every product is of factors that
-    `cast` has made float64. No worst case is proved for the float32 part.
+    `cast` has made float64. No worst case is proved for the float32 part. `out` is memory to write a product into.
     """
     if records <= FEW:
-        return product(slice(0, records), _same)
+        return product(slice(0, records), _same, None)
     width, cast = (FEW, _same) if records <= MANY else (MANY, Tensor.double)
-    total = product(slice(0, width), cast).double()
+    part = product(slice(0, width), cast, None)
+    total = part.to(torch.float64, copy=True)
     for first in range(width, records, width):
-        total += product(slice(first, first + width), cast)
+        total += product(slice(first, first + width), cast, part)
     return total
 
 

@@ -62,7 +62,11 @@ class Piece(Protocol):
 
 def weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:
     """sum_j weights_j rows_j of [b, d]; of many in float64."""
-    return summed(len(weights), lambda some, cast: cast(weights[some]) @ cast(rows[some]))
+
+    def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
+        return torch.mm(cast(weights[None, some]), cast(rows[some]), out=out)
+
+    return summed(len(weights), product)[0]
 
 
 def row_squares(rows: Tensor) -> Tensor:
@@ -191,8 +195,8 @@ class Outer:
         """sum_jt out_jt (x) in_jt, [O, I]."""
         time_first = self.outputs.time_first
 
-        def product(some: slice, cast: Cast) -> Tensor:
-            return cast(flat(outputs[some], time_first).T) @ cast(flat(inputs[some], time_first))
+        def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
+            return torch.mm(cast(flat(outputs[some], time_first).T), cast(flat(inputs[some], time_first)), out=out)
 
         return summed(len(inputs), product)
 
@@ -249,13 +253,14 @@ class Lookup:
 
     def weighted(self, weights: Tensor) -> Tensor:
         if len(weights) > FEW and self.words > FEW * self.index.shape[1]:  # a table per block costs more than float64
-            return self._table(weights, slice(None), Tensor.double)
-        return summed(len(weights), lambda some, cast: self._table(weights, some, cast))
+            return self._table(weights, slice(None), Tensor.double, None)
+        return summed(len(weights), lambda some, cast, out: self._table(weights, some, cast, out))
 
-    def _table(self, weights: Tensor, some: slice, cast: Cast) -> Tensor:
+    def _table(self, weights: Tensor, some: slice, cast: Cast, out: Tensor | None) -> Tensor:
         """The sum over some records, [words, D]."""
         scaled = cast(self.outputs[some] * weights[some, None, None]).flatten(0, 1)
-        return scaled.new_zeros(self.words, scaled.shape[1]).index_add_(0, self.index[some].flatten(), scaled)
+        table = scaled.new_zeros(self.words, scaled.shape[1]) if out is None else out.zero_()
+        return table.index_add_(0, self.index[some].flatten(), scaled)
 
     def rows(self) -> Tensor:
         b, d = len(self.index), self.outputs.shape[2]
