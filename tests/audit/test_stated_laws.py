@@ -38,6 +38,7 @@ from sordino.parts.release import Release
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Cohort, Everyone, Poisson, RoundRobin, Sampler
 from sordino.parts.server import Sgd
+from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.privacy.bill import Line
 
@@ -342,6 +343,14 @@ SAMPLING_LIES = {
 def test_a_lie_of_a_sampler_that_states_its_law_is_found(lie: str) -> None:
     found = cohort_law(plan(CentralNoise(Gaussian(1.0)), levels(lie=lie)))
     assert SAMPLING_LIES[lie] in {one.question for one in failures(found)}
+
+
+@pytest.mark.parametrize(
+    "sampler", [Poisson(8, 0.9), Poisson(8, 0.9, cap=7), Turns(9, 3, 0.9)], ids=["all", "cap", "turns"]
+)
+def test_a_high_rate_among_few_is_examined(sampler: Sampler) -> None:
+    """More than the mean and its root are more than there are: probability 0, and no NaN."""
+    assert [one for one in cohort_law(plan(CentralNoise(Gaussian(1.0)), sampler)) if not one.passed] == []
 
 
 def test_clients_that_do_not_exist_fail_the_audit_and_do_not_end_it() -> None:

@@ -145,7 +145,8 @@ def independent_coins(population: int, rate: float, cap: int | None = None) -> S
         cap = None
 
     def size_sf(t: int, k: int) -> float:
-        return 0.0 if cap is not None and k >= cap else float(bdtrc(k, population, rate))
+        most = population if cap is None else cap
+        return 0.0 if k >= most else float(bdtrc(k, population, rate))
 
     mean = population * rate if cap is None else math.fsum(size_sf(0, k) for k in range(cap))  # E min(B, cap)
     return SamplingLaw(population, mean / population, cap=cap, size_sf=size_sf)

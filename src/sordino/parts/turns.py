@@ -135,7 +135,8 @@ class Turns(Sampler, kind="turns"):
         def size_sf(t: int, k: int) -> float:
             from scipy.special import bdtrc
 
-            return float(bdtrc(k, int((group == t % self.groups).sum()), self.rate))
+            most = int((group == t % self.groups).sum())
+            return 0.0 if k >= most else float(bdtrc(k, most, self.rate))
 
         return SamplingLaw(
             self.population,
