@@ -160,5 +160,7 @@ def test_rounds_that_were_run_again_do_not_pay_for_those_that_a_rule_left_out() 
     """Six rounds were planned, a rule stopped after three, and each of these ran twice: six charges, no full run."""
     seen = plan(rounds=6, clients=FixedSize(6, 2), release=NoiseShares(2.0, at_least=2))
     facts = Facts(1e-3, "simulation", 6, most=2, repeats=3, early=STOP.words)
-    assert participation(seen, facts).most == seen.clients.most(6) == 6
-    assert participation(seen, replace(facts, early="")).most == 2  # sabotage: charges alone look like a whole run
+    found = participation(seen, facts)
+    assert (found.most, found.coins) == (2, 6)  # the rounds that were drawn, and the coins of a whole run
+    whole = participation(seen, replace(facts, early=""))  # sabotage: charges alone look like a whole run
+    assert (whole.most, whole.coins) == (2, 0)
