@@ -76,6 +76,10 @@ class Sequence:
         """Of these rounds alone."""
         return self.plan.bill(Participation.planned(self.plan.clients, self.rounds))
 
+    def drawn(self, most: int) -> Bill:
+        """Of these rounds, to one who sees that a client was in `most` of them."""
+        return self.plan.bill(Participation(self.rounds, most))
+
     def patterns(self, streams: Streams) -> Array:
         """Who comes to which round, or which records of silo 0 are read: [rounds, units], as in a run."""
         clients, reads = self.plan.clients, self.plan.local.reads
@@ -111,9 +115,9 @@ def audit_sequence(
         return
     there = sequence.patterns(Seeded(next(seeds)))
     worst = there[:, int(np.argmax(np.linalg.norm(white @ there, axis=0)))]
-    bill = sequence.bill
-    for line in (bill.line("models"), bill.line("cohort")):
-        amplified = line.entries != bill.line("cohort").entries
+    cohort = sequence.drawn(int(worst.sum())).line("cohort")
+    for line in (sequence.bill.line("models"), cohort):
+        amplified = line.entries != cohort.entries
         count = min(trials, FEW) if amplified else trials
         x = _coins(plan.clients, sequence.rounds, count, Seeded(next(seeds))) if amplified else worst[:, None]
         mark = white @ (x.max(axis=1))
