@@ -19,13 +19,14 @@ from sordino import codec, recipes
 from sordino.codec.toml import LARGEST
 from sordino.errors import LONGEST, DivergedError, UserError
 from sordino.models import Mlp, SmallCnn, build_seeded
+from sordino.parts.binomial import binomial_most
 from sordino.parts.encode import Clip
 from sordino.parts.local import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import AllRecords, OnePass
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise
-from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, binomial_most
+from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise, Scaled
 from sordino.parts.server import Adam, Sgd

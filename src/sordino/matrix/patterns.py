@@ -6,7 +6,8 @@ A pattern has at most `most` rounds of T, any two of them at least `apart` round
     max_pattern sqrt(sum_{s, t in pattern} |<C[:, s], C[:, t]>|)
 
 with equality where no inner product is negative. `toeplitz_sensitivity` is exact for entries that are nonnegative and
-never rise, and for columns of one pattern that do not meet; `sensitivity_bound` is for any matrix.
+never rise, and for columns of one pattern that do not meet; `sensitivity_bound` is for any matrix, and exact for bands
+of at most three times the separation.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import PlanError
+from sordino.matrix import chains
 from sordino.matrix.toeplitz import Floats, padded
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """`rounds` of a run; one client is in at most `most` of them, any two at least `apart` from each other."""
+    """`rounds` of a run; one client is in at most `most` of them, any two at least `apart` from each other.
+
+    `periodic`: any two are a multiple of `apart` from each other, as where clients come in turn.
+    """
 
     rounds: int
     most: int
     apart: int = 1
+    periodic: bool = False
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.apart) < 1 or self.most < 0:
@@ -39,6 +45,11 @@ class Patterns:
     def reachable(self) -> int:
         """The most rounds that fit: never more than 1 + (T - 1) // apart."""
         return min(self.most, 1 + (self.rounds - 1) // self.apart)
+
+    @property
+    def whole_periods(self) -> bool:
+        """Whether a pattern may have every round of its period: more rounds never move C X by less."""
+        return self.periodic and self.most >= 1 + (self.rounds - 1) // self.apart
 
     @property
     def earliest(self) -> NDArray[np.int64]:
@@ -90,15 +101,29 @@ def _gram(column: Floats, rounds: int) -> Floats:
 
 
 def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
-    """For any C, from C^T C: never below the truth, and exact where columns of one pattern do not meet.
+    """For any C, from C^T C: never below the truth; exact where bands are at most three times the separation.
 
-    sum_{s, t} |G_st| over a pattern is at most the best sum, over patterns, of each row's own best pattern.
+    The most that sum_{s, t} |G_st| is over patterns (matrix/chains.py); of a whole period, over its `apart` beginnings.
     """
     if patterns.reachable == 0:
         return 0.0
     size = np.abs(gram)
+    if patterns.whole_periods:
+        every = patterns.apart
+        return _root(max(float(size[first::every, first::every].sum()) for first in range(every)))
+    found = chains.pairs_of_pattern(size, patterns.apart, patterns.reachable)
+    return _root(found if chains.is_exact(size, patterns.apart) else min(found, _best_rows(size, patterns)))
+
+
+def _root(squared: float) -> float:
+    """The root, above what adding up has rounded off."""
+    return math.sqrt(squared) * (1 + 1e-12)
+
+
+def _best_rows(size: Floats, patterns: Patterns) -> float:
+    """At most the best sum, over patterns, of each row's own best pattern: another bound, for wide bands."""
     rows = np.array([_best(np.where(_allowed(i, patterns), row, 0.0), patterns, i) for i, row in enumerate(size)])
-    return math.sqrt(_best(rows, patterns))
+    return _best(rows, patterns)
 
 
 def _allowed(i: int, patterns: Patterns) -> NDArray[np.bool_]:

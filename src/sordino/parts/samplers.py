@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, shown
+from sordino.parts.binomial import binomial_most, binomial_within
 from sordino.parts.events import (
     CappedPoisson,
     Event,
@@ -33,7 +34,6 @@ from sordino.rng import Seeded
 
 Cohort = NDArray[np.int64]
 NO_COINS = Seeded(0).at(0, "none")  # for a public sampler, which draws none
-_TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at most this probability
 
 
 def cohort(found: object, population: int) -> str:
@@ -75,6 +75,11 @@ class Sampler(Part):
     def apart(self) -> int | None:
         """Any two rounds of one client are at least so many rounds from each other; None: nothing is promised."""
         return None
+
+    @property
+    def periodic(self) -> bool:
+        """Whether any two rounds of one client are a multiple of `apart` from each other."""
+        return False
 
     def law(self) -> SamplingLaw | None:
         """How clients are drawn, for `sordino audit` to compare draws with; None: not stated.
@@ -143,29 +148,6 @@ def check_count(name: str, value: int) -> None:
     if not 1 <= value <= CLIENTS:
         needed = f"at least 1, and at most {CLIENTS:,}"
         raise PlanError("sampling", f"{name} = {shown(value)}", needed, f"set {name} to the number of clients")
-
-
-def binomial_most(population: int, rounds: int, rate: float) -> int:
-    """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6: for a forecast, never for a bill."""
-    return binomial_quantile(rounds, rate, _TAIL / population)
-
-
-def binomial_quantile(rounds: int, rate: float, tail: float) -> int:
-    """Smallest k with P[Bin(rounds, rate) > k] <= tail."""
-    from scipy.special import bdtrc
-
-    low, high = -1, rounds  # P[> k] falls in k: above the tail at low, below it at high
-    while high - low > 1:
-        k = (low + high) // 2
-        low, high = (low, k) if bdtrc(k, rounds, rate) <= tail else (k, high)
-    return high
-
-
-def binomial_within(allowed: Cohort, rounds: int, rate: float) -> NDArray[np.float64]:
-    """P[Bin(rounds, rate) <= allowed]."""
-    from scipy.special import bdtr
-
-    return np.asarray(bdtr(np.minimum(allowed, rounds), rounds, rate))
 
 
 @dataclass(frozen=True)
@@ -378,6 +360,10 @@ class RoundRobin(Sampler, kind="roundrobin"):
     @property
     def apart(self) -> int | None:
         return self.population // self.cohort
+
+    @property
+    def periodic(self) -> bool:
+        return self.population % self.cohort == 0
 
     def turns(self, rounds: int) -> NDArray[np.float64]:
         taken = rounds * self.expected - np.arange(self.population)  # in turn, from the first

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.errors import PlanError, shown
+from sordino.parts.binomial import binomial_most, binomial_within
 from sordino.parts.events import Event, PoissonSampled, Relation
 from sordino.parts.laws import SamplingLaw
 from sordino.parts.numbers import share
-from sordino.parts.samplers import Cohort, Sampler, binomial_most, binomial_within, check_count
+from sordino.parts.samplers import Cohort, Sampler, check_count
 from sordino.rng import Seeded
 
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Literal
 
 from sordino.codec import Part, foreign
 from sordino.matrix.patterns import Patterns
+from sordino.parts.binomial import binomial_quantile
 from sordino.parts.bounds import Spent, Unit
 from sordino.parts.events import Approximate, Event, Relation, Unprotected
 from sordino.parts.preparation import Preparation
 from sordino.parts.release import Release
 from sordino.parts.releases import LocalNoise, ShuffledNoise
-from sordino.parts.samplers import Sampler, binomial_quantile
+from sordino.parts.samplers import Sampler
 
 if TYPE_CHECKING:
     from sordino.parts.local import LocalSolver
@@ -77,7 +78,7 @@ class Participation:
 
     def patterns(self, clients: Sampler) -> Patterns:
         """The rounds that one client may have been in, each counted once."""
-        return Patterns(max(self.distinct, 1), self.most + self.coins, clients.apart or 1)
+        return Patterns(max(self.distinct, 1), self.most + self.coins, clients.apart or 1, clients.periodic)
 
     @property
     def by_any_coins(self) -> Participation:

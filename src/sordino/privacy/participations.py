@@ -12,8 +12,8 @@ import math
 from functools import lru_cache
 from typing import Any
 
+from sordino.parts.binomial import binomial_quantile
 from sordino.parts.events import PubliclySampled
-from sordino.parts.samplers import binomial_quantile
 from sordino.privacy import accounting
 from sordino.privacy.bill import Line
 from sordino.privacy.rounding import upto
