@@ -111,8 +111,8 @@ class Sum:
             return math.inf
         high = float(self.values[good[0]])
         low = max(high - self.step, 0.0)
-        for _ in range(6):
-            between = np.linspace(low, high, 33)
+        for _ in range(4):
+            between = np.linspace(low, high, 129)
             k = int(np.argmax(self.deltas(between[1:]) <= delta)) + 1
             low, high = float(between[k - 1]), float(between[k])
         return high

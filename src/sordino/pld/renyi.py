@@ -13,7 +13,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
 from sordino.pld.pairs import Array
 
@@ -100,7 +100,7 @@ def mirrored(rate: float, mu: float) -> Array:
     found = []
     for a in ORDERS:
         above, below = (_log_moment(rate, mu, power, mu / 2) for power in (float(a), float(1 - a)))
-        found.append(float(logsumexp([above, below, math.log(at_zero) if at_zero > 0 else -math.inf])) / (a - 1))
+        found.append(_log_sum(np.asarray([above, below, math.log(at_zero) if at_zero > 0 else -math.inf])) / (a - 1))
     return np.asarray(found)
 
 
@@ -113,11 +113,11 @@ def _log_moment(rate: float, mu: float, power: float, start: float) -> float:
         return math.inf
     edges = np.linspace(start, end, math.ceil(end - start) + 1)
     half = (edges[1] - edges[0]) / 2
-    x = (edges[:-1, None] + half + half * _NODES).ravel()
-    with np.errstate(divide="ignore"):
-        mixed = np.logaddexp(np.log1p(-rate), math.log(rate) + mu * x - mu * mu / 2)
-    heights = -x * x / 2 + power * mixed + np.tile(np.log(_WEIGHTS * half), len(edges) - 1)
-    return float(logsumexp(heights)) - math.log(2 * math.pi) / 2 + 1e-9
+    x = edges[:-1, None] + (half + half * _NODES)
+    absent = math.log1p(-rate) if rate < 1 else -math.inf
+    mixed = np.logaddexp(absent, mu * x + (math.log(rate) - mu * mu / 2))
+    heights = -x * x / 2 + power * mixed + np.log(_WEIGHTS * half)
+    return _log_sum(heights) - math.log(2 * math.pi) / 2 + 1e-9
 
 
 def _log_binomial(rate: float, mu: float, order: int) -> float:
@@ -127,4 +127,10 @@ def _log_binomial(rate: float, mu: float, order: int) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         absent = np.where(k == order, 0.0, (order - k) * np.log1p(-rate))
         terms = ways + absent + k * math.log(rate) + (k * k - k) * min(mu * mu, 1e290) / 2
-    return float(logsumexp(terms)) + 1e-9
+    return _log_sum(terms) + 1e-9
+
+
+def _log_sum(terms: Array) -> float:
+    """log of the sum of exp(terms)."""
+    top = float(terms.max())
+    return top + math.log(float(np.exp(terms - top).sum())) if math.isfinite(top) else top
