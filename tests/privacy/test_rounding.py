@@ -39,7 +39,14 @@ EPSILON, DELTA = 1.00003, 1.0004e-5  # four and three digits to nearest are 1 an
 HOW = {"unit": "client", "accountant": "a", "method": "m", "grid": None}
 LINE = {"adversary": "models", "relation": "add_remove", "epsilon": EPSILON, "epsilon_rdp": EPSILON, "delta": DELTA}
 MADE: dict[str, Any] = {**LINE, "unit": "client", "billed": True, "cells": [0]}
-AUDIT = {"adversary": "models", "relation": "add_remove", "attack": "one", "passed": True, "lower_mu": 0.99999}
+AUDIT = {
+    "adversary": "models",
+    "relation": "add_remove",
+    "attack": "one",
+    "examined": True,
+    "passed": True,
+    "lower_mu": 0.99999,
+}
 CANARIES = {"canaries": 9, "unit": "client", "rounds": 2, "right": 5, "guessed": 8, "gaussian_epsilon": 0.99999}
 BOTH = {"lower_epsilon": 0.99999, "upper_epsilon": EPSILON, "delta": DELTA, "upper_mu": EPSILON}
 COMPARED = {
