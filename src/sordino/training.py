@@ -46,7 +46,7 @@ from sordino.outcome import (
 from sordino.plan import Plan, State
 from sordino.privacy.certificate import certificate
 from sordino.privacy.earlier import of_certificate
-from sordino.privacy.facts import Facts
+from sordino.privacy.facts import Facts, OwnCode
 from sordino.privacy.ledger import Ledger
 from sordino.report import explain as explaining
 from sordino.rng import Mode
@@ -250,6 +250,7 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     known = Facts(config.delta, config.privacy.noise, 0, model=model_digest(model), early=early, **config.facts)
     known = replace(known, public=declared_public(task), environment=(versions(),), in_memory=True, earlier=before)
     known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
+    known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
     facts = counted(plan, notes.rounds, notes.cohorts, known, notes.settled)
     facts = replace(facts, ledger=purse.settled(config, notes.run, facts))
     made = certificate(plan, facts)

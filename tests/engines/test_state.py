@@ -56,9 +56,9 @@ ACTS: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
 
 @pytest.mark.parametrize("name", ACTS)
 def test_nothing_passes_from_one_client_to_the_next(name: str) -> None:
-    """A first client that is left out would change the messages of all who come after it: 24 for a bound of 2."""
+    """Trusted code is compared by content. A first client that is left out would change all others' messages by 24."""
     found, act = ACTS[name]
-    data = Task.of(seeded(Relay(act)), clients())
+    data = Task.of(seeded(Relay(act)), clients(), own_code="trusted")
     with pytest.raises(PlanError, match=r"\[state\].*the next would see it") as refusal:
         final(plan(local=LocalSgd(lr=0.3, epochs=1)), data)
     assert found in str(refusal.value)
@@ -105,8 +105,8 @@ class Shared(nn.Module):
 
 @pytest.mark.parametrize(("model", "loss"), [(mlp, Balanced()), (mlp, queued), (Shared, "cross_entropy")])
 def test_nothing_passes_by_a_loss_a_script_or_a_class(model: Callable[[], nn.Module], loss: Any) -> None:
-    """Where a module's own tensors and attributes are as they were."""
-    data = Task.of(seeded(model()), clients((5, 3, 4, 2, 7, 4)), loss=loss)
+    """Where a module's own tensors and attributes are as they were, trusted code is asked about a made-up record."""
+    data = Task.of(seeded(model()), clients((5, 3, 4, 2, 7, 4)), loss=loss, own_code="trusted")
     with pytest.raises(PlanError, match=r"\[state\].*remembers nothing"):
         final(plan(local=LocalSgd(lr=0.3, epochs=1)), data, InProcess(path="sequential"))
 
@@ -116,7 +116,8 @@ def noisy(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_coins_of_numpy_and_python_are_no_memory_and_go_on_as_they_would() -> None:
-    data = Task.of(seeded(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))), clients(), loss=noisy)
+    model = seeded(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)))
+    data = Task.of(model, clients(), loss=noisy, own_code="trusted")
     results = []
     for _ in range(2):
         np.random.seed(3)

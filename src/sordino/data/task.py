@@ -19,8 +19,10 @@ from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of
 from sordino.data.initial import Initial, begun
 from sordino.data.metrics import Metric, MetricFunction, Seen, metrics_of
 from sordino.data.named import has_names, named, takes_names
+from sordino.data.program import Program, Word
 from sordino.data.scores import figures, judged
-from sordino.errors import DataError
+from sordino.errors import ConfigError, DataError
+from sordino.graph.capture import made_up
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
 from sordino.privacy.facts import Declared
@@ -135,6 +137,8 @@ class Task:
     source: PublicSource = field(
         default=PublicSource(), repr=False
     )  # by whose word the test rows are public
+    own_code: Word | None = None  # "trusted": code of the user's own runs on the records as it is, if no graph can
+    _program: Program | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -149,6 +153,7 @@ class Task:
         length: int | None = None,
         metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
         groups: Any = None,
+        own_code: Word | None = None,
     ) -> Task:
         """From a module and a list with one data set per client: (x, y) tensors or map-style data sets.
 
@@ -157,12 +162,17 @@ class Task:
         `init` is a safetensors file of weights to begin with. It is declared public: what it was trained on is not
         protected by this run, and the certificate says so. `metrics` are names of metrics, or {name: function of
         (outputs, targets)}; `groups` says to which public group each test record belongs.
+        Model and loss train as graphs, captured on made-up records. `own_code="trusted"` lets code run that no graph
+        can be captured of: whoever says so vouches that nothing of one client, or record, reaches another in it.
         """
         begun_with = None if init is None else begun(model, init)
         model, source = begun_with or (model, None)
         model, (*own, test, public), loss = _given(model, [*clients, test, public], loss, pad, length)
         told, names = _grouped(groups)
-        return cls(model, Clients.of(own), test, loss, public, source, metrics_of(metrics), told, names)
+        held = Clients.of(own)
+        return cls(
+            model, held, test, loss, public, source, metrics_of(metrics), told, names, own_code=own_code
+        )
 
     @classmethod
     def server(
@@ -174,10 +184,12 @@ class Task:
         public: Any = None,
         pad: int | None = None,
         length: int | None = None,
+        own_code: Word | None = None,
     ) -> Task:
         """What a server holds: the model, how many clients there are, and public records; not one of theirs."""
         model, (test, public), loss = _given(model, [test, public], loss, pad, length)
-        return cls(model, Clients.elsewhere(population, test if test is not None else public), test, loss, public)
+        held = Clients.elsewhere(population, test if test is not None else public)
+        return cls(model, held, test, loss, public, own_code=own_code)
 
     @classmethod
     def silo(
@@ -189,13 +201,14 @@ class Task:
         loss: str | Loss | LossFunction = "cross_entropy",
         pad: int | None = None,
         length: int | None = None,
+        own_code: Word | None = None,
     ) -> Task:
         """What one silo holds: the model and its own records; `client` is its number in the plan.
 
         Of text, `length` must be the same in all silos.
         """
         model, (own, _, _), loss = _given(model, [own, None, None], loss, pad, length, f"silo {client}")
-        return cls(model, Clients.alone(client, population, own), None, loss)
+        return cls(model, Clients.alone(client, population, own), None, loss, own_code=own_code)
 
     def as_server(self) -> Task:
         """This task as its server has it, where everything is on one machine."""
@@ -210,6 +223,8 @@ class Task:
 
     def __post_init__(self) -> None:
         loss_of(self.loss)
+        if self.own_code not in (None, "trusted"):
+            raise ConfigError(f"own_code = {self.own_code!r}", '"trusted", or nothing')
         wide = next((n for n, p in self.model.named_parameters() if p.dtype != torch.float32), None)
         if wide is not None:
             raise DataError(f"a model whose {wide} is not float32", "a float32 model", "call model.float()")
@@ -229,8 +244,8 @@ class Task:
         if len(self.clients.index) == 0:
             return self._check_public()
         records = self.clients.records
-        pair = torch.from_numpy(np.resize(self.clients.index[:2], 2))
-        x, y = records.x[pair].to(self.device), records.y[pair].to(self.device)
+        x, y = (made_up([side], [True], 2)[0].to(self.device) for side in (records.x, records.y))  # nobody's records
+        y = y if y.is_floating_point() else torch.zeros_like(y)
         outputs = outputs_of(self.model, x)
         tokens = self.losses.targets == "token"
         scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
@@ -251,7 +266,16 @@ class Task:
         """Without a client's record, the public ones must fit the model."""
         known = self.test if self.test is not None else self.public
         if known is not None and len(known):
-            Task(self.model, Clients.of([known]), self.test, self.loss, self.public)
+            Task(self.model, Clients.of([known]), self.test, self.loss, self.public, own_code=self.own_code)
+
+    @property
+    def program(self) -> Program:
+        """Model and loss as they run on records: graphs, but for what is torch's or Sordino's own, or trusted."""
+        kind = (self.model, self.losses, self.clients.records.x, self.clients.records.y, self.own_code)
+        if self._program is None or not self._program.fits(*kind):
+            object.__setattr__(self, "_program", Program(*kind))
+        assert self._program is not None
+        return self._program
 
     @property
     def layout(self) -> Layout:
@@ -283,24 +307,26 @@ class Task:
             return {}
         model = self.at(vector)
         if not self.metrics:
-            return evaluate(model, self.test, self.losses, batch)
+            return evaluate(model, self.test, self.program.losses, batch)
         kept: list[tuple[Tensor, Tensor]] = []
-        sums = judged(model, _pairs(self.test, batch), self.losses, lambda out, y: kept.append((out, y)))
+        sums = judged(model, _pairs(self.test, batch), self.program.losses, lambda out, y: kept.append((out, y)))
         outputs, targets = (torch.cat([pair[side] for pair in kept]).cpu() for side in (0, 1))
         seen = Seen(outputs, targets, self.losses, self.groups, self.group_names)
         return {**figures(sums), **{name: value for one in self.metrics for name, value in one.values(seen).items()}}
 
     def at(self, vector: Tensor) -> nn.Module:
         """A copy of the module with these weights, in eval mode."""
-        model = copy.deepcopy(self.model)
+        model = self.program.judging()
         self.layout.load(model, vector)
-        return model.eval()
+        return model
 
     def evaluate_clients(self, vector: Tensor, batch: int = 2048) -> dict[str, float]:
         """The same figures over all records that clients hold, as train_loss, ...: NOT private, for simulation."""
-        records, held = self.clients.records, torch.from_numpy(self.clients.index)
+        records, held, model = self.clients.records, torch.from_numpy(self.clients.index), self.program.running()
+        self.layout.load(model, vector)
         pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, _lot(records, batch)))
-        return {f"train_{name}": value for name, value in figures(judged(self.at(vector), pairs, self.losses)).items()}
+        found = figures(judged(model.eval(), pairs, self.program.losses))
+        return {f"train_{name}": value for name, value in found.items()}
 
 
 def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> dict[str, float]:

@@ -14,10 +14,8 @@ from sordino.errors import DataError, PlanError
 from sordino.layout import Layout
 from sordino.parts.encode import Public
 from sordino.parts.gradients import Ball, Batch
-from sordino.parts.losses import keeps_apart
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.records import RecordSampler
-from sordino.per_record.apart import kept_apart
 from sordino.per_record.company import FEW, Company
 from sordino.per_record.lookout import Lookout
 from sordino.per_record.tape import UnrecordableError
@@ -28,7 +26,9 @@ SILENT = 10.0  # a median gradient so many radii long: the clip would replace th
 
 
 def check_records(plan: Plan, task: Task) -> None:
-    """Refuse data and models under which a record's bound, or its bill, would not be true."""
+    """Refuse data, and code, under which a client's or a record's bound, or its bill, would not be true."""
+    if len(task.clients.index) or task.clients.records.x.dim() > 1:
+        task.program.check(plan.unit)
     if plan.local.reads is None:
         return
     _check_sizes(plan.local.reads, task)
@@ -71,10 +71,9 @@ def check_layers(model: nn.Module) -> None:
 
 
 def _check_apart(task: Task) -> None:
-    """What the loss says of a record may not depend on the others: compared on a copy, before the first round."""
-    safe = keeps_apart(task.losses) and kept_apart(task.model)
+    """Code that is trusted is looked at: what it says of a record may not depend on the others; on a copy."""
     count = min(len(task.clients.index), FEW)
-    if safe or count < 2:
+    if not task.program.trusted or count < 2:
         return
     rows = torch.from_numpy(np.asarray(task.clients.index[:count]))
     x, y = (side[rows].to(task.device) for side in (task.clients.records.x, task.clients.records.y))

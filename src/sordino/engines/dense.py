@@ -60,7 +60,7 @@ class DenseClients(Copies):
 
     def __init__(self, task: Task) -> None:
         self.layout, self.stages = task.layout, stages(task)
-        self.slope = task.losses.slope
+        self.slope = task.program.losses.slope
         self.slopes = torch.empty(0)
 
     def gradient(self, w: Tensor, batch: Batch) -> Tensor:
@@ -189,21 +189,15 @@ def finite(x: Tensor, sizes: Tensor) -> Tensor:
     return x if bool(real.all()) else torch.where(real[..., None], x, torch.zeros_like(x))
 
 
-def chain(model: nn.Module) -> list[nn.Module]:
-    """What runs, in order: a layer that is used twice stands twice, and a Sequential of another class for itself."""
-    if type(model) is not nn.Sequential:
-        return [model]
-    return [part for child in model for part in chain(child)]
-
-
 def stages(task: Task) -> list[Stage]:
     """The layers of a chain, in order; empty for any other model."""
-    parts = [part for part in chain(task.model) if type(part) is not nn.Flatten]
+    whole = task.program.chain
+    parts = [part for part in whole if type(part) is not nn.Flatten]
     layers, curves = parts[::2], parts[1::2]
     plain = all(type(part) is nn.Linear for part in layers) and all(type(part) in CURVES for part in curves)
     once = len(set(layers)) == len(layers) == len(curves) + 1
     trained = all(parameter.requires_grad for parameter in task.model.parameters())
-    if not (plain and once and trained) or any(type(part) is nn.Flatten for part in chain(task.model)[1:]):
+    if not (plain and once and trained) or any(type(part) is nn.Flatten for part in whole[1:]):
         return []
     names = {part: name for name, part in task.model.named_modules()}
     starts = {slot.name: slot.start for slot in task.layout.slots}
@@ -229,6 +223,6 @@ def can_chain(task: Task) -> bool:
 
 def known_targets(task: Task, outputs: int) -> bool:
     """Whether the slope of the task's loss is written, and its targets fit this many scores."""
-    y, loss = task.clients.records.y, task.losses
+    y, loss = task.clients.records.y, task.program.losses
     fits = not y.is_floating_point() and y.dim() == 1 if loss.targets == "class" else y[:1].numel() == outputs
     return loss.has_slope and fits

@@ -176,7 +176,7 @@ class Rank:
         own = Records(*list(cut)[self.group.rank])
         with self.group.own_work("the evaluation"):
             found = sums_of(
-                self.task.at(vector), own if len(own) else Records(test.x[:1], test.y[:1]), self.task.losses
+                self.task.at(vector), own if len(own) else Records(test.x[:1], test.y[:1]), self.task.program.losses
             )
         sums = (found if len(own) else torch.zeros_like(found)).to(self.group.device)
         return sums, sums.new_empty(0)

@@ -98,7 +98,8 @@ class InProcessWorker:
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
         header |= {"chunk": self.chunk, "device": str(self.device), "malloc": allocator.tune()}
         loops = "compiled" if compiled(self.objective) else "torch"
-        return {**header, "loops": loops, "winograd": winograd(self.objective)}
+        header |= {"loops": loops, "winograd": winograd(self.objective)}
+        return {**header, **self.task.program.of(self.plan.unit).header}
 
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
@@ -127,7 +128,7 @@ class InProcessWorker:
         public = replace(job.public.on(self.device), tensors=self.task.layout.sizes)
         job = replace(job, public=public, start=job.start.to(self.device))
         if self.witness is not None:
-            self.witness.ask()
+            self.witness.before()
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)
             norms = row_norms(rows)
@@ -135,7 +136,7 @@ class InProcessWorker:
             self.objective.untouched()
             yield chunk, self._encode(finite_rows(rows, norms), job, slopes), norms
         if self.witness is not None:
-            self.witness.check()
+            self.witness.after()
 
     def sent(self, clients: Cohort, rows: Tensor, t: int) -> Tensor:
         """The rows [m, d'] as they leave their clients, each with the noise of its own stream; noise is of the CPU."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sordino import kernels
 from sordino.data.task import Records, Task
 from sordino.engines.batches import Batches
-from sordino.engines.dense import DenseClients, chain, finite, known_targets, sum_of_outer
+from sordino.engines.dense import DenseClients, finite, known_targets, sum_of_outer
 from sordino.errors import DataError
 from sordino.parts.bounds import Norm
 from sordino.parts.clipping import FEW_DIGITS, factors, pull
@@ -34,10 +34,10 @@ class LinearClients(DenseClients):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        layer = linear_layer(task.model)
+        layer = linear_layer(task)
         assert layer is not None
         self.outputs, self.inputs = layer.weight.shape
-        self.bias, self.loss = layer.bias is not None, task.losses
+        self.bias, self.loss = layer.bias is not None, task.program.losses
         known = type(self.loss) in CODES
         self.kernel = known and kernels.available() and _readable(task.clients.records.x, layer.weight)
 
@@ -122,20 +122,20 @@ def check_labels(labels: NDArray[np.int64], classes: int) -> None:
         raise DataError(found, f"labels from 0 to {classes - 1}", "give the model one output per class")
 
 
-def linear_layer(model: nn.Module) -> nn.Linear | None:
+def linear_layer(task: Task) -> nn.Linear | None:
     """The only layer of a model that is Linear, or Flatten and Linear; None for any other model."""
-    parts = chain(model)
+    parts = task.program.chain
     plain = all(type(part) in (nn.Flatten, nn.Linear) for part in parts)
     layers = [part for part in parts if isinstance(part, nn.Linear)]
-    if not plain or len(layers) != 1 or type(model) not in (nn.Sequential, nn.Linear):
+    if not plain or len(layers) != 1:
         return None
-    trained = all(parameter.requires_grad for parameter in layers[0].parameters())
+    trained = all(parameter.requires_grad for parameter in task.model.parameters())
     return layers[0] if trained and parts[-1] is layers[0] else None
 
 
 def can_write_out(task: Task) -> bool:
     """Whether this task is a linear model under a loss whose gradient is written here."""
-    layer = linear_layer(task.model)
+    layer = linear_layer(task)
     if layer is None:
         return False
     flat = task.clients.records.x[:1].flatten(1).shape[1] == layer.in_features

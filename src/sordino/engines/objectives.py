@@ -18,12 +18,14 @@ from sordino.engines.winograd import accelerate
 from sordino.layout import Layout
 from sordino.parts.clipping import FEW, factors
 from sordino.parts.gradients import Ball, Batch, Moreau
-from sordino.parts.losses import Loss, keeps_apart
+from sordino.parts.losses import Loss
 from sordino.parts.norms import row_norms
 from sordino.per_record import ClippedGradient
 from sordino.per_record.mixing import mixes
 from sordino.per_record.steady import Steady
+from sordino.rng import Seeded
 
+MADE_UP = 13  # records: few, and unlike the length of anything else
 RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where every record has a row of its own
 
 
@@ -31,16 +33,15 @@ class OneClient:
     """One client at a time: the module's tensors are views of one flat row, and so are its gradients."""
 
     def __init__(self, task: Task, winograd: bool = True, coins: np.random.Generator | None = None) -> None:
-        self.layout, self.plain = task.layout, task.model
-        self.model = copy.deepcopy(task.model).train()
-        self.losses = task.losses
+        self.layout, self.program = task.layout, task.program
+        self.model, self.losses = self.program.running().train(), self.program.losses
         self.row = torch.empty(1, self.layout.size, device=task.device)
         self.slope = torch.zeros(1, self.layout.size, device=task.device)
         self.layout.bind(self.model, self.row[0], self.slope[0])
         self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
-        safe = keeps_apart(task.losses)
-        self.fast = ClippedGradient(self.model, task.losses, coins, safe) if one_pass(task) else None
+        self.fast = ClippedGradient(self.model, self.losses, coins) if one_pass(task) else None
+        self.compared = self.program.trusted  # whether the fast sum was compared with `RecordSums` on made-up records
         self.state = watched(self.model, self.layout.tensors(self.model))
 
     @property
@@ -92,11 +93,37 @@ class OneClient:
         x, y = batch.x[0], batch.y[0]
         if batch.mask is not None:
             x, y = x[batch.mask[0]], y[batch.mask[0]]
-        if self.fast is not None and ball.norm == 2 and ball.envelope is None and math.isfinite(ball.radius):
-            return self._in_one_pass(self.fast, w, x, y, ball.radius)
+        if ball.norm == 2 and ball.envelope is None and math.isfinite(ball.radius):
+            fast = self._compared()
+            if fast is not None:
+                return self._in_one_pass(fast, w, x, y, ball.radius)
+        return self.inward(self._records().sum(self.outward(w)[0], x, y, ball))[None]
+
+    def _records(self) -> RecordSums:
         if self.records is None:
-            self.records = RecordSums(copy.deepcopy(self.plain).train(), self.losses, self.layout)
-        return self.inward(self.records.sum(self.outward(w)[0], x, y, ball))[None]
+            self.program.check("record")
+            self.records = RecordSums(self.program.running().train(), self.losses, self.layout)
+        return self.records
+
+    def _compared(self) -> ClippedGradient | None:
+        """The sum in one pass, where it is that of `RecordSums` on made-up records; else none.
+
+        By the graph, records keep apart whatever they hold: that the layers' rules find them is then a matter of
+        shapes. Weights are shaken, lest a zero hides something. Where coins decide, records are looked at instead.
+        """
+        if self.compared or self.fast is None:
+            return self.fast
+        self.compared, (x, y), kept = True, self.program.sample(MADE_UP), self.row.clone()
+        noise = Seeded(0).at(0, "mixing").normal(scale=0.1, size=self.row.shape)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            self.row.add_(torch.from_numpy(noise).to(self.row))
+            slow = [self._records().sum(self.outward(self.row)[0], x, y, Ball(1.0)) for _ in range(2)]
+            if torch.equal(slow[0], slow[1]):
+                self.fast.proved = True
+                found = self.outward(self._in_one_pass(self.fast, self.row, x, y, 1.0))[0]
+                self.fast = self.fast if torch.allclose(found, slow[0].to(found), rtol=1e-3, atol=1e-4) else None
+            self.row.copy_(kept)
+        return self.fast
 
     def _in_one_pass(self, fast: ClippedGradient, w: Tensor, x: Tensor, y: Tensor, radius: float) -> Tensor:
         """The same sum from one backward pass, in the objective's own order of coordinates."""
@@ -136,12 +163,14 @@ class ManyClients(Copies):
 
     def __init__(self, task: Task) -> None:
         self.layout = task.layout
-        self.model = copy.deepcopy(task.model).train()
-        self.slopes = vmap(grad(_mean_loss(self.model, task.losses)))
-        self.records = RecordSums(self.model, task.losses, task.layout)
+        self.program = task.program
+        self.model, losses = self.program.running().train(), self.program.losses
+        self.slopes = vmap(grad(_mean_loss(self.model, losses)))
+        self.records = RecordSums(self.model, losses, task.layout)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Sums [m, d] of every record's gradient, each pulled into the ball: client by client."""
+        self.program.check("record")
         masks = batch.mask if batch.mask is not None else [None] * len(w)
         return torch.stack(
             [
@@ -205,8 +234,9 @@ class RecordSums:
 
 
 def one_pass(task: Task) -> bool:
-    """Whether clipped gradients may come from one backward pass: all is trained, and no layer mixes records."""
-    return task.layout.trainable == task.layout.size and not mixes(task.model)
+    """Whether clipped gradients may come from one backward pass: all is trained, and no record reaches another."""
+    whole = task.layout.trainable == task.layout.size and not mixes(task.model)
+    return whole and (task.program.trusted or task.program.apart)
 
 
 def _record_loss(model: nn.Module, losses: Loss) -> Any:

@@ -7,8 +7,6 @@ many records a client holds, or what stands in them, is private. Gains are CPU t
 
 from __future__ import annotations
 
-import copy
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,41 +131,32 @@ def winograd(objective: Objective) -> int:
 
 
 def can_batch(task: Task) -> bool:
-    """Whether vmap can run this model: no buffers that change, no coins, no operation without a batching rule."""
+    """Whether vmap can run this model: no buffers that change, no coins, no operation without a batching rule.
+
+    Records must keep apart, for a client with fewer of them than others is filled up with some that do not count.
+    """
     layout: Layout = task.layout
     if layout.trainable < layout.size or any(isinstance(part, nn.RNNBase) for part in task.model.modules()):
         return False
-    x, y = (_stand_in(side).to(task.device) for side in (task.clients.records.x, task.clients.records.y))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # vmap warns where it would loop slowly
-            return _padding_is_harmless(task, x, y)
+            _try_gradient(task)
     except (RuntimeError, ValueError, NotImplementedError, UserWarning):
         return False
+    return task.program.apart
 
 
-def _stand_in(table: Tensor) -> Tensor:
-    """Two rows as those of a table, but made up: what is decided by them is written down, and must tell of nobody."""
-    shape = (2, *table.shape[1:])
-    size = math.prod(shape)
-    numbers = torch.linspace(0.05, 0.95, size) if table.is_floating_point() else torch.zeros(size)
-    return numbers.to(table.dtype).view(shape)
-
-
-def _padding_is_harmless(task: Task, x: Tensor, y: Tensor) -> bool:
-    """A masked record must not change a client's gradient: it does where a layer mixes the records of a batch."""
-    many = ManyClients(task)
-    w = many.place(task.layout.flatten(task.model), 2)
-    bare = many.gradient(w, Batch(torch.stack([x, x]), torch.stack([y, y])))
-    longer_x, longer_y = torch.cat([x, x[:1] * 0]), torch.cat([y, y[:1]])
-    real = torch.tensor([[True, True, False]] * 2, device=task.device)
-    padded = many.gradient(w, Batch(torch.stack([longer_x] * 2), torch.stack([longer_y] * 2), real))
-    return torch.allclose(bare, padded, rtol=1e-3, atol=1e-5)
+def _try_gradient(task: Task) -> None:
+    """A gradient of two clients with made-up records."""
+    many, (x, y) = ManyClients(task), task.program.sample(2)
+    y = y if y.is_floating_point() else torch.zeros_like(y)
+    many.gradient(many.place(task.layout.flatten(task.model), 2), Batch(torch.stack([x, x]), torch.stack([y, y])))
 
 
 def step_flops(task: Task, batch: int) -> float:
-    """Floating-point operations of one local step (forward and backward) on `batch` records, counted on one record."""
-    model, counted = copy.deepcopy(task.model).eval(), [0.0]
+    """Floating-point operations of one local step (forward and backward) on `batch` records, by two made-up ones."""
+    model, counted = task.program.running().train(), [0.0]
 
     def count(module: nn.Module, _inputs: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) else output
@@ -175,9 +164,9 @@ def step_flops(task: Task, batch: int) -> float:
 
     for module in model.modules():
         module.register_forward_hook(count)
-    with torch.no_grad():
-        model(task.clients.records.x[:1].to(task.device))
-    return 3.0 * batch * counted[0]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model(task.program.sample(2)[0])
+    return 3.0 * batch * counted[0] / 2
 
 
 def _weights(module: nn.Module) -> int:

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from sordino.data.task import Task
 from sordino.errors import PlanError
 from sordino.layout import Layout, copied
-from sordino.parts.losses import keeps_apart
-from sordino.per_record.apart import kept_apart
 from sordino.per_record.company import SAME, distance
 from sordino.per_record.still import still
 from sordino.rng import global_coins, standing_at
 
 MACHINES = 1e-3  # relative: the same pass on another machine, or with another version of torch
-_FIX = "keep what is counted or averaged out of model and loss, and take random numbers from torch"
+_FIX = (
+    "keep what is counted, averaged or scheduled out of model and loss (a graph stays as it was captured), and take "
+    "random numbers from torch"
+)
 
 
 class Witness:
@@ -30,6 +31,7 @@ class Witness:
 
     def __init__(self, task: Task) -> None:
         self.model, self.losses, self.coins = _copied(task.model).train(), task.losses, global_coins()
+        self.trusted = task.program.trusted
         self.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # they begin anew for every client
         x, y = task.clients.records.x, task.clients.records.y
         self.x = torch.ones((2, *x.shape[1:]), dtype=x.dtype, device=task.device)  # nobody's records
@@ -41,12 +43,20 @@ class Witness:
         Layout.of(self.model).load(self.model, vector)
         return self._answer()
 
-    def ask(self) -> None:
-        """Before the clients of a round: a schedule may have changed the loss since the last."""
-        self.said = self._answer()
+    def before(self) -> None:
+        """Before the clients of a round. A schedule may have changed trusted code; a graph is as it was captured."""
+        if self.trusted or not self.said:
+            self.said = self._answer()
+        else:
+            self._check()
 
-    def check(self) -> None:
-        """After them: refuse an answer that is not what it was."""
+    def after(self) -> None:
+        """After them: what trusted code says may not have changed."""
+        if self.trusted:
+            self._check()
+
+    def _check(self) -> None:
+        """Refuse an answer that is not what it was."""
         if self.said and not distance(self.said, self._answer()) <= SAME:
             found = "a model or a loss that says something else of a made-up record than before"
             needed = "one that remembers nothing of the records it saw: the next client would be told, without noise"
@@ -81,5 +91,5 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def witness(task: Task) -> Witness | None:
-    """None where there is nobody to ask: torch's own layers in a row and losses written here remember nothing."""
-    return None if keeps_apart(task.losses) and kept_apart(task.model) else Witness(task)
+    """None where there is nobody to ask: torch's layers and Sordino's losses are no code of the user's own."""
+    return None if task.program.plain and task.program.plain_loss else Witness(task)

@@ -8,6 +8,7 @@ A capture is used only if it answers as the module does afterwards, with the sam
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import operator
@@ -26,6 +27,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from sordino import codec
 
 SAME = 1e-4  # relative: a graph and its module, values and gradients
+UNFIT = "made-up records do not fit"
 RECORDS = 5  # of the made-up batch on which a module is captured
 
 Leaf = Callable[[nn.Module], bool]
@@ -265,13 +267,39 @@ class _Tracer(fx.Tracer):
 def _by_fx(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
     whole, _ = _whole(module, sample, form)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _len_of_proxies(module):
             warnings.simplefilter("ignore")
             return _finished(_Tracer(leaf).trace(whole), whole, whole, sample, "fx")
     except UntraceableError:
         raise
     except Exception as error:  # whatever a stranger's forward raises when its tensors are symbols
         raise UntraceableError(_line(error)) from None
+
+
+@contextmanager
+def _len_of_proxies(module: nn.Module) -> Iterator[None]:
+    """`len(x)` in the user's code becomes a node of the graph: Python's own would ask a symbol for an integer."""
+    code = [getattr(kind, "forward", None) for part in module.modules() for kind in type(part).__mro__]
+    code += [value for part in module.modules() for value in vars(part).values() if callable(value)]
+    spaces = [function.__globals__ for given in code if (function := inspect.unwrap(given)) and _is_python(function)]
+    new = {id(space): space for space in spaces if "len" not in space}
+    for space in new.values():
+        space["len"] = _len
+    try:
+        yield
+    finally:
+        for space in new.values():
+            del space["len"]
+
+
+def _len(item: Any) -> Any:
+    return item.tracer.create_proxy("call_function", len, (item,), {}) if isinstance(item, fx.Proxy) else len(item)
+
+
+def _is_python(function: Any) -> bool:
+    """Whether a function is written in Python, by the user."""
+    space = getattr(function, "__globals__", None)
+    return space is not None and not str(space.get("__name__", "")).startswith("torch.")
 
 
 def _line(error: Exception) -> str:
@@ -486,22 +514,26 @@ def differs(captured: Captured, module: nn.Module, sample: list[Any], form: Tree
     """In what the graph is not the module's own forward, on made-up records: values, gradients; None where it is."""
     try:
         own = _with_gradients(lambda m, a, k: m(*a, **k), module, sample, form)
+    except Exception as error:  # as above
+        return f"{UNFIT} ({_line(error)})"
+    try:
         graph = _with_gradients(lambda m, a, k: captured(m, *a, **k), module, sample, form)
     except Exception as error:  # as above
-        return f"made-up records do not fit ({_line(error)})"
+        return f"a graph that fails where the module runs ({_line(error)})"
     return None if close(own, graph) else "a graph whose values or gradients differ from the module's own"
 
 
 def _with_gradients(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> list[Tensor | None]:
     args, kwargs = tree_unflatten(sample, form)
     parameters = [p for p in module.parameters() if p.requires_grad]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _unchanged(module):
         torch.manual_seed(0)
         outputs = [y for y in tree_flatten(run(module, args, kwargs))[0] if isinstance(y, Tensor)]
         moving = [y.float().square().sum() for y in outputs if y.requires_grad]
         trains = bool(moving and parameters)
         slopes = torch.autograd.grad(torch.stack(moving).sum(), parameters, allow_unused=True) if trains else ()
-    return [*(y.detach() for y in outputs), *slopes]
+        buffers = [buffer.detach().clone() for buffer in module.buffers()]
+    return [*(y.detach() for y in outputs), *slopes, *buffers]
 
 
 @torch.no_grad()
@@ -514,15 +546,15 @@ def answers(captured: Captured, module: nn.Module, sample: list[Any], form: Tree
 
 
 def close(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:
-    """Equal but for rounding, tensor by tensor; no gradient is a gradient of zero."""
+    """Equal but for rounding, tensor by tensor; no gradient is a gradient of zero, and a meta tensor is its shape."""
     return len(first) == len(second) and all(_close(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _close(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
-        return (a is None or not bool(a.any())) and (b is None or not bool(b.any()))
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
+        return all(side is None or side.is_meta or not bool(side.any()) for side in (a, b))
+    if a.shape != b.shape or a.dtype != b.dtype or a.is_meta:
+        return a.is_meta and b.is_meta and a.shape == b.shape
     if not a.is_floating_point():
         return torch.equal(a, b)
     scale = float(a.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0

@@ -32,6 +32,7 @@ _PROPERTIES = {
     *("dim", "ndim", "ndimension", "dtype", "device", "layout", "is_floating_point", "is_complex", "requires_grad"),
     *("is_cuda", "is_sparse", "itemsize", "element_size", "type", "_assert_tensor_metadata", "_set_grad_enabled"),
 }
+_TURNED = {"transpose", "t"}  # in place: entries stay where they are, and dimensions have other names
 _SILENT = {"detach", "alias"}  # torch makes them for itself, not always as many
 _AFFINE = {operator.mul, operator.add, operator.sub, operator.neg, torch.sym_sum}
 _SIZED = {
@@ -41,7 +42,18 @@ _SIZED = {
 }
 
 
-def dependence(graph: Captured, inputs: Sequence[Any], records: Sequence[bool]) -> str | None:
+class Reason(str):
+    """Why a record may reach another; `certain`: an operation does read along the records, whatever they hold."""
+
+    certain: bool
+
+    def __new__(cls, why: str, certain: bool = False) -> Reason:
+        made = super().__new__(cls, why)
+        made.certain = certain
+        return made
+
+
+def dependence(graph: Captured, inputs: Sequence[Any], records: Sequence[bool]) -> Reason | None:
     """Why an output for one record may depend on other records; None where it is proved that it does not.
 
     `inputs` are the flat arguments of the graph and `records` says which of them hold one slice per record. Every
@@ -54,9 +66,9 @@ def dependence(graph: Captured, inputs: Sequence[Any], records: Sequence[bool]) 
         second = _Run(BATCHES[1], first.steps)
         _Reader(graph, second, records).run(runs[1])
     except MixesError as error:
-        return str(error)
+        return Reason(str(error), error.certain)
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError) as error:
-        return f"a graph that does not run for {BATCHES[0]} and for {BATCHES[1]} records ({_line(error)})"
+        return Reason(f"a graph that does not run for {BATCHES[0]} and for {BATCHES[1]} records ({_line(error)})")
     return None
 
 
@@ -121,10 +133,10 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
-            raise MixesError("operations that depend on how many records there are")
+            raise MixesError("operations that depend on how many records there are", certain=True)
         name = func._overloadpacket.__name__
         if before.numbers != step.numbers and not (name == "arange" and _places(outputs[0], self.records)):
-            raise MixesError(f"{name} with a number that depends on how many records there are")
+            raise MixesError(f"{name} with a number that depends on how many records there are", certain=True)
         self._state(func, name, arguments, outputs, before)
 
     def _state(self, func: Any, name: str, arguments: dict[str, Any], outputs: list[Tensor], before: _Step) -> None:
@@ -132,6 +144,8 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         base = name[:-1] if in_place else name
         holds = _holds(self, arguments) and not base.startswith("new_")  # of which only the dtype is read
         rows = self._rule(func, base, arguments, outputs) if holds else None
+        if in_place and base in _TURNED and rows is not None:
+            return self.place(outputs[0], rows)
         if in_place:
             return self._written(next(iter(arguments.values())), rows, name)
         for number, (leaf, shape) in enumerate(zip(outputs, before.shapes, strict=True)):

@@ -21,7 +21,11 @@ from torch import Tensor
 
 
 class MixesError(Exception):
-    """An operation through which records reach each other, or may do so for all that the table knows."""
+    """An operation through which records reach each other (`certain`), or may do so for all that the table knows."""
+
+    def __init__(self, why: str, certain: bool = False) -> None:
+        super().__init__(why)
+        self.certain = certain
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ class Call:
         if any(self.of(name) is not None for name in names):
             raise MixesError(f"{self.name} with records in {' or '.join(names)}")
 
-    def mixes(self, why: str) -> MixesError:
-        return MixesError(f"{self.name} {why}")
+    def mixes(self, why: str, certain: bool = True) -> MixesError:
+        return MixesError(f"{self.name} {why}", certain)
 
 
 Rule = Callable[[Call], Rows]
@@ -112,7 +116,7 @@ def reshaped(before: Sequence[int], rows: Rows, after: Sequence[int], call: Call
         if rest and after[dim] > 1 and stride % rest == 0 and after[dim] % (call.records * (stride // rest)) == 0:
             inner = stride // rest
             return Rows(dim, after[dim] // (call.records * inner), inner)
-    raise call.mixes("that splits or moves the records of a batch")
+    raise call.mixes("that splits or moves the records of a batch", certain=False)
 
 
 def _place(dim: int, width: int) -> int:
@@ -145,7 +149,7 @@ def squeeze(call: Call) -> Rows:
     """By name only: without a dimension, a batch of one record would lose its own."""
     rows, given, shape = call.own(), call.arguments.get("dim"), call.tensor("self").shape
     if given is None:
-        raise call.mixes("without a dimension, which changes a batch of one record")
+        raise call.mixes("without a dimension, which changes a batch of one record", certain=False)
     dims = {_place(d, len(shape)) for d in ([given] if isinstance(given, int) else given)}
     if rows.dim in dims:
         raise call.mixes("of the dimension along which records lie")
@@ -348,7 +352,7 @@ def index(call: Call) -> Rows:
     places = [at for at, _ in there]
     kinds = {value.dtype for _, value in there}
     if kinds & {torch.bool, torch.uint8} or places != list(range(places[0], places[0] + len(places))):
-        raise call.mixes("by a mask, or by indices that are not side by side")
+        raise call.mixes("by a mask, or by indices that are not side by side", certain=False)
     shape = torch.broadcast_shapes(*[value.shape for _, value in there])  # type: ignore[no-untyped-call]
     own = {
         (at, replace(found, dim=found.dim + len(shape) - value.dim() + places[0]))

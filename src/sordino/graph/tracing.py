@@ -30,7 +30,7 @@ from sordino.graph.capture import (
     made_up,
     torch_layer,
 )
-from sordino.graph.flow import dependence
+from sordino.graph.flow import Reason, dependence
 
 Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]
 BY_CONSTRUCTION: Grade = "by construction"
@@ -50,7 +50,7 @@ class Traced:
     """A graph, and why an output for one record may depend on other records (None: proved that it does not)."""
 
     graph: Captured
-    reason: str | None
+    reason: Reason | None
     alone: bool = True  # whether made-up records get the same answer in a batch and by themselves
 
     @property

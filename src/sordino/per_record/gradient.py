@@ -29,15 +29,15 @@ class ClippedGradient:
     Layers go by their own rules where the records can be told apart in every layer; a model that uses a parameter
     outside its layer, or a layer without records, is run whole, each record with its own copy of the parameters.
     A model or a loss that mixes records is refused: at the first batch, or in a later one that `coins` choose.
-    `safe` says that the loss is known to have a term of its own for each record.
+    `proved` says that no record can reach another in model and loss, by their operations: then no look is needed.
     """
 
     def __init__(
-        self, model: nn.Module, losses: Losses, coins: np.random.Generator | None = None, safe: bool = False
+        self, model: nn.Module, losses: Losses, coins: np.random.Generator | None = None, proved: bool = False
     ) -> None:
         self.model = model
         self.losses = losses
-        self.lookout, self.safe = Lookout(model, self._passing, coins), safe
+        self.lookout, self.proved = Lookout(model, self._passing, coins), proved
         self.asked = False  # whether the next batch is looked at, whatever the coins say
         self.recorder = Recorder(model, verify=False)
         self.whole = False
@@ -99,11 +99,11 @@ class ClippedGradient:
     def _look(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
         """At the first batch, and in some after it, a record alone is compared with the record in company."""
         chosen = self.lookout.wants(len(y), max(len(y), 1)) or self.asked
-        if self.whole or len(y) < 2:
+        if self.whole or self.proved or len(y) < 2:
             return
         if not self.trusted:
             self.lookout.start(self._company(inputs, y))
-        elif chosen and not (self.safe and not self.lookout.needed()):
+        elif chosen:
             self.asked = False
             self.lookout.again(self._company(inputs, y))
 
@@ -140,7 +140,7 @@ class ClippedGradient:
         """From now on each record has its own copy of all parameters; a model that mixes records is refused."""
         if self.whole:
             raise refused()
-        if len(y) > 1:
+        if len(y) > 1 and not self.proved:
             self.lookout.start(Company(self._passing(self.model), (inputs, y), len(y)))
         self.whole = True
         self._restart()

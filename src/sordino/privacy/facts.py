@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sordino import codec
 from sordino.privacy.bill import Bill, Participation
@@ -12,8 +13,9 @@ from sordino.privacy.selection import Selection, selected
 from sordino.privacy.spending import Standing
 from sordino.rng import Mode
 
+Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]  # the best first; `sordino.graph.tracing`
+
 if TYPE_CHECKING:
-    from sordino.graph import Grade
     from sordino.plan import Plan
 
 WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
@@ -55,6 +57,18 @@ class OwnCode:
 
     grade: Grade
     why: str
+
+    @property
+    def header(self) -> dict[str, str | int]:
+        """As a line of engine.jsonl says it."""
+        return {"own_code": self.grade, "own_code_why": self.why}
+
+    @classmethod
+    def of_headers(cls, lines: Iterable[Mapping[str, Any]]) -> OwnCode | None:
+        """The weakest grade of all that computed rounds of a run; None where none says any."""
+        order = {grade: place for place, grade in enumerate(get_args(Grade))}
+        found = [cls(line["own_code"], str(line["own_code_why"])) for line in lines if line.get("own_code") in order]
+        return max(found, key=lambda own: order[own.grade], default=None)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from sordino.outcome import counted, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.privacy.certificate import certificate
 from sordino.privacy.earlier import EarlierRun
-from sordino.privacy.facts import Declared, Facts
+from sordino.privacy.facts import Declared, Facts, OwnCode
 from sordino.privacy.stored import compare_text, parsed
 from sordino.runs import chain, checkpoint, ending, files, logs, purse, receipts
 from sordino.runs.chain import Chain
@@ -209,7 +209,7 @@ class RunFolder:
         known = replace(known, environment=self._environment(), utility=last_figures(self.history()))
         known = replace(known, prepared=held.chain.prepared)
         after = any(line.get("kept") == MEMORY for line in self._ran())
-        known = replace(known, early=self.ended(held), in_memory=after)
+        known = replace(known, early=self.ended(held), in_memory=after, own_code=OwnCode.of_headers(self._ran()))
         found = counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
         return replace(found, ledger=purse.standing(self.path, config, found))
 

@@ -17,7 +17,7 @@ from sordino.parts.losses import OURS
 
 def require_convex(task: Task, smooth: bool = False) -> None:
     """Refuse a task that the theorems say nothing about: anything but one linear layer under a convex (smooth) loss."""
-    if linear_layer(task.model) is None:
+    if linear_layer(task) is None:
         found = f"a {type(task.model).__name__} that is not one linear layer"
         raise ConfigError(found, "a linear model, which makes the loss convex", "use a linear or logistic model")
     loss = task.losses

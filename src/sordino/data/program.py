@@ -1,0 +1,325 @@
+"""What runs of a task: its model and its loss, as graphs captured on made-up records before any record is shown.
+
+    code                                      runs as      grade
+    layers of torch.nn, losses of Sordino     it is        by construction: none of it is the user's own
+    a module or a loss of the user's own      its graph    by construction, or per record (vmap)
+    what no graph can be captured of          it is        own code, trusted: only with `own_code = "trusted"`
+
+With one client as the unit, a graph is enough: the client's message is a function of the client's own data. With one
+record as the unit, no record may reach another: read off the operations (`sordino.graph.flow`), or the graph runs for
+each record by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from sordino import codec
+from sordino.errors import PlanError
+from sordino.graph.capture import UNFIT, UntraceableError, differs, flat, made_up, torch_written
+from sordino.graph.chain import chained, in_order
+from sordino.graph.flow import Reason
+from sordino.graph.tracing import BY_CONSTRUCTION, PER_RECORD, TRUSTED, Function, Grade, Traced, Tracing
+from sordino.layout import copied
+from sordino.parts.losses import Given, Loss, Targets, keeps_apart
+from sordino.privacy.facts import OwnCode
+
+Word = Literal["trusted"]
+Unit = Literal["client", "record"]
+SIZES = (1, 11)  # records of further made-up batches: a graph answers for every number of them as the module does
+_NEEDED = "code that is a graph of torch operations: no Python state, no branch on data"
+_FIX = 'write it so, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
+
+
+class GraphForward:
+    """A module's forward by the graphs of a program; a deep copy of the module has a forward of its own."""
+
+    def __init__(self, module: nn.Module, program: Program) -> None:
+        self.module, self.program = module, program
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.program.graph(self.module.training).graph(self.module, x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphForward:
+        return GraphForward(copy.deepcopy(self.module, memo), self.program)
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class GraphLoss(Loss):
+    """A loss of the user's own by its graphs. Slope and envelope are kept where they keep records apart."""
+
+    own: Loss
+    values: Traced
+    slopes: Traced | None = None
+    envelopes: Traced | None = None
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found: Tensor = self.values.graph(self.values.graph.module, outputs, targets)
+        return found
+
+    def slope(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return _by_record(self.slopes, scores, targets)
+
+    def envelope(self, scores: Tensor, targets: Tensor, pace: Tensor) -> Tensor:
+        return _by_record(self.envelopes, scores, targets, pace.expand(*scores.shape[:-1], 1))
+
+    @property
+    def targets(self) -> Targets:  # type: ignore[override]
+        return self.own.targets
+
+    @property
+    def has_slope(self) -> bool:
+        return self.slopes is not None
+
+    @property
+    def has_envelope(self) -> bool:
+        return self.envelopes is not None
+
+
+def _by_record(traced: Traced | None, scores: Tensor, *others: Tensor) -> Tensor:
+    """A graph of records, of tensors in which records lie along several leading dimensions."""
+    assert traced is not None
+    lead = scores.shape[:-1]
+    flattened = [part.reshape(lead.numel(), *part.shape[len(lead) :]) for part in (scores, *others)]
+    found: Tensor = traced.graph(traced.graph.module, *flattened)
+    return found.view_as(scores)
+
+
+class Program:
+    """Model and loss of a task as they run; `x` and `y` are rows of its records, of which only the shape is read."""
+
+    def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Word | None = None) -> None:
+        self.model, self.loss, self.word = model, loss, word
+        self.x, self.y = (side.new_empty(0, *side.shape[1:], device=_device(model)) for side in (x, y))
+        self.known: dict[Any, Any] = {}
+
+    def fits(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Word | None) -> bool:
+        """Whether this is the program of such a task."""
+        shapes = (self.x.shape[1:], self.y.shape[1:], self.x.dtype, self.y.dtype)
+        same = shapes == (x.shape[1:], y.shape[1:], x.dtype, y.dtype) and self.x.device == _device(model)
+        return same and self.model is model and self.loss == loss and self.word == word
+
+    def __repr__(self) -> str:
+        return f"Program({type(self.model).__name__}, {type(self.loss).__name__})"
+
+    # ---- what runs --------------------------------------------------------------------------------------------------
+
+    @property
+    def trusted(self) -> bool:
+        """Whether Python code of the user's own runs on the records, by the user's word."""
+        return self.word is not None and not (self.plain and self.plain_loss)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model holds no code of the user's own, but torch's layers alone."""
+        return not _everywhere_hooked() and all(torch_written(part) for part in self.model.modules())
+
+    @property
+    def plain_loss(self) -> bool:
+        """The same of the loss: a loss of Sordino's, or a layer of torch."""
+        given = self.loss.function if isinstance(self.loss, Given) else None
+        return keeps_apart(self.loss) or (isinstance(given, nn.Module) and torch_written(given))
+
+    def running(self) -> nn.Module:
+        """A copy of the model that runs by its graph; its layers and tensors have the names of the model's own."""
+        made = _copy(self.model)
+        if self.trusted or self.plain:
+            return made
+        self.graph(True)
+        for hooks in (made._forward_hooks, made._forward_pre_hooks, made._backward_hooks, made._backward_pre_hooks):
+            hooks.clear()  # they are in the graph
+        made.forward = GraphForward(made, self)  # type: ignore[method-assign]
+        return made
+
+    def judging(self) -> nn.Module:
+        """The same in eval mode, for public records: as it is, where no graph of that mode can be captured."""
+        try:
+            self.graph(False)
+            return self.running().eval()
+        except (PlanError, UntraceableError):
+            return _copy(self.model).eval()
+
+    @property
+    def losses(self) -> Loss:
+        """The loss that runs."""
+        if self.trusted or self.plain_loss:
+            return self.loss
+        return self._once("losses", self._graph_loss)  # type: ignore[no-any-return]
+
+    def graph(self, training: bool = True) -> Traced:
+        """The model's graph in this mode."""
+        return self._once(("model", training), lambda: self._captured(training))  # type: ignore[no-any-return]
+
+    @property
+    def chain(self) -> list[nn.Module]:
+        """The layers of a model that is a chain of them, in order; empty for any other model."""
+        return self._once("chain", self._chain)  # type: ignore[no-any-return]
+
+    def _chain(self) -> list[nn.Module]:
+        if self.trusted:
+            return []
+        return in_order(self.model) if self.plain else chained(self.graph().graph, self.model)
+
+    # ---- what is proved ---------------------------------------------------------------------------------------------
+
+    def of(self, unit: Unit) -> OwnCode:
+        """The grade, and why; refuses code that may let something of one unit reach another."""
+        if self.trusted:
+            return OwnCode(TRUSTED, "Python code of the user's own ran on the records, and the user vouches for it")
+        self.check(unit)
+        if unit == "client":
+            return OwnCode(BY_CONSTRUCTION, self._how)
+        if self.apart:
+            return OwnCode(BY_CONSTRUCTION, f"{self._how}; every operation keeps the records of a batch apart")
+        return OwnCode(PER_RECORD, f"{self._how}; run for each record by itself, for it has {self.reason}")
+
+    def check(self, unit: Unit) -> None:
+        """Refuse code that no graph is captured of; with one record as the unit, what mixes records too."""
+        if self.trusted:
+            return
+        _ = self.losses, None if self.plain else self.graph()
+        if unit == "record" and self.reason is not None and (self.reason.certain or not self._alone()):
+            found = "a model or a loss whose output for one record depends on the other records of the batch"
+            needed = "layers and losses that keep the records of a batch apart"
+            raise PlanError("mixing", f"{found} ({self.reason})", needed, "compare no record with another in it")
+
+    @property
+    def apart(self) -> bool:
+        """Whether it is proved that no record reaches another in model and loss."""
+        return not self.trusted and self.reason is None
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why a record may reach another; None where it is proved that none does."""
+        return self._once("reason", self._reason)  # type: ignore[no-any-return]
+
+    @property
+    def _how(self) -> str:
+        own = [*([] if self.plain else ["the model"]), *([] if self.plain_loss else ["the loss"])]
+        if not own:
+            return "layers of torch.nn and a loss of Sordino: no code of the user's own"
+        return f"{' and '.join(own)} captured as a graph on made-up records: no Python state, no branch on data"
+
+    def _reason(self) -> Reason | None:
+        try:
+            model = self.graph().reason
+        except UntraceableError as error:  # of torch's own layers no graph is needed to run them
+            model = Reason(str(error))
+        if model is not None or keeps_apart(self.loss):
+            return model
+        return self._loss_traced(self.loss.value, *self._scores()).reason
+
+    def _alone(self) -> bool:
+        """Whether made-up records have the same losses in a batch and by themselves, under vmap."""
+        x, y = self.sample(5)
+        model, losses = self.running().train(), self.losses
+        coins = torch.random.fork_rng(devices=[])
+
+        def one(x: Tensor, y: Tensor) -> Tensor:
+            return losses(model(x[None]), y[None])[0]
+
+        try:
+            with torch.no_grad(), coins:
+                alone = torch.func.vmap(one, randomness="different")(x, y)
+                traced = [self.graph()] + ([] if self.plain_loss else [self.losses.values])  # type: ignore[attr-defined]
+                return alone.shape == (len(y),) and all(part.alone for part in traced)
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, UntraceableError):
+            return False
+
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """Made-up records and targets."""
+        x, y = made_up([self.x, self.y], [True, True], count)
+        return x, y
+
+    # ---- captures ---------------------------------------------------------------------------------------------------
+
+    def _captured(self, training: bool) -> Traced:
+        if _everywhere_hooked():
+            raise refused("a model", "a hook that runs in every module")
+        return self._sized(Tracing(_copy(self.model).train(training)), "a model", self.x)
+
+    def _sized(self, tracing: Tracing, what: str, *inputs: Tensor) -> Traced:
+        """A graph that also answers as the module does for other numbers of records."""
+        own = [True] * len(inputs)
+        try:
+            traced = tracing.of(inputs, {}, own)
+            for count in SIZES:
+                leaves, form = flat(made_up(inputs, own, count), {})
+                wrong = differs(traced.graph, tracing.module, leaves, form)
+                if wrong is not None and not wrong.startswith(UNFIT):  # some layers take no batch of one record
+                    raise UntraceableError(f"for {count} records {wrong}")
+        except UntraceableError as error:
+            if what == "a model" and self.plain:
+                raise
+            raise refused(what, str(error)) from None
+        return traced
+
+    def _graph_loss(self) -> Loss:
+        """The user's loss by graphs: its value, and its slope and envelope where they are of each record alone."""
+        scores, y = self._scores()
+        values = self._loss_traced(self.loss.value, scores, y)
+        pace = scores.new_empty(0, 1)
+        slopes = self._written(self.loss.has_slope, self.loss.slope, scores, y)
+        envelopes = self._written(self.loss.has_envelope, self.loss.envelope, scores, y, pace)
+        return GraphLoss(self.loss, values, slopes, envelopes)
+
+    def _loss_traced(self, function: Callable[..., Tensor], *inputs: Tensor) -> Traced:
+        given = function.__self__.function if isinstance(getattr(function, "__self__", None), Given) else function  # type: ignore[attr-defined]
+        module = given if isinstance(given, nn.Module) else Function(given)
+        found = self._sized(Tracing(module), "a loss", *inputs)
+        if found.graph.writes and any(node.op == "get_attr" for node in found.graph.graph.nodes):
+            raise refused("a loss", "it may write into a tensor of its own")
+        return found
+
+    def _written(self, there: bool, function: Callable[..., Tensor], *inputs: Tensor) -> Traced | None:
+        if not there:
+            return None
+        found = self._loss_traced(function, *inputs)
+        return found if found.reason is None else None
+
+    def _scores(self) -> tuple[Tensor, Tensor]:
+        """Outputs of the model and targets, of no record."""
+        model = self.running().eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = model(self.sample(2)[0])
+        return outputs[:0], self.y
+
+    def _once(self, name: Any, make: Callable[[], Any]) -> Any:
+        if name not in self.known:
+            self.known[name] = make()
+        return self.known[name]
+
+
+def refused(what: str, why: str) -> PlanError:
+    """The one sentence for code that no graph is captured of."""
+    return PlanError("own code", f"{what} that no graph can be captured of ({why})", _NEEDED, _FIX)
+
+
+def _everywhere_hooked() -> bool:
+    hooks = (
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    )
+    return any(hooks)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """A copy that shares what is frozen: it may be large, and whoever changes it is refused."""
+    return copied(model, [p for p in model.parameters() if not p.requires_grad])
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+__all__ = ["GraphForward", "GraphLoss", "Grade", "Program", "Unit", "Word", "refused"]
