@@ -84,12 +84,13 @@ class Layout:
             for name, tensor, _ in _named(model):
                 tensor.copy_(views[name])
 
-    def bind(self, model: nn.Module, vector: Tensor, gradient: Tensor) -> None:
-        """Make the module's tensors views of `vector`, and its gradients views of `gradient`, both channels last."""
+    def bind(self, model: nn.Module, vector: Tensor, gradient: Tensor, channels_last: bool = True) -> None:
+        """Make the module's tensors views of `vector`, and its gradients views of `gradient`."""
+        view = _channels_last if channels_last else Tensor.view
         for slot, (_, tensor, trainable) in zip(self.slots, _named(model), strict=True):
-            tensor.data = _channels_last(vector[slot.start : slot.stop], slot.shape)
+            tensor.data = view(vector[slot.start : slot.stop], slot.shape)
             if trainable:
-                tensor.grad = _channels_last(gradient[slot.start : slot.stop], slot.shape)
+                tensor.grad = view(gradient[slot.start : slot.stop], slot.shape)
 
     def channels_last(self, rows: Tensor) -> Tensor:
         """Rows [m, d] with every 4-dimensional tensor in the order O,H,W,I: how a CPU convolves fastest."""

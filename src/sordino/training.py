@@ -233,7 +233,7 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
     """A run of a task made in Python as a file would say it; what no file can say stands for itself, by fingerprint."""
     loss = task.losses if written(task.losses) else None
     own = tuple(one for one in task.metrics if not isinstance(one, GivenMetric))
-    spec = TaskSpec(dataset=NAME, model=Given.of(task), loss=loss)
+    spec = TaskSpec(dataset=NAME, model=Given.of(task), loss=loss, own_code=task.own_code)
     return Config(task=spec, plan=plan, privacy=privacy, run=replace(asked, metrics=own))
 
 

@@ -33,7 +33,8 @@ def forecast(config: Config) -> dict[str, Any]:
     plan = config.plan
     notes = (*config.look(), *_of_few(config))
     config.check_budget()
-    promised = certificate(plan, Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts))
+    facts = Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts, own_code=config.own_code())
+    promised = certificate(plan, facts)
     names = [plan.local.kind, *(step.kind for step in plan.encode)]
     chain = [{"after": name, "bound": _bound(bound)} for name, bound in zip(names, plan.bounds, strict=True)]
     keys = (
@@ -41,6 +42,7 @@ def forecast(config: Config) -> dict[str, Any]:
         "delta",
         "unit",
         "relation",
+        "own_code",
         "adversaries",
         "sampler",
         "trust",
@@ -116,8 +118,15 @@ def forecast_text(found: dict[str, Any]) -> str:
     ]
     lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
     lines += _noise_lines(found["noise_of_models"])
+    lines += ["code that runs on private records", f"  {_code(found['own_code'])}"]
     notes = [f"note: {note}" for note in found.get("notes", [])]
     return "\n".join([*lines, "forecast", *_adversary_lines(found), *silo_lines(found), *notes])
+
+
+def _code(own: dict[str, str] | None) -> str:
+    if own is None:
+        return "not examined yet: the shape of a record is not known before the data is read"
+    return f"{own['grade']}: {own['why']}"
 
 
 def _part(part: dict[str, Any]) -> str:

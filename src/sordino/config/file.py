@@ -163,18 +163,25 @@ class Config:
         self._check_stop()
         return seen.notes
 
-    def _try_model(self) -> None:
+    def own_code(self) -> OwnCode | None:
+        """What is proved of model and loss; None where the shape of a record is not known without the data."""
+        made = None if isinstance(self.task.model, Given) else self._try_model()
+        return None if made is None else made.program.of(self.plan.unit)
+
+    def _try_model(self) -> Task | None:
         """Made-up records through model and loss, where shape and classes are known without the data."""
         spec = self.federation
         known = datasets.record_of(self.task.dataset) if spec is None else (spec.inputs, spec.classes)
         if known is None or not known[0]:
-            return
+            return None
         (shape, classes), loss = known, self.task.loss
         model = build_seeded(self.task.model, shape, classes or 1, self.run.seed)
         y = torch.zeros(2, dtype=torch.int64 if classes else torch.float32)
-        Task(model, Clients.of([(torch.zeros(2, *shape), y)]), loss=loss or (CrossEntropy() if classes else Mse()))
+        held, usual = Clients.of([(torch.zeros(2, *shape), y)]), CrossEntropy() if classes else Mse()
+        made = Task(model, held, loss=loss or usual, own_code=self.task.own_code)
         if self.plan.local.reads is not None:
             check_layers(model)
+        return made
 
     def _check_stop(self) -> None:
         """A figure to stop by that no evaluation gives; of metrics with names of their own nothing is known."""

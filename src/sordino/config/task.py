@@ -17,6 +17,7 @@ from sordino.data.initial import begun
 from sordino.data.metrics import Metric
 from sordino.data.naming import check_names
 from sordino.data.partition import Iid, Natural, Partitioner
+from sordino.data.program import Word
 from sordino.data.task import Clients, PublicSource, Records, Task
 from sordino.errors import ConfigError
 from sordino.models import Given, Logistic, Spec, build_seeded
@@ -32,6 +33,7 @@ class TaskSpec:
 
     `init` is a safetensors file with the model's first weights. They are declared public by whoever writes this file:
     what they were trained on is not protected by the run, and the certificate says so, with the file's hash.
+    `own_code = "trusted"` vouches for a model or a loss of one's own that no graph can be captured of.
     """
 
     dataset: str = "digits"
@@ -41,6 +43,7 @@ class TaskSpec:
     loss: Loss | None = None
     silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
     init: str | None = None  # a safetensors file of weights to begin with, declared public
+    own_code: Word | None = None  # "trusted": model and loss of one's own run as they are, where no graph can
     half: Half | None = None  # the part of the test rows that a run is judged by, where the others report
 
     @property
@@ -67,6 +70,7 @@ class TaskSpec:
         task = Task(
             model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names, waiting=waiting,
             source=self.source(labels=not clients.records.y.is_floating_point()),
+            own_code=self.own_code,
         )  # fmt: skip
         _try_loss(task)
         return task if self.half is None else self.half.of(task)

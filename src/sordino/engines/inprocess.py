@@ -85,7 +85,7 @@ class InProcessWorker:
     ) -> None:
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
-        self.objective: Objective = way.make(task, Settings(winograd, streams))
+        self.objective: Objective = way.make(task, Settings(winograd, streams, plan.local.any_order))
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, Spent)
         self.slopes = any(step.needs_slopes for step in plan.encode)

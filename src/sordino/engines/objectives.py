@@ -30,14 +30,20 @@ RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where e
 
 
 class OneClient:
-    """One client at a time: the module's tensors are views of one flat row, and so are its gradients."""
+    """One client at a time: the module's tensors are views of one flat row, and so are its gradients.
 
-    def __init__(self, task: Task, winograd: bool = True, coins: np.random.Generator | None = None) -> None:
+    With `any_order`, convolutions lie channels last in the row: how a CPU convolves fastest.
+    """
+
+    def __init__(
+        self, task: Task, winograd: bool = True, coins: np.random.Generator | None = None, any_order: bool = True
+    ) -> None:
         self.layout, self.program = task.layout, task.program
         self.model, self.losses = self.program.running().train(), self.program.losses
         self.row = torch.empty(1, self.layout.size, device=task.device)
         self.slope = torch.zeros(1, self.layout.size, device=task.device)
-        self.layout.bind(self.model, self.row[0], self.slope[0])
+        self.any_order = any_order
+        self.layout.bind(self.model, self.row[0], self.slope[0], channels_last=any_order)
         self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
         self.fast = ClippedGradient(self.model, self.losses, coins) if one_pass(task) else None
@@ -60,11 +66,11 @@ class OneClient:
             self.records.state.check(full=True)
 
     def inward(self, start: Tensor) -> Tensor:
-        """Convolutions channels last."""
-        return self.layout.channels_last(start[None])[0]
+        """Convolutions channels last, where their order is nothing to anybody."""
+        return self.layout.channels_last(start[None])[0] if self.any_order else start
 
     def outward(self, rows: Tensor) -> Tensor:
-        return self.layout.channels_first(rows)
+        return self.layout.channels_first(rows) if self.any_order else rows
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
         """Plain steps with fresh gradients: none is zeroed first, or added to."""

@@ -37,6 +37,7 @@ class Settings:
 
     winograd: bool
     streams: Streams
+    any_order: bool = True  # whether the plan's local solver treats all coordinates alike
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ WAYS = (
     Way(
         "sequential",
         lambda plan, task: True,
-        lambda task, asked: OneClient(task, asked.winograd, asked.streams.at(0, "mixing")),
+        lambda task, asked: OneClient(task, asked.winograd, asked.streams.at(0, "mixing"), asked.any_order),
         "whatever torch can run: recurrence, buffers, dropout, large convolutions",
         "the one that the others are measured against",
         anywhere=True,

@@ -83,7 +83,8 @@ def server_task(config: Config) -> Task:
     test = None if spec.test is None else public_rows(Path(spec.test))
     model = model_of(config, spec.inputs, spec.classes)
     model, init = (model, None) if config.task.init is None else begun(model, config.task.init)
-    made = Task.server(model, len(spec.silos), test, loss_of(config, spec.classes))
+    loss, word = loss_of(config, spec.classes), config.task.own_code
+    made = Task.server(model, len(spec.silos), test, loss, own_code=word)
     return replace(made, init=init, metrics=config.run.metrics, source=_public_source(config, spec))
 
 
@@ -115,8 +116,8 @@ def silo_task(config: Config, spec: SiloSpec) -> Task:
     x, y, classes = own_rows(load(spec.dataset, **spec.options), spec)
     names = config.federation.silos
     model = model_of(config, config.federation.inputs or x.shape[1:], classes)
-    loss = loss_of(config, classes)
-    return Task.silo(model, names.index(spec.name), len(names), (torch.from_numpy(x), torch.from_numpy(y)), loss)
+    loss, own = loss_of(config, classes), (torch.from_numpy(x), torch.from_numpy(y))
+    return Task.silo(model, names.index(spec.name), len(names), own, loss, own_code=config.task.own_code)
 
 
 def own_rows(data: Dataset, spec: SiloSpec) -> tuple[Any, Any, int]:

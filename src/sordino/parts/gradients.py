@@ -15,6 +15,7 @@ from sordino import codec
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError, shown
+from sordino.layout import Layout
 from sordino.parts.bounds import Norm
 from sordino.parts.numbers import MOST, natural, positive
 
@@ -50,8 +51,15 @@ class Ball:
 
 
 class Objective(Protocol):
-    """The clients' losses at their own parameters, as an engine computes them."""
+    """The clients' losses at their own parameters, as an engine computes them.
 
+    Rows [m, d] hold the tensors of `layout` one after the other, each in its usual (row-major) order: `layout.views(w)`
+    are those tensors by name, [m, *shape]. Only where every part treats coordinates alike (`any_order`) may an
+    objective have an order of its own, which `inward` and `outward` translate.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
     @property
     def trainable(self) -> int: ...
     def place(self, start: Tensor, clients: int) -> Tensor: ...
@@ -71,7 +79,16 @@ class Gradient(Part):
     @abstractmethod
     @returns(lambda found, part, objective, w, *_: tensor(found, tuple(w.shape), w))
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
-        """The direction at w [m, d] for one minibatch per client; may be overwritten by the next call."""
+        """The direction at w [m, d] for one minibatch per client; may be overwritten by the next call.
+
+        Coordinates are in the order of `objective.layout`, on every path of every engine.
+        """
+
+    @property
+    def any_order(self) -> bool:
+        """Whether it treats all coordinates alike, so that their order is nothing to it: entries and norms alone."""
+        inner = getattr(self, "gradient", None)
+        return is_own(self) and (inner is None or inner.any_order)
 
 
 @dataclass(frozen=True)
@@ -184,6 +201,11 @@ class Moreau(Gradient, kind="moreau"):
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)
         return (objective.clipped(w, batch, Ball(envelope=self)) / count.clamp(min=1)).to(w.dtype)
+
+
+def is_own(part: Part) -> bool:
+    """Whether a part is one of Sordino's: of any other it is not known what it does with coordinates."""
+    return type(part).__module__.partition(".")[0] == "sordino"
 
 
 def _lengths(rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from sordino.errors import PlanError, shown
 from sordino.parts.bounds import Bound, Spent
 from sordino.parts.encode import Public
 from sordino.parts.events import Event
-from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain
+from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain, is_own
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.numbers import MOST, finite, natural
 from sordino.parts.records import RecordSampler
@@ -76,6 +76,12 @@ class LocalSolver(Part):
     @returns(lambda found, part, work: tensor(found, (work.m, part.length(len(work.start))), work.start))
     def solve(self, work: Work) -> Tensor:
         """The messages [m, length] of the clients at work: start minus end, and what else the solver sends."""
+
+    @property
+    def any_order(self) -> bool:
+        """Whether it treats all coordinates alike, and its gradient too; a solver from elsewhere has the layout's."""
+        gradient = getattr(self, "gradient", None)
+        return is_own(self) and (gradient is None or gradient.any_order)
 
     @property
     def reads(self) -> RecordSampler | None:

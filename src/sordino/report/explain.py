@@ -46,6 +46,7 @@ def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dic
     unit = certificate["unit"] if certificate["loop"] is None else "loop"
     return {
         "protected": _protected(unit) if _promises(certificate) else NOTHING,
+        "own_code": _own_code(certificate["own_code"]),
         "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
         "noise": _noise(certificate),
         "stated": [f"{name.replace('_', ' ')}: {text}" for name, text in certificate["statement"].items()],
@@ -75,6 +76,13 @@ def _protected(unit: str) -> str:
     return (
         f"What is protected is {what.get(unit, 'what any single record')} contributed to the training, in all {when}."
     )
+
+
+def _own_code(own: dict[str, str] | None) -> str:
+    """What is proved of the code that ran on private records."""
+    if own is None:
+        return "The code that ran on private records was not examined."
+    return f"The code that ran on private records, model and loss: {own['grade']}. {sentence(own['why'])}"
 
 
 def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
@@ -195,7 +203,7 @@ def sentence(text: str) -> str:
 
 def page(found: dict[str, Any]) -> str:
     """The explanation as text."""
-    lines = [found["protected"], "", "Against whom, and how strongly:"]
+    lines = [found["protected"], found["own_code"], "", "Against whom, and how strongly:"]
     lines += [f"- {entry['sentence']}" for entry in found["against"]]
     if found["silos"]:
         lines += ["", "Each silo's own guarantee, even to one who reads its messages:"]
