@@ -1,4 +1,4 @@
-"""Promise: a gradient or a solver of the user's own sees coordinates in one public order, and their shapes, on all paths.
+"""Promise: an own gradient or solver sees coordinates in one public order, and their shapes, on every path.
 
 On the default path of a wide CNN rows were channels last, so an algorithm that reads coordinates was another one there.
 """

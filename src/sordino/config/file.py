@@ -27,6 +27,7 @@ from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
 from sordino.privacy.delta import check_deltas, default_delta, silo_deltas
+from sordino.privacy.facts import OwnCode
 from sordino.recipes import RECIPES
 from sordino.rng import Streams, streams
 from sordino.run import check_early, check_train_metrics

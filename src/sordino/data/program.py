@@ -33,6 +33,7 @@ from sordino.privacy.facts import OwnCode
 
 Word = Literal["trusted"]
 Unit = Literal["client", "record"]
+_FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
 SIZES = (1, 11)  # records of further made-up batches: a graph answers for every number of them as the module does
 _NEEDED = "code that is a graph of torch operations: no Python state, no branch on data"
 _FIX = 'write it so, or vouch for it with own_code = "trusted" ([task] of the file, Task.of(..., own_code="trusted"))'
@@ -136,7 +137,7 @@ class Program:
         self.graph(True)
         for hooks in (made._forward_hooks, made._forward_pre_hooks, made._backward_hooks, made._backward_pre_hooks):
             hooks.clear()  # they are in the graph
-        made.forward = GraphForward(made, self)  # type: ignore[method-assign]
+        made.forward = GraphForward(made, self)
         return made
 
     def judging(self) -> nn.Module:
@@ -153,6 +154,16 @@ class Program:
         if self.trusted or self.plain_loss:
             return self.loss
         return self._once("losses", self._graph_loss)  # type: ignore[no-any-return]
+
+    def refusal(self) -> PlanError | None:
+        """Why model or loss cannot run. Asked before anything else runs them: a first call may leave something."""
+        try:
+            self.check("client")
+        except PlanError as error:
+            return error
+        except _FAILS:  # of torch's own layers, on records that do not fit them
+            return None
+        return None
 
     def graph(self, training: bool = True) -> Traced:
         """The model's graph in this mode."""
@@ -185,11 +196,21 @@ class Program:
         """Refuse code that no graph is captured of; with one record as the unit, what mixes records too."""
         if self.trusted:
             return
-        _ = self.losses, None if self.plain else self.graph()
+        if not self.plain and self._is_stale():
+            self.known.clear()
+        _ = None if self.plain else self.graph(), self.losses
         if unit == "record" and self.reason is not None and (self.reason.certain or not self._alone()):
             found = "a model or a loss whose output for one record depends on the other records of the batch"
             needed = "layers and losses that keep the records of a batch apart"
             raise PlanError("mixing", f"{found} ({self.reason})", needed, "compare no record with another in it")
+
+    def _is_stale(self) -> bool:
+        """Whether the model was changed since it was captured: it answers otherwise than its graph."""
+        found = self.known.get(("model", True))
+        if not isinstance(found, Traced):
+            return False
+        leaves, form = flat(made_up([self.x], [True], 5), {})
+        return differs(found.graph, _copy(self.model).train(), leaves, form) is not None
 
     @property
     def apart(self) -> bool:
@@ -206,7 +227,9 @@ class Program:
         own = [*([] if self.plain else ["the model"]), *([] if self.plain_loss else ["the loss"])]
         if not own:
             return "layers of torch.nn and a loss of Sordino: no code of the user's own"
-        return f"{' and '.join(own)} captured as a graph on made-up records: no Python state, no branch on data"
+        found = f"{' and '.join(own)} captured as a graph on made-up records: no Python state, no branch on data"
+        frozen = 0 if self.plain else len(self.graph().graph.constants)
+        return f"{found}; {frozen} constant tensors stand in it as they were before training" if frozen else found
 
     def _reason(self) -> Reason | None:
         try:
@@ -293,9 +316,16 @@ class Program:
         return outputs[:0], self.y
 
     def _once(self, name: Any, make: Callable[[], Any]) -> Any:
+        """What was found, or why it was refused, the first time: code may answer otherwise the second time."""
         if name not in self.known:
-            self.known[name] = make()
-        return self.known[name]
+            try:
+                self.known[name] = make()
+            except (PlanError, UntraceableError) as error:
+                self.known[name] = error
+        found = self.known[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 def refused(what: str, why: str) -> PlanError:
@@ -322,4 +352,4 @@ def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-__all__ = ["GraphForward", "GraphLoss", "Grade", "Program", "Unit", "Word", "refused"]
+__all__ = ["Grade", "GraphForward", "GraphLoss", "Program", "Unit", "Word", "refused"]

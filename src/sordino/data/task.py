@@ -170,9 +170,7 @@ class Task:
         model, (*own, test, public), loss = _given(model, [*clients, test, public], loss, pad, length)
         told, names = _grouped(groups)
         held = Clients.of(own)
-        return cls(
-            model, held, test, loss, public, source, metrics_of(metrics), told, names, own_code=own_code
-        )
+        return cls(model, held, test, loss, public, source, metrics_of(metrics), told, names, own_code=own_code)
 
     @classmethod
     def server(
@@ -246,7 +244,20 @@ class Task:
         records = self.clients.records
         x, y = (made_up([side], [True], 2)[0].to(self.device) for side in (records.x, records.y))  # nobody's records
         y = y if y.is_floating_point() else torch.zeros_like(y)
-        outputs = outputs_of(self.model, x)
+        refusal = self.program.refusal()
+        try:
+            self._check_shapes(x, y)
+        except DataError:
+            raise
+        except Exception:
+            if refusal is None:
+                raise
+        if refusal is not None:
+            raise refusal
+
+    def _check_shapes(self, x: Tensor, y: Tensor) -> None:
+        """Model, loss and labels fit each other; x and y are made up."""
+        records, outputs = self.clients.records, outputs_of(self.model, x)
         tokens = self.losses.targets == "token"
         scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
         classes = self.losses.classes(scores)

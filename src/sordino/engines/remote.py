@@ -122,7 +122,9 @@ class RemoteWorker:
 
     @property
     def header(self) -> dict[str, str | int]:
-        return {"engine": "remote", "transport": self.engine.transport.name, "quorum": self.engine.quorum}
+        known = self.task.clients.records.x.dim() > 1 or len(self.task.clients.records)
+        code = self.task.program.of(self.plan.unit).header if known else {}  # each silo examines it on its own records
+        return {"engine": "remote", "transport": self.engine.transport.name, "quorum": self.engine.quorum, **code}
 
     def public_update(self, start: Tensor, t: int) -> Tensor:
         """On the server's own public records."""

@@ -20,9 +20,11 @@ from sordino.flower.envelope import is_letter
 from sordino.flower.internals import Node, installed
 from sordino.flower.member import Member
 from sordino.flower.post import SiloSpec, Voice, serve, silo_task
+from sordino.parts.bounds import Unit
 from sordino.parts.releases import NoNoise
 from sordino.privacy import policy as policies
 from sordino.privacy.costs import Cost
+from sordino.privacy.facts import OwnCode
 from sordino.privacy.journal import RESTORES
 from sordino.privacy.ledger import Ledger, Receipt
 from sordino.privacy.policy import Policy
@@ -46,6 +48,7 @@ class Paid:
     silo: int
     model: str
     say: Callable[[str], None]
+    code: Callable[[Unit], OwnCode]  # what is proved of model and loss, with this as the unit
     receipts: dict[str, Receipt] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)
 
@@ -54,7 +57,8 @@ class Paid:
 
     def allows(self, job: Job) -> None:
         """The policy, and that the ledger can pay for the run; one that came late is admitted by its first job."""
-        refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model)
+        grade = self.code(job.plan.unit).grade
+        refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model, own_code=grade)
         if refused is not None:
             raise ConfigError(refused, "a plan that this silo's policy allows")
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
@@ -124,7 +128,7 @@ def silo_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[
     policy = policies.load(folder / spec.policy)
     ledger = Ledger.open(folder / spec.ledger, create=True)
     ledger.limit(policy.dataset, policy.limit)
-    till = Paid(ledger, policy, own, model, say)
+    till = Paid(ledger, policy, own, model, say, task.program.of)
     kept: Till = till
     return Counter(Silo(task, kept, till.allows), Member(own, task, till.allows, till.charge_session, time.time))
 

@@ -279,7 +279,8 @@ def _by_fx(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: An
 @contextmanager
 def _len_of_proxies(module: nn.Module) -> Iterator[None]:
     """`len(x)` in the user's code becomes a node of the graph: Python's own would ask a symbol for an integer."""
-    code = [getattr(kind, "forward", None) for part in module.modules() for kind in type(part).__mro__]
+    kinds = [kind for part in module.modules() for kind in type(part).__mro__ if hasattr(kind, "forward")]
+    code = [kind.forward for kind in dict.fromkeys(kinds)]
     code += [value for part in module.modules() for value in vars(part).values() if callable(value)]
     spaces = [function.__globals__ for given in code if (function := inspect.unwrap(given)) and _is_python(function)]
     new = {id(space): space for space in spaces if "len" not in space}

@@ -26,6 +26,7 @@ from sordino.parts.bounds import Unit
 from sordino.parts.events import Event, Relation
 from sordino.parts.release import Release
 from sordino.privacy.bill import Adversary
+from sordino.privacy.facts import Grade
 from sordino.privacy.spending import Limit
 from sordino.rng import Mode
 
@@ -40,7 +41,8 @@ class Policy:
     """What a silo's data may be used for, and what they may spend over all runs.
 
     `adversary` is whose line of a bill is charged: `cohort` sees who takes part; `models` rests on the server's coins,
-    and on its keeping them secret; `messages` trusts nobody. An empty list of hashes allows any.
+    and on its keeping them secret; `messages` trusts nobody. An empty list of hashes allows any. `own_code` are the
+    grades that code on these data may have: code that no graph can be captured of only where it is named.
     """
 
     dataset: str
@@ -55,10 +57,12 @@ class Policy:
     least_cohort: float = 0.0
     models: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
+    own_code: tuple[Grade, ...] = ("by construction", "per record (vmap)")
     expires: str | None = None
 
     def __post_init__(self) -> None:
         _known = [("releases", self.releases, sorted(Release.members)), ("noise", self.noise, list(get_args(Mode)))]
+        _known += [("own_code", self.own_code, list(get_args(Grade)))]
         for name, given, known in _known:
             wrong = next((one for one in given if one not in known), None)
             if wrong is not None or not given:
@@ -87,11 +91,19 @@ class Policy:
             raise ConfigError(found, "a day", 'write it as "2027-01-31"') from None
 
     def check(
-        self, plan: Plan, *, noise: Mode, silo: int = 0, model: str = "", today: date | None = None
+        self,
+        plan: Plan,
+        *,
+        noise: Mode,
+        silo: int = 0,
+        model: str = "",
+        today: date | None = None,
+        own_code: Grade = "by construction",
     ) -> str | None:
         """Why this plan may not touch the data, in one sentence; None: it may, as far as the ledger can pay.
 
-        `silo` is this silo's place in the plan, `model` the hash of the model that the run brings.
+        `silo` is this silo's place in the plan, `model` the hash of the model that the run brings, and
+        `own_code` the grade of its code on this silo's records.
         """
         asked = (
             (self._until() >= (today or date.today()), f"the policy has expired on {self.expires}"),
@@ -99,6 +111,7 @@ class Policy:
             (not self.models or model in self.models, f"the model {model[:12] or '(none)'} is not among those allowed"),
             (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy wants one {self.unit}"),
             (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
+            (own_code in self.own_code, f"code of grade {own_code!r} is not allowed"),
             (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
             (not plan.prepare, "the plan releases columns before its first round, which is not done over a network"),
             (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),
