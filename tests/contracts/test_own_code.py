@@ -399,10 +399,10 @@ RECORDS = 24
 
 
 def record_sum(attack: Attack, large: float, path: Any) -> Tensor:
-    """The sum of the clipped gradients of one silo, whose first record is moved by `large`."""
+    """The sum of the clipped gradients of one silo, whose last record is moved by `large`."""
     _forget()
     x, y = noise(RECORDS, WIDTH, seed=3), torch.arange(RECORDS) % 3
-    x[0] += large
+    x[-1] += large
     data = Task.of(seeded(attack[0]()), [(x, y)], loss=attack[1])
     local = BatchGradient(AllRecords((RECORDS,)), 1.0)
     asked = Plan(rounds=1, clients=Everyone(1), local=local, release=LocalNoise(Gaussian(1.0)), server=Sgd())
