@@ -134,9 +134,7 @@ class Task:
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
     waiting: tuple[Waiting, ...] = ()  # coordinates that are scaled once the plan has released their histograms
-    source: PublicSource = field(
-        default=PublicSource(), repr=False
-    )  # by whose word the test rows are public
+    source: PublicSource = field(default=PublicSource(), repr=False)  # by whose word the test rows are public
     own_code: Word | None = None  # "trusted": code of the user's own runs on the records as it is, if no graph can
     _program: Program | None = field(default=None, compare=False)
 

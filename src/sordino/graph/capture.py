@@ -56,7 +56,12 @@ class Captured:
         """The answer of the module with these arguments, by the graph; its layers are those of `module`."""
         if self.source == "layers":
             return type(module).forward(module, *args, **kwargs)
-        return self.answered(self.function(_Holder(module), *self.fed(flat(args, kwargs)[0])))
+        enabled = torch.is_grad_enabled()
+        outputs = self.function(_Holder(module), *self.fed(flat(args, kwargs)[0]))
+        if torch.is_grad_enabled() != enabled:  # a region without gradients has ended in the graph, and not outside
+            torch.set_grad_enabled(enabled)
+            outputs = tuple(y.detach() for y in outputs)
+        return self.answered(outputs)
 
     def answered(self, outputs: Any) -> Any:
         supply = iter(outputs)
