@@ -309,8 +309,9 @@ def cohorts_of_a_run(clients: Sampler, seed: int) -> list[tuple[int, ...]]:
     engine = SimpleNamespace(offers=frozenset({"secure_sum", "shuffler"}), prepare=lambda *_: worker)
     layout = SimpleNamespace(flatten=lambda _: torch.zeros(3))
     task = SimpleNamespace(
-        clients=clients, layout=layout, model=torch.nn.Linear(1, 1), evaluate=lambda _: {}, public=None, waiting=()
-    )
+        clients=clients, layout=layout, model=torch.nn.Linear(1, 1), evaluate=lambda _: {}, public=None, waiting=(),
+        check_code=lambda _: None,
+    )  # fmt: skip
     planned = plan(clients, CentralNoise(Gaussian(1.0)))
     list(run(planned, cast(Any, task), engine=cast(Any, engine), streams=Seeded(seed)))
     return worker.cohorts

@@ -19,7 +19,7 @@ from sordino.data.fit import check_labels, check_losses, check_slope, outputs_of
 from sordino.data.initial import Initial, begun
 from sordino.data.metrics import Metric, MetricFunction, Seen, metrics_of
 from sordino.data.named import has_names, named, takes_names
-from sordino.data.program import Program, Word
+from sordino.data.program import Program, Unit, Word
 from sordino.data.scores import figures, judged
 from sordino.errors import ConfigError, DataError
 from sordino.graph.capture import made_up
@@ -285,6 +285,16 @@ class Task:
             object.__setattr__(self, "_program", Program(*kind))
         assert self._program is not None
         return self._program
+
+    def check_code(self, unit: Unit) -> None:
+        """Refuse a model or a loss in which something of one unit may reach another, as far as records are known."""
+        if self.knows_shapes:
+            self.program.check(unit)
+
+    @property
+    def knows_shapes(self) -> bool:
+        """Whether the shape of a record is known here: a server may hold none."""
+        return len(self.clients.index) > 0 or self.clients.records.x.dim() > 1
 
     @property
     def layout(self) -> Layout:

@@ -27,8 +27,7 @@ SILENT = 10.0  # a median gradient so many radii long: the clip would replace th
 
 def check_records(plan: Plan, task: Task) -> None:
     """Refuse data, and code, under which a client's or a record's bound, or its bill, would not be true."""
-    if len(task.clients.index) or task.clients.records.x.dim() > 1:
-        task.program.check(plan.unit)
+    task.check_code(plan.unit)
     if plan.local.reads is None:
         return
     _check_sizes(plan.local.reads, task)
