@@ -16,6 +16,7 @@ import sordino as so
 from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear import can_write_out
+from sordino.engines.paths import Path
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import Tracing
 from sordino.models import SPECS, build_seeded
@@ -64,9 +65,10 @@ class Written(nn.Module):
 
 def test_a_run_of_the_graph_is_the_run_of_the_module() -> None:
     asked = plan(release=NoNoise(), local=LocalSgd(lr=0.3, epochs=2))
-    for path in ("batched", "sequential"):
-        graph, own = (Task.of(seeded(Written()), clients(), own_code=word) for word in (None, "trusted"))
-        found, wanted = (final(asked, data, InProcess(path=path)) for data in (graph, own))  # type: ignore[arg-type]
+    paths: tuple[Path, ...] = ("batched", "sequential")
+    for path in paths:
+        graph, own = Task.of(seeded(Written()), clients()), Task.of(seeded(Written()), clients(), own_code="trusted")
+        found, wanted = (final(asked, data, InProcess(path=path)) for data in (graph, own))
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     assert so.train(asked, graph).certificate["own_code"]["grade"] == "by construction"
 
@@ -117,8 +119,8 @@ def test_a_loss_that_a_schedule_changes_between_rounds_is_no_graph() -> None:
 
 
 def test_a_model_that_was_changed_after_the_task_was_made_is_captured_anew() -> None:
-    model = seeded(Written())
-    data = Task.of(model, clients())
+    model = Written()
+    data = Task.of(seeded(model), clients())
     model.out = nn.Linear(6, 3)
     model.scale.mul_(3)
     asked = plan(release=NoNoise())

@@ -141,10 +141,10 @@ def torch_layer(module: nn.Module) -> bool:
     return not isinstance(module, _CONTAINERS) and all(torch_written(part) for part in module.modules())
 
 
-def torch_written(module: nn.Module) -> bool:
+def torch_written(module: nn.Module, libraries: tuple[str, ...] = ("torch.nn.modules.",)) -> bool:
     """Whether the code that runs when this module is called is torch's alone, but for the modules inside it."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    plain = type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
+    plain = type(module).__module__.startswith(libraries) and "forward" not in vars(module)
     return plain and not hooks and all(_torch_function(value) for value in vars(module).values() if callable(value))
 
 
