@@ -42,7 +42,7 @@ def test_every_net_of_sordino_is_its_graph(kind: str, training: bool) -> None:
     own, graph = functional_call(model, named, (x,)), traced.graph(model, x)
     assert float((own - graph).detach().abs().max()) <= 1e-6 * float(own.detach().abs().max())
     for a, b in zip(
-        *(torch.autograd.grad(out.square().sum(), model.parameters()) for out in (own, graph)), strict=True
+        *(torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (own, graph)), strict=True
     ):
         assert float((a - b).abs().max()) <= 1e-6 * max(float(a.abs().max()), 1e-3)
 
