@@ -38,7 +38,7 @@ def test_every_net_of_sordino_is_its_graph(kind: str, training: bool) -> None:
     x = noise(3, *shape) if kind != "char_lstm" else torch.randint(10, (3, *shape))
     traced = Tracing(model).of((x,), {}, [True])
     assert traced.reason is None
-    named = dict(model.named_parameters())
+    named: dict[str, Tensor] = dict(model.named_parameters())
     own, graph = functional_call(model, named, (x,)), traced.graph(model, x)
     assert float((own - graph).detach().abs().max()) <= 1e-6 * float(own.detach().abs().max())
     for a, b in zip(
