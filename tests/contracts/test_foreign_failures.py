@@ -221,7 +221,7 @@ def test_a_loss_that_fails_is_named(error: BaseException) -> None:
     calls: list[int] = []
     own = made(Loss, "value", value)
     with pytest.raises(PartError, match=r"Loss of elsewhere.*, whose value raised"):
-        so.train(tiny.plan(rounds=40), so.Task.of(tiny.mlp(), tiny.clients(), loss=own()))
+        so.train(tiny.plan(rounds=40), so.Task.of(tiny.mlp(), tiny.clients(), loss=own(), own_code="trusted"))
 
 
 def test_a_metric_that_returns_nothing_is_named_before_anything_is_charged() -> None:

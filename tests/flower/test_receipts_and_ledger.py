@@ -20,6 +20,7 @@ from sordino.parts.releases import CentralNoise, LocalNoise
 from sordino.parts.samplers import Poisson
 from sordino.parts.turns import Turns
 from sordino.plan import Plan
+from sordino.privacy.facts import OwnCode
 from sordino.privacy.ledger import Ledger
 from sordino.privacy.policy import Policy
 from sordino.privacy.spending import Item
@@ -35,7 +36,7 @@ def served(folder: Path, **changes: Any) -> Paid:
     policy = Policy(**{"releases": ("central_noise", "local_noise"), "noise": ("secure",), **known})
     ledger = Ledger.open(folder / "l", create=True)
     ledger.limit("own", policy.limit)
-    return Paid(ledger, policy, 2, "", lambda line: None)
+    return Paid(ledger, policy, 2, "", lambda line: None, lambda unit: OwnCode("by construction", "a test"))
 
 
 def job(plan: Plan, t: int, start: float, paid: int = 0) -> Job:

@@ -17,12 +17,14 @@ from sordino.config.task import TaskSpec
 from sordino.data import datasets
 from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Natural
+from sordino.data.program import PLAIN
 from sordino.data.task import Clients, Task
 from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
-from sordino.models import Given, build_seeded
-from sordino.parts.losses import CrossEntropy, Mse
+from sordino.graph import BY_CONSTRUCTION
+from sordino.models import SPECS, Given, build_seeded
+from sordino.parts.losses import CrossEntropy, Mse, keeps_apart
 from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
 from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
@@ -165,9 +167,12 @@ class Config:
         return seen.notes
 
     def own_code(self) -> OwnCode | None:
-        """What is proved of model and loss; None where the shape of a record is not known without the data."""
+        """What is proved of model and loss; None where it takes the shape of a record, not known without the data."""
         made = None if isinstance(self.task.model, Given) else self._try_model()
-        return None if made is None else made.program.of(self.plan.unit)
+        if made is not None:
+            return made.program.of(self.plan.unit)
+        ours = type(self.task.model) in SPECS.values() and (self.task.loss is None or keeps_apart(self.task.loss))
+        return OwnCode(BY_CONSTRUCTION, PLAIN) if ours and self.plan.unit == "client" else None
 
     def _try_model(self) -> Task | None:
         """Made-up records through model and loss, where shape and classes are known without the data."""

@@ -34,6 +34,7 @@ from sordino.privacy.facts import OwnCode
 Word = Literal["trusted"]
 Unit = Literal["client", "record"]
 _FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
+PLAIN = "layers of torch.nn and a loss of Sordino: no code of the user's own"
 OURS = ("torch.nn.modules.", "sordino.models.nets")  # whose forward is no code of the user's; tests hold their graphs
 SIZES = (1, 11)  # records of further made-up batches: a graph answers for every number of them as the module does
 _NEEDED = "code that is a graph of torch operations: no Python state, no branch on data"
@@ -227,7 +228,7 @@ class Program:
     def _how(self) -> str:
         own = [*([] if self.plain else ["the model"]), *([] if self.plain_loss else ["the loss"])]
         if not own:
-            return "layers of torch.nn and a loss of Sordino: no code of the user's own"
+            return PLAIN
         found = f"{' and '.join(own)} captured as a graph on made-up records: no Python state, no branch on data"
         frozen = 0 if self.plain else len(self.graph().graph.constants)
         return f"{found}; {frozen} constant tensors stand in it as they were before training" if frozen else found
