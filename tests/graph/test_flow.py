@@ -151,55 +151,58 @@ def test_batch_norm_is_never_called_independent() -> None:
     assert dependence(capture(model, (x,), {}, [True]), [x], [True]) == "native_batch_norm by statistics of the batch"
 
 
-# Random programs: a pool of tensors, each step makes one more of it; operations that do not fit are left out.
-def _dim(coins: np.random.Generator, x: Tensor) -> int:
-    return int(coins.integers(-x.dim(), x.dim()))
+# Random programs: a pool of tensors, each step makes one more of it; operations that do not fit are left out. `d` and
+# `e` are dimensions of the first tensor, `k` a random number: chosen when a program is made, so that fx can follow it.
+SHAPES: tuple[Callable[[Any], tuple[Any, ...]], ...] = (
+    lambda size: (size[0], -1),
+    lambda size: (-1, 2),
+    lambda size: (-1,),
+    lambda size: (2, -1),
+    lambda size: (size[0], 2, -1),
+    lambda size: (-1, size[-1]),
+    lambda size: (size[-1], -1),
+    lambda size: (1, -1, 2),
+)
 
 
-def _shape(coins: np.random.Generator, x: Any) -> tuple[Any, ...]:
-    size = x.shape
-    choices = [(size[0], -1), (-1, 2), (-1,), (2, -1), (size[0], 2, -1), (-1, size[-1]), (size[-1], -1), (1, -1, 2)]
-    return choices[int(coins.integers(len(choices)))]
-
-
-Op = Callable[[np.random.Generator, Any, Any], Any]
+Op = Callable[[int, int, int, Any, Any], Any]
 OPS: list[Op] = [
-    lambda c, a, b: a + b,
-    lambda c, a, b: a * b,
-    lambda c, a, b: torch.where(a > 0, a, -a),
-    lambda c, a, b: a.reshape(_shape(c, a)),
-    lambda c, a, b: a.transpose(_dim(c, a), _dim(c, a)),
-    lambda c, a, b: a.unsqueeze(_dim(c, a)),
-    lambda c, a, b: a.squeeze(_dim(c, a)),
-    lambda c, a, b: a.sum(_dim(c, a)),
-    lambda c, a, b: a.mean(_dim(c, a), keepdim=True),
-    lambda c, a, b: a.amax(_dim(c, a), keepdim=True),
-    lambda c, a, b: torch.softmax(a, _dim(c, a)),
-    lambda c, a, b: a.cumsum(_dim(c, a)),
-    lambda c, a, b: a.flip(_dim(c, a)),
-    lambda c, a, b: a.roll(1, _dim(c, a)),
-    lambda c, a, b: a.sort(_dim(c, a)).values,
-    lambda c, a, b: a.select(_dim(c, a), 0),
-    lambda c, a, b: a.narrow(_dim(c, a), 0, 2),
-    lambda c, a, b: torch.cat([a, b], _dim(c, a)),
-    lambda c, a, b: torch.stack([a, b], _dim(c, a)),
-    lambda c, a, b: a @ b,
-    lambda c, a, b: a @ b.transpose(-1, -2),
-    lambda c, a, b: torch.bmm(a, b.transpose(1, 2)),
-    lambda c, a, b: F.linear(a, torch.linspace(-1, 1, 12, dtype=a.dtype).view(3, 4)),
-    lambda c, a, b: F.layer_norm(a, (4,)),
-    lambda c, a, b: F.pad(a, (1, 1)),
-    lambda c, a, b: a.expand(3, *a.shape),
-    lambda c, a, b: a.gather(_dim(c, a), (b > 0).long()),
-    lambda c, a, b: torch.linspace(-1, 1, 8, dtype=a.dtype).view(2, 4)[(a > 0).long()],
-    lambda c, a, b: a[:, (torch.arange(3) * 2) % 2],
-    lambda c, a, b: a.clone().mul_(b),
-    lambda c, a, b: F.avg_pool1d(a, 2),
-    lambda c, a, b: a.new_zeros(a.shape[0], 2) + a.flatten(1)[:, :1],
-    lambda c, a, b: F.scaled_dot_product_attention(a, b, a),
-    lambda c, a, b: a.unbind(_dim(c, a))[0],
-    lambda c, a, b: a.repeat(1, 2),
-    lambda c, a, b: F.group_norm(a, 1),
+    lambda d, e, k, a, b: a + b,
+    lambda d, e, k, a, b: a * b,
+    lambda d, e, k, a, b: torch.where(a > 0, a, -a),
+    lambda d, e, k, a, b: a.reshape(SHAPES[k % len(SHAPES)](a.shape)),
+    lambda d, e, k, a, b: a.transpose(d, e),
+    lambda d, e, k, a, b: a.unsqueeze(d),
+    lambda d, e, k, a, b: a.squeeze(d),
+    lambda d, e, k, a, b: a.sum(d),
+    lambda d, e, k, a, b: a.mean(d, keepdim=True),
+    lambda d, e, k, a, b: a.amax(d, keepdim=True),
+    lambda d, e, k, a, b: torch.softmax(a, d),
+    lambda d, e, k, a, b: a.cumsum(d),
+    lambda d, e, k, a, b: a.flip(d),
+    lambda d, e, k, a, b: a.roll(1, d),
+    lambda d, e, k, a, b: a.sort(d).values,
+    lambda d, e, k, a, b: a.select(d, 0),
+    lambda d, e, k, a, b: a.narrow(d, 0, 2),
+    lambda d, e, k, a, b: torch.cat([a, b], d),
+    lambda d, e, k, a, b: torch.stack([a, b], d),
+    lambda d, e, k, a, b: a @ b,
+    lambda d, e, k, a, b: a @ b.transpose(-1, -2),
+    lambda d, e, k, a, b: torch.bmm(a, b.transpose(1, 2)),
+    lambda d, e, k, a, b: F.linear(a, torch.linspace(-1, 1, 12, dtype=a.dtype).view(3, 4)),
+    lambda d, e, k, a, b: F.layer_norm(a, (4,)),
+    lambda d, e, k, a, b: F.pad(a, (1, 1)),
+    lambda d, e, k, a, b: a.expand(3, *a.shape),
+    lambda d, e, k, a, b: a.gather(d, (b > 0).long()),
+    lambda d, e, k, a, b: torch.linspace(-1, 1, 8, dtype=a.dtype).view(2, 4)[(a > 0).long()],
+    lambda d, e, k, a, b: a[:, (torch.arange(3) * 2) % 2],
+    lambda d, e, k, a, b: a.clone().mul_(b),
+    lambda d, e, k, a, b: F.avg_pool1d(a, 2),
+    lambda d, e, k, a, b: a.new_zeros(a.shape[0], 2) + a.flatten(1)[:, :1],
+    lambda d, e, k, a, b: F.scaled_dot_product_attention(a, b, a),
+    lambda d, e, k, a, b: a.unbind(d)[0],
+    lambda d, e, k, a, b: a.repeat(1, 2),
+    lambda d, e, k, a, b: torch.group_norm(a, 1),
 ]
 
 
@@ -209,13 +212,15 @@ class Program(nn.Module):
     def __init__(self, seed: int, length: int) -> None:
         super().__init__()
         coins = np.random.default_rng(seed)
-        self.steps: list[tuple[Op, int, int, int]] = []
-        pool = [torch.randn(5, 4, dtype=torch.float64)]
+        self.steps: list[tuple[Op, tuple[int, int, int], int, int]] = []
+        pool = [torch.ones(5, 4, dtype=torch.float64)]
         while len(self.steps) < length:
-            op, own = OPS[int(coins.integers(len(OPS)))], int(coins.integers(2**31))
+            op = OPS[int(coins.integers(len(OPS)))]
             first, second = (int(coins.integers(max(0, len(pool) - 2), len(pool))) for _ in range(2))
+            width = max(1, pool[first].dim())
+            own = (int(coins.integers(-width, width)), int(coins.integers(-width, width)), int(coins.integers(100)))
             try:
-                made = op(np.random.default_rng(own), pool[first], pool[second])
+                made = op(*own, pool[first], pool[second])
             except (RuntimeError, ValueError, IndexError, TypeError):
                 continue
             if made.dim() <= 4 and 0 < made.numel() < 5000:
@@ -225,43 +230,45 @@ class Program(nn.Module):
     def forward(self, x: Tensor) -> Any:
         pool: list[Any] = [x]
         for op, own, first, second in self.steps:
-            pool.append(op(np.random.default_rng(own), pool[first], pool[second]))
+            pool.append(op(*own, pool[first], pool[second]))
         return pool[-1]
 
 
-def leak(program: Program, seed: int) -> float:
+def leak(graph: Captured, seed: int) -> float:
     """How far records' answers in batches of several sizes are from their answers by themselves."""
     coins, worst = torch.Generator().manual_seed(seed), 0.0
     for count, scale in ((2, 1.0), (3, 30.0), (6, 1.0), (16, 30.0)):
         x = scale * torch.randn(count, 4, generator=coins, dtype=torch.float64)
-        whole = program(x)
-        alone = torch.cat([program(x[j : j + 1]) for j in range(count)])
+        whole = graph(graph.module, x)
+        alone = torch.cat([graph(graph.module, x[j : j + 1]) for j in range(count)])
         if whole.shape != alone.shape:
             return float("inf")
         worst = max(worst, float((whole - alone).abs().max() / (1 + alone.abs().max())))
     return worst
 
 
-def proved(program: Program) -> bool:
-    x = torch.zeros(2, 4, dtype=torch.float64)
-    try:
-        return dependence(capture(program, (x,), {}, [True]), [x], [True]) is None
-    except UntraceableError:
-        return False
-
-
-def failures(programs: range) -> tuple[int, list[int]]:
-    """How many random programs were proved independent, and which of them are not."""
-    count, wrong = 0, []
+def failures(programs: range) -> tuple[int, int, list[int]]:
+    """How many random programs were captured, how many of them proved independent, and which of those are not."""
+    captured, proved, wrong = 0, 0, []
     for seed in programs:
-        program = Program(seed, 1 + seed % 6)
-        if proved(program):
-            count += 1
-            try:
-                wrong += [seed] if leak(program, seed) > 1e-9 else []
-            except (RuntimeError, ValueError, IndexError):
-                wrong.append(seed)  # it runs for five records only
-    return count, wrong
+        x = torch.zeros(2, 4, dtype=torch.float64)
+        try:
+            graph = capture(Program(seed, 1 + seed % 6), (x,), {}, [True])
+        except UntraceableError:  # fx cannot follow
+            continue
+        captured += 1
+        if dependence(graph, [x], [True]) is None:
+            proved += 1
+            wrong += [seed] if reaches(graph, seed) else []
+    return captured, proved, wrong
+
+
+def reaches(graph: Captured, seed: int) -> bool:
+    """Whether some record is answered otherwise among others than alone, or cannot be."""
+    try:
+        return leak(graph, seed) > 1e-9
+    except (RuntimeError, ValueError, IndexError):
+        return True
 
 
 @pytest.fixture
@@ -276,9 +283,10 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_export")
 def test_no_random_program_that_is_proved_independent_lets_records_reach_each_other() -> None:
-    count, wrong = failures(range(PROGRAMS))
+    captured, count, wrong = failures(range(PROGRAMS))
     assert wrong == []
-    assert count > PROGRAMS / 10
+    assert captured > 0.6 * PROGRAMS
+    assert 0.1 * PROGRAMS < count < 0.9 * captured
 
 
 @pytest.mark.usefixtures("no_export")
@@ -287,4 +295,4 @@ def test_a_rule_that_looks_away_is_found_by_random_programs(name: str, monkeypat
     """The sabotage: one rule states the records where they were, or in front."""
     monkeypatch.setitem(rules.RULES, name, lambda call: rules.Rows(0))
     monkeypatch.setattr(flow._Run, "_fitting", lambda run, leaf, before, rows, base: rows)
-    assert any(failures(range(start, start + 100))[1] for start in range(0, 1600, 100))
+    assert any(failures(range(start, start + 100))[2] for start in range(0, 1600, 100))
