@@ -179,6 +179,18 @@ def no_net(shape, outputs):
 def normed(shape, outputs):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, outputs))
 
+class Branching(torch.nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.fc = torch.nn.Linear(64, outputs)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1) if x.sum() > 0 else -x.flatten(1))
+
+@so.add_model("branching")
+def branching(shape, outputs):
+    return Branching(outputs)
+
 @so.add_loss("loss_of_mine")
 def loss(out, y):
     return torch.nn.functional.cross_entropy(out, y, reduction="none")
@@ -219,6 +231,24 @@ def test_a_model_by_name_runs_and_is_named_as_foreign(tmp_path: Path, monkeypatc
     assert "name its file: --with" in said
 
 
+def test_the_grade_of_own_code_is_said_by_every_command(tmp_path: Path) -> None:
+    """`plan` before any data is read, the certificate, `explain` and the report."""
+    cases = [("net_of_mine", "", "by construction"), ("branching", '\nown_code = "trusted"', "own code, trusted")]
+    for name, word, grade in cases:
+        folder = tmp_path / name
+        folder.mkdir()
+        file, nets = written(folder, f'{{ kind = "own", name = "{name}" }}{word}')
+        page = sordino("plan", file, "--with", nets).out
+        assert f"code that runs on private records\n  {grade}: " in page
+        made = sordino("run", file, "--out", folder / "run", "--with", nets, "--json").json["certificate"]
+        assert made["own_code"]["grade"] == grade
+        assert list(made).index("own_code") == 5
+        assert sordino("certify", folder / "run", "--with", nets).code == 0
+        assert f"model and loss: {grade}." in sordino("explain", folder / "run", "--with", nets).out
+        sordino("report", folder / "run", "--out", folder / "page.html", "--with", nets)
+        assert f"Code that ran on private records: {grade}." in (folder / "page.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -228,6 +258,7 @@ def test_a_model_by_name_runs_and_is_named_as_foreign(tmp_path: Path, monkeypatc
         ('{ kind = "own", name = "net_of_mine", options = { odd = true } }', "fails on records of shape [1, 8, 8]"),
         ('{ kind = "own", name = "no_net" }', "torch.nn.Module"),
         ('{ kind = "own", name = "normed" }', "GroupNorm"),
+        ('{ kind = "own", name = "branching" }', 'own_code = "trusted"'),
     ],
 )
 def test_plan_finds_what_a_run_would_refuse(model: str, says: str, tmp_path: Path) -> None:

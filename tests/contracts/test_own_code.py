@@ -289,6 +289,12 @@ def test_the_first_mean_is_refused_in_a_sentence_that_names_the_word() -> None:
         so.train(asked, Task.of(FirstMean(), data))
 
 
+def test_a_silo_captures_the_model_itself() -> None:
+    """On its own machine, whatever the server says of it."""
+    with pytest.raises(PlanError, match=r"\[own code\]"):
+        Task.silo(LargeValue(), 0, 3, held(0.0)[0])
+
+
 class Looks(Net):
     """Notes what it is shown."""
 

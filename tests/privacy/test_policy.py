@@ -57,6 +57,13 @@ def test_each_rule_refuses_by_itself(changes: dict[str, Any], said: str) -> None
     assert re.search(said, refusal(replace(OPEN, **changes)) or "")
 
 
+def test_code_that_is_trusted_is_refused_where_the_policy_does_not_name_it() -> None:
+    assert refusal(OPEN, own_code="per record (vmap)") is None
+    assert refusal(OPEN, own_code="own code, trusted") == "code of grade 'own code, trusted' is not allowed"
+    assert refusal(replace(OPEN, own_code=("own code, trusted",)), own_code="own code, trusted") is None
+    assert refusal(replace(OPEN, own_code=("by construction",)), own_code="per record (vmap)") is not None
+
+
 def test_a_plan_that_releases_columns_first_is_refused_by_a_silo_over_a_network() -> None:
     """No silo knows how to do it, so none is asked what it costs."""
     asking = replace(SILOS, prepare=(Histogram("amount", 0.1, 0.0, 1.0),))
