@@ -316,6 +316,22 @@ def test_the_users_python_is_shown_no_private_record() -> None:
     assert all(x is None or float(x.min()) < 7 for x in Looks.shown)
 
 
+def test_the_users_loss_is_shown_no_private_target() -> None:
+    shown: list[float] = []
+
+    def looking(out: Tensor, y: Tensor) -> Tensor:
+        shown.extend(y.flatten().tolist() if type(y) is Tensor else [])
+        return (out[:, 0] - y).square()
+
+    data = [(noise(4, WIDTH, seed=c), 100.0 + noise(4, seed=c).abs()) for c in range(3)]
+    asked = plan(rounds=2, clients=Everyone(3), local=LocalSgd(lr=0.1, epochs=1))
+    for path in ("sequential", "batched"):
+        engine = InProcess(path=path)
+        so.train(asked, Task.of(nn.Linear(WIDTH, 1), data, loss=looking), engine=engine, train_metrics=True)
+    assert shown
+    assert max(shown) < 100
+
+
 def test_code_that_is_trusted_runs_as_it_is_and_the_certificate_says_so() -> None:
     class Branch(Net):
         def before(self, x: Tensor) -> Tensor:
