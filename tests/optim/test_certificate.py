@@ -20,7 +20,7 @@ from sordino.optim import saved
 from sordino.parts.records import PoissonRecords
 from sordino.parts.server import TorchOptimizer
 from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts, Loop
+from sordino.privacy.facts import Facts, Loop, OwnCode
 from sordino.training import train as run
 from sordino.version import versions
 
@@ -50,7 +50,10 @@ def test_the_certificate_of_a_loop_is_that_of_its_plan_and_its_counts() -> None:
     found, plan = parts[1].certificate(), parts[1].account.settings.plan
     seen = found["loop"]
     loop = Loop(seen["loss"]["reduction"], seen["loss"]["check"], *seen["kept_apart"].values())
-    assert found == certificate(plan, Facts(1e-3, "simulation", 5, loop=loop, environment=(versions(),)))
+    own = OwnCode(**found["own_code"])
+    facts = Facts(1e-3, "simulation", 5, loop=loop, environment=(versions(),), own_code=own)
+    assert own.grade == "by construction"
+    assert found == certificate(plan, facts)
     assert found["run"] is None
     assert found["server"] == {"kind": "torch_optimizer", "name": "torch.optim.sgd.SGD"}
 

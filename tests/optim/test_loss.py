@@ -133,7 +133,7 @@ def contrastive(out: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loss", [coupled, contrastive], ids=lambda f: f.__name__)
 def test_a_loss_that_counts_or_compares_records_is_refused(loss: Callable[..., Tensor]) -> None:
-    with pytest.raises(PlanError, match="depends on the other records"):
+    with pytest.raises(PlanError, match=r"depends on the other records|no graph can be captured"):
         steps(language(loss=loss))
 
 

@@ -107,7 +107,7 @@ def test_an_inner_step_that_fails_leaves_noised_gradients_alone() -> None:
 def test_a_forward_pass_that_fails_leaves_the_model_whole() -> None:
     parts = private()
     x, y = first_batch(parts)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(PlanError, match="mat1 and mat2"):
         parts[0](x[:, :2])
     assert all("forward" not in vars(module) for module in parts[0].children())
     backward(parts, x, y)
@@ -198,7 +198,12 @@ def test_a_mean_by_class_weights_is_refused_and_their_sum_is_not() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0])
     with pytest.raises(PlanError, match="class weights"):
         train(private(), lambda out, y: F.cross_entropy(out, y, weight=weight))
-    train(private(reduction="sum"), lambda out, y: F.cross_entropy(out, y, weight=weight, reduction="sum"))
+    summed = lambda out, y: F.cross_entropy(out, y, weight=weight, reduction="sum")  # noqa: E731
+    with pytest.raises(PlanError, match="the weights are not known"):
+        train(private(reduction="sum"), summed)
+    parts = private(reduction="sum", own_code="trusted")
+    train(parts, summed)
+    assert parts[1].certificate()["own_code"]["grade"] == "own code, trusted"
 
 
 def test_a_loss_that_is_not_known_is_refused_unless_it_comes_record_by_record() -> None:

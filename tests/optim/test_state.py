@@ -94,9 +94,26 @@ ACTS: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_state_that_would_leave_without_noise_is_refused_by_name(name: str) -> None:
+def test_state_that_would_leave_without_noise_is_refused_or_never_written(name: str) -> None:
+    """What has a graph without the write runs as that graph; what has none is refused, as is a graph that writes."""
+    parts = private(Keeps(ACTS[name][1]))
+    before = {key: value.clone() for key, value in parts[0].state_dict().items() if not key.startswith("out.")}
+    try:
+        train(parts)
+    except PlanError:
+        assert parts[1].steps == 0
+        return
+    parts[1].certificate()
+    assert all(torch.equal(parts[0].state_dict()[key], value) for key, value in before.items())
+    model: Any = parts[0]
+    assert (model.heap, len(model.queue), model.last, model.total) == ([], 0, None, 0.0)
+
+
+@pytest.mark.parametrize("name", ["frozen through numpy", "array", "number", "a checkpoint loaded in the pass"])
+def test_trusted_code_that_keeps_records_is_refused_by_name(name: str) -> None:
+    """Its owner vouches for a forward without a graph: the alarms stay."""
     found, act = ACTS[name]
-    parts = private(Keeps(act))
+    parts = private(Keeps(act), own_code="trusted")
     with pytest.raises(PlanError, match=r"\[state\]") as refusal:
         train(parts)
     assert found in str(refusal.value)
@@ -113,14 +130,15 @@ def test_a_model_that_keeps_nothing_is_not_refused() -> None:
     assert set(parts[0].state_dict()) == {"out.weight", "out.bias", "frozen", "seen", "count"}
 
 
-@pytest.mark.parametrize("name", ["frozen through .data", "trained through .data", "list"])
-def test_what_is_written_after_the_last_step_reaches_no_certificate(name: str) -> None:
-    """In an evaluation pass, which nobody steps on."""
+@pytest.mark.parametrize("name", ["frozen through numpy", "array", "number"])
+def test_what_an_evaluation_without_a_graph_writes_reaches_no_certificate(name: str) -> None:
+    """The model's own forward runs there, after the last step."""
     found, act = ACTS[name]
     model = Keeps(lambda model, x: None)
     parts = private(model)
     train(parts)
     model.act = act
+    model.eval()
     with torch.no_grad():
         model(data().tensors[0])
     for door in (parts[1].certificate, model.state_dict, parts[1].state_dict):

@@ -7,7 +7,7 @@ tracing   the graphs of one module, one for each kind of arguments, and its grad
 """
 
 from sordino.graph.capture import Captured, UntraceableError, capture
-from sordino.graph.flow import dependence
+from sordino.graph.flow import Layout, dependence
 from sordino.graph.tracing import BY_CONSTRUCTION, GRADES, PER_RECORD, TRUSTED, Grade, Traced, Tracing, weakest
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "TRUSTED",
     "Captured",
     "Grade",
+    "Layout",
     "Traced",
     "Tracing",
     "UntraceableError",

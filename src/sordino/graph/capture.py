@@ -167,7 +167,7 @@ def capture(
     reasons: list[str] = []
     for way in (_by_fx, _by_export):
         try:
-            with _unchanged(module):
+            with unchanged(module):
                 return _verified(way, module, sample, form, records, leaf)
         except UntraceableError as error:
             reasons.append(str(error))
@@ -195,7 +195,7 @@ def _repeats(first: Captured, way: Callable[..., Captured], *given: Any) -> bool
 
 
 @contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
+def unchanged(module: nn.Module) -> Iterator[None]:
     """Attributes of the module, its parts and their classes that forward writes while it is captured are put back."""
     parts = list(module.modules())
     tables = [vars(part) for part in parts]
@@ -496,17 +496,38 @@ def _layer_of(node: fx.Node, layers: dict[str, nn.Module]) -> tuple[str, str] | 
 
 def _replace(graph: fx.Graph, name: str, nodes: list[fx.Node]) -> None:
     inside = set(nodes)
-    taken = {a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr"}
+    _past_casts(nodes, inside)
+    taken = {a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr" and not _number(a)}
     given = [n for n in nodes if any(user not in inside for user in n.users)]
     if len(taken) != 1 or len(given) != 1 or any(n.op != "call_function" for n in nodes):
         return
     with graph.inserting_before(given[0]):
         call = graph.call_module(f"module.{name}", (taken.pop(),))
-    call.meta["val"] = given[0].meta.get("val")
+    call.meta.update({name: given[0].meta.get(name) for name in ("val", "nn_module_stack")})
     given[0].replace_all_uses_with(call)
     for node in reversed(nodes):
         if not node.users:
             graph.erase_node(node)
+
+
+def _past_casts(nodes: list[fx.Node], inside: set[fx.Node]) -> None:
+    """A cast that changes nothing gives its input: what else reads that input reads it there."""
+    for node in nodes:
+        source = node.args[0] if node.args and str(node.target).startswith("aten.to.") else None
+        if not isinstance(source, fx.Node) or source in inside or not _same_kind(node, source):
+            continue
+        for user in [user for user in node.users if user not in inside]:
+            user.replace_input_with(node, source)
+
+
+def _same_kind(first: fx.Node, second: fx.Node) -> bool:
+    a, b = first.meta.get("val"), second.meta.get("val")
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and (a.dtype, a.device) == (b.dtype, b.device)
+
+
+def _number(node: fx.Node) -> bool:
+    """A size, which a layer reads off its input itself."""
+    return isinstance(node.meta.get("val"), int | torch.SymInt)
 
 
 def _alike(first: Captured, second: Captured) -> bool:
@@ -548,7 +569,7 @@ def answers(captured: Captured, module: nn.Module, sample: list[Any], form: Tree
     args, kwargs = tree_unflatten(sample, form)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return [y for y in tree_flatten(captured(module, *args, **kwargs))[0] if isinstance(y, Tensor)]
+        return [y.detach() for y in tree_flatten(captured(module, *args, **kwargs))[0] if isinstance(y, Tensor)]
 
 
 def close(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> bool:

@@ -14,12 +14,13 @@ Gradients follow: the loss of record j is a function of record j alone, and so i
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -53,23 +54,64 @@ class Reason(str):
         return made
 
 
-def dependence(graph: Captured, inputs: Sequence[Any], records: Sequence[bool]) -> Reason | None:
+@dataclass
+class Layout:
+    """Where records lie (None: nowhere) in the tensor that each node gives, by its name, and in what layers are given.
+
+    Layers inside a layer of torch.nn are called by torch's code, not by a node: so their forward is watched.
+    """
+
+    watched: Collection[nn.Module] = ()
+    nodes: dict[str, Rows | None] = field(default_factory=dict)
+    layers: dict[nn.Module, list[list[tuple[Rows | None, int]]]] = field(default_factory=dict)  # and the first size
+
+
+def dependence(
+    graph: Captured, inputs: Sequence[Any], records: Sequence[bool], layout: Layout | None = None
+) -> Reason | None:
     """Why an output for one record may depend on other records; None where it is proved that it does not.
 
     `inputs` are the flat arguments of the graph and `records` says which of them hold one slice per record. Every
-    tensor of the output must hold the records along its first dimension.
+    tensor of the output must hold the records along its first dimension. `layout` is filled in, if one is given.
     """
     runs = [made_up(inputs, records, count) for count in BATCHES]
     try:
         first = _Run(BATCHES[0], None)
         _Reader(graph, first, records).run(runs[0])
         second = _Run(BATCHES[1], first.steps)
-        _Reader(graph, second, records).run(runs[1])
+        with _watched(second, layout):
+            _Reader(graph, second, records, layout).run(runs[1])
     except MixesError as error:
         return Reason(str(error), error.certain)
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError) as error:
         return Reason(f"a graph that does not run for {BATCHES[0]} and for {BATCHES[1]} records ({_line(error)})")
     return None
+
+
+@contextmanager
+def _watched(run: _Run, layout: Layout | None) -> Iterator[None]:
+    """Note what the watched layers are given."""
+    layers = [] if layout is None else list(layout.watched)
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        assert layout is not None
+        vars(layer)["forward"] = _noting(run, layer.forward, layout.layers.setdefault(layer, []))
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            del vars(layer)["forward"]
+            if own is not None:
+                vars(layer)["forward"] = own
+
+
+def _noting(run: _Run, plain: Any, found: list[list[tuple[Rows | None, int]]]) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        found.append([(run.rows(leaf), len(leaf) if leaf.dim() else 0) for leaf in given])
+        return plain(*args, **kwargs)
+
+    return forward
 
 
 def _line(error: Exception) -> str:
@@ -229,9 +271,9 @@ class _Sizes:
 class _Reader(fx.Interpreter):
     """Runs the nodes of a graph under a `_Run`, and follows the number of records through Python's integers."""
 
-    def __init__(self, graph: Captured, observer: _Run, records: Sequence[bool]) -> None:
+    def __init__(self, graph: Captured, observer: _Run, records: Sequence[bool], layout: Layout | None = None) -> None:
         super().__init__(graph.as_module(), garbage_collect_values=False)
-        self.extra_traceback = False
+        self.extra_traceback, self.layout = False, layout
         self.captured, self.observer, self.holding = graph, observer, list(records)
         self.counts: dict[fx.Node, bool | _Sizes] = {}  # nodes that count records
 
@@ -259,6 +301,8 @@ class _Reader(fx.Interpreter):
         result = super().run_node(n)
         if self.observer.known is not None:
             self._follow(n, result)
+        if self.layout is not None and isinstance(result, Tensor) and id(result) not in self.observer.unknown:
+            self.layout.nodes[n.name] = self.observer.rows(result)
         return result
 
     def _follow(self, n: fx.Node, result: Any) -> None:

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -30,7 +30,7 @@ from sordino.graph.capture import (
     made_up,
     torch_layer,
 )
-from sordino.graph.flow import Reason, dependence
+from sordino.graph.flow import Layout, Reason, dependence
 
 Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]
 BY_CONSTRUCTION: Grade = "by construction"
@@ -52,6 +52,7 @@ class Traced:
     graph: Captured
     reason: Reason | None
     alone: bool = True  # whether made-up records get the same answer in a batch and by themselves
+    layout: Layout = field(default_factory=Layout)
 
     @property
     def grade(self) -> Grade:
@@ -59,21 +60,32 @@ class Traced:
 
 
 class Tracing:
-    """All graphs of a module. `of` finds or captures the one for some arguments; no value of a record is looked at."""
+    """All graphs of a module. `of` finds or captures the one for some arguments; no value of a record is looked at.
 
-    def __init__(self, module: nn.Module, leaf: Leaf = torch_layer) -> None:
-        self.module, self.leaf = module, leaf
+    `watched` are layers of the module: where records lie in what they are given is noted in `Traced.layout`.
+    """
+
+    def __init__(self, module: nn.Module, leaf: Leaf = torch_layer, watched: Collection[nn.Module] = ()) -> None:
+        self.module, self.leaf, self.watched = module, leaf, watched
+        self.graphs: dict[Any, Captured] = {}
         self.known: dict[Any, Traced] = {}
         self.closed = False  # whether the module's own Python has run on data: then no new graph is captured
 
+    def graph(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
+        """The graph for arguments of this kind, whatever it does with records; `UntraceableError` if there is none."""
+        key = self._key(args, kwargs, records)
+        if key not in self.graphs:
+            self.graphs[key] = self._reused(args, kwargs, records) or self._captured(args, kwargs, records)
+        return self.graphs[key]
+
     def of(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Traced:
-        """The graph for arguments of this kind; raises `UntraceableError` where there is none."""
-        inputs, _ = flat(args, kwargs)
+        """The same, and what is proved of it."""
         key = self._key(args, kwargs, records)
         if key not in self.known:
-            graph = self._reused(args, kwargs, records) or self._captured(args, kwargs, records)
-            reason = dependence(graph, inputs, records)
-            self.known[key] = Traced(graph, reason, reason is None or self._alone(graph, args, kwargs, records))
+            graph, layout = self.graph(args, kwargs, records), Layout(self.watched)
+            reason = dependence(graph, flat(args, kwargs)[0], records, layout)
+            alone = reason is None or self._alone(graph, args, kwargs, records)
+            self.known[key] = Traced(graph, reason, alone, layout)
         return self.known[key]
 
     @property
@@ -90,7 +102,7 @@ class Tracing:
         """A graph for other shapes that answers as the module does for these too."""
         inputs, form = flat(args, kwargs)
         modes, sample = self._modes(), made_up(inputs, records, RECORDS)
-        alike = [] if self.closed else [one.graph for key, one in self.known.items() if key[:2] == (modes, form)]
+        alike = [] if self.closed else [one for key, one in self.graphs.items() if key[:2] == (modes, form)]
         return next((graph for graph in alike if differs(graph, self.module, sample, form) is None), None)
 
     def _alone(self, graph: Captured, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> bool:
@@ -108,13 +120,22 @@ class Tracing:
         joined = [torch.cat(rows) if rows[0].dim() else rows[0] for rows in zip(*parts, strict=True)]
         return close(whole, joined)
 
-    def _modes(self) -> tuple[bool, ...]:
-        return tuple(part.training for part in self.module.modules())
+    def _modes(self) -> tuple[Any, ...]:
+        """Of every part: training or evaluation, and the code of the user's that is hooked to it."""
+        return tuple(mode(part) for part in self.module.modules())
 
     def _key(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Any:
         inputs, form = flat(args, kwargs)
         kinds = tuple(_kind(x, own) for x, own in zip(inputs, records, strict=True))
         return self._modes(), form, kinds
+
+
+def mode(part: nn.Module) -> Any:
+    """Training or evaluation, and the code of the user's that is hooked to a part."""
+    hooks = part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks
+    if not any(hooks) and "forward" not in vars(part):
+        return part.training
+    return part.training, id(vars(part).get("forward")), *(tuple(found) for found in hooks)
 
 
 def _kind(x: Any, own: bool) -> Any:

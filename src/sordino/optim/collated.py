@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, default_collate
 
 from sordino.errors import PlanError
+from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
 from sordino.per_record.company import SAME, distance, has_records
 from sordino.per_record.still import still
 from sordino.rng import global_coins, standing_at
@@ -46,6 +47,27 @@ def check_collate(loader: DataLoader[Any]) -> None:
         raise _refused() from None  # it runs in company only
     if _same(alone[0], rows(records[:1])):  # else it has coins that are not torch's
         _check_rows(together, alone)
+
+
+def collate_grade(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
+    """What is proved of a collate_fn: torch's own and those of transformers are known, any other is code of its owner.
+
+    It works on lists of records, so it has no graph; with `refuse` it needs its owner's word.
+    """
+    collate: Any = loader.collate_fn
+    module = str(getattr(collate, "__module__", None) or type(collate).__module__)
+    if module.partition(".")[0] in ("torch", "transformers"):
+        return BY_CONSTRUCTION, ""
+    name = getattr(collate, "__qualname__", type(collate).__qualname__)
+    if refuse:
+        raise PlanError(
+            "own code",
+            f"a collate_fn of its owner's, {name}, which runs on all records of a batch, for a model to be released",
+            "torch's default_collate, or its owner's word",
+            'do it in the data set for each record by itself, or as transform=; or own_code="trusted", if you vouch '
+            "for it: the certificate will say so",
+        )
+    return TRUSTED, f"the collate_fn {name} runs on records"
 
 
 def _rows(collate: Collates, coins: Any, some: list[Any]) -> list[Any]:

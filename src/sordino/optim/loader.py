@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, defaul
 from sordino import codec
 from sordino.errors import PlanError
 from sordino.optim.account import Account
+from sordino.optim.given import Given, given
 from sordino.optim.order import Order
+from sordino.optim.transform import RecordTransform
 from sordino.rng import Streams
 
 KEPT = (  # what the private loader takes over from the given one
@@ -35,6 +37,7 @@ class Handed:
     piece: int
     last: bool
     target: Tensor | None = None
+    given: tuple[Given, ...] = ()  # its tensors, as the loader gave them
 
 
 class Turn:
@@ -170,8 +173,15 @@ class PrivateLoader(DataLoader[Any]):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], account: Account, turn: Turn, streams: Streams, physical: int | None
+        self,
+        loader: DataLoader[Any],
+        account: Account,
+        turn: Turn,
+        streams: Streams,
+        physical: int | None,
+        transform: RecordTransform | None = None,
     ) -> None:
+        self.transform = transform
         self.turn, self.pieces = turn, DrawnBatches(account, streams, physical)
         turn.order = Order(loader.dataset) if account.settings.plan.release.joint else None
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
@@ -189,7 +199,9 @@ class PrivateLoader(DataLoader[Any]):
         loop = self.turn.begin()
         self.pieces.drawn.clear()
         for batch in self._rows() if self.tensors is not None else super().__iter__():
-            self.turn.give(replace(self.pieces.drawn.popleft(), target=_target(batch)), loop)
+            piece = self.pieces.drawn.popleft()
+            batch = batch if self.transform is None else self.transform(batch, piece.size)
+            self.turn.give(_as_given(piece, batch), loop)
             yield batch
         self.turn.finish(loop)
 
@@ -198,6 +210,12 @@ class PrivateLoader(DataLoader[Any]):
         for rows in self.pieces:
             index = torch.tensor(rows, dtype=torch.int64)
             yield [tensor.index_select(0, index) for tensor in self.tensors or ()]
+
+
+def _as_given(piece: Handed, batch: Any) -> Handed:
+    """The piece with copies of its tensors, so that what the loop does to them is found."""
+    found, target = given(batch), _target(batch)
+    return replace(piece, given=found, target=next((one.kept for one in found if one.tensor is target), target))
 
 
 def _target(batch: Any) -> Tensor | None:

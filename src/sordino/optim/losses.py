@@ -1,8 +1,10 @@
 """The sure way to a loss that keeps records apart: one value per record, computed from that record's output alone.
 
-    loss = 1 / b * sum_j f(output_j, target_j),     f run on every record by itself (vmap, or a loop where vmap cannot)
+    loss = 1 / b * sum_j f(output_j, target_j)
 
-Whatever f does with a batch, it never sees one.
+f is traced on made-up outputs and targets before it sees a record's. Where its graph keeps records apart it runs on the
+batch, else on every record by itself (vmap, or a loop where vmap cannot). What enters the model in the backward pass is
+the gradient of that graph, whatever else the loop adds to it: an addition is found, and refused.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sordino.data.named import is_causal
 from sordino.errors import DataError, PlanError
-from sordino.parts.losses import loss_of
+from sordino.graph import TRUSTED, Grade, Traced, Tracing, UntraceableError, weakest
+from sordino.graph.capture import RECORDS, flat, made_up
+from sordino.graph.tracing import Function
+from sordino.parts.losses import keeps_apart, loss_of
 from sordino.per_record.company import SAME, distance, has_records, taken
 from sordino.per_record.still import still
 from sordino.rng import global_coins, standing_at
@@ -26,8 +31,11 @@ _OWN = 'reduction="none", then a sum or a mean over the entries of each record'
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
 
 
-def named_loss(kind: str, model: nn.Module) -> PerRecord:
-    """A loss by its kind, of what a model answers or of its logits; a causal model's tokens have the next for label."""
+def named_loss(kind: str, model: nn.Module) -> tuple[PerRecord, bool]:
+    """A loss by its kind, of what a model answers or of its logits; a causal model's tokens have the next for label.
+
+    And whether it is one of Sordino's own, each of whose values is one record's.
+    """
     own = loss_of(kind)
     shift = own.targets == "token" and is_causal(model)
 
@@ -35,29 +43,31 @@ def named_loss(kind: str, model: nn.Module) -> PerRecord:
         logits = output if isinstance(output, Tensor) else output.logits
         return own(logits[:, :-1], labels[:, 1:]) if shift else own(logits, labels)
 
-    return each
+    return each, keeps_apart(own)
 
 
 class RecordLoss:
     """A user's loss, record by record; `slopes` are those that a backward pass through it alone leaves at `outputs`."""
 
-    def __init__(self, loss: PerRecord) -> None:
-        self.loss = loss
-        self.compared = False  # with what the loss says of a whole batch
+    def __init__(self, loss: PerRecord, own_code: bool = False, known: bool = False) -> None:
+        """`known`: a loss of Sordino's own, which needs no graph."""
+        self.loss, self.own_code, self.known = loss, own_code, known
+        self.function = Function(loss)
+        self.tracing, self.checked = Tracing(self.function), list[Traced]()
+        self.untraced = ""  # why the loss itself runs on records
+        self.compared = False  # with what the loss says of a whole batch, where it has no graph
         self.coins = global_coins()
         self.slopes: list[tuple[Tensor, Tensor]] = []  # (what arrived, what was due)
 
-    def __call__(self, output: Any, targets: tuple[Any, ...], known: list[Tensor], size: int) -> Tensor:
-        """The mean over the batch; `known` are the tensors that the model gave for this batch."""
+    def __call__(
+        self, output: Any, targets: tuple[Any, ...], known: list[Tensor], size: int, records: list[bool]
+    ) -> Tensor:
+        """The mean over the batch; `known` is what the model gave for it, `records` which targets are the records'."""
         self._refuse_others(output, known)
         leaves = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor) and x.requires_grad]
         if not size:
             return torch.stack([x.sum() for x in leaves]).sum() * 0
-        one = taken(tree_map(_kept, (output, targets)), size, torch.zeros(1, dtype=torch.int64))
-        before = self._said(*one)
-        values = self._each(output, targets, size)
-        self._refuse_memory(before, self._said(*one))
-        self._compare(output, targets, values)
+        values = self._values(output, targets, size, records)
         mean = values.mean()
         due = torch.autograd.grad(mean, leaves, retain_graph=True, allow_unused=True)
         self.slopes = []
@@ -65,12 +75,65 @@ class RecordLoss:
             self._expect(leaf, torch.zeros_like(leaf) if slope is None else slope.detach())
         return mean
 
+    @property
+    def grade(self) -> tuple[Grade, str]:
+        """What is proved of the loss, and why it is no more."""
+        if self.untraced:
+            return TRUSTED, f"the loss itself runs on records ({self.untraced})"
+        return weakest([one.grade for one in self.checked]), "; ".join(one.reason for one in self.checked if one.reason)
+
+    def _values(self, output: Any, targets: tuple[Any, ...], size: int, own: list[bool]) -> Tensor:
+        """One value per record."""
+        if self.known:
+            values = self.loss(output, *targets)
+            _refuse_shape(values, size)
+            return values
+        args = (output, *targets)
+        records = [*(has_records(x, size) for x in tree_flatten(output)[0]), *own]
+        try:
+            traced = self.tracing.of(args, {}, records)
+        except UntraceableError as error:
+            if not self.own_code:
+                raise _untraceable(str(error)) from None
+            self.untraced, self.tracing.closed = str(error), True
+            return self._looked_at(output, targets, size)
+        self._check(traced, args, records)
+        if traced.reason is None:
+            found: Tensor = traced.graph(self.function, *args)
+            return found
+        return self._each(lambda *one: traced.graph(self.function, *one), output, targets, size)
+
+    @torch.no_grad()
+    def _check(self, traced: Traced, args: tuple[Any, ...], records: list[bool]) -> None:
+        """Once for each graph, on made-up records: one value for each, and the same alone as in company."""
+        if any(one is traced for one in self.checked):
+            return
+        inputs, form = flat(args, {})
+        (made, _) = tree_unflatten(made_up(inputs, records, RECORDS), form)
+        with still():
+            together = traced.graph(self.function, *made)
+            _refuse_shape(together, RECORDS)
+            if traced.reason is not None:
+                apart = self._each(lambda *one: traced.graph(self.function, *one), made[0], made[1:], RECORDS)
+                _refuse_company(together, apart)
+        self.checked.append(traced)
+
+    def _looked_at(self, output: Any, targets: tuple[Any, ...], size: int) -> Tensor:
+        """The user's own function, record by record, with looks at what it remembers."""
+        one = taken(tree_map(_kept, (output, targets)), size, torch.zeros(1, dtype=torch.int64))
+        before = self._said(*one)
+        values = self._each(self.loss, output, targets, size)
+        self._refuse_memory(before, self._said(*one))
+        self._compare(output, targets, values)
+        return values
+
     def _expect(self, leaf: Tensor, due: Tensor) -> None:
         arrived = torch.zeros_like(leaf, requires_grad=False)
         self.slopes.append((arrived, due))
 
-        def add(slope: Tensor) -> None:
+        def add(slope: Tensor) -> Tensor:
             arrived.add_(slope.detach())
+            return due
 
         leaf.register_hook(add)  # type: ignore[no-untyped-call]
 
@@ -80,7 +143,7 @@ class RecordLoss:
             found = "optimizer.loss of something else than what model(x) gave for this batch"
             raise PlanError("loop", found, "the output as it came", "change it inside the loss, record by record")
 
-    def _each(self, output: Any, targets: tuple[Any, ...], size: int) -> Tensor:
+    def _each(self, loss: PerRecord, output: Any, targets: tuple[Any, ...], size: int) -> Tensor:
         leaves, form = tree_flatten((output, targets))
         mapped = [has_records(x, size) for x in leaves]
         moving = [x for x, m in zip(leaves, mapped, strict=True) if m]
@@ -89,7 +152,7 @@ class RecordLoss:
             supply = iter(items)
             own = [next(supply)[None] if m else x for x, m in zip(leaves, mapped, strict=True)]
             out, rest = tree_unflatten(own, form)
-            return _single(self.loss(out, *rest))
+            return _single(loss(out, *rest))
 
         try:
             values: Tensor = vmap(one, randomness="different")(*moving)
@@ -103,17 +166,8 @@ class RecordLoss:
         if self.compared or len(values) < 2:
             return
         with still():
-            apart, together = self._each(output, targets, len(values)).detach(), self.loss(output, *targets).detach()
-        if together.shape != apart.shape:
-            found = f"a loss of shape {list(together.shape)} for {len(apart)} records"
-            raise DataError(found, "one value per record", _OWN)
-        if not torch.allclose(together, apart, rtol=1e-3, atol=1e-5, equal_nan=True):
-            raise PlanError(
-                "reduction",
-                "a loss whose value for one record depends on the other records of the batch",
-                "a function of one record's output and target",
-                "divide by a constant, or by what the record itself has, never by a count of the batch",
-            )
+            apart = self._each(self.loss, output, targets, len(values)).detach()
+            _refuse_company(self.loss(output, *targets).detach(), apart)
         self.compared = True
 
     @torch.no_grad()
@@ -142,6 +196,34 @@ class RecordLoss:
                 "the loss that make_private was given",
                 "call optimizer.loss(model(x), y).backward(), and put every term into that loss",
             )
+
+
+def _refuse_shape(values: Any, size: int) -> None:
+    if not isinstance(values, Tensor) or values.shape != (size,):
+        shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise DataError(f"a loss of shape {shape} for {size} records", "one value per record", _OWN)
+
+
+def _refuse_company(together: Tensor, apart: Tensor) -> None:
+    """What a loss says of records together must be what it says of each alone."""
+    _refuse_shape(together, len(apart))
+    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise PlanError(
+            "reduction",
+            "a loss whose value for one record depends on the other records of the batch",
+            "a function of one record's output and target",
+            "divide by a constant, or by what the record itself has, never by a count of the batch",
+        )
+
+
+def _untraceable(reason: str) -> PlanError:
+    return PlanError(
+        "own code",
+        f"a loss that no graph can be captured of ({reason})",
+        "a function of one record's output and target, which remembers nothing: no noise is added there",
+        'write it without Python branches on data and without state; or own_code="trusted" in make_private, if you '
+        "vouch for it: the certificate will say so",
+    )
 
 
 def _kept(item: Any) -> Any:

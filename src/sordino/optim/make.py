@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,13 @@ from sordino.data.fit import check_labels, outputs_of, refuse_compiled
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.optim.account import Account
 from sordino.optim.charging import LedgerAccount
-from sordino.optim.collated import check_collate
+from sordino.optim.collated import check_collate, collate_grade
 from sordino.optim.loader import PrivateLoader, Turn
 from sordino.optim.losses import PerRecord, RecordLoss, named_loss
 from sordino.optim.optimizer import PrivateOptimizer
 from sordino.optim.recording import Gate, Recording
 from sordino.optim.settings import Reduction, Settings, batches, checked_delta, loop_plan, with_noise
+from sordino.optim.transform import RecordTransform, Transforms
 from sordino.parts.strategies import Strategy
 from sordino.per_record import refuse_mixing
 from sordino.privacy.earlier import cost_of
@@ -50,6 +51,8 @@ def make_private(
     allow_large_delta: bool = False,
     ledger: Ledger | str | Path | None = None,
     dataset: str | None = None,
+    own_code: Literal["trusted"] | None = None,
+    transform: Transforms | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
 
@@ -60,6 +63,11 @@ def make_private(
     kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
     optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
     Parameters that the optimizer does not hold are frozen.
+
+    What runs on records is the graph of the model, of `loss` and of `transform`, each captured on made-up records: the
+    certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch, before
+    the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless own_code="trusted":
+    then its owner vouches that it keeps the records of a batch apart, and the certificate says so.
 
     `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it:
     a loop that its limit cannot pay for is refused here, all planned steps are charged before the first noise is
@@ -72,6 +80,10 @@ def make_private(
     """
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
+    if own_code not in ("trusted", None):
+        raise ConfigError(
+            f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for the code that runs on records'
+        )
     if loss is not None and reduction != "mean":
         raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
     if physical_batch is not None and physical_batch < 1:
@@ -106,11 +118,20 @@ def make_private(
     _freeze_the_rest(model, optimizer)
     turn, coins = Turn(), streams(noise, seed)
     expected = min(settings.records.count, physical_batch or settings.records.count)
-    recording = Recording(model, turn, coins.at(0, "mixing"), expected)
-    own = None if loss is None else RecordLoss(named_loss(loss, model) if isinstance(loss, str) else loss)
+    trusted = own_code == "trusted"
+    recording = Recording(model, turn, coins.at(0, "mixing"), expected, trusted)
+    own = None if loss is None else _record_loss(loss, model, trusted)
+    change = None if transform is None else RecordTransform(transform, trusted)
+    collate = collate_grade(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, turn, coins, own)
     private.records = records
-    return model, private, PrivateLoader(loader, account, turn, coins, physical_batch)
+    private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
+    return model, private, PrivateLoader(loader, account, turn, coins, physical_batch, change)
+
+
+def _record_loss(loss: str | PerRecord, model: nn.Module, trusted: bool) -> RecordLoss:
+    function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
+    return RecordLoss(function, trusted, known)
 
 
 def _name_runs(model: nn.Module, account: Account) -> None:
@@ -180,7 +201,7 @@ def _check_labels(model: nn.Module, dataset: Any) -> None:
     if y.dtype != torch.int64 or y.dim() != 1:
         return
     try:
-        scores = outputs_of(model, x[:1])
+        scores = outputs_of(model, torch.zeros_like(x[:1]))  # made up: no record is shown to the model's code
     except DataError:
         return  # the loop may turn the records into what the model takes
     if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:

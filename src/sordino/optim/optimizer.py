@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 
 from sordino.data import lineage
 from sordino.data.initial import declared_frozen
 from sordino.errors import ConfigError, PlanError
+from sordino.graph import TRUSTED, Grade, weakest
 from sordino.layout import Layout, Slot
 from sordino.optim import saved
 from sordino.optim.account import Account
+from sordino.optim.given import Inputs
 from sordino.optim.loader import Turn
 from sordino.optim.loop_record import read_record
 from sordino.optim.losses import RecordLoss
@@ -28,14 +31,17 @@ from sordino.optim.woven import ALL, Memory
 from sordino.parts.postprocess import Noised
 from sordino.parts.release import on_grid
 from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts, Loop
+from sordino.privacy.facts import Facts, Loop, OwnCode
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")
 
 
-_KNOWN = "in the first batches and in some later ones its gradient is that of a known loss; any other stops the run"
+_KNOWN = "{found}; in every step the gradient at the model's output is that of this loss; any other stops the run"
 _EACH = "optimizer.loss: one value per record, computed from that record's output alone"
+
+
+_PROVED = "every operation of the graph of the model, and of the loss, leaves the records of a batch apart"
 
 
 class PrivateOptimizer(Optimizer):
@@ -64,10 +70,12 @@ class PrivateOptimizer(Optimizer):
         self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
         self.memory = Memory(account.settings.plan.release, self.layout.size)
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
-        self.check = Check(account.settings.reduction, account.settings.records.count)
+        self.check = Check(account.settings.reduction, account.settings.records.count, recording.own_code)
         kinds = {p.dtype for p in recording.named.values()}
         self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
-        self.own, recording.watching = own, own is None
+        self.own, recording.check = own, self.check if own is None else None
+        self.targets = Inputs(recording.own_code)
+        self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
         self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
         self.idle = 0  # parameters that the loss did not depend on, once that was said
         self.released = False  # True while the inner optimizer may step
@@ -120,7 +128,8 @@ class PrivateOptimizer(Optimizer):
         if self.own is None or handed is None:
             found = "optimizer.loss without a loss or without a batch"
             raise _loop(found, "make_private(..., loss=...), and a batch of its loader")
-        return self.own(output, targets, self.recording.given, handed.size)
+        records = self.targets.records(tree_flatten(targets)[0], handed.given, handed.size)
+        return self.own(output, targets, self.recording.given, handed.size, records)
 
     def _check_loss(self) -> None:
         """Refuse a loss that is not a sum of terms of one record each."""
@@ -128,7 +137,6 @@ class PrivateOptimizer(Optimizer):
             self.own.verify()
         elif self.own is None:
             self.check.look(self.recording.seen, self.turn.handed)
-            self.recording.watching = self.check.left > 0 or os.urandom(1)[0] < 16  # nobody knows which step
 
     def _report(self, lost: int) -> None:
         """Say how many records counted as zero. The step goes on: to stop here would tell what was in the batch."""
@@ -283,9 +291,21 @@ class PrivateOptimizer(Optimizer):
         self.recording.guard.look()
         self._remember()
         how, looks = self.recording.vouch()
-        check = _KNOWN if self.own is None else _EACH
+        check = _KNOWN.format(found=self.check.found) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
-        return replace(facts, public=declared_frozen(self.recording.model))
+        return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
+
+    def _own_code(self) -> OwnCode | None:
+        """What is proved of all code that ran on records; nothing is, where none has run."""
+        if not self.steps:
+            return None
+        loss = self.check.grade if self.own is None else self.own.grade
+        found = [self.recording.grade(), loss, *self.batch_code()]
+        if self.targets.changed:
+            found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
+        grade = weakest([one for one, _ in found])
+        why = "; ".join(dict.fromkeys(reason for one, reason in found if one == grade and reason))
+        return OwnCode(grade, why or _PROVED)
 
     def _remember(self) -> None:
         """Weights leave: a run that begins with them says what both have cost."""

@@ -1,12 +1,15 @@
 """A model that records itself: every training pass over a batch of the private loader leaves per-record gradients.
 
-Only `model.forward` is replaced, and the layers only while it runs: copies and pickles of the model are ordinary.
+What runs is the graph of the model (`passes`), captured on made-up records: the user's own forward sees no record that
+is trained on, unless it has no graph and its owner vouches for it. Only `model.forward` is replaced, and the layers
+only while it runs: copies and pickles of the model are ordinary.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,13 +18,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from sordino.errors import DataError, PlanError
+from sordino.graph import TRUSTED, Grade, UntraceableError
+from sordino.graph.capture import flat
+from sordino.optim.given import Inputs
 from sordino.optim.gradient_watch import GradientWatch
 from sordino.optim.guard import Guard
 from sordino.optim.loader import Handed, Turn
+from sordino.optim.passes import Passes, no_output, refuse_labels
 from sordino.optim.precision import in_float, is_half
-from sordino.optim.reduction import Seen, counts
+from sordino.optim.reduction import Check, Seen
 from sordino.per_record import Recorder
 from sordino.per_record.company import Company, constants, has_records
+from sordino.per_record.graphed import GraphPass
 from sordino.per_record.lookout import Lookout
 from sordino.per_record.record import _note, _recorded
 from sordino.per_record.sites import Site, sites
@@ -56,15 +64,24 @@ class Gate:
 class Recording(Recorder):
     """A Recorder whose model stays usable: evaluation, copies and passes over other data run as they always did.
 
-    `coins` choose the passes in which a record alone is compared with the record in company; `expected` is the public
-    size of what is computed at once.
+    `own_code` says that its owner vouches for code without a graph. Of such code, `coins` choose the passes in which a
+    record alone is compared with the record in company; `expected` is the public size of what is computed at once.
     """
 
     def __init__(
-        self, model: nn.Module, turn: Turn, coins: np.random.Generator | None = None, expected: float = 64.0
+        self,
+        model: nn.Module,
+        turn: Turn,
+        coins: np.random.Generator | None = None,
+        expected: float = 64.0,
+        own_code: bool = False,
     ) -> None:
         super().__init__(model)
-        self.turn, self.expected = turn, expected
+        self.turn, self.expected, self.own_code = turn, expected, own_code
+        self.passes, self.given_inputs = Passes(model), Inputs(own_code)
+        self.way: GraphPass | None = None  # how the graph of the last training pass is run
+        self.flattened: tuple[list[Any], Any] = [], None  # the arguments of the last training pass
+        self.untraced = ""  # why the model's own forward ran on the records of a training pass
         self.lookout = Lookout(model, self._passing, coins)
         self.within: Callable[[Any, Any], Any] | None = None  # what the gate leads to while a pass is looked at
         self.last: tuple[Company, bool] | None = None  # the last pass that nobody looked at, and its mode
@@ -80,8 +97,8 @@ class Recording(Recorder):
         self.stray: int | None = None  # records of a training pass that the loader did not hand out
         self.mean = True  # whether the loss is a mean over the records
         self.undone: bool | None = None  # whether the mean is undone already, where the output is in half precision
-        self.watching = True  # while the loss is still to be recognised
-        self.seen: Seen | None = None
+        self.check: Check | None = None  # recognises the loss of the loop, where make_private was given none
+        self.seen: list[Seen] = []  # of the passes over this batch
         self.given: list[Tensor] = []  # what the model gave for this batch
         self.tape.anchor.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
         model.forward = Gate(self)
@@ -111,7 +128,7 @@ class Recording(Recorder):
         """All that was recorded."""
         for handle in self.handles:
             handle.remove()
-        self.handles, self.backwards, self.stray, self.current, self.seen = [], 0, None, None, None
+        self.handles, self.backwards, self.stray, self.current, self.seen = [], 0, None, None, []
         self.undone = None
         self.given = []
         self.clear()
@@ -132,26 +149,61 @@ class Recording(Recorder):
             return self.within(args, kwargs)
         handed = self.turn.handed
         if not torch.is_grad_enabled():
-            return self.plain(*args, **kwargs)
+            return self._evaluated(args, kwargs)
         size = self._size(args, kwargs)
         if handed is None or size != handed.size:
             self.stray = size
-            return self.plain(*args, **kwargs)
+            return self._evaluated(args, kwargs)
         self._refuse_new_parts()
-        _refuse_labels(kwargs)
+        refuse_labels(kwargs)
         self.guard.begin()
         if handed is not self.current:
             self.forget()
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
-        if size:
-            self._keep_apart(args, kwargs, size)
-        self.inputs = tree_flatten((args, kwargs))[0]
+        self._prepare(args, kwargs, handed)
         self.tape.begin(size)
         output = self._in_float(self._pass(args, kwargs) if size else self._of_nobody(args, kwargs), size)
-        self.given += [y for y in tree_flatten(output)[0] if _trains(y, size)]
-        if self.watching or counts(handed.target):
-            self.seen = Seen.of(output, handed) or self.seen
+        live = [y for y in tree_flatten(output)[0] if _trains(y, size)]
+        self.given += live
+        if self.check is not None:
+            self.seen += Seen.of(output, live, handed, self.check)
         return output
+
+    def _evaluated(self, args: Any, kwargs: Any) -> Any:
+        """A pass that trains nothing: by its graph too, or by the model's own forward, after which none is captured."""
+        try:
+            with self._not_noted():
+                graph = self.passes.evaluated(args, kwargs)
+        except UntraceableError:
+            self.passes.close()
+            return self.plain(*args, **kwargs)
+        return graph(self.model, *args, **kwargs)
+
+    @contextmanager
+    def _not_noted(self) -> Iterator[None]:
+        """Gradients of made-up records are no use of a parameter."""
+        kept = set(self.outside)
+        try:
+            yield
+        finally:
+            self.outside.clear()
+            self.outside.update(kept)
+
+    def _prepare(self, args: Any, kwargs: Any, handed: Handed) -> None:
+        """Find how this pass is run, before it sees its records."""
+        leaves, form = self.flattened = flat(args, kwargs)
+        records = self.given_inputs.records(leaves, handed.given, handed.size)
+        try:
+            with self._not_noted():
+                self.way = self.passes.trained(args, kwargs, records, (leaves, form))
+        except UntraceableError as error:
+            if not self.own_code:
+                raise untraceable(str(error)) from None
+            self.way, self.untraced = None, str(error)
+            self.passes.close()
+        if self.way is None and handed.size:
+            self._keep_apart(args, kwargs, handed.size)
+            self.inputs = tree_flatten((args, kwargs))[0]
 
     def _in_float(self, output: Any, size: int) -> Any:
         """Half precision is widened for the loss, and the mean undone before it is rounded again."""
@@ -179,7 +231,10 @@ class Recording(Recorder):
         return 0 if first is None else len(first)
 
     def _pass(self, args: Any, kwargs: Any) -> Any:
-        """One forward pass by the rules of the sites."""
+        """One forward pass: the graph, or the model's own forward by the rules of the sites."""
+        if self.way is not None:
+            own = self.flattened[0] if self.tape.batch else None  # an empty batch may be made up
+            return self.way(self.tape, self.model, args, kwargs, own)
         for site in self.sites:
             if site.module is self.model:
                 return site.rule(self.tape, self.model, site.axis, *args, **kwargs)
@@ -244,12 +299,22 @@ class Recording(Recorder):
 
     def vouch(self) -> tuple[str, int]:
         """What a certificate may say of the records: how they were kept apart, up to the last pass, and the looks."""
+        if not self.untraced:
+            return HOW[self.passes.grade], 0
         if self.mixed is None and isinstance(vars(self.model).get("forward"), Gate) and self.may_mix:
             self._look()
         if self.mixed is not None:
             raise self.mixed
         how = "looked at in passes chosen by secret coins" if self.may_mix else "by the layers, or run one by one"
         return how, self.lookout.looks
+
+    def grade(self) -> tuple[Grade, str]:
+        """What is proved of the model and of what reached it, and why it is no more."""
+        if self.untraced:
+            return TRUSTED, f"the model's own forward runs on records ({self.untraced})"
+        if self.given_inputs.changed:
+            return TRUSTED, f"the loop changes batches itself ({self.given_inputs.changed})"
+        return self.passes.grade, "; ".join(self.passes.reasons)
 
     def _company(self, inputs: Any, size: int, recorded: bool = True) -> Company:
         run = self._pass if recorded else lambda args, kwargs: self.plain(*args, **kwargs)
@@ -304,8 +369,7 @@ class Recording(Recorder):
                 leaves = [y for y in tree_flatten(self._pass(args, kwargs))[0] if _trains(y, size)]
             if size > 1:
                 if not leaves:
-                    found = "a model whose output has no slice per record"
-                    raise PlanError("per-record", found, "outputs, of which the loop computes the loss")
+                    raise no_output()
                 for own in (0, size - 1):
                     self._check_own(own, torch.stack([y[own].sum() for y in leaves]).sum())
             return all(bool(y.isfinite().all()) for y in leaves)
@@ -326,16 +390,20 @@ class Recording(Recorder):
             raise UnrecordableError("layers whose gradient for one record touches other records")
 
 
-def _refuse_labels(kwargs: Mapping[str, Any]) -> None:
-    """Models of transformers make a loss of labels: a mean over the batch, and over the tokens of all its records."""
-    if kwargs.get("labels") is not None:
-        raise PlanError(
-            "reduction",
-            "labels given to the model, which makes a mean over all records of the batch, or over all their tokens",
-            "a loss in which each record has a term of its own",
-            'make_private(..., loss="cross_entropy"), or "tokens" for a label per token, and '
-            "optimizer.loss(model(**inputs), labels) with inputs that hold no labels",
-        )
+HOW: dict[Grade, str] = {
+    "by construction": "by the operations of the model's graph, whatever the records hold",
+    "per record (vmap)": "the model's graph is run for each record by itself",
+}
+
+
+def untraceable(reason: str) -> PlanError:
+    return PlanError(
+        "own code",
+        f"a forward that no graph can be captured of ({reason})",
+        "code whose steps do not depend on records, or on anything that it remembers",
+        'write it without Python branches on data and without state outside the module; or own_code="trusted" in '
+        "make_private, if you vouch that it keeps the records of a batch apart: the certificate will say so",
+    )
 
 
 def _trains(item: Any, size: int) -> bool:

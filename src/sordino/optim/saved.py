@@ -21,16 +21,9 @@ from sordino.privacy.spending import Item
 from sordino.privacy.stored import compare_text, parsed, text_of
 
 LARGEST = 4 << 20  # bytes
-TOLD = (
-    "delta",
-    "noise",
-    "charged",
-    "loop",
-    "public",
-    "environment",
-    "ledger",
-    "earlier",
-)  # all the facts that a loop has
+TOLD = (  # all the facts that a loop has
+    *("delta", "noise", "charged", "loop", "public", "environment", "ledger", "earlier", "own_code"),
+)
 
 
 def save(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:

@@ -9,13 +9,13 @@ The copies are an expanded view: only their gradients take memory.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sordino.per_record.pieces import Rows
 from sordino.per_record.tape import Pieces, Tape
@@ -24,9 +24,12 @@ from sordino.per_record.tape import Pieces, Tape
 class Anything(nn.Module):
     """A module as `rule(tape, module, axis, ...)`; remembers whether vmap can run it."""
 
-    def __init__(self, unit: nn.Module) -> None:
+    def __init__(
+        self, unit: nn.Module, records: Sequence[bool] | None = None, names: Collection[str] | None = None
+    ) -> None:
+        """`records` says which leaves of the arguments hold records (None: by length); `names` the parameters in it."""
         super().__init__()
-        self.unit = unit
+        self.unit, self.records, self.names = unit, records, names
         self.run: Callable[..., Any] = unit.forward  # past the hooks: they have run already
         self.batched = True
 
@@ -36,10 +39,14 @@ class Anything(nn.Module):
     def rule(self, tape: Tape, module: nn.Module, axis: int, *args: Any, **kwargs: Any) -> Any:
         """The module's output, one record's at a time in effect."""
         if tape.batch == 0:
-            return self.run(*args, **kwargs)
-        copies = {f"unit.{name}": _copies(tape, p) for name, p in module.named_parameters() if p.requires_grad}
+            with torch.no_grad():
+                empty = self.run(*args, **kwargs)
+            return tree_map(tape.anchored, empty)
+        own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        copies = {f"unit.{name}": _copies(tape, p) for name, p in own if self.names is None or name in self.names}
         leaves, form = tree_flatten((args, kwargs))
         mapped = [isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] == tape.batch for x in leaves]
+        mapped = mapped if self.records is None else list(self.records)
 
         def one(own: dict[str, Tensor], *items: Any) -> Any:
             back = [x.unsqueeze(axis) if m else x for x, m in zip(items, mapped, strict=True)]

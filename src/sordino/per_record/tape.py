@@ -114,6 +114,10 @@ class Tape:
         self.calls = []
         self.anchor.grad = None
 
+    def anchored(self, item: Any) -> Any:
+        """What a pass over no record gave, with a backward pass that leads nowhere."""
+        return item + self.anchor if isinstance(item, Tensor) and item.is_floating_point() else item
+
     def records(self, x: Tensor, axis: int, tail: int) -> Tensor:
         """[b, T, ...] from a tensor with the records along `axis`; the last tail - 1 dimensions stay."""
         if axis == 0 and self.batch and x.dim() and len(x) != self.batch and len(x) % self.batch == 0:
