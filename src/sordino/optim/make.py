@@ -78,12 +78,7 @@ def make_private(
     epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
     after the planned ones. What the noise remembers is in the optimizer's state_dict: keep that file secret.
     """
-    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
-        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
-    if own_code not in ("trusted", None):
-        raise ConfigError(
-            f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for the code that runs on records'
-        )
+    _check_words(noise, reduction, own_code)
     if loss is not None and reduction != "mean":
         raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
     if physical_batch is not None and physical_batch < 1:
@@ -127,6 +122,13 @@ def make_private(
     private.records = records
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
     return model, private, PrivateLoader(loader, account, turn, coins, physical_batch, change)
+
+
+def _check_words(noise: str, reduction: str, own_code: str | None) -> None:
+    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
+    if own_code not in ("trusted", None):
+        raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
 
 
 def _record_loss(loss: str | PerRecord, model: nn.Module, trusted: bool) -> RecordLoss:
