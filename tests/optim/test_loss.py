@@ -149,14 +149,20 @@ class Counting:
         return per_record(out, y) * self.weight / 1e5
 
 
-def test_a_loss_that_remembers_records_is_refused_and_one_that_its_owner_sets_is_not() -> None:
+def test_a_loss_that_remembers_records_is_refused_and_one_that_its_owner_sets_needs_the_word() -> None:
     with pytest.raises(PlanError, match="remembers nothing"):
         steps(language(loss=Counting(True)))
-    own = Counting(False)
-    parts = language(loss=own, epochs=2)
-    for _ in range(2):
+    for word in (None, "trusted"):
+        own = Counting(False)
+        parts = language(loss=own, epochs=2, own_code=word)
         steps(parts)
         own.weight *= 0.5
+        if word is None:
+            with pytest.raises(PlanError, match="answers made-up records otherwise"):
+                steps(parts)
+        else:
+            steps(parts)
+            assert parts[1].certificate()["own_code"]["grade"] == "own code, trusted"
 
 
 def test_a_contrastive_loss_in_an_ordinary_loop_is_refused() -> None:

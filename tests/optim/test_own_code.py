@@ -470,3 +470,32 @@ def test_evaluation_and_copies_are_the_models_own() -> None:
 def test_the_word_is_checked() -> None:
     with pytest.raises(ConfigError, match="own_code"):
         private(own_code="yes")
+
+
+class Scheduled(Own):
+    """A number that a loop sets, as a temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.note = 1.0, 0.0
+
+    def before(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_a_number_that_the_loop_sets_in_the_model_is_not_passed_over_in_silence() -> None:
+    model = Scheduled()
+    parts = private(model, epochs=3)
+    train(parts)
+    model.note = 2.0  # of no effect
+    train(parts)
+    parts[1].certificate()
+    model.scale = 2.0
+    with pytest.raises(PlanError, match="answers made-up records otherwise"):
+        train(parts)
+    model = Scheduled()
+    trusted = private(model, epochs=2, own_code="trusted")
+    train(trusted)
+    model.scale = 2.0
+    train(trusted)
+    assert trusted[1].certificate()["own_code"]["grade"] == "own code, trusted"

@@ -68,7 +68,7 @@ class Experts(nn.Module):
 
     def mixed(self, x: Tensor, shares: Tensor) -> Tensor:
         """Every expert, weighted."""
-        return sum(shares[:, i, None] * expert(x) for i, expert in enumerate(self.experts))  # type: ignore[return-value]
+        return sum(shares[:, i, None] * expert(x) for i, expert in enumerate(self.experts))  # type: ignore[no-any-return]
 
 
 class TopExperts(Experts):

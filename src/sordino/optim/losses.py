@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sordino.data.named import is_causal
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, Traced, Tracing, UntraceableError, weakest
-from sordino.graph.capture import RECORDS, flat, made_up
+from sordino.graph.capture import RECORDS, differs, flat, made_up
 from sordino.graph.tracing import Function
 from sordino.parts.losses import keeps_apart, loss_of
 from sordino.per_record.company import SAME, distance, has_records, taken
@@ -54,6 +54,7 @@ class RecordLoss:
         self.loss, self.own_code, self.known = loss, own_code, known
         self.function = Function(loss)
         self.tracing, self.checked = Tracing(self.function), list[Traced]()
+        self.samples: list[tuple[Traced, list[Any], Any]] = []  # made-up arguments of each graph
         self.untraced = ""  # why the loss itself runs on records
         self.compared = False  # with what the loss says of a whole batch, where it has no graph
         self.coins = global_coins()
@@ -74,6 +75,17 @@ class RecordLoss:
         for leaf, slope in zip(leaves, due, strict=True):
             self._expect(leaf, torch.zeros_like(leaf) if slope is None else slope.detach())
         return mean
+
+    def is_stale(self) -> bool:
+        """Whether the function answers made-up records otherwise than its graphs."""
+        return any(differs(one.graph, self.function, made, form) is not None for one, made, form in self.samples)
+
+    def capture_again(self) -> None:
+        """Its owner changed it, and vouches for what it is now."""
+        self.untraced = "it was changed while it trained"
+        self.tracing.graphs.clear()
+        self.tracing.known.clear()
+        self.samples, self.checked = [], []
 
     @property
     def grade(self) -> tuple[Grade, str]:
@@ -117,6 +129,7 @@ class RecordLoss:
                 apart = self._each(lambda *one: traced.graph(self.function, *one), made[0], made[1:], RECORDS)
                 _refuse_company(together, apart)
         self.checked.append(traced)
+        self.samples.append((traced, made_up(inputs, records, RECORDS), form))
 
     def _looked_at(self, output: Any, targets: tuple[Any, ...], size: int) -> Tensor:
         """The user's own function, record by record, with looks at what it remembers."""

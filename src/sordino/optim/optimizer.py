@@ -25,7 +25,7 @@ from sordino.optim.given import Inputs
 from sordino.optim.loader import Turn
 from sordino.optim.loop_record import read_record
 from sordino.optim.losses import RecordLoss
-from sordino.optim.recording import Recording
+from sordino.optim.recording import Recording, stale
 from sordino.optim.reduction import Check, clip_margin
 from sordino.optim.woven import ALL, Memory
 from sordino.parts.postprocess import Noised
@@ -75,6 +75,7 @@ class PrivateOptimizer(Optimizer):
         self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
         self.own, recording.check = own, self.check if own is None else None
         self.targets = Inputs(recording.own_code)
+        self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
         self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
         self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
         self.idle = 0  # parameters that the loss did not depend on, once that was said
@@ -128,8 +129,19 @@ class PrivateOptimizer(Optimizer):
         if self.own is None or handed is None:
             found = "optimizer.loss without a loss or without a batch"
             raise _loop(found, "make_private(..., loss=...), and a batch of its loader")
+        self._refuse_stale_loss()
         records = self.targets.records(tree_flatten(targets)[0], handed.given, handed.size)
         return self.own(output, targets, self.recording.given, handed.size, records)
+
+    def _refuse_stale_loss(self, always: bool = False) -> None:
+        """Once in each loop over the loader: has its owner changed the loss since its graph was captured?"""
+        if self.own is None or (self.compared == self.turn.loops and not always):
+            return
+        self.compared = self.turn.loops
+        if self.own.is_stale():
+            if not self.recording.own_code:
+                raise stale("loss")
+            self.own.capture_again()
 
     def _check_loss(self) -> None:
         """Refuse a loss that is not a sum of terms of one record each."""
@@ -290,6 +302,8 @@ class PrivateOptimizer(Optimizer):
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
         self.recording.guard.look()
         self._remember()
+        self.recording.refuse_stale()
+        self._refuse_stale_loss(always=True)
         how, looks = self.recording.vouch()
         check = _KNOWN.format(found=self.check.found) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, looks))

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino.errors import PlanError
 from sordino.graph import Captured, Grade, Traced, Tracing, UntraceableError, weakest
-from sordino.graph.capture import RECORDS, flat, made_up, torch_layer, unchanged
+from sordino.graph.capture import RECORDS, differs, flat, made_up, torch_layer, unchanged
 from sordino.graph.tracing import mode
 from sordino.per_record.company import COARSE, distance, has_records, refused, shaken
 from sordino.per_record.graphed import GraphPass, by_layers, record_by_record, rule_leaves
@@ -42,6 +42,8 @@ class Passes:
         self.others = Tracing(model) if known else self.training  # without layers that a rule of ours stands for
         self.ways: dict[int, GraphPass] = {}
         self.traced: list[Traced] = []
+        self.samples: list[tuple[Traced, list[Any], list[Any], Any]] = []  # made-up arguments of each, and its mode
+        self.changed = ""  # what a trusted owner changed in the forward since its graph was captured
         self.last: tuple[Any, GraphPass] | None = None  # how the last pass was run, and by what it is known again
 
     @property
@@ -77,6 +79,27 @@ class Passes:
         self.last = None if quick is None else (quick, found)
         return found
 
+    def _modes(self) -> list[Any]:
+        return [mode(part) for part in self.model.modules()]
+
+    def is_stale(self) -> bool:
+        """Whether the model's forward answers made-up records otherwise than its graphs: a number was set, for one."""
+        with self._ungated(), unchanged(self.model):
+            now = self._modes()
+            return any(
+                differs(traced.graph, self.model, sample, form) is not None
+                for traced, modes, sample, form in self.samples
+                if modes == now
+            )
+
+    def capture_again(self) -> None:
+        """Forget all graphs of training passes: what its owner changed is taken in, and graded as the owner's."""
+        self.changed = "its forward was changed while it trained"
+        self.training.graphs.clear()
+        self.training.known.clear()
+        self.ways.clear()
+        self.samples, self.last = [], None
+
     def _quick(self, leaves: Sequence[Any], form: Any, records: Sequence[bool]) -> Any:
         """By what the last pass is known again: all that `Tracing` asks for."""
         if any(not isinstance(x, Tensor | int | float | str | None) for x in leaves):
@@ -84,7 +107,7 @@ class Passes:
         kinds = [
             (x.shape[own:], x.dtype) if isinstance(x, Tensor) else x for x, own in zip(leaves, records, strict=True)
         ]
-        return list(records), kinds, form, [mode(part) for part in self.model.modules()]
+        return list(records), kinds, form, self._modes()
 
     def _hooked(self) -> bool:
         """Whether code of the user's runs beside the model's forward."""
@@ -98,6 +121,8 @@ class Passes:
                 with unchanged(self.model):
                     self.ways[id(traced)] = self._arranged(traced, args, kwargs, records)
                 self.traced.append(traced)
+                inputs, form = flat(args, kwargs)
+                self.samples.append((traced, self._modes(), made_up(inputs, records, RECORDS), form))
             return self.ways[id(traced)]
 
     @contextmanager

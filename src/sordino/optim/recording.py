@@ -81,6 +81,7 @@ class Recording(Recorder):
         self.passes, self.given_inputs = Passes(model), Inputs(own_code)
         self.way: GraphPass | None = None  # how the graph of the last training pass is run
         self.flattened: tuple[list[Any], Any] = [], None  # the arguments of the last training pass
+        self.loop = 0  # over the loader, in which the graphs were last compared with the model
         self.untraced = ""  # why the model's own forward ran on the records of a training pass
         self.lookout = Lookout(model, self._passing, coins)
         self.within: Callable[[Any, Any], Any] | None = None  # what the gate leads to while a pass is looked at
@@ -189,8 +190,22 @@ class Recording(Recorder):
             self.outside.clear()
             self.outside.update(kept)
 
+    def refuse_stale(self) -> None:
+        """A forward that its owner changed since its graph was captured: the graph would go on as it was."""
+        self.loop = self.turn.loops
+        if self.untraced or not self.passes.samples:
+            return
+        with self._not_noted():
+            if not self.passes.is_stale():
+                return
+        if not self.own_code:
+            raise stale("forward of the model")
+        self.passes.capture_again()
+
     def _prepare(self, args: Any, kwargs: Any, handed: Handed) -> None:
         """Find how this pass is run, before it sees its records."""
+        if self.loop != self.turn.loops:
+            self.refuse_stale()
         leaves, form = self.flattened = flat(args, kwargs)
         records = self.given_inputs.records(leaves, handed.given, handed.size)
         try:
@@ -312,6 +327,8 @@ class Recording(Recorder):
         """What is proved of the model and of what reached it, and why it is no more."""
         if self.untraced:
             return TRUSTED, f"the model's own forward runs on records ({self.untraced})"
+        if self.passes.changed:
+            return TRUSTED, self.passes.changed
         if self.given_inputs.changed:
             return TRUSTED, f"the loop changes batches itself ({self.given_inputs.changed})"
         return self.passes.grade, "; ".join(self.passes.reasons)
@@ -394,6 +411,15 @@ HOW: dict[Grade, str] = {
     "by construction": "by the operations of the model's graph, whatever the records hold",
     "per record (vmap)": "the model's graph is run for each record by itself",
 }
+
+
+def stale(what: str) -> PlanError:
+    return PlanError(
+        "own code",
+        f"a {what} that answers made-up records otherwise than when its graph was captured",
+        "code that stays as it was: numbers that a loop sets may come from records, and the graph does not see them",
+        'give a schedule to the optimizer, not to the model or the loss; or own_code="trusted", if you vouch for it',
+    )
 
 
 def untraceable(reason: str) -> PlanError:
