@@ -248,8 +248,7 @@ class Recording(Recorder):
     def _pass(self, args: Any, kwargs: Any) -> Any:
         """One forward pass: the graph, or the model's own forward by the rules of the sites."""
         if self.way is not None:
-            own = self.flattened[0] if self.tape.batch else None  # an empty batch may be made up
-            return self.way(self.tape, self.model, args, kwargs, own)
+            return self.way(self.tape, self.model, args, kwargs, self.flattened[0] or None)
         for site in self.sites:
             if site.module is self.model:
                 return site.rule(self.tape, self.model, site.axis, *args, **kwargs)
@@ -266,6 +265,7 @@ class Recording(Recorder):
 
     def _of_nobody(self, args: Any, kwargs: Any) -> Any:
         """An empty batch; where the model fails on it, its answer to a made-up record without that record."""
+        self.flattened = [], None
         try:
             return self._pass(args, kwargs)
         except (RuntimeError, ValueError, IndexError, UnrecordableError):
