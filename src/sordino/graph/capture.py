@@ -286,7 +286,8 @@ def _len_of_proxies(module: nn.Module) -> Iterator[None]:
     """`len(x)` in the user's code becomes a node of the graph: Python's own would ask a symbol for an integer."""
     kinds = [kind for part in module.modules() for kind in type(part).__mro__ if hasattr(kind, "forward")]
     code = [kind.forward for kind in dict.fromkeys(kinds)]
-    code += [value for part in module.modules() for value in vars(part).values() if callable(value)]
+    held = [value for part in module.modules() for value in vars(part).values()]
+    code += [value for value in held if callable(value) and not isinstance(value, fx.Proxy)]  # of a capture before
     spaces = [function.__globals__ for given in code if (function := inspect.unwrap(given)) and _is_python(function)]
     new = {id(space): space for space in spaces if "len" not in space}
     for space in new.values():
@@ -553,7 +554,7 @@ def differs(captured: Captured, module: nn.Module, sample: list[Any], form: Tree
 def _with_gradients(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> list[Tensor | None]:
     args, kwargs = tree_unflatten(sample, form)
     parameters = [p for p in module.parameters() if p.requires_grad]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _unchanged(module):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), unchanged(module):
         torch.manual_seed(0)
         outputs = [y for y in tree_flatten(run(module, args, kwargs))[0] if isinstance(y, Tensor)]
         moving = [y.float().square().sum() for y in outputs if y.requires_grad]

@@ -18,8 +18,6 @@ Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]  # 
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
-Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]  # as in sordino.graph, which needs torch
-
 WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
 
 FROZEN = "frozen weights"  # the same of parameters that are not trained, as the base under adapters
