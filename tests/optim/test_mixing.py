@@ -189,7 +189,7 @@ def with_companions(weigh: Callable[[Tensor, Tensor], Tensor]) -> list[int]:
             F.cross_entropy(model(*own, table), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             sizes.append(len(y))
-    optimizer.certificate()
+    assert "1 further inputs" in optimizer.certificate()["own_code"]["why"]
     return sizes
 
 

@@ -319,7 +319,13 @@ class PrivateOptimizer(Optimizer):
             found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
         grade = weakest([one for one, _ in found])
         why = "; ".join(dict.fromkeys(reason for one, reason in found if one == grade and reason))
-        return OwnCode(grade, why or _PROVED)
+        return OwnCode(grade, (why or _PROVED) + self._public_inputs())
+
+    def _public_inputs(self) -> str:
+        """What the loop gave beside records: nothing proves that it was not computed from them."""
+        given = [*self.recording.given_inputs.public.values(), *self.targets.public.values()]
+        count = sum(isinstance(item, Tensor) for item in given)
+        return f"; {count} further inputs, the same in every step, are taken for public" if count else ""
 
     def _remember(self) -> None:
         """Weights leave: a run that begins with them says what both have cost."""
