@@ -66,9 +66,9 @@ class Guard:
         if not self.inside:
             self.state.note()
 
-    def begin(self) -> None:
-        """A pass begins: a schedule may have set numbers since the last."""
-        self.state.note_values()
+    def begin(self) -> bool:
+        """A pass begins: a schedule may have set numbers since the last. Whether it has."""
+        return self.state.note_values()
 
     def moved(self) -> None:
         """We stepped."""

@@ -81,7 +81,6 @@ class Recording(Recorder):
         self.passes, self.given_inputs = Passes(model), Inputs(own_code)
         self.way: GraphPass | None = None  # how the graph of the last training pass is run
         self.flattened: tuple[list[Any], Any] = [], None  # the arguments of the last training pass
-        self.loop = 0  # over the loader, in which the graphs were last compared with the model
         self.untraced = ""  # why the model's own forward ran on the records of a training pass
         self.lookout = Lookout(model, self._passing, coins)
         self.within: Callable[[Any, Any], Any] | None = None  # what the gate leads to while a pass is looked at
@@ -157,7 +156,8 @@ class Recording(Recorder):
             return self._evaluated(args, kwargs)
         self._refuse_new_parts()
         refuse_labels(kwargs)
-        self.guard.begin()
+        if self.guard.begin():
+            self.refuse_stale()
         if handed is not self.current:
             self.forget()
             self.current, self.handles = handed, [_note(p, self.outside, name) for name, p in self._trained()]
@@ -192,7 +192,6 @@ class Recording(Recorder):
 
     def refuse_stale(self) -> None:
         """A forward that its owner changed since its graph was captured: the graph would go on as it was."""
-        self.loop = self.turn.loops
         if self.untraced or not self.passes.samples:
             return
         with self._not_noted():
@@ -204,8 +203,6 @@ class Recording(Recorder):
 
     def _prepare(self, args: Any, kwargs: Any, handed: Handed) -> None:
         """Find how this pass is run, before it sees its records."""
-        if self.loop != self.turn.loops:
-            self.refuse_stale()
         leaves, form = self.flattened = flat(args, kwargs)
         records = self.given_inputs.records(leaves, handed.given, handed.size)
         try:

@@ -68,9 +68,12 @@ class Steady:
             if isinstance(mark, Mark) and id(mark.tensor) in stepped:
                 self.marks[name] = self._mark(mark.tensor)
 
-    def note_values(self) -> None:
-        """Numbers and words anew: a loop may set them between passes, as a schedule does."""
-        self.marks.update((name, item) for name, item in kept(self.model) if isinstance(item, _VALUES))
+    def note_values(self) -> bool:
+        """Numbers and words anew: a loop may set them between passes, as a schedule does. Whether it has."""
+        now = {name: item for name, item in kept(self.model) if isinstance(item, _VALUES)}
+        changed = any(name not in self.marks or self.marks[name] != item for name, item in now.items())
+        self.marks.update(now)
+        return changed
 
     def check(self, full: bool = False) -> None:
         """Refuse what is not as it was."""
