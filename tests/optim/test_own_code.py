@@ -499,3 +499,27 @@ def test_a_number_that_the_loop_sets_in_the_model_is_not_passed_over_in_silence(
     model.scale = 2.0
     train(trusted)
     assert trusted[1].certificate()["own_code"]["grade"] == "own code, trusted"
+
+
+CENTRE: dict[str, Tensor] = {}
+
+
+class ReadsGlobal(Own):
+    def before(self, x: Tensor) -> Tensor:
+        return x - CENTRE["mean"]
+
+
+def centred_by_a_global(parts: Parts) -> None:
+    for x, y in parts[2]:
+        CENTRE["mean"] = 50 + x.mean(0)
+        F.cross_entropy(parts[0](x), y).backward()  # type: ignore[no-untyped-call]
+        parts[1].step()
+    parts[1].certificate()
+
+
+def test_what_a_loop_writes_before_the_first_pass_is_not_in_the_graph() -> None:
+    """A batch's mean in a global that forward reads: the graph was captured before, and the change is refused."""
+    CENTRE["mean"] = torch.zeros(WIDTH)
+    parts = private(ReadsGlobal(), data(16, (WIDTH,), CLASSES), batch=16, epochs=2)
+    with pytest.raises(PlanError, match="forward of the model"):
+        centred_by_a_global(parts)

@@ -27,11 +27,11 @@ SILENT = 10.0  # a median gradient so many radii long: the clip would replace th
 
 def check_records(plan: Plan, task: Task) -> None:
     """Refuse data, and code, under which a client's or a record's bound, or its bill, would not be true."""
-    task.check_code(plan.unit)
     if plan.local.reads is None:
-        return
+        return task.check_code(plan.unit)
     _check_sizes(plan.local.reads, task)
     check_layers(task.model)
+    task.check_code(plan.unit)
     _check_apart(task)
     if isinstance(plan.local, BatchGradient):
         _check_range(plan.local, task)

@@ -115,6 +115,7 @@ def make_private(
     expected = min(settings.records.count, physical_batch or settings.records.count)
     trusted = own_code == "trusted"
     recording = Recording(model, turn, coins.at(0, "mixing"), expected, trusted)
+    recording.prepare(() if transform else records)
     own = None if loss is None else _record_loss(loss, model, trusted)
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = collate_grade(loader, own_code is None and noise == "secure")

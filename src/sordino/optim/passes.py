@@ -6,6 +6,7 @@ the parameters, so that nothing hides behind a weight of zero. Values of private
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from sordino.per_record.still import still
 from sordino.per_record.tape import Tape, UnrecordableError
 from sordino.rng import Seeded
 
+_LOG = logging.getLogger(__name__)
 LOUD = 100.0  # times the usual size of an entry: what only an unusual record sets off shows on made-up ones
 
 
@@ -69,6 +71,20 @@ class Passes:
             blank = [x if own else _blank(x) for x, own in zip(leaves, records, strict=True)]
             blank_args, blank_kwargs = tree_unflatten(blank, form)
             return self.others.graph(blank_args, blank_kwargs, records)
+
+    def prepare(self, tables: Sequence[Tensor]) -> None:
+        """Capture the usual call, model(x), before the loader hands out a batch: no loop can have written into it.
+
+        `tables` are all records and all targets, of which the shape is read. A model that is called in another way is
+        captured at its first call.
+        """
+        if not tables or not len(tables[0]):
+            return
+        try:
+            self._found((tables[0][:1],), {}, [True])
+        except Exception:  # whatever this model says of such a call: nobody has asked for it yet
+            _LOG.debug("model(x) is not captured beforehand", exc_info=True)
+        self.traced = []  # it counts once it has run
 
     def trained(self, args: Any, kwargs: Any, records: Sequence[bool], flattened: Any = None) -> GraphPass:
         """How a training pass with these arguments is run; `records` are the leaves with a slice for each record."""
@@ -120,9 +136,10 @@ class Passes:
             if id(traced) not in self.ways:
                 with unchanged(self.model):
                     self.ways[id(traced)] = self._arranged(traced, args, kwargs, records)
-                self.traced.append(traced)
                 inputs, form = flat(args, kwargs)
                 self.samples.append((traced, self._modes(), made_up(inputs, records, RECORDS), form))
+            if all(one is not traced for one in self.traced):
+                self.traced.append(traced)
             return self.ways[id(traced)]
 
     @contextmanager

@@ -8,7 +8,7 @@ only while it runs: copies and pickles of the model are ordinary.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -190,6 +190,15 @@ class Recording(Recorder):
             self.outside.clear()
             self.outside.update(kept)
 
+    def prepare(self, tables: Sequence[Tensor]) -> None:
+        """Capture model(x) for records of this shape, before a loop gets its first batch."""
+        self.passes.prepare(tables)
+        try:
+            self.guard.look()
+        except PlanError as error:  # forward writes: said at the first pass, as of every other kind of arguments
+            self.mixed = error
+            self.guard.accept()
+
     def refuse_stale(self) -> None:
         """A forward that its owner changed since its graph was captured: the graph would go on as it was."""
         if self.untraced or not self.passes.samples:
@@ -203,6 +212,8 @@ class Recording(Recorder):
 
     def _prepare(self, args: Any, kwargs: Any, handed: Handed) -> None:
         """Find how this pass is run, before it sees its records."""
+        if self.mixed is not None:
+            raise self.mixed
         leaves, form = self.flattened = flat(args, kwargs)
         records = self.given_inputs.records(leaves, handed.given, handed.size)
         try:

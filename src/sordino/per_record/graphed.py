@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sordino import codec
 from sordino.graph import Captured, Layout, Traced
 from sordino.graph.capture import flat
 from sordino.graph.rules import Rows
@@ -57,6 +58,7 @@ def _anything(site: Site) -> bool:
     return isinstance(getattr(site.rule, "__self__", None), Anything)
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class GraphPass:
     """How arguments of one kind are run: `sites` by their rules, and `function` between them.
