@@ -50,10 +50,15 @@ def heed_signals() -> None:
 
 @pytest.fixture
 def hangup_ends() -> Iterator[None]:
-    """SIGHUP has its default meaning in this process, whoever started it (nohup make test ignores it)."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """SIGHUP and SIGINT have their default meaning in this process, whoever started it.
+
+    `nohup make test` ignores the first, a job in the background of a script the second.
+    """
+    defaults: dict[signal.Signals, Any] = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {one: signal.signal(one, meaning) for one, meaning in defaults.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for one, meaning in before.items():
+        signal.signal(one, meaning)
 
 
 @contextmanager
