@@ -73,6 +73,8 @@ MIXING: dict[str, Forward] = {
     "distances": lambda net, x: net.fc(x) + torch.cdist(x, x).mean(1, keepdim=True),
     "divided by the count": lambda net, x: net.fc(x) / x.shape[0],
     "a hidden function of the count": lambda net, x: net.fc(x) * (1 + x.shape[0] // 16),
+    "one count of all": lambda net, x: net.fc(x) * (1 + (x.shape[0] == 100)),
+    "a size by one count": lambda net, x: net.fc(x) * x.new_ones(1 + (x.shape[0] == 100), 1).sum(),
     "the square of the count": lambda net, x: net.fc(x) * (x.shape[0] * x.shape[0]),
     "places as numbers": lambda net, x: net.fc(x) + torch.arange(x.shape[0])[:, None],
     "places by counting ones": lambda net, x: net.fc(x) + x.new_ones(x.shape[0], 1).cumsum(0),

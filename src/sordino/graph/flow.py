@@ -276,6 +276,7 @@ class _Reader(fx.Interpreter):
         self.extra_traceback, self.layout = False, layout
         self.captured, self.observer, self.holding = graph, observer, list(records)
         self.counts: dict[fx.Node, bool | _Sizes] = {}  # nodes that count records
+        self.compared: set[fx.Node] = set()  # those of them that only compare the number with another
 
     def run(self, inputs: Sequence[Any]) -> None:  # type: ignore[override]
         """Every node once; then every output tensor must hold the records along its first dimension."""
@@ -341,8 +342,17 @@ class _Reader(fx.Interpreter):
             raise MixesError(f"{name}, which takes records out of torch's tensors")
 
     def _computed(self, n: fx.Node, name: str, counted: list[fx.Node], result: Any) -> None:
-        """Python's arithmetic with the number of records: affine, or a size of a tensor, or an entry of a shape."""
+        """Python's arithmetic with the number of records: affine, or a size of a tensor, or an entry of a shape.
+
+        Two sizes of batch may compare alike with a third, so a comparison may only be asserted.
+        """
         sizes = self.counts[counted[0]]
+        if any(node in self.compared for node in counted) and not name.startswith("_assert"):
+            raise MixesError(f"{name} of a comparison with the number of records")
+        if name == "eq" and not isinstance(result, Tensor):
+            self.counts[n] = True
+            self.compared.add(n)
+            return
         if n.target is operator.getitem and isinstance(sizes, _Sizes) and len(counted) == 1:
             return self._entry(n, sizes)
         if n.op == "call_function" and n.target in _AFFINE and not isinstance(result, Tensor):
