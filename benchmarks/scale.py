@@ -11,10 +11,10 @@ import torch
 
 from sordino import Poisson, recipes
 from sordino.config import TaskSpec
-from sordino.data.mapped import write
+from sordino.data.arrays import write
 from sordino.models import Logistic
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.loop import run
 
 COHORT, EACH, WIDTH, ROUNDS = 1000, 5, 20, 8
 

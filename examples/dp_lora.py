@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sordino as so
-from sordino.data.sources import find
-from sordino.data.text import ALPHABET, ROLES, encode, spoken
-from sordino.privacy.rounding import upto
+from sordino.accounting.rounding import upto
+from sordino.data.downloads import find
+from sordino.data.shakespeare import ALPHABET, ROLES, encode, spoken
 
 WINDOW, EACH = 64, 8  # characters of a record, records of a client
 PUBLIC, TEST = 10, 60  # roles that are declared public
@@ -84,10 +84,10 @@ def planned(clients: int, cohort: int, rounds: int) -> so.Plan:
     return so.Plan(
         rounds=rounds,
         clients=so.Poisson(clients, cohort / clients),
-        local=so.LocalSgd(epochs=1, batch=EACH, lr=1.0),
-        encode=(so.Clip(0.4),),
-        release=so.CentralNoise(so.Gaussian(1.0)),
-        server=so.Adam(lr=0.02),
+        local=so.parts.LocalSgd(epochs=1, batch=EACH, lr=1.0),
+        encode=(so.parts.Clip(0.4),),
+        release=so.parts.CentralNoise(so.parts.Gaussian(1.0)),
+        server=so.parts.Adam(lr=0.02),
     )
 
 
@@ -117,7 +117,7 @@ def tuned(seed: int, asked: argparse.Namespace) -> dict[str, float]:
 
 def quiet(plan: so.Plan) -> so.Plan:
     """The same plan without noise: no guarantee, for comparison."""
-    return replace(plan, release=so.NoNoise())
+    return replace(plan, release=so.parts.NoNoise())
 
 
 def main(*words: str) -> list[dict[str, float]]:

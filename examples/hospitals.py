@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from sordino import recipes, train
+from sordino.accounting.rounding import upto
 from sordino.config import TaskSpec
 from sordino.models import Logistic
-from sordino.privacy.rounding import upto
 
 HOSPITALS = ("Cleveland", "Hungary", "Switzerland", "Long Beach")
 EPSILONS = (1.0, 2.0, 4.0, 8.0)

@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sordino as so
+from sordino.accounting.rounding import upto
 from sordino.data.bundled import digits
-from sordino.privacy.rounding import upto
 
 torch.set_num_threads(1)  # a net this small is no faster on two
 torch.manual_seed(0)
@@ -19,7 +19,7 @@ test_x, test_y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
 model: nn.Module = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)
 )
-model, optimizer, loader = so.optim.make_private(
+model, optimizer, loader = so.dpsgd.make_private(
     model,
     torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5),
     DataLoader(records, batch_size=128),

@@ -48,5 +48,5 @@ class Dying:
 def dying(at: int = -1, how: How = "before") -> Iterator[Dying]:
     """Everything that runs/ does to the disk goes through one `Dying`."""
     system = Dying(at, how)
-    with patch("sordino.runs.files.os", system), patch("sordino.runs.book.os", system):
+    with patch("sordino.codec.durable_files.os", system), patch("sordino.runs.writer.os", system):
         yield system

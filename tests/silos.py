@@ -11,16 +11,16 @@ import torch
 from tests.tiny import noise, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Clients, Records, Task
-from sordino.parts.bounds import Norm
+from sordino.accounting.bounds import Norm
 from sordino.parts.losses import Loss, Quantile
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import FixedRecords
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
+from sordino.task import Clients, Records, Task
 
 SIZES = (6, 4, 9)
 LOSSES: list[tuple[str | Loss, int]] = [

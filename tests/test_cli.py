@@ -14,10 +14,10 @@ import typer
 from tests.commands import Said, federation, sordino, spelt_out
 
 from sordino import cli
+from sordino.accounting import accountant
 from sordino.config import load_config
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
-from sordino.privacy import accounting
 from sordino.recipes import RECIPES
 
 CONSOLE = [str(Path(sys.executable).parent / "sordino")]
@@ -38,7 +38,7 @@ def ran(fed: Path) -> Said:
 def cost(plan: Plan, delta: float) -> float:
     """Epsilon to one who sees the released models."""
     line = plan.bill().line("models")
-    return accounting.epsilon(line.entries, line.relation, delta).value
+    return accountant.epsilon(line.entries, line.relation, delta).value
 
 
 # ---- one JSON object ------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_plan_touches_no_data(fed: Path, tmp_path: Path, monkeypatch: pytest.Mon
     def never(*_: object, **__: object) -> None:
         raise AssertionError("plan read data")
 
-    monkeypatch.setattr("sordino.config.task.load", never)
+    monkeypatch.setattr("sordino.config.sections.load", never)
     gone = tmp_path / "gone.toml"
     gone.write_text(fed.read_text().replace("data.npz", "no such file.npz"))
     assert sordino("plan", gone, "--json").json["epsilon"] == sordino("plan", fed, "--json").json["epsilon"]

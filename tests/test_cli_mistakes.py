@@ -219,7 +219,7 @@ LONG = "x" * 300  # more than any file system takes as a name
 def test_a_path_that_the_system_refuses_is_one_sentence(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sordino.cli.tuned.tune", _never_reached)
+    monkeypatch.setattr("sordino.cli.tune_output.tune", _never_reached)
     file = federation(tmp_path)
     before = contents(tmp_path)
     said = sordino(*(word.format(fed=file, folder=tmp_path) for word in words)).sentence

@@ -19,21 +19,21 @@ from tests.tiny import plan
 
 import sordino
 from sordino import codec
-from sordino.cli.schema import json_schema
+from sordino.cli.configure import json_schema
 from sordino.codec import Part
 from sordino.data.metrics import add_metric
 from sordino.errors import ConfigError, PlanError
-from sordino.models.own import add_model
-from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.models.spec import add_model
+from sordino.parts.correlated_noise import CorrelatedNoise
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.losses import add_loss
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import CentralNoise, Forward, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Decay
-from sordino.parts.server import Adam, Sgd
+from sordino.parts.server_optimizers import Adam, Sgd
 from sordino.plan import Plan
 
 for _module in pkgutil.walk_packages(sordino.__path__, "sordino."):

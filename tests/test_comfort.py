@@ -13,9 +13,9 @@ from tests.commands import federation, sordino
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino import codec
-from sordino.cli.recipes import SENTENCES
+from sordino.cli.configure import SENTENCES
+from sordino.dpsgd import make_private
 from sordino.errors import ConfigError
-from sordino.optim import make_private
 from sordino.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ def test_every_recipe_has_one_sentence_of_its_own() -> None:
 
 
 def test_a_list_of_recipes_does_not_wait_for_torch() -> None:
-    check = "import sys; from sordino.cli.recipes import recipes; recipes(False); sys.exit('torch' in sys.modules)"
+    check = "import sys; from sordino.cli.configure import recipes; recipes(False); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
@@ -94,7 +94,7 @@ def test_the_words_of_others_are_understood_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_word_of_ours_is_never_taken_for_another() -> None:
-    from sordino.codec.words import ELSEWHERE
+    from sordino.codec.spelling import ELSEWHERE
 
     assert codec.nearest("batch_size", ["batch_size", "lr"]) == "did you mean 'batch_size'?"
     assert all(names for names in ELSEWHERE.values())

@@ -21,7 +21,7 @@ from sordino.codec import Part
 from sordino.codec.plugins import GROUP
 from sordino.config import parse
 from sordino.data import datasets
-from sordino.privacy.policy import Policy
+from sordino.ledger.policy import Policy
 from sordino.recipes import RECIPES
 from sordino.tuning.spec import SweepSpec
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.commands import sordino, spelt_out
 
+from sordino.accounting.profiles import ceiling
+from sordino.accounting.rounding import upto
+from sordino.certificate.build import certificate
+from sordino.certificate.explain import ceilings, explain, page
+from sordino.certificate.facts import Facts, participation
 from sordino.config import load_config
-from sordino.privacy.attack import ceiling
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts, participation
-from sordino.privacy.rounding import upto
-from sordino.report.explain import ceilings, explain, page
 from sordino.runs.folder import RunFolder
 
 LOCAL = 'release = { kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 9.0 } }'

@@ -20,8 +20,8 @@ from tests.faults import Killed
 from sordino.config import load_config
 from sordino.plan import State
 from sordino.rng import Seeded
-from sordino.runs.book import Book
 from sordino.runs.folder import RunFolder
+from sordino.runs.writer import Book
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 LONG = (("rounds = 4", "rounds = 30\nepochs = 200"), ("seed = 3", "seed = 3\neval_every = 10"))

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 from tests.commands import federation, lines, sordino, spelt_out
 
-from sordino import run as loop
+from sordino import loop as loop
 from sordino.errors import SordinoError
 
 SHARES = (
@@ -44,7 +44,7 @@ def killed(file: Path, out: Path, after: int) -> Path:
             raise Killed
         return real(*args, **options)
 
-    with patch("sordino.run.released", dies), pytest.raises(Killed):
+    with patch("sordino.loop.released", dies), pytest.raises(Killed):
         sordino("run", file, "--out", out)
     return out
 
@@ -170,7 +170,7 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before_and_its_round_is_billed_a
 
 def relinked(out: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
     """Charges changed by one who knows how the chain is made, and makes it anew, second note and all."""
-    from sordino.runs.chain import digest
+    from sordino.runs.charge_log import digest
 
     every = lines(out / "charges.jsonl")
     change(every)

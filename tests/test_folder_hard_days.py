@@ -16,9 +16,9 @@ import pytest
 from tests.commands import arrays, contents, federation, lines, sordino
 from tests.test_folder import run
 
-from sordino.runs import files
-from sordino.runs.book import Book
+from sordino.codec import durable_files
 from sordino.runs.fingerprint import Fingerprint
+from sordino.runs.writer import Book
 from sordino.version import versions
 
 SAFE = "what was charged stays charged"
@@ -63,7 +63,7 @@ class Failing:
 @pytest.mark.parametrize("after", [3, 4, 5, 6, 7, 8, 20, 21])
 def test_a_full_disk_is_a_sentence_loses_nothing_and_leaves_no_half_file(after: int, fed: Path) -> None:
     out = fed.parent / "a"
-    with patch.object(files, "os", Failing("write", after, errno.ENOSPC, half=True)):
+    with patch.object(durable_files, "os", Failing("write", after, errno.ENOSPC, half=True)):
         said = sordino("run", fed, "--out", out, "--json").sentence
     assert "no room to write" in said
     assert "--resume" in said
@@ -77,7 +77,7 @@ def test_a_full_disk_is_a_sentence_loses_nothing_and_leaves_no_half_file(after: 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_disk_that_is_full_from_the_start_leaves_no_folder(after: int, fed: Path) -> None:
     before = contents(fed.parent)
-    with patch.object(files, "os", Failing("write", after, errno.ENOSPC)):
+    with patch.object(durable_files, "os", Failing("write", after, errno.ENOSPC)):
         said = sordino("run", fed, "--out", fed.parent / "a", "--json").sentence
     assert "nothing was charged" in said
     assert contents(fed.parent) == before
@@ -174,10 +174,10 @@ def test_memory_that_runs_out_is_a_sentence(error: Exception, fed: Path) -> None
             raise error
         return real(*args, **options)
 
-    from sordino import run as loop
+    from sordino import loop as loop
 
     real = loop.released
-    with patch("sordino.run.released", full):
+    with patch("sordino.loop.released", full):
         said = sordino("run", fed, "--out", fed.parent / "a", "--json").sentence
     assert "no memory left" in said
     assert SAFE in said

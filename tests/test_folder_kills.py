@@ -79,7 +79,7 @@ def test_a_run_that_is_killed_again_and_again_while_it_is_mended_goes_on(
 
 
 def test_a_folder_that_is_being_built_is_left_alone(config: Config, tmp_path: Path) -> None:
-    from sordino.runs.book import _beside
+    from sordino.runs.writer import _beside
 
     with _beside(tmp_path / "a") as made:
         execute(config, tmp_path / "b")

@@ -14,14 +14,14 @@ from tests.tiny import clients, mlp, plan, seeded
 from torch import Tensor, nn
 
 import sordino as so
-from sordino.codec import added
+from sordino.certificate.schema import schema
+from sordino.codec import plugins
 from sordino.data import datasets
-from sordino.data.task import Task
 from sordino.errors import ConfigError, DataError
 from sordino.outcome import DIAGNOSTIC
-from sordino.privacy.stored import schema
 from sordino.runs import rounds
-from sordino.runs.shown import keep_audit
+from sordino.runs.loading import keep_audit
+from sordino.task import Task
 
 TEST = clients((20,))[0]
 
@@ -225,7 +225,7 @@ def test_a_model_by_name_runs_and_is_named_as_foreign(tmp_path: Path, monkeypatc
     assert named == {("nets_of_mine.py", "net_of_mine"), ("nets_of_mine.py", "loss_of_mine")}
     assert sordino("certify", tmp_path / "run", "--with", nets).code == 0
     assert sordino("audit", tmp_path / "run", "--with", nets).code == 0
-    monkeypatch.setattr(added, "_ADDED", {})
+    monkeypatch.setattr(plugins, "_ADDED", {})
     said = sordino("explain", tmp_path / "run").sentence
     assert "of kind own, which is not loaded" in said
     assert "name its file: --with" in said

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tests.commands import sordino
 
+from sordino.accounting.rounding import upto
 from sordino.config import Config, load_config, parse
 from sordino.errors import ConfigError
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import LocalNoise
-from sordino.privacy.rounding import upto
 
 SITES = {"NY": 30, "LA": 20, "Bern": 50}  # the alphabet says Bern, LA, NY; the file does not
 FILE = """

@@ -16,31 +16,28 @@ from tests.tiny import SIZES, clients, mlp
 from torch import Tensor
 
 import sordino
+from sordino.accounting.delta import default_delta
+from sordino.certificate.build import line_entry
 from sordino.codec import Part
 from sordino.config import from_recipe
-from sordino.data.task import Task
 from sordino.errors import ConfigError, PlanError
 from sordino.parts.accelerated import Accelerated
-from sordino.parts.bands import BandedSquareRoot
-from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
-from sordino.parts.encode import Adaptive, Clip, Step
+from sordino.parts.banded import BandedSquareRoot
+from sordino.parts.encoding import Adaptive, Clip, Step
 from sordino.parts.gradients import Blur, Bounded, Gradient, Moreau, Plain, Proximal, Sam
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd, Scaffold
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
+from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Noised, Postprocess, SoftThreshold, SparsifyMean
+from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, MaskedNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Decay, Linear, Scaled
-from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd, Yogi
+from sordino.parts.server_optimizers import Adam, Average, ServerOptimizer, Sgd, Yogi
 from sordino.parts.sparsify import MaskSource, PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.parts.strategies import Tree
 from sordino.plan import Plan
-from sordino.privacy.certificate import line_entry
-from sordino.privacy.delta import default_delta
 from sordino.recipes import (
     RECIPES,
     accelerated_minibatch_sgd,
@@ -62,9 +59,10 @@ from sordino.recipes import (
     silo,
     starters,
 )
+from sordino.recipes.arguments import Federated, Messages, Silos, federated, messages
+from sordino.recipes.arguments import silos as shared_silos
 from sordino.recipes.dp_sgd import Alone, Descent, Moments, alone
-from sordino.recipes.shared import Federated, Messages, Silos, federated, messages
-from sordino.recipes.shared import silos as shared_silos
+from sordino.task import Task
 from sordino.training import train
 
 N = len(SIZES)

@@ -14,18 +14,17 @@ import pytest
 from scipy import stats
 from tests.commands import contents, federation, sordino
 
+from sordino.accounting import accountant
+from sordino.accounting.composition import Bill, Line
+from sordino.accounting.events import GaussianNoise, PoissonSampled
+from sordino.accounting.rounding import upto
 from sordino.config import load_config
-from sordino.data.halves import Half
+from sordino.config.holdout import Half
 from sordino.errors import ConfigError, DataError
-from sordino.parts.events import GaussianNoise, PoissonSampled
-from sordino.privacy import accounting
-from sordino.privacy.bill import Bill, Line
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.rounding import upto
+from sordino.ledger.ledger import Ledger
 from sordino.runs.folder import RunFolder
-from sordino.tuning import composed
-from sordino.tuning.space import Axis, Interval, drawn, grid
-from sordino.tuning.spec import Sweep
+from sordino.tuning import sweep_cost
+from sordino.tuning.spec import Axis, Interval, Sweep, drawn, grid
 from sordino.tuning.sweep import judged
 from sordino.tuning.table import Estimate, Row, best_of, seeds_words
 
@@ -66,8 +65,8 @@ EVENT = PoissonSampled(0.5, GaussianNoise(2.0))
 
 def test_a_look_at_the_table_costs_the_composition_of_all_cells(private: Path) -> None:
     made = json.loads((private / "a" / "certificate.json").read_text())
-    truth = accounting.epsilon([(EVENT, 8 * 4)], "add_remove", 1e-3).value
-    one = accounting.epsilon([(EVENT, 4)], "add_remove", 1e-3).value
+    truth = accountant.epsilon([(EVENT, 8 * 4)], "add_remove", 1e-3).value
+    one = accountant.epsilon([(EVENT, 4)], "add_remove", 1e-3).value
     assert made["billed"] is True
     assert made["epsilon"] == pytest.approx(truth, rel=1e-4)
     assert one < 0.5 * made["epsilon"]  # sabotage: the bill of the winner alone
@@ -151,11 +150,11 @@ def test_silos_that_differ_are_composed_silo_by_silo() -> None:
         ]
         return Bill("record", tuple(lines))
 
-    both = composed.composed([bill(1.0, 2.0, 2.0), bill(1.0, 3.0, 3.0)], 3)
+    both = sweep_cost.composed([bill(1.0, 2.0, 2.0), bill(1.0, 3.0, 3.0)], 3)
     found = {line.silos: dict(line.entries) for line in both.of("messages")}
     assert found == {(0,): {GaussianNoise(1.0): 4}, (1, 2): {GaussianNoise(2.0): 2, GaussianNoise(3.0): 2}}
     with pytest.raises(ConfigError, match="one client and cells that protect one record"):
-        composed.composed([bill(1.0), Bill("client", bill(1.0).lines)], 1)
+        sweep_cost.composed([bill(1.0), Bill("client", bill(1.0).lines)], 1)
 
 
 _WHO: Any = ("models", "cohort", "messages")

@@ -14,23 +14,23 @@ from tests.tiny import SIZES, clients, mlp, plan, seeded, task
 from torch import nn
 
 import sordino
-from sordino.data.task import Task
+from sordino.accounting import accountant
+from sordino.accounting.delta import default_delta
 from sordino.engines.base import ClientJob, Collected, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.paths import chosen
 from sordino.errors import ConfigError, DataError, EngineError
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.loop import Tally, run
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
-from sordino.parts.server import Adam, Sgd
+from sordino.parts.server_optimizers import Adam, Sgd
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.delta import default_delta
 from sordino.rng import Seeded
-from sordino.run import Tally, run
+from sordino.task import Task
 
 
 def my_own_training(model: nn.Module, hospitals: list[Any], test: Any) -> sordino.Result:
@@ -77,7 +77,7 @@ def test_the_certificate_says_what_the_plan_forecast(sampler: Everyone) -> None:
     planned = plan(clients=sampler)
     line = planned.bill().line("models")
     found = sordino.train(planned, task()).certificate
-    wanted = accounting.epsilon(line.entries, line.relation, default_delta(6)).value
+    wanted = accountant.epsilon(line.entries, line.relation, default_delta(6)).value
     assert found["epsilon"] == pytest.approx(wanted, abs=2e-6)
     assert found["epsilon"] >= wanted
     assert (found["relation"], found["delta"]) == (line.relation, default_delta(6))
@@ -268,5 +268,5 @@ def test_calibrated_plans_cost_what_was_asked() -> None:
     planned = plan(rounds=5, clients=RoundRobin(100, 30), encode=(Clip(1.0),))
     target = sordino.calibrated(planned, epsilon=2.0, delta=1e-3)
     line = target.bill().line("models")
-    assert 1.98 <= accounting.epsilon(line.entries, line.relation, 1e-3).value <= 2.0
+    assert 1.98 <= accountant.epsilon(line.entries, line.relation, 1e-3).value <= 2.0
     assert replace(target, release=planned.release) == planned  # nothing else was touched

@@ -11,9 +11,9 @@ from torch import nn
 
 import sordino as so
 from sordino.errors import BudgetError, UserError
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.totals import Limit
 from sordino.parts.mechanisms import Gaussian
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.spending import Limit
 from sordino.runs.folder import RunFolder
 
 ROUNDS = 3

@@ -14,19 +14,19 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from tests import tiny
 from tests.commands import Said, federation, sordino
 
+from sordino.accounting.events import GaussianNoise, PubliclySampled, Tuned
+from sordino.accounting.selection import Selection
+from sordino.accounting.trials import Tries
+from sordino.certificate.facts import Facts, billed
 from sordino.config import load_config
 from sordino.errors import ConfigError, DivergedError
-from sordino.parts.encode import Clip
-from sordino.parts.events import GaussianNoise, PubliclySampled, Tuned
+from sordino.ledger.ledger import Ledger
+from sordino.parts.encoding import Clip
 from sordino.parts.releases import NoiseShares
 from sordino.parts.samplers import FixedSize
-from sordino.parts.tries import Tries
-from sordino.privacy.facts import Facts, billed
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.selection import Selection
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
-from sordino.tuning import private
+from sordino.tuning import private_selection
 
 OVER = ("--over", "recipe.lr=[0.1, 0.5, 2.0]")
 DELTA = 1e-3
@@ -93,7 +93,7 @@ def test_the_best_of_all_tries_is_what_is_left(tmp_path: Path, monkeypatch: pyte
         seen.append((done.history[-1]["accuracy"], config.run.coins))
         return done
 
-    monkeypatch.setattr(private, "execute", watched)
+    monkeypatch.setattr(private_selection, "execute", watched)
     monkeypatch.setattr(Tries, "draw", lambda self, coins: 5)
     told = json.loads(tuned(federation(tmp_path), tmp_path / "best", "--json").out)
     assert len(seen) == 5
@@ -193,7 +193,7 @@ def test_no_try_releases_nothing_and_a_stop_leaves_nothing(tmp_path: Path, monke
         path.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(private, "execute", stopped)
+    monkeypatch.setattr(private_selection, "execute", stopped)
     assert tuned(file, out).code == 130
     assert not out.exists()
     assert not list(tmp_path.glob(".*"))
@@ -222,7 +222,7 @@ def test_neither_time_nor_fate_of_a_try_is_told(tmp_path: Path, monkeypatch: pyt
                 raise DivergedError("not finite")
             return done
 
-        monkeypatch.setattr(private, "execute", watched)
+        monkeypatch.setattr(private_selection, "execute", watched)
         monkeypatch.setattr(Tries, "draw", lambda self, coins: 2)
         said = tuned(federation(tmp_path), tmp_path / f"best{first_diverges}")
         assert said.code == 0

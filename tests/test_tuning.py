@@ -10,23 +10,22 @@ import pytest
 import torch
 from tests.commands import sordino
 
-from sordino.cli.tuned import own_budgets
+from sordino.certificate.build import headline
+from sordino.cli.tune_output import own_budgets
 from sordino.config import Config, TaskSpec, load_config
 from sordino.data.partition import Iid
-from sordino.data.task import Clients, Records, Task
 from sordino.errors import DataError, PlanError
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.records import FixedRecords
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone
 from sordino.parts.schedules import Linear
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.privacy.certificate import headline
 from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
+from sordino.task import Clients, Records, Task
 from sordino.tuning import tune
-from sordino.tuning.knobs import Knobs, knobs, turned
-from sordino.tuning.search import by_rule
-from sordino.tuning.stand_in import stand_in
+from sordino.tuning.proxy_data import stand_in
+from sordino.tuning.tune import Knobs, by_rule, knobs, turned
 
 FILE = """
 [task]

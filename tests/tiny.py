@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino.data.task import Task
 from sordino.engines.base import Engine
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.loop import Round, run
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.run import Round, run
+from sordino.task import Task
 
 SIZES = (5, 3, 0, 1, 7, 4)  # ragged, and one client without a record
 

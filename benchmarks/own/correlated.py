@@ -17,18 +17,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from sordino.data.task import Clients, Records, Task
+from sordino.task import Clients, Records, Task
 from sordino.models import SvhnCnn, build_seeded
-from sordino.parts.bands import BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
+from sordino.parts.banded import BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import FixedSize
 from sordino.parts.strategies import BufferedToeplitz
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.loop import run
 
 BANDS, TURNS, NOBODY = 32, 5, np.zeros(0, dtype=np.int64)
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.models import CharLstm, DpMnistCnn, build_seeded
-from sordino.optim import make_private
-from sordino.optim.recording import Recording
-from sordino.per_record.lookout import Lookout
+from sordino.dpsgd import make_private
+from sordino.dpsgd.recording import Recording
+from sordino.dpsgd.batch_independence import Lookout
 
 STEPS, TIMES = 100, 15
 

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from work import task
 
-from sordino.data.task import Task
-from sordino.engines.dense import DenseClients
+from sordino.task import Task
+from sordino.engines.dense_clients import DenseClients
 from sordino.engines.inprocess import InProcessWorker
-from sordino.engines.linear import LinearClients
+from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.engines.paths import WAYS, Way
 from sordino.models import DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp
-from sordino.parts.encode import Public
+from sordino.parts.encoding import Public
 from sordino.parts.gradients import Objective
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import FixedRecords
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.cli.calculator import Question, answer
-from sordino.data.task import Clients, Records, Task
+from sordino.task import Clients, Records, Task
 from sordino.models import CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, Spec, build_seeded
-from sordino.optim import make_private
+from sordino.dpsgd import make_private
 from sordino.parts.postprocess import smooth_cycle
-from sordino.parts.records import FixedRecords
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
-from sordino.run import run
-from sordino.runs.grid import run_grid
+from sordino.loop import run
+from sordino_papers.grid import run_grid
 
 Once = Callable[[], object]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-NAMES = "from sordino.run import run; from sordino.recipes import dp_fed_avg; from sordino.data.task import Task"
+NAMES = "from sordino.loop import run; from sordino.recipes import dp_fed_avg; from sordino.task import Task"
 ASKED = {"sampler": "poisson", "population": 10000, "cohort": 100, "rounds": 1000, "multiplier": 1.0, "delta": 1e-5}
 QUESTION = [word for name, value in ASKED.items() for word in (f"--{name}", str(value))]
 TIMES = 5
@@ -57,7 +57,7 @@ def server() -> float:
 
     from sordino.engines.inprocess import InProcess
     from sordino.parts.postprocess import LaplacianSmoothing
-    from sordino.run import run
+    from sordino.loop import run
 
     torch.set_num_threads(1)
     work = FEDERATIONS["w3"]

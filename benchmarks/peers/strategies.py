@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from federated import HERE, spoken
 
-from sordino.matrix.patterns import Patterns
-from sordino.parts.bands import Banded, BandedSquareRoot
+from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.strategies import BufferedToeplitz, Strategy
 
 SIZES = ((200, 10), (2048, 342))

@@ -1,4 +1,4 @@
-"""DP-SGD by `sordino.optim.make_private`, everything at its default but the smoothing, which no peer has."""
+"""DP-SGD by `sordino.dpsgd.make_private`, everything at its default but the smoothing, which no peer has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from loops import Loop, Make
 from workloads import CLIP, MULTIPLIER, RATE, Workload
 
 from sordino import kernels
-from sordino.optim import make_private
+from sordino.dpsgd import make_private
 from sordino.version import __version__
 
 if kernels.available():  # numba is imported like the rest: no method's imports count as its memory

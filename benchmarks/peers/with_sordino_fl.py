@@ -1,4 +1,4 @@
-"""Federated simulation by Sordino as a user writes it: a recipe, a task, `sordino.run`; a grid by `run_grid`."""
+"""Federated simulation by Sordino as a user writes it: a recipe, a task, `sordino.loop`; a grid by `run_grid`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from numpy.typing import NDArray
 
 from sordino import kernels
-from sordino.data.task import Clients, Records, Task
+from sordino.task import Clients, Records, Task
 from sordino.engines.batches import Batches
-from sordino.parts.bands import Banded
-from sordino.parts.records import FixedRecords
+from sordino.parts.banded import Banded
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, RoundRobin
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, dp_ftrl, noisy_minibatch_sgd
-from sordino.run import run
-from sordino.runs import grid as grids
+from sordino.loop import run
+from sordino_papers import grid as grids
 from sordino.version import __version__
 
 VERSIONS = {"sordino": __version__, "torch": torch.__version__}

@@ -15,19 +15,19 @@ import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.data.initial import declared_frozen
+from sordino.accounting.composition import repeated_rounds
+from sordino.certificate.facts import WEIGHTS, Declared, Facts
+from sordino.data.initial_weights import declared_frozen
 from sordino.data.lineage import note_of
-from sordino.data.named import plain
-from sordino.data.task import Task
+from sordino.data.named_fields import plain
 from sordino.errors import DataError
+from sordino.ledger.charges import Charged
+from sordino.loop import Round, Settled
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import NO_COINS, Cohort
 from sordino.plan import Plan, State
-from sordino.privacy.bill import repeated_rounds
-from sordino.privacy.charged import Charged
-from sordino.privacy.facts import WEIGHTS, Declared, Facts
 from sordino.rng import Mode
-from sordino.run import Round, Settled
+from sordino.task import Task
 
 _LOG = logging.getLogger("sordino")
 DIAGNOSTIC = "diagnostic, not private"  # the key in history under which figures of unreleased data stand

@@ -10,24 +10,8 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.codec import digest, genuine
-from sordino.errors import PlanError, shown
-from sordino.matrix.patterns import Patterns
-from sordino.matrix.toeplitz import Floats
-from sordino.parts.bounds import Bound, Spent, Unit
-from sordino.parts.encode import Adaptive, Clip, Public, Step
-from sordino.parts.events import billable
-from sordino.parts.local import LocalSolver
-from sordino.parts.numbers import finite, positive
-from sordino.parts.postprocess import Noised, Postprocess
-from sordino.parts.preparation import Preparation
-from sordino.parts.release import Release
-from sordino.parts.releases import ShuffledNoise
-from sordino.parts.samplers import Sampler
-from sordino.parts.schedules import Schedule
-from sordino.parts.server import Memory, ServerOptimizer
-from sordino.parts.sparsify import PublicMask
-from sordino.privacy.bill import (
+from sordino.accounting.bounds import Bound, Spent, Unit
+from sordino.accounting.composition import (
     Bill,
     Participation,
     client_bill,
@@ -36,6 +20,21 @@ from sordino.privacy.bill import (
     record_patterns,
     with_preparations,
 )
+from sordino.accounting.events import billable
+from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.matrix.toeplitz import Floats
+from sordino.codec import digest, genuine
+from sordino.errors import PlanError, shown
+from sordino.parts.encoding import Adaptive, Clip, Public, Step
+from sordino.parts.local_solvers import LocalSolver
+from sordino.parts.postprocess import Noised, Postprocess
+from sordino.parts.preparation import Preparation
+from sordino.parts.release_base import Release
+from sordino.parts.releases import ShuffledNoise
+from sordino.parts.samplers import Sampler
+from sordino.parts.schedules import Schedule, finite, positive
+from sordino.parts.server_optimizers import Memory, ServerOptimizer
+from sordino.parts.sparsify import PublicMask
 
 LONGEST = 10**9  # rounds
 SHARED = "shared."  # in `State.learnt`: what the local solver of the next round is told

@@ -20,19 +20,23 @@ from typing import Any, Literal
 from torch import nn
 
 from sordino import codec
+from sordino.certificate import explain as explaining
+from sordino.certificate.build import certificate
+from sordino.certificate.earlier_runs import of_certificate
+from sordino.certificate.facts import Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
 from sordino.data import lineage
+from sordino.data.early_stopping import EarlyStopping
 from sordino.data.metrics import Given as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
-from sordino.data.stopping import EarlyStopping
-from sordino.data.task import Task
+from sordino.dpsgd.account import ledger_path
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
-from sordino.engines.preparing import BEFORE, known, scaled
+from sordino.engines.prepare import BEFORE, known, scaled
 from sordino.errors import ConfigError
+from sordino.ledger.ledger import Ledger
 from sordino.models import Given
-from sordino.models.given import NAME, written
-from sordino.optim.charging import ledger_path
+from sordino.models.in_memory import NAME, written
 from sordino.outcome import (
     counted,
     declared_public,
@@ -44,14 +48,8 @@ from sordino.outcome import (
     warn_if_still,
 )
 from sordino.plan import Plan, State
-from sordino.privacy.certificate import certificate
-from sordino.privacy.earlier import of_certificate
-from sordino.privacy.facts import Facts, OwnCode
-from sordino.privacy.ledger import Ledger
-from sordino.report import explain as explaining
 from sordino.rng import Mode
-from sordino.runs import purse
-from sordino.runs.book import Book, create
+from sordino.runs import admission
 from sordino.runs.execution import (
     Executed,
     as_released,
@@ -63,9 +61,11 @@ from sordino.runs.execution import (
 )
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import MEMORY, RunFolder
+from sordino.runs.loading import AUDIT
 from sordino.runs.resume import resume as resumed
 from sordino.runs.rounds import Notes, OnRound, Start, carried, one_class, ready
-from sordino.runs.shown import AUDIT
+from sordino.runs.writer import Book, create
+from sordino.task import Task
 from sordino.version import versions
 
 
@@ -103,7 +103,7 @@ class Result:
         `membership` attacks the model by the losses of its records; `canaries` trains once more, with planted ones;
         `mechanism` attacks a round of the plan and needs no data.
         """
-        from sordino.audit import report as auditing
+        from sordino.audit import summary as auditing
 
         plan, facts = self._known()
         if layer == "mechanism":
@@ -241,7 +241,7 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     ready(config, task, engine)
     plan, notes, stop = config.plan, Notes(), config.run.stop
     before = runs_before(task)
-    purse.admit_whole(config, notes.run)
+    admission.admit_whole(config, notes.run)
     state, _ = carried(config, task, Start(notes), engine, show)
     warn_if_still(notes.history)
     model = final_model(plan, task, state)
@@ -252,7 +252,7 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
     known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
     facts = counted(plan, notes.rounds, notes.cohorts, known, notes.settled)
-    facts = replace(facts, ledger=purse.settled(config, notes.run, facts))
+    facts = replace(facts, ledger=admission.settled(config, notes.run, facts))
     made = certificate(plan, facts)
     remember_runs(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
     return Result(model, notes.history, made, one_class(notes.history), None, config, facts, task, (notes, state))

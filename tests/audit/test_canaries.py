@@ -14,22 +14,22 @@ from tests.commands import federation, sordino
 from tests.tiny import noise
 from torch import nn
 
+from sordino.accounting.composition import Line
+from sordino.accounting.events import GaussianNoise
 from sordino.audit import one_run
 from sordino.audit.canaries import audit_canaries, judged
 from sordino.audit.one_run import Guesses, chance, gaussian, guesses, least_epsilon, least_mu, rejects
-from sordino.data.task import Task
-from sordino.parts.encode import Clip
-from sordino.parts.events import GaussianNoise
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import AllRecords, FixedRecords, PoissonRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, PoissonRecords
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, Sampler
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.privacy.bill import Line
+from sordino.task import Task
 
 DELTA = 1e-5
 

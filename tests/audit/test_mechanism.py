@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from sordino.accounting.bounds import Norm
+from sordino.accounting.composition import Line
+from sordino.accounting.events import GaussianNoise, LaplaceNoise
 from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
 from sordino.audit.tradeoff import Limit, at_least, at_most, separation
 from sordino.audit.worst_case import TENSORS, WIDTH, worst_messages
-from sordino.parts.bounds import Norm
-from sordino.parts.encode import Adaptive, Clip, Step
-from sordino.parts.events import GaussianNoise, LaplaceNoise
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Adaptive, Clip, Step
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicDataMask, PublicMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.bill import Line
 from sordino.rng import Seeded, Streams
 
 DELTA = 1e-5

@@ -16,15 +16,15 @@ from tests.tiny import final, noise, plan
 from torch import nn
 
 from sordino.audit.membership import auc, audit_membership, true_positive_rate
+from sordino.certificate.schema import text_of
 from sordino.config import load_config
-from sordino.data.task import Task
 from sordino.errors import DataError
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
-from sordino.privacy.stored import text_of
 from sordino.runs.folder import RunFolder
+from sordino.task import Task
 
 Floats = NDArray[np.float64]
 

@@ -17,30 +17,30 @@ from scipy.special import bdtrc
 from tests.commands import sordino, spelt_out
 
 from sordino import codec
-from sordino.audit import report
-from sordino.audit.behaviour import audit_behaviour
+from sordino.accounting.composition import Line
+from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
+from sordino.audit import summary
 from sordino.audit.canaries import judged as judge_canaries
-from sordino.audit.coins import Draws, cohort_law, judged
-from sordino.audit.law import QUESTIONS, Finding, failures, finding, unexamined
 from sordino.audit.mechanism import Pipeline, audit_mechanism
-from sordino.audit.movement import movements
-from sordino.audit.records import prove
+from sordino.audit.noise_test import QUESTIONS, Finding, failures, finding, unexamined
+from sordino.audit.record_attack import prove
+from sordino.audit.rehearsal import audit_behaviour
+from sordino.audit.sampling_test import Draws, cohort_law, judged
+from sordino.audit.sensitivity_test import movements
 from sordino.codec import plugins
 from sordino.errors import DataError
-from sordino.parts.encode import Clip
-from sordino.parts.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
-from sordino.parts.laws import Distribution, SamplingLaw, independent_coins, laplace_sum_tail
-from sordino.parts.local import LocalSgd
+from sordino.parts.distributions import Distribution, SamplingLaw, independent_coins, laplace_sum_tail
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
+from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import FixedRecords, PoissonRecords, RecordSampler
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Cohort, Everyone, Poisson, RoundRobin, Sampler
-from sordino.parts.server import Sgd
-from sordino.parts.turns import Turns
+from sordino.parts.separation import Turns
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.privacy.bill import Line
 
 Array = NDArray[np.float64]
 ROUNDS, DELTA = 48, 1e-5
@@ -252,7 +252,7 @@ class Quiet(Release, kind="quiet release of a test"):
 
 
 def test_a_foreign_release_that_states_no_noise_is_not_examined_and_is_beaten_by_the_attack() -> None:
-    found = report.of_plan(plan(Quiet()), DELTA)
+    found = summary.of_plan(plan(Quiet()), DELTA)
     assert not found["passed"]
     assert any("'quiet release of a test' does not state its noise" in one for one in found["not_examined"])
     assert not any(one["passed"] for one in found["mechanism"])
@@ -399,9 +399,9 @@ def test_no_statistics_and_no_number_do_not_pass() -> None:
 
 
 def test_a_plan_that_promises_nothing_is_not_examined() -> None:
-    found = report.of_plan(plan(NoNoise()), DELTA)
+    found = summary.of_plan(plan(NoNoise()), DELTA)
     assert not found["passed"]
-    assert "the plan promises nothing" in report.text(found)
+    assert "the plan promises nothing" in summary.text(found)
 
 
 def test_noise_that_is_no_number_fails_every_layer() -> None:
@@ -456,8 +456,8 @@ def test_an_audit_asks_no_more_questions_than_its_false_alarms_are_shared_by(pla
 
 OWN = '''
 from dataclasses import dataclass
-from sordino import Mechanism
-from sordino.parts.events import GaussianNoise
+from sordino.parts import Mechanism
+from sordino.accounting.events import GaussianNoise
 
 @dataclass(frozen=True)
 class Soft(Mechanism, kind="soft"):

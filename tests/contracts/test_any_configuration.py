@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from tests import mutants
 from tests.commands import sordino
 
-from sordino.cli.app import finite
-from sordino.cli.plan import forecast, forecast_text
+from sordino.cli.console import finite
+from sordino.cli.planning import forecast, forecast_text
 from sordino.config import Config, load_config
 from sordino.errors import LONGEST, UserError
 from sordino.plan import Plan

@@ -16,24 +16,23 @@ from tests.commands import contents, federation, lines, sordino, spelt_out
 from tests.test_codec import EXAMPLES, FAMILIES, KINDS, example
 
 from sordino import codec, recipes
+from sordino.accounting.binomial import binomial_most
 from sordino.codec.toml import LARGEST
 from sordino.errors import LONGEST, DivergedError, UserError
+from sordino.ledger.budget import Budget, client_filter
+from sordino.loop import run
 from sordino.models import Mlp, SmallCnn, build_seeded
-from sordino.parts.binomial import binomial_most
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd, Scaffold
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import AllRecords, OnePass
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import AllRecords, OnePass
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
-from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise, Scaled
-from sordino.parts.server import Adam, Sgd
+from sordino.parts.server_optimizers import Adam, Sgd
 from sordino.plan import Plan
-from sordino.privacy.budget import Budget, client_filter
 from sordino.rng import Seeded
-from sordino.run import run
 
 # ---- files --------------------------------------------------------------------------------------------------------
 
@@ -292,7 +291,7 @@ def test_a_run_that_diverges_keeps_its_last_good_checkpoint_and_its_charges(tmp_
 def test_a_plan_that_cannot_be_priced_is_refused_before_the_first_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sordino.privacy import accounting
+    from sordino.accounting import accountant
     from sordino.training import train
 
     def refuses(*_: object, **__: object) -> None:
@@ -300,7 +299,7 @@ def test_a_plan_that_cannot_be_priced_is_refused_before_the_first_round(
 
     plan = tiny.plan(release=CentralNoise(Gaussian(1.0371)))
     file = federation(tmp_path, ("multiplier = 2.0", "multiplier = 2.0371"))
-    monkeypatch.setattr(accounting, "epsilon", refuses)
+    monkeypatch.setattr(accountant, "epsilon", refuses)
     with pytest.raises(UserError, match="no accountant"):
         train(plan, tiny.task(), on_round=lambda line: pytest.fail("a round was run"))
     refused(file, "run")

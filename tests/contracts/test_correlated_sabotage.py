@@ -11,23 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino import run as loop
+from sordino import loop as loop
 from sordino.audit import sequence
-from sordino.audit.behaviour import audit_behaviour
-from sordino.audit.law import failures, unexamined
 from sordino.audit.mechanism import audit_mechanism
-from sordino.parts import bands
-from sordino.parts.bands import Banded, BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.audit.noise_test import failures, unexamined
+from sordino.audit.rehearsal import audit_behaviour
+from sordino.parts import banded
+from sordino.parts.banded import Banded, BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import RecordsInTurn
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import RecordsInTurn
 from sordino.parts.samplers import Everyone, RoundRobin, Sampler
-from sordino.parts.server import Sgd
+from sordino.parts.separation import Turns
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import BufferedToeplitz, Strategy, Tree
-from sordino.parts.turns import Turns
 from sordino.plan import Plan
 from sordino.runs.checkpoint import Checkpoint
 
@@ -71,14 +71,14 @@ def forgets(patch: Patch) -> None:
 
 
 def wrong_sign(patch: Patch) -> None:
-    whole = bands._Banded.step
+    whole = banded._Banded.step
 
     def step(self: Any, fresh: Callable[[], Tensor], memory: Mapping[str, Tensor]) -> Any:
         turned = {**memory, "past": -memory["past"]}
         noise, kept = whole(self, fresh, turned)
         return noise, {**kept, "past": _but(kept["past"], -kept["past"], int(memory["at"]) % len(kept["past"]))}
 
-    patch.setattr(bands._Banded, "step", step)
+    patch.setattr(banded._Banded, "step", step)
 
 
 def _but(row: Tensor, others: Tensor, place: int) -> Tensor:
@@ -89,7 +89,7 @@ def _but(row: Tensor, others: Tensor, place: int) -> Tensor:
 
 
 def independent(patch: Patch) -> None:
-    patch.setattr(bands._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
+    patch.setattr(banded._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
 
 
 def steady(patch: Patch) -> None:

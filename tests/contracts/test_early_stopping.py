@@ -16,15 +16,15 @@ from tests.commands import federation, lines, sordino
 from tests.tiny import clients, mlp, plan
 
 import sordino as so
-from sordino.data.task import Task
+from sordino.certificate.build import line_entry
+from sordino.certificate.facts import Facts, participation
 from sordino.errors import CertificateError, ConfigError
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, NoiseShares
 from sordino.parts.samplers import FixedSize
-from sordino.privacy.certificate import line_entry
-from sordino.privacy.facts import Facts, participation
 from sordino.runs import rounds
 from sordino.runs.folder import RunFolder
+from sordino.task import Task
 
 STOP = so.EarlyStopping(metric="accuracy", patience=2)
 TEST = (torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.contracts.test_record_audit import EXAMPLES as RECORD_EXAMPLES
 
-from sordino.audit.behaviour import audit_behaviour
-from sordino.audit.law import failures, unexamined
 from sordino.audit.mechanism import audit_mechanism
-from sordino.parts.denoise import SparsifyMean
+from sordino.audit.noise_test import failures, unexamined
+from sordino.audit.rehearsal import audit_behaviour
 from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.postprocess import SparsifyMean
 from sordino.parts.releases import NoiseShares
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate

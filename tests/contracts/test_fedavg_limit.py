@@ -18,19 +18,19 @@ from tests.contracts.test_record_limit import RECORD_LEVEL
 from tests.tiny import SIZES, final, plan, task
 from torch import Tensor
 
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, RoundRobin, Sampler
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicMask, ReleasedMask
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 from sordino.rng import Seeded
+from sordino.task import Task
 
 ROUNDS, LR, EPOCHS = 3, 0.3, 2
 

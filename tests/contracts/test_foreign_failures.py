@@ -19,7 +19,7 @@ from sordino import codec
 from sordino.codec import boundary, part, plugins
 from sordino.data.metrics import Metric
 from sordino.errors import PartError
-from sordino.parts.encode import Clip, Step
+from sordino.parts.encoding import Clip, Step
 from sordino.parts.losses import Loss
 from sordino.parts.mechanisms import Gaussian
 
@@ -28,15 +28,15 @@ import os
 from dataclasses import dataclass
 import numpy as np
 import torch
-from sordino.parts.bounds import Bound
-from sordino.parts.encode import Step
+from sordino.accounting.bounds import Bound
+from sordino.parts.encoding import Step
 from sordino.parts.gradients import Gradient
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import Postprocess
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 
 def works():
     return os.path.exists(os.environ["SORDINO_TEST_WORKS"])
@@ -151,7 +151,7 @@ def test_noise_of_one_number_is_not_spread_over_all_coordinates() -> None:
     """total + one number is a sum of the right shape: without a look at the draw it would pass, and protect nothing."""
     own = made(Gaussian, "sample", lambda self, size, rng: rng.standard_normal(1))
     with pytest.raises(PartError, match=r"returned ndarray of \(1,\) float64; needed a numpy array of shape \(67,\)"):
-        so.train(tiny.plan(release=so.CentralNoise(own(1.0))), tiny.task())
+        so.train(tiny.plan(release=so.parts.CentralNoise(own(1.0))), tiny.task())
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_noise_of_one_number_is_not_spread_over_all_coordinates() -> None:
 def test_noise_of_another_kind_stops_the_run(value: Any) -> None:
     own = made(Gaussian, "sample", lambda self, size, rng: value(size))
     with pytest.raises(PartError, match="finite float64"):
-        so.train(tiny.plan(release=so.CentralNoise(own(1.0))), tiny.task())
+        so.train(tiny.plan(release=so.parts.CentralNoise(own(1.0))), tiny.task())
 
 
 def test_the_sentence_says_nothing_of_what_was_returned() -> None:

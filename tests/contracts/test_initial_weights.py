@@ -14,8 +14,8 @@ from tests.tiny import clients, mlp, plan, seeded
 from torch import Tensor, nn
 
 from sordino.config import load_config
-from sordino.data.task import Task
 from sordino.errors import DataError
+from sordino.task import Task
 from sordino.training import train
 
 Weights = dict[str, Tensor]

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from tests.tiny import plan
 
 from sordino import codec
+from sordino.accounting.composition import Bill, Participation
+from sordino.accounting.events import GaussianNoise
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts
 from sordino.errors import PlanError
-from sordino.parts.encode import Clip
-from sordino.parts.events import GaussianNoise
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares
 from sordino.parts.schedules import Constant, Scaled
-from sordino.parts.server import Average, Sgd
+from sordino.parts.server_optimizers import Average, Sgd
 from sordino.plan import Plan
-from sordino.privacy.bill import Bill, Participation
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts
 
 
 class Silent(Gaussian):

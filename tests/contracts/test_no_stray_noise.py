@@ -37,25 +37,29 @@ ALLOWED: dict[str, frozenset[str]] = {
     "rng.py": frozenset({"np.random.Generator", "np.random.Philox", "secrets", "randbits"})  # makes the generators
     | frozenset({"random", "np.random.get_state", "np.random.set_state"}),  # puts others' back to where they stood
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace", "integers", "random"}),  # the noise
-    "parts/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
+    "accounting/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
     "parts/samplers.py": frozenset({"binomial", "choice", "permutation"}),  # who takes part
-    "parts/turns.py": frozenset({"choice", "random"}),  # who takes part, turn by turn
-    "parts/tries.py": frozenset({"poisson", "random"}),  # how often a private run is tried
-    "parts/records.py": frozenset({"binomial", "choice", "integers", "permutation", "random"}),  # a silo's batch
-    "parts/local.py": frozenset({"permuted"}),  # the order of a client's own records
+    "parts/separation.py": frozenset({"choice", "random"}),  # who takes part, turn by turn
+    "accounting/trials.py": frozenset({"poisson", "random"}),  # how often a private run is tried
+    "parts/record_samplers.py": frozenset(
+        {"binomial", "choice", "integers", "permutation", "random"}
+    ),  # a silo's batch
+    "parts/local_solvers.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
     "engines/inprocess.py": frozenset({"integers"}),  # a seed for dropout
-    "per_record/company.py": frozenset({"choice", "integers", "normal"}),  # which records are compared; public weights
-    "per_record/lookout.py": frozenset({"integers", "random"}),  # when they are
-    "per_record/still.py": frozenset({"bernoulli", "bernoulli_", "normal", "randint", "randperm"}),  # made constant
+    # which records are compared and when; public weights
+    "dpsgd/batch_independence.py": frozenset({"choice", "integers", "normal", "random"}),
+    "dpsgd/state_guard.py": frozenset({"bernoulli", "bernoulli_", "normal", "randint", "randperm"}),  # made constant
     "graph/capture.py": frozenset({"randn", "randint"}),  # made-up records, on which a module is captured
-    "runs/book.py": frozenset({"secrets"}),  # the name of a run
+    "runs/writer.py": frozenset({"secrets"}),  # the name of a run
     "runs/rounds.py": frozenset({"secrets"}),  # the name of a run in memory
     "runs/fingerprint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
-    "flower/loopback.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
-    "flower/member.py": frozenset({"secrets", "token_bytes"}),  # the seed of a mask, which the others' masks take back
-    "flower/summing.py": frozenset({"secrets"}),  # the name of a sum
-    "data/halves.py": frozenset({"permutation"}),  # which public rows choose, and which report
+    "federation/local_federation.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
+    "federation/secagg_client.py": frozenset(
+        {"secrets", "token_bytes"}
+    ),  # the seed of a mask, which the others' masks take back
+    "federation/secagg_server.py": frozenset({"secrets"}),  # the name of a sum
+    "config/holdout.py": frozenset({"permutation"}),  # which public rows choose, and which report
     "data/keyed_hash.py": frozenset({"secrets"}),  # the key of a fingerprint
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }

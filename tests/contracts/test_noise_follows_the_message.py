@@ -11,25 +11,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sordino.data.task import Task
+from sordino.accounting.bounds import Bound
 from sordino.errors import PlanError
-from sordino.parts.bounds import Bound
-from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
-from sordino.parts.encode import Adaptive, Clip, Public, Spread, Step
-from sordino.parts.local import LocalSgd
+from sordino.loop import run
+from sordino.parts.encoding import Adaptive, Clip, Public, Spread, Step
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
+from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Noised, Postprocess, SoftThreshold, SparsifyMean
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.schedules import Decay
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Task
 
 CLIENTS, WIDTH, ROUNDS = 6, 200, 3
 

@@ -91,5 +91,5 @@ def test_every_hop_of_the_walk_is_where_the_page_says() -> None:
     page = (Path(plans.__file__).parents[2] / "docs" / "concepts.md").read_text()
     diagram = page.split("## From the file to the certificate")[1].split("```")[1]
     named = set(re.findall(r"[a-z_]+/(?:[a-z_]+\.py)?|[a-z_]+\.py", diagram))
-    assert {"cli/run.py", "config/file.py", "plan.py", "privacy/bill.py", "run.py", "runs/folder.py"} < named
+    assert {"cli/run.py", "config/file.py", "plan.py", "accounting/composition.py", "run.py", "runs/folder.py"} < named
     assert [name for name in named if not (Path(plans.__file__).parent / name).exists()] == []

@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import sordino as so
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
-from sordino.parts.encode import Clip, Public
-from sordino.parts.local import LocalSgd
+from sordino.loop import check
+from sordino.parts.encoding import Clip, Public
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import AllRecords
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.run import check
+from sordino.task import Task
 
 CLIENTS, WIDTH = 8, 6
 BILLED = 2.0  # of a sum whose messages are in the unit ball, one of them replaced

@@ -20,15 +20,15 @@ from tests.pages import blocks
 
 import sordino as package
 from sordino import codec
+from sordino.accounting.bounds import Bound
 from sordino.codec import part, plugins
 from sordino.data import datasets
 from sordino.errors import ConfigError
-from sordino.parts.bounds import Bound
-from sordino.parts.encode import Clip, Public, Step
+from sordino.loop import run
+from sordino.parts.encoding import Clip, Public, Step
 from sordino.parts.mechanisms import Mechanism
 from sordino.plan import Plan
 from sordino.recipes import RECIPES, add_recipe, dp_fed_avg
-from sordino.run import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,10 +76,10 @@ def test_a_part_without_what_its_family_asks_for_cannot_be_made() -> None:
 @pytest.mark.usefixtures("clean")
 def test_a_kind_is_given_once() -> None:
     before = Step.members["clip"]
-    with pytest.raises(ConfigError, match=r"second Step of kind 'clip'.*sordino.parts.encode.Clip has this one"):
+    with pytest.raises(ConfigError, match=r"second Step of kind 'clip'.*sordino.parts.encoding.Clip has this one"):
         type("Clip", (Clip,), {"__module__": "my_pkg"}, kind="clip")
     with pytest.raises(ConfigError, match="second Step of kind 'clip'"):
-        type("Clip", (Clip,), {"__module__": "sordino.parts.encode", "encode": lambda *_: None}, kind="clip")
+        type("Clip", (Clip,), {"__module__": "sordino.parts.encoding", "encode": lambda *_: None}, kind="clip")
     assert Step.members["clip"] is before
     assert Mechanism.members["gaussian"].__name__ == "Gaussian"  # an event has the same kind: another family
 
@@ -131,7 +131,7 @@ def test_the_example_of_contributing_runs_as_it_stands() -> None:
 
 OWN = '''
 from dataclasses import dataclass
-from sordino import Step
+from sordino.parts import Step
 
 @dataclass(frozen=True)
 class Flip(Step, kind="flip"):
@@ -185,7 +185,7 @@ def test_a_file_of_parts_that_fails_is_one_sentence(text: str, word: str, tmp_pa
     assert "nowhere.py" in sordino("plan", file, "--with", tmp_path / "nowhere.py").sentence
 
 
-@pytest.mark.parametrize("kind", ["os:system", "tests.tiny:plan", "../my_parts.py", "sordino.parts.encode.Clip"])
+@pytest.mark.parametrize("kind", ["os:system", "tests.tiny:plan", "../my_parts.py", "sordino.parts.encoding.Clip"])
 def test_no_import_path_is_read_from_a_file(kind: str, tmp_path: Path) -> None:
     assert "a known kind" in sordino("plan", spelt_out(tmp_path, ('kind = "clip"', f'kind = "{kind}"'))).sentence
 

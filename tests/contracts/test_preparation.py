@@ -23,24 +23,24 @@ from tests.faults import Killed, dying
 from torch import Tensor
 
 import sordino as so
+from sordino.accounting import accountant
+from sordino.accounting.calibration import calibrated
+from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, moved
+from sordino.audit.column_attack import audit_preparation
 from sordino.audit.membership import audit_membership
-from sordino.audit.preparation import audit_preparation
 from sordino.config import Config, load_config, parse
-from sordino.data.task import Records, Task
-from sordino.engines import preparing
+from sordino.engines import prepare
 from sordino.engines.distributed import Distributed
 from sordino.errors import CertificateError, ConfigError, DataError, EngineError
+from sordino.ledger.budget import Budget, client_filter
 from sordino.outcome import load_weights
-from sordino.parts.events import LaplaceNoise, Relation, Unprotected, moved
 from sordino.parts.preparation import Histogram, Preparation, Values
 from sordino.plan import Plan, State
-from sordino.privacy import accounting
-from sordino.privacy.budget import Budget, client_filter
-from sordino.privacy.calibrated import calibrated
 from sordino.rng import Seeded, Streams
-from sordino.runs import book
+from sordino.runs import writer
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
+from sordino.task import Records, Task
 from sordino.tuning.spec import Sweep
 from sordino.tuning.sweep import sweep
 
@@ -191,15 +191,15 @@ def test_a_recipe_that_is_given_an_epsilon_pays_for_columns_out_of_it(table: dic
         for k, target in enumerate(targets):
             line, alone = plan.forecast.line("models", k), bare.forecast.line("models", k)
             delta = made.deltas[k] if made.deltas else made.delta
-            spent = accounting.bound(line.entries, line.relation, delta).value
+            spent = accountant.bound(line.entries, line.relation, delta).value
             assert target * 0.99 <= spent <= target
-            assert accounting.bound(alone.entries, alone.relation, delta).value < 0.97 * target
+            assert accountant.bound(alone.entries, alone.relation, delta).value < 0.97 * target
 
 
 def test_calibration_counts_columns(config: Config) -> None:
     found = calibrated(config.plan, epsilon=3.0, delta=1e-4)
     line = found.forecast.line("models", 1)
-    assert accounting.bound(line.entries, line.relation, 1e-4).value <= 3.0
+    assert accountant.bound(line.entries, line.relation, 1e-4).value <= 3.0
     assert found.prepare == config.plan.prepare
 
 
@@ -219,7 +219,7 @@ def test_budgets_of_clients_count_columns(tmp_path: Path) -> None:
     made = parse(_table(tmp_path, **LOCAL))
     bare = replace(made.plan, prepare=())
     line = bare.forecast.line("cohort")
-    budget = accounting.bound(line.entries, line.relation, 1e-3).value * 1.01
+    budget = accountant.bound(line.entries, line.relation, 1e-3).value * 1.01
     with_columns, without = (client_filter(plan, Budget(budget, 1e-3)) for plan in (made.plan, bare))
     assert int(without.allowed[0]) == 3
     assert int(with_columns.allowed[0]) < 3
@@ -249,16 +249,16 @@ def test_the_rounds_see_columns_scaled_and_imputed_by_the_release_alone(config: 
     task = config.build()
     state = State.initial(config.plan, task.layout.flatten(task.model))
     charged: list[int] = []
-    ready, after = preparing.begin(config.plan, task, Seeded(0), lambda t, _: charged.append(t), state)
-    assert charged == [preparing.BEFORE]
+    ready, after = prepare.begin(config.plan, task, Seeded(0), lambda t, _: charged.append(t), state)
+    assert charged == [prepare.BEFORE]
     (waiting,) = task.waiting
-    low, high = waiting._span(preparing.known(after)["amount"])
+    low, high = waiting._span(prepare.known(after)["amount"])
     shares, x = task.clients.records.x[:, 0].double(), ready.clients.records.x[:, 0].double()
     there = shares >= 0
     assert torch.allclose(x[there], (2 * (shares[there] - low) / (high - low) - 1).clamp(-1, 1), atol=1e-5)
     assert len(set(x[~there].tolist())) == 1
-    again, same = preparing.begin(config.plan, task, Seeded(1), lambda t, _: charged.append(t), after)
-    assert charged == [preparing.BEFORE]  # what is remembered is neither drawn nor charged again
+    again, same = prepare.begin(config.plan, task, Seeded(1), lambda t, _: charged.append(t), after)
+    assert charged == [prepare.BEFORE]  # what is remembered is neither drawn nor charged again
     assert torch.equal(again.clients.records.x, ready.clients.records.x)
     assert same is after
 
@@ -321,7 +321,7 @@ def test_a_budget_does_not_pay_for_columns_twice(table: dict[str, Any], tmp_path
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(book.Book, "save", dies)
+        patch.setattr(writer.Book, "save", dies)
         with pytest.raises(Killed):
             execute(made, tmp_path / "run")
     with pytest.raises(ConfigError, match="preparations that a kill has lost"):
@@ -352,7 +352,7 @@ def test_a_written_plan_has_its_columns_and_reads_back_the_same(config: Config, 
 
 
 def test_a_ledger_is_charged_for_columns(table: dict[str, Any]) -> None:
-    from sordino.runs.purse import _planned
+    from sordino.runs.admission import _planned
 
     asked = _planned(parse(table))
     assert {item.silo for item in asked.items if isinstance(item.event, LaplaceNoise)} == {"A", "B"}
@@ -383,7 +383,7 @@ def test_a_sweep_reports_its_winner_on_rows_prepared_as_the_winners_were(tmp_pat
     (cell,) = (tmp_path / "a" / "cells").iterdir()
     kept = json.loads((cell / "prepared.json").read_text())
     totals = {name: np.asarray(one["noised_histogram"]) for name, one in kept.items()}
-    task = preparing.scaled(asked.config({"recipe.lr": 4.0}, judged=False).build(), totals)
+    task = prepare.scaled(asked.config({"recipe.lr": 4.0}, judged=False).build(), totals)
     load_weights(task.model, load_file(cell / "model.safetensors"))
     assert told["reported"]["accuracy"] == task.evaluate(task.layout.flatten(task.model))["accuracy"] > 0.6
 
@@ -399,7 +399,7 @@ def test_an_audit_of_a_result_attacks_rows_as_the_rounds_saw_them(config: Config
     for out in (None, tmp_path / "run"):
         result = so.train(config.plan, task, out=out)
         (told,) = json.loads((result.save(tmp_path / f"kept {out is None}") / "prepared.json").read_text()).values()
-        trained = preparing.scaled(task, {"amount": np.asarray(told["noised_histogram"])})
+        trained = prepare.scaled(task, {"amount": np.asarray(told["noised_histogram"])})
         wanted = audit_membership(result.model, trained)
         seen.append((result.audit()["membership"]["auc"], wanted.auc))
     assert all(found == wanted for found, wanted in seen)

@@ -14,14 +14,14 @@ import torch
 from tests.tiny import final, noise, plan, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.layout import Layout
 from sordino.parts.gradients import Anchor, Batch, Blur, Gradient, Objective, Plain, Sam
-from sordino.parts.local import LocalSgd, Work
+from sordino.parts.local_solvers import LocalSgd, Work
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.rng import Seeded
+from sordino.task import Task
 
 
 @dataclass(frozen=True)

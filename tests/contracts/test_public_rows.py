@@ -12,9 +12,9 @@ from tests.commands import arrays, federation, lines, sordino
 from tests.tiny import clients, mlp, plan
 
 from sordino.config import load_config
-from sordino.data.mapped import write
-from sordino.data.task import Task
+from sordino.data.arrays import write
 from sordino.outcome import declared_public
+from sordino.task import Task
 from sordino.training import train
 
 HOSPITALS = """

@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from sordino.audit.records import FEATURES, attack_record, world
+from sordino.audit.record_attack import FEATURES, attack_record, world
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.linear import LinearClients
+from sordino.engines.linear_clients import LinearClients
+from sordino.loop import Tally, one_round
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan, State
 from sordino.recipes import RECIPES
 from sordino.rng import Seeded
-from sordino.run import Tally, one_round
 
 Z, TRIALS = 1.5, 200_000
 USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(2), "radius": 0.7, "multiplier": Z}

@@ -12,16 +12,16 @@ import torch
 from tests.tiny import clients, final, mlp, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords
+from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords
 from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 from sordino.rng import Seeded
+from sordino.task import Task
 
 SIZES, ROUNDS, LR, WIDE = (6, 4, 9), 3, 0.3, 1e3  # no gradient here is so long
 Path = Literal["batched", "sequential"]

@@ -18,25 +18,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.audit.behaviour import audit_behaviour
-from sordino.audit.law import failures, unexamined
 from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
+from sordino.audit.noise_test import failures, unexamined
+from sordino.audit.rehearsal import audit_behaviour
 from sordino.engines.base import ClientJob, Collected
-from sordino.engines.linear import LinearClients
-from sordino.parts import encode
-from sordino.parts.encode import Clip
+from sordino.engines.linear_clients import LinearClients
+from sordino.loop import run
+from sordino.parts import encoding
+from sordino.parts.encoding import Clip
 from sordino.parts.gradients import Ball, Batch
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import AllRecords, FixedRecords, PoissonRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, PoissonRecords
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
-from sordino.run import run
 
 DELTA, ROUNDS = 1e-5, 96
 TENSORS, EACH = "movement of one client, tensors model, batched", "noise of each round"
@@ -262,7 +262,7 @@ BEATEN = {
     ),
     "cohort seeded by the round": Beaten(POISSON, "models", 0.8, put(Poisson, "draw", of_the_round), trials=20_000),
     "a message that is not a number": Beaten(
-        TURNS, "cohort", 1.0, put(encode, "finite_rows", lambda rows, norms: rows), trials=4000
+        TURNS, "cohort", 1.0, put(encoding, "finite_rows", lambda rows, norms: rows), trials=4000
     ),
 }
 

@@ -23,11 +23,11 @@ from torch.utils.data import TensorDataset
 import sordino as so
 from sordino.data.metrics import Seen
 from sordino.data.records import Dataset
-from sordino.data.task import Clients, Records, Task
+from sordino.dpsgd.loader import Handed
 from sordino.engines.base import ClientJob
-from sordino.optim.loader import Handed
+from sordino.loop import run
 from sordino.parts.gradients import Batch
-from sordino.run import run
+from sordino.task import Clients, Records, Task
 from sordino.training import Result
 
 LONGEST = 600  # characters
@@ -35,7 +35,13 @@ SENTINEL = 7351.28125  # a value of one record that stands nowhere else
 DIGITS = re.compile(r"7351|7\.351")
 HELD = {"Tensor", "NDArray", "ndarray", "bytes", "Array", "Ints", "Cohort"}
 DIAGNOSTICS = {"Result", "Executed", "Subject", "Notes", "Start", "Round"}  # figures that are not private
-WITHOUT_DATA = ("sordino.theory", "sordino.pld", "sordino.matrix", "sordino.privacy", "sordino.audit.tradeoff")
+WITHOUT_DATA = (
+    "sordino_papers.theory",
+    "sordino.accounting.pld",
+    "sordino.accounting.matrix",
+    "sordino.certificate",
+    "sordino.audit.tradeoff",
+)
 
 
 def dataclasses_of_the_package() -> list[type[Any]]:

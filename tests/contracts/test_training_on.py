@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sordino as so
+from sordino.accounting import accountant
+from sordino.certificate.schema import schema
+from sordino.dpsgd import loop_certificate
 from sordino.errors import CertificateError, DataError
-from sordino.optim import saved
-from sordino.parts.bands import Banded
-from sordino.privacy import accounting
-from sordino.privacy.stored import schema
+from sordino.parts.banded import Banded
 from sordino.runs.folder import RunFolder
 
 DELTA = 1e-3
@@ -47,7 +47,7 @@ def task(model: nn.Module | None = None, seed: int = 0, **settings: Any) -> so.T
     return so.Task.of(model or nn.Linear(3, 2), [(x[i : i + 4], y[i : i + 4]) for i in range(0, 80, 4)], **settings)
 
 
-def plan(rounds: int = 3, clients: so.Sampler | None = None) -> so.Plan:
+def plan(rounds: int = 3, clients: so.parts.Sampler | None = None) -> so.Plan:
     return so.recipes.dp_fed_avg(
         clients=clients or so.Poisson(20, 0.5), rounds=rounds, epochs=1, batch=4, lr=0.1, radius=1.0, multiplier=1.5
     )
@@ -59,15 +59,15 @@ def trained(model: nn.Module | None = None, rounds: int = 3, **settings: Any) ->
 
 def composed(*certificates: dict[str, Any]) -> float:
     """Of the events that certificates name, by the accountant."""
+    from sordino.accounting.events import Event
     from sordino.codec import read
-    from sordino.parts.events import Event
 
     entries = [
         (read(Event, one["event"], "event"), one["count"])
         for made in certificates
         for one in made["adversaries"][0]["events"]
     ]
-    return accounting.epsilon(entries, certificates[0]["relation"], DELTA).value
+    return accountant.epsilon(entries, certificates[0]["relation"], DELTA).value
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_a_loop_that_took_no_step_cost_nothing() -> None:
 def test_a_loop_after_a_run_and_a_run_after_a_loop_name_both(first: Result, tmp_path: Path) -> None:
     parts = private_loop(copy.deepcopy(first.model))
     made = parts[1].save_certificate(tmp_path / "loop.json")
-    assert saved.certify(tmp_path / "loop.json").certificate == made
+    assert loop_certificate.certify(tmp_path / "loop.json").certificate == made
     assert made["earlier"]["together"] is None  # one record, and one client
     assert made["earlier"]["runs"][0]["same_data"] is True
     after = trained(parts[1].detach()).certificate["earlier"]
@@ -272,7 +272,7 @@ def test_a_loop_after_a_run_and_a_run_after_a_loop_name_both(first: Result, tmp_
 
 
 @pytest.mark.parametrize("strategy", [None, Banded(5)])
-def test_a_checkpoint_keeps_the_runs_before_it(strategy: so.Strategy | None) -> None:
+def test_a_checkpoint_keeps_the_runs_before_it(strategy: so.parts.Strategy | None) -> None:
     one = private_loop(nn.Linear(3, 2))
     two = private_loop(one[1].detach(), strategy=strategy)
     state, data = two[1].state_dict(), TensorDataset(*records())

@@ -22,9 +22,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.io import savemat
 
-from sordino.data import archives, leaf, plays, tabular, text
+from sordino.data import images, leaf, shakespeare, tabular
 from sordino.data.datasets import load
-from sordino.data.sources import Source
+from sordino.data.downloads import Source
 from sordino.errors import DataError
 
 Served = Callable[[Source, bytes], Source]
@@ -75,8 +75,8 @@ def _mat(count: int, seed: int) -> tuple[bytes, NDArray[np.uint8], NDArray[np.ui
 @pytest.mark.parametrize("extra", [False, True])
 def test_svhn_is_read_from_its_downloads(served: Served, extra: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {name: _mat(count, i) for i, (name, count) in enumerate({"train": 6, "test": 3, "extra": 9}.items())}
-    sources = {name: served(archives.SVHN[name], made[name][0]) for name in made}
-    monkeypatch.setattr(archives, "SVHN", sources)
+    sources = {name: served(images.SVHN[name], made[name][0]) for name in made}
+    monkeypatch.setattr(images, "SVHN", sources)
     data = load("svhn", extra=extra)
     assert (data.x.shape, data.test_x.shape) == ((15 if extra else 6, 3, 32, 32), (3, 3, 32, 32))
     assert data.y[0] == 0
@@ -86,9 +86,7 @@ def test_svhn_is_read_from_its_downloads(served: Served, extra: bool, monkeypatc
 
 
 def test_a_file_that_is_no_mat_is_one_sentence(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        archives, "SVHN", {name: served(one, b"<html>no</html>") for name, one in archives.SVHN.items()}
-    )
+    monkeypatch.setattr(images, "SVHN", {name: served(one, b"<html>no</html>") for name, one in images.SVHN.items()})
     with pytest.raises(DataError, match="SVHN that cannot be read"):
         load("svhn")
 
@@ -118,7 +116,7 @@ def test_cifar100_is_read_from_its_archive(
     served: Served, coarse: bool, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = _tar({"cifar-100-python/train": _hundred(120), "cifar-100-python/test": _hundred(30)})
-    monkeypatch.setattr(archives, "CIFAR100", served(archives.CIFAR100, packed))
+    monkeypatch.setattr(images, "CIFAR100", served(images.CIFAR100, packed))
     data = load("cifar100", coarse=coarse)
     assert (data.x.shape, data.test_x.shape, data.classes) == ((120, 3, 32, 32), (30, 3, 32, 32), classes)
     assert data.y[:120].tolist() == [i % 100 % classes for i in range(120)]
@@ -134,7 +132,7 @@ def test_an_archive_runs_no_code_and_writes_no_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bad = {"../../out": _hundred(1), "cifar-100-python/train": {b"data": _Evil()}, "cifar-100-python/test": _hundred(1)}
-    monkeypatch.setattr(archives, "CIFAR100", served(archives.CIFAR100, _tar(bad)))
+    monkeypatch.setattr(images, "CIFAR100", served(images.CIFAR100, _tar(bad)))
     with pytest.raises(DataError, match="arrays only"):
         load("cifar100")
     assert not (tmp_path / "ran").exists()
@@ -143,7 +141,7 @@ def test_an_archive_runs_no_code_and_writes_no_file(
 
 @pytest.mark.parametrize("packed", [b"", b"no archive", _tar({"else": 1})])
 def test_another_archive_is_one_sentence(served: Served, packed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "CIFAR100", served(archives.CIFAR100, packed))
+    monkeypatch.setattr(images, "CIFAR100", served(images.CIFAR100, packed))
     with pytest.raises(DataError, match="CIFAR") as caught:
         load("cifar100")
     assert "\n" not in str(caught.value)
@@ -170,13 +168,13 @@ def _emnist(split: str, images: NDArray[np.uint8], labels: NDArray[np.uint8]) ->
 def test_emnist_is_read_from_its_archive_upright(
     served: Served, split: str, first: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
-    packed = _emnist(split, images, np.arange(first, first + 5, dtype=np.uint8))
-    monkeypatch.setattr(archives, "EMNIST", served(archives.EMNIST, packed))
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    packed = _emnist(split, pixels, np.arange(first, first + 5, dtype=np.uint8))
+    monkeypatch.setattr(images, "EMNIST", served(images.EMNIST, packed))
     data = load("emnist", split=split)
     assert (data.x.shape, data.test_x.shape, data.classes) == ((5, 1, 28, 28), (2, 1, 28, 28), classes)
     assert data.y.tolist() == [0, 1, 2, 3, 4]
-    assert np.array_equal(np.rint(data.x[3, 0] * 255), images[3].T)
+    assert np.array_equal(np.rint(data.x[3, 0] * 255), pixels[3].T)
 
 
 def test_a_split_that_is_none_is_named(served: Served) -> None:
@@ -185,8 +183,8 @@ def test_a_split_that_is_none_is_named(served: Served) -> None:
 
 
 def test_a_wrong_sum_is_refused_before_anything_is_parsed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = served(archives.EMNIST, b"something else")
-    monkeypatch.setattr(archives, "EMNIST", Source(one.path, archives.EMNIST.digest, one.url))
+    one = served(images.EMNIST, b"something else")
+    monkeypatch.setattr(images, "EMNIST", Source(one.path, images.EMNIST.digest, one.url))
     with pytest.raises(DataError, match="58c8d27c78d21e728a6bc7b3cc06412e"):
         load("emnist")
 
@@ -280,7 +278,7 @@ DUKE. Hm.
 
 
 def test_roles_follow_the_rule() -> None:
-    found = plays.roles_of(PLAY)
+    found = shakespeare.roles_of(PLAY)
     assert list(found) == ["A_MIDSUMMER_NIGHT_S_DREAM_BOTTOM", "THE_COMEDY_OF_ERRORS_EGEON"]
     assert "line two with two blanks in it" in found["A_MIDSUMMER_NIGHT_S_DREAM_BOTTOM"]
     assert found["A_MIDSUMMER_NIGHT_S_DREAM_BOTTOM"].endswith("and three. ")
@@ -294,8 +292,8 @@ def test_shakespeare_is_read_from_gutenbergs_archive(
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as held:
         held.writestr("100.txt", PLAY.replace("\n", ending))
-    monkeypatch.setattr(plays, "TEXT_SUM", hashlib.sha256(PLAY.encode()).hexdigest())
-    monkeypatch.setattr(text, "PLAYS", served(text.PLAYS, out.getvalue()))
+    monkeypatch.setattr(shakespeare, "TEXT_SUM", hashlib.sha256(PLAY.encode()).hexdigest())
+    monkeypatch.setattr(shakespeare, "PLAYS", served(shakespeare.PLAYS, out.getvalue()))
     data = load("shakespeare", roles=2, per_role=5, least=20)
     assert data.x.shape[1] == 80
     assert data.groups is not None
@@ -307,7 +305,7 @@ def test_another_text_of_shakespeare_is_refused(served: Served, monkeypatch: pyt
     with zipfile.ZipFile(out, "w") as held:
         held.writestr("100.txt", PLAY)
     for content in (out.getvalue(), b"<html>moved</html>"):
-        monkeypatch.setattr(text, "PLAYS", served(text.PLAYS, content))
+        monkeypatch.setattr(shakespeare, "PLAYS", served(shakespeare.PLAYS, content))
         with pytest.raises(DataError, match=r"1994|100\.txt") as caught:
             load("shakespeare")
         assert "load again" in caught.value.fix
@@ -318,7 +316,7 @@ def test_the_archive_and_the_packed_roles_are_the_same_roles(real_data: Path) ->
     raw = real_data / "shakespeare" / "gutenberg_etext100_1994.txt.gz"
     if not raw.is_file():
         pytest.skip("no text of Shakespeare in the data folder")
-    found = plays.roles_of(plays.checked(gzip.decompress(raw.read_bytes())))
+    found = shakespeare.roles_of(shakespeare.checked(gzip.decompress(raw.read_bytes())))
     lines = gzip.decompress((real_data / "shakespeare" / "roles.jsonl.gz").read_bytes()).splitlines()
     assert found == {role["role"]: role["text"] for role in map(json.loads, lines)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.data import datasets, records, tabular, text
+from sordino.data import datasets, records, shakespeare, tabular
 from sordino.data.datasets import Dataset, load
 from sordino.errors import ConfigError, DataError
 
@@ -179,7 +179,7 @@ def test_loans_make_a_model_of_eleven_parameters() -> None:
 
 @pytest.mark.usefixtures("real_data")
 def test_shakespeare_has_1015_roles_of_100_samples_and_no_more() -> None:
-    assert len(text.spoken(1015, 100)) == 1015
+    assert len(shakespeare.spoken(1015, 100)) == 1015
     with pytest.raises(DataError, match="found 1015 roles"):
         load("shakespeare", roles=1016)
 
@@ -192,22 +192,22 @@ def test_shakespeare_stays_within_its_bounds() -> None:
     assert data.groups is not None
     assert len(np.unique(data.groups)) == 30
     assert np.bincount(data.groups).max() == 200
-    assert data.classes == len(text.ALPHABET) == len(set(text.ALPHABET)) == 80
+    assert data.classes == len(shakespeare.ALPHABET) == len(set(shakespeare.ALPHABET)) == 80
 
 
 def test_a_window_is_followed_by_its_next_character() -> None:
-    labels = text.encode("abcdefghij" * 30)
-    x, y = text.windows(labels, 50)
+    labels = shakespeare.encode("abcdefghij" * 30)
+    x, y = shakespeare.windows(labels, 50)
     assert x.shape == (50, 80)
     assert np.array_equal(y, labels[80 + np.arange(50) * 220 // 50])
-    assert text.windows(labels[:80], 5)[0].shape == (0, 80)
+    assert shakespeare.windows(labels[:80], 5)[0].shape == (0, 80)
 
 
 def test_a_character_outside_the_alphabet_is_named() -> None:
     with pytest.raises(DataError, match="é"):
-        text.encode("café")
+        shakespeare.encode("café")
     with pytest.raises(DataError, match="—"):
-        text.encode("to be — or")
+        shakespeare.encode("to be — or")
 
 
 # --- names and options ---

@@ -12,13 +12,13 @@ from tests.counts import calls, peak
 
 from sordino import Poisson, recipes
 from sordino.config import TaskSpec
-from sordino.data.mapped import write
-from sordino.data.task import Clients, Records, Task
+from sordino.data.arrays import write
 from sordino.errors import ConfigError, DataError
+from sordino.loop import run
 from sordino.models import Logistic
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Clients, Records, Task
 
 
 def made(folder: Path, population: int, each: int = 4, width: int = 6) -> Path:

@@ -14,12 +14,11 @@ from tests.tiny import clients, mlp, noise, plan, seeded
 from torch import Tensor, nn
 
 import sordino as so
-from sordino.data.metrics import LOWER, Metric, Seen, metrics_of
-from sordino.data.scores import figures, judged
-from sordino.data.task import Records, Task, evaluate, sums_of
+from sordino.data.metrics import LOWER, Metric, Seen, figures, judged, metrics_of
 from sordino.errors import ConfigError, DataError
 from sordino.outcome import DIAGNOSTIC
 from sordino.parts.losses import IGNORED, CrossEntropy, Logistic, Mse
+from sordino.task import Records, Task, evaluate, sums_of
 
 SKEWED = np.random.default_rng(0).choice(3, size=500, p=[0.85, 0.1, 0.05])
 SCORES = noise(500, 3, seed=1) + 1.5 * torch.eye(3)[torch.from_numpy(SKEWED)]
@@ -246,6 +245,6 @@ def test_token_labels_of_plain_tensors_cost_the_mean_of_a_record_and_padding_not
     wanted = torch.stack([nn.functional.cross_entropy(module(a[:3]), b[:3]) for a, b in zip(x, y, strict=True)])
     assert torch.allclose(task.losses(module(x), y), wanted)
     shorter = Task.of(module, [(x[:, :3], y[:, :3])])
-    quiet = plan(rounds=1, clients=so.Everyone(1), release=so.NoNoise())
+    quiet = plan(rounds=1, clients=so.Everyone(1), release=so.parts.NoNoise())
     long, short = (so.train(quiet, one, allow_large_delta=True).model.state_dict() for one in (task, shorter))
     assert all(torch.allclose(long[name], short[name], atol=1e-6) for name in long)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sordino.data.arrays import write
 from sordino.data.datasets import load, look
-from sordino.data.mapped import write
 from sordino.errors import ConfigError, DataError
 
 

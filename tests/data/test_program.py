@@ -13,17 +13,17 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 import sordino as so
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear import can_write_out
+from sordino.engines.linear_clients import can_write_out
 from sordino.engines.paths import Path
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import Tracing
 from sordino.models import SPECS, build_seeded
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.losses import Loss
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
+from sordino.task import Task
 
 SHAPES: dict[str, tuple[int, ...]] = {"char_lstm": (12,), "resnet18": (3, 8, 8), "svhn_cnn": (3, 32, 32)}
 OPTIONS: dict[str, dict[str, Any]] = {"resnet18": {"width": 32}, "char_lstm": {"hidden": 16}}

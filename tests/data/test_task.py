@@ -10,11 +10,11 @@ import torch
 from tests.silos import SIZES, planned, silos
 from tests.tiny import clients, mlp, noise, plan, task
 
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError
-from sordino.run import check
+from sordino.loop import check
 from sordino.runs.fingerprint import Fingerprint
+from sordino.task import Task
 
 
 def test_a_servers_task_holds_no_record_and_passes_every_check() -> None:

@@ -17,13 +17,13 @@ import pytest
 from tests.deploy import hospitals
 
 from sordino.engines.jobs import Job
-from sordino.flower.loopback import HERE, Loopback, below, tool
+from sordino.federation.local_federation import HERE, Loopback, below, tool
 
 ECHO = """
 import sys, time
 from pathlib import Path
-from sordino.flower.internals import Node
-from sordino.flower.post import serve
+from sordino.federation.flower_api import Node
+from sordino.federation.silo_worker import serve
 print("ready", flush=True)
 serve(Node(sys.argv[1], Path(sys.argv[2]).read_bytes()), lambda data: data[: len(data) // 4], lambda line: None)
 """
@@ -36,7 +36,7 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from sordino.flower.link import Link
+from sordino.federation.link import Link
 
 app = ServerApp()
 
@@ -66,9 +66,9 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    from sordino.flower.counter import open_silo
-    from sordino.flower.internals import packed, unpacked
-    from sordino.flower.post import SiloSpec
+    from sordino.federation.silo_service import open_silo
+    from sordino.federation.flower_api import packed, unpacked
+    from sordino.federation.silo_worker import SiloSpec
 
     folder = Path(context.node_config["folder"])
     silo = open_silo(folder, SiloSpec.read(folder), lambda line: None)

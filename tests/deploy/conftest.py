@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.deploy import hospitals
 
-from sordino.flower.loopback import Loopback
+from sordino.federation.local_federation import Loopback
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ import torch
 
 from sordino.config import Config, load_config
 from sordino.data.datasets import load
-from sordino.data.task import Clients, Task
-from sordino.flower.loopback import Loopback
-from sordino.flower.new import new_federation
-from sordino.flower.post import loss_of, model_of
+from sordino.federation.local_federation import Loopback
+from sordino.federation.new_federation import new_federation
+from sordino.federation.silo_worker import loss_of, model_of
+from sordino.task import Clients, Task
 
 SILOS = ("cleveland", "hungarian", "switzerland", "va")
 SIZES = (243, 236, 99, 160)

@@ -19,8 +19,8 @@ import pytest
 from tests.deploy import hospitals
 from tests.pages import ROOT, blocks, machine
 
-from sordino.flower.internals import JOINED
-from sordino.flower.loopback import below, end, tool
+from sordino.federation.flower_api import JOINED
+from sordino.federation.local_federation import below, end, tool
 
 TOOLS = ("ip", "unshare", "mount", "openssl", "ssh-keygen")
 missing = [name for name in TOOLS if shutil.which(name) is None]

@@ -10,27 +10,27 @@ import pytest
 
 import sordino
 from sordino.errors import EngineError
-from sordino.flower import internals
+from sordino.federation import flower_api
 
 ROOT = Path(sordino.__file__).parent
 
 
 def test_the_installed_flwr_has_every_name() -> None:
-    assert internals.lost() == []
-    assert internals.flower().Message.__name__ == "Message"
+    assert flower_api.lost() == []
+    assert flower_api.flower().Message.__name__ == "Message"
 
 
 def test_a_lost_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(internals.NAMES, "flwr.app", ("Message", "Gone"))
-    monkeypatch.setitem(internals.NAMES, "flwr.moved", ("Elsewhere",))
-    assert internals.lost() == ["flwr.app:Gone", "flwr.moved:Elsewhere"]
+    monkeypatch.setitem(flower_api.NAMES, "flwr.app", ("Message", "Gone"))
+    monkeypatch.setitem(flower_api.NAMES, "flwr.moved", ("Elsewhere",))
+    assert flower_api.lost() == ["flwr.app:Gone", "flwr.moved:Elsewhere"]
 
 
 @pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.0"])
 def test_another_version_is_refused_in_one_sentence(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(EngineError, match=f"found flwr {version}; needed flwr>=1.41,<1.42"):
-        internals.installed()
+        flower_api.installed()
 
 
 def test_a_missing_flwr_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_a_missing_flwr_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(EngineError, match=r"no flwr in this environment; .*sordino\[flower\]"):
-        internals.installed()
+        flower_api.installed()
 
 
 def test_flower_is_imported_in_one_file_only() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sordino.errors import EngineError
-from sordino.flower import link as links
-from sordino.flower.internals import flower, packed
-from sordino.flower.link import Link
-from sordino.flower.loopback import Loopback, free_port
+from sordino.federation import link as links
+from sordino.federation.flower_api import flower, packed
+from sordino.federation.link import Link
+from sordino.federation.local_federation import Loopback, free_port
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.pages import machine
 
-from sordino.flower.loopback import tool
+from sordino.federation.local_federation import tool
 from sordino.runs.folder import RunFolder
 
 FILE = """

@@ -13,14 +13,14 @@ import pytest
 from tests.pages import titled
 
 from sordino.errors import DataError, EngineError, PlanError
-from sordino.flower.internals import flower
-from sordino.flower.private import Private, check_plan, private_mod
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.federation.flower_api import flower
+from sordino.federation.flower_private import Private, check_plan, private_mod
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, Poisson
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 
 QUICKSTART = """
@@ -45,7 +45,7 @@ def serve(grid):
     return strategy, strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
 """
 CHANGES = (
-    ("from flwr.serverapp.strategy import FedAvg\n", "from sordino.flower import Private, private_mod\n"),
+    ("from flwr.serverapp.strategy import FedAvg\n", "from sordino.federation import Private, private_mod\n"),
     ("app = ClientApp()\n", "app = ClientApp(mods=[private_mod])\n"),
     (
         "    strategy = FedAvg(min_train_nodes=4, min_available_nodes=4)\n",
@@ -136,9 +136,9 @@ def test_the_app_gets_a_certificate_of_its_rounds() -> None:
 
 
 def plan_epsilon(rounds: int) -> float:
+    from sordino.certificate.build import certificate
+    from sordino.certificate.facts import Facts
     from sordino.outcome import counted
-    from sordino.privacy.certificate import certificate
-    from sordino.privacy.facts import Facts
 
     facts = counted(plan(), list(range(rounds)), [], Facts(0.01, "secure", 0))
     return float(certificate(plan(), facts)["epsilon"])

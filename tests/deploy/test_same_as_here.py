@@ -8,7 +8,7 @@ import pytest
 from tests.deploy import hospitals
 
 from sordino.engines.inprocess import InProcess
-from sordino.flower.loopback import Loopback
+from sordino.federation.local_federation import Loopback
 from sordino.runs.folder import RunFolder
 from sordino.training import train
 

@@ -18,22 +18,22 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from sordino.data.task import Records, Task
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
 from sordino.engines.jobs import Job
 from sordino.errors import DataError, EngineError, QuorumError
-from sordino.flower import masks, member
-from sordino.flower.envelope import Letter
-from sordino.flower.member import Member
-from sordino.flower.summing import SecureRemote
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.federation import secagg_client, secagg_messages
+from sordino.federation.secagg_client import Member
+from sordino.federation.secagg_messages import Letter
+from sordino.federation.secagg_server import SecureRemote
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoiseShares
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded
+from sordino.task import Records, Task
 
 SILOS, AT_LEAST = 4, 3
 SHARE = 2.0 / math.sqrt(AT_LEAST)
@@ -116,8 +116,8 @@ def expected(whole: Task, clients: list[int], t: int = 0) -> torch.Tensor:
     for client in clients:
         asked = Job(RUN, plan(), client, "simulation", 7, public=plan().public(t, len(start)), start=start)
         alone = InProcess(own_noise=True).prepare(plan(), whole.as_silo(client), Seeded(7))
-        total += member.clean_steps(alone, asked) + member.noise_steps(asked, len(start))
-    return masks.summed(total.view(np.uint64), masks.grid_of(SHARE))
+        total += secagg_client.clean_steps(alone, asked) + secagg_client.noise_steps(asked, len(start))
+    return secagg_messages.summed(total.view(np.uint64), secagg_messages.grid_of(SHARE))
 
 
 def test_the_sum_is_exact() -> None:
@@ -202,7 +202,7 @@ def test_never_both_shares_of_one_member() -> None:
             assert kinds == ({"key"} if name == "1" else {"mask"})
 
 
-def name_share(session: member.Session, other: int, kind: int) -> str:
+def name_share(session: secagg_client.Session, other: int, kind: int) -> str:
     return session.shares[other][kind].hex() if other in session.shares else ""
 
 
@@ -278,11 +278,11 @@ def length(steps: Any, grid: float) -> float:
 
 def test_on_the_grid_the_bound_of_one_still_holds() -> None:
     rng = np.random.default_rng(0)
-    for grid in (masks.grid_of(1e-3), COARSE):
+    for grid in (secagg_messages.grid_of(1e-3), COARSE):
         for _ in range(200):
             row, move = unit(rng), unit(rng)
-            assert length(masks.whole(row, grid, "client"), grid) <= 1.0
-            moved = masks.whole(row + move, grid, "record") - masks.whole(row, grid, "record")
+            assert length(secagg_messages.whole(row, grid, "client"), grid) <= 1.0
+            moved = secagg_messages.whole(row + move, grid, "record") - secagg_messages.whole(row, grid, "record")
             assert length(moved, grid) <= 1.0 + 1e-12
 
 
@@ -290,11 +290,16 @@ def test_rounding_to_the_nearest_and_cutting_unshrunk_would_break_it() -> None:
     """All coordinates 1 / sqrt(45) = .149: the nearest step is .15; and from .0099 on, cutting gives 0 and .15."""
     flat = torch.full((45,), 45**-0.5, dtype=torch.float64)
     low = torch.full((45,), 0.0099, dtype=torch.float64)
-    assert length(masks.rounded(flat, COARSE), COARSE) > 1.0
-    assert length(masks.whole(flat, COARSE, "client"), COARSE) <= 1.0
-    unshrunk = masks.whole(low + flat, COARSE, "client") - masks.whole(low, COARSE, "client")
+    assert length(secagg_messages.rounded(flat, COARSE), COARSE) > 1.0
+    assert length(secagg_messages.whole(flat, COARSE, "client"), COARSE) <= 1.0
+    unshrunk = secagg_messages.whole(low + flat, COARSE, "client") - secagg_messages.whole(low, COARSE, "client")
     assert length(unshrunk, COARSE) > 1.0
-    assert length(masks.whole(low + flat, COARSE, "record") - masks.whole(low, COARSE, "record"), COARSE) <= 1.0
+    assert (
+        length(
+            secagg_messages.whole(low + flat, COARSE, "record") - secagg_messages.whole(low, COARSE, "record"), COARSE
+        )
+        <= 1.0
+    )
 
 
 # ---- the noise -------------------------------------------------------------------------------------------------------

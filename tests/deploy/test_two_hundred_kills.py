@@ -21,10 +21,10 @@ from tests.deploy import hospitals
 
 from sordino.config import Config, load_config
 from sordino.engines.jobs import Job
-from sordino.flower.counter import model_hash, silo_of
-from sordino.flower.post import SiloSpec, silo_task
-from sordino.privacy.entries import Charged
-from sordino.privacy.ledger import Ledger
+from sordino.federation.silo_service import model_hash, silo_of
+from sordino.federation.silo_worker import SiloSpec, silo_task
+from sordino.ledger.entries import Charged
+from sordino.ledger.ledger import Ledger
 
 KILLS, ROUNDS = 200, 40
 fork = multiprocessing.get_context("fork")

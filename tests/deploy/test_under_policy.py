@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.deploy import hospitals
 
-from sordino.flower.loopback import Loopback
-from sordino.privacy.ledger import Ledger
+from sordino.federation.local_federation import Loopback
+from sordino.ledger.ledger import Ledger
 from sordino.runs.folder import RunFolder
 from sordino.training import train
 

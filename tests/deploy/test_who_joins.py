@@ -15,11 +15,11 @@ from tests.deploy.proxy import Proxy
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError, EngineError
-from sordino.flower import keys
-from sordino.flower.internals import Node, flower
-from sordino.flower.loopback import HERE, Loopback, free_port, tool
-from sordino.flower.post import SiloSpec, serve
-from sordino.privacy.ledger import Ledger
+from sordino.federation import keys
+from sordino.federation.flower_api import Node, flower
+from sordino.federation.local_federation import HERE, Loopback, free_port, tool
+from sordino.federation.silo_worker import SiloSpec, serve
+from sordino.ledger.ledger import Ledger
 from sordino.rng import Seeded
 
 
@@ -132,7 +132,7 @@ def test_a_node_that_does_not_answer_is_said_once(monkeypatch: pytest.MonkeyPatc
         if len(said) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sordino.flower.post.IDLE", 0.0)
+    monkeypatch.setattr("sordino.federation.silo_worker.IDLE", 0.0)
     with pytest.raises(KeyboardInterrupt):
         serve(Node(f"{HERE}:{free_port()}"), lambda data: data, say)
     assert all("does not answer" in line for line in said)

@@ -16,11 +16,11 @@ from tests.deploy import hospitals
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
-from sordino.flower.loopback import Loopback
+from sordino.federation.local_federation import Loopback
+from sordino.ledger.ledger import Ledger
+from sordino.loop import run as rounds_of
 from sordino.outcome import final_model
-from sordino.privacy.ledger import Ledger
 from sordino.rng import Seeded
-from sordino.run import run as rounds_of
 from sordino.runs.folder import RunFolder
 
 ROUNDS = 5

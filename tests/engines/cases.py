@@ -13,20 +13,20 @@ from tests.silos import planned, silos
 from tests.tiny import SIZES, clients, mlp, noise, plan, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Records, Task
 from sordino.engines.base import ClientJob, Engine
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.parts.encode import Adaptive, Clip
-from sordino.parts.local import Coins, LocalSgd
+from sordino.loop import run
+from sordino.parts.encoding import Adaptive, Clip
+from sordino.parts.local_solvers import Coins, LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import FixedRecords
 from sordino.parts.releases import Forward, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan
 from sordino.rng import Secure, Seeded, Streams
-from sordino.run import run
+from sordino.task import Records, Task
 
 ONE, SEED = InProcess(), Seeded(5)
 

@@ -13,16 +13,16 @@ from tests.engines.test_linear import autograd as gradient
 from tests.tiny import clients, final, noise, plan, seeded, task
 from torch import Tensor, nn
 
-from sordino.data.task import Clients, Task
 from sordino.engines.batches import Reader
-from sordino.engines.dense import DenseClients, can_chain
+from sordino.engines.dense_clients import DenseClients, can_chain
 from sordino.engines.inprocess import InProcess
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.parts.gradients import Ball, Batch, Moreau
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import AllRecords
 from sordino.rng import Seeded
+from sordino.task import Clients, Task
 
 MASK = torch.tensor([[True] * 5, [True, False, True, False, False], [False] * 5])  # whole, ragged, nobody
 M, B = MASK.shape

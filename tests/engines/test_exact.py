@@ -8,15 +8,15 @@ import torch
 from tests.tiny import plan
 from torch import Tensor, nn
 
-from sordino.data.task import Task
-from sordino.engines.dense import DenseClients
+from sordino.accounting.bounds import Norm
+from sordino.engines.dense_clients import DenseClients
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear import LinearClients
+from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
-from sordino.parts.bounds import Norm
 from sordino.parts.gradients import Ball, Batch
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.rng import Seeded
+from sordino.task import Task
 
 WIDE, MANY = 6_000_000, 200_000
 Objective = type[LinearClients] | type[DenseClients] | type[ManyClients] | type[OneClient]

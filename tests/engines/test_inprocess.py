@@ -13,18 +13,18 @@ from tests.tiny import SIZES, clients, final, mlp, noise, plan, rounds, seeded, 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.objectives import OneClient
 from sordino.engines.paths import chosen
 from sordino.errors import ConfigError, PlanError
-from sordino.parts.encode import Adaptive, Clip
-from sordino.parts.local import LocalSgd
+from sordino.loop import run
+from sordino.parts.encoding import Adaptive, Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Clients, Records, Task
 
 BATCHED, SEQUENTIAL = InProcess(path="batched"), InProcess(path="sequential")
 RAGGED = LocalSgd(lr=0.3, epochs=2, batch=2)

@@ -23,7 +23,7 @@ from sordino.config import parse
 from sordino.engines.frames import MOST_SHARED, Frame
 from sordino.engines.jobs import Job, Reply, read_plan
 from sordino.errors import DataError
-from sordino.parts.encode import Clip, Public
+from sordino.parts.encoding import Clip, Public
 from sordino.parts.sparsify import PublicMask
 from sordino.recipes import RECIPES
 from sordino.recipes.starters import example

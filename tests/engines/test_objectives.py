@@ -9,10 +9,10 @@ import torch
 from tests.tiny import clients, mlp, noise, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Task
 from sordino.engines.objectives import OneClient
 from sordino.errors import PlanError
 from sordino.parts.gradients import Ball, Batch, Moreau
+from sordino.task import Task
 
 
 def convolution() -> nn.Module:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.engines.orders import END, Limits, Order
+from sordino.engines.jobs import END, Limits, Order
 from sordino.errors import DataError, RankError
-from sordino.parts.encode import Public
+from sordino.parts.encoding import Public
 from sordino.runs.launch import launch
 
 ROOT = Path(__file__).resolve().parents[2]

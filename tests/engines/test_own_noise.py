@@ -16,13 +16,13 @@ from torch import Tensor
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import EngineError
-from sordino.parts.encode import Clip
+from sordino.loop import Round, run
+from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.release import Release, own_message
+from sordino.parts.release_base import Release, own_message
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.plan import Plan
 from sordino.rng import Secure, Seeded, Streams
-from sordino.run import Round, run
 
 OWN = InProcess(own_noise=True)
 OWNERS = (0.5, 1.0, 2.0, 4.0)

@@ -11,13 +11,13 @@ from tests.tiny import noise, plan, seeded
 from torch import Tensor, nn
 
 import sordino.engines
-from sordino.data.task import Task
 from sordino.engines import paths
 from sordino.engines.inprocess import InProcess
 from sordino.engines.paths import WAYS, chosen
 from sordino.parts.gradients import Moreau
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.rng import Seeded
+from sordino.task import Task
 
 MODELS: dict[str, nn.Module] = {
     "LinearClients": nn.Linear(4, 3),

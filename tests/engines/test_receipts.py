@@ -11,22 +11,22 @@ import pytest
 from jsonschema import Draft202012Validator
 from tests.engines.wires import Wires, lost
 
+from sordino.accounting import accountant
 from sordino.config import Config, parse
-from sordino.engines.answers import Drawer, Silo
 from sordino.engines.base import Receipt
 from sordino.engines.jobs import Job
 from sordino.engines.remote import Remote
+from sordino.engines.replies import Drawer, Silo
 from sordino.errors import BudgetError, CertificateError, QuorumError
+from sordino.loop import Settled
 from sordino.outcome import spent
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.run import Settled
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
 
 SCHEMA = json.loads(
-    (Path(__file__).resolve().parents[2] / "src/sordino/privacy/certificate.schema.json").read_text("utf-8")
+    (Path(__file__).resolve().parents[2] / "src/sordino/certificate/certificate.schema.json").read_text("utf-8")
 )
 LOCAL = {"kind": "local_noise", "mechanism": {"kind": "gaussian", "multiplier": 2.0}}
 CENTRAL = {"kind": "central_noise", "mechanism": {"kind": "gaussian", "multiplier": 2.0}}
@@ -222,7 +222,7 @@ def test_a_round_again_is_a_charge_unless_the_silo_sends_the_same_bytes(
 def budgeted(rounds: int, worth: int) -> Config:
     """A budget of every client that pays for so many rounds and no more."""
     line = config(rounds=worth).plan.forecast.line("cohort", 0)
-    enough = accounting.epsilon(line.entries, line.relation, 1e-3).value * 1.01
+    enough = accountant.epsilon(line.entries, line.relation, 1e-3).value * 1.01
     made = config(rounds=rounds, client_epsilon=enough)
     assert made.budget is not None
     assert set(made.budget.allowed) == {worth}

@@ -16,26 +16,26 @@ from tests.silos import planned, silos
 from tests.tiny import mlp, plan
 from torch import Tensor
 
-from sordino.data.task import Task
-from sordino.engines.answers import Drawer, Silo, answer
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.jobs import Job, Reply
 from sordino.engines.remote import Remote, RemoteWorker
+from sordino.engines.replies import Drawer, Silo, answer
 from sordino.errors import BudgetError, ConfigError, DataError, EngineError, QuorumError
-from sordino.parts.encode import Adaptive, Clip, Public
-from sordino.parts.local import LocalSgd
+from sordino.loop import Tally, run
+from sordino.parts.encoding import Adaptive, Clip, Public
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import FixedRecords
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan
 from sordino.recipes import scaffold
 from sordino.rng import Secure, Seeded, Streams
-from sordino.run import Tally, run
+from sordino.task import Task
 
 RUN = "0123456789abcdef" * 2
 OWN, SEED = InProcess(own_noise=True), Seeded(5)
@@ -215,7 +215,7 @@ def test_a_round_names_who_reported_and_who_refused_and_what_each_has_paid() -> 
 
 def test_a_mean_over_those_who_came_and_noise_of_those_who_came() -> None:
     """Three of six report: the deviation that a denoiser is told is theirs."""
-    from sordino.run import mean_std
+    from sordino.loop import mean_std
 
     found = collected(LOCAL, Wires.of(with_test(mlp()), lost(0, 1, 2)))
     std = mean_std(LOCAL, found.came(np.arange(6)), found.received, Public(t=0))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sordino.engines.shares import costs, shares
-from sordino.parts.local import LocalSgd
+from sordino.engines.batches import costs, shares
+from sordino.parts.local_solvers import LocalSgd
+from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords
 
 HELD = np.asarray([0, 3, 10, 50])
 

@@ -10,20 +10,20 @@ from tests.per_record.mixers import CLASSES, HONEST, MIXERS, Later, Own, inputs
 from torch import Tensor, nn
 
 from sordino.data.program import Word
-from sordino.data.task import Task
 from sordino.engines import checks
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
+from sordino.loop import run
 from sordino.parts.losses import LossFunction
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import FixedRecords, PoissonRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import FixedRecords, PoissonRecords
 from sordino.parts.releases import Forward, LocalNoise
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Task
 
 SIZE = 30
 

@@ -13,13 +13,13 @@ from tests.tiny import clients, final, mlp, noise, plan, seeded, task
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, PlanError
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
+from sordino.task import Task
 
 
 class Relay(nn.Module):

@@ -16,14 +16,14 @@ from tests.hugging import ADAPTED, EVERY, FAMILIES, adapted, bert, built, by_the
 from torch import Tensor, nn
 
 import sordino as so
-from sordino.data.named import ByName
-from sordino.data.task import Task
+from sordino.data.named_fields import ByName
 from sordino.engines.checks import check_records
 from sordino.errors import DataError, PlanError
-from sordino.models.given import Given
+from sordino.models.in_memory import Given
 from sordino.outcome import load_weights, model_bytes
 from sordino.parts.record_solvers import BatchGradient
 from sordino.runs.fingerprint import Fingerprint
+from sordino.task import Task
 
 CLIENTS, EACH = 4, 6
 
@@ -36,8 +36,8 @@ def task_of(name: str, model: nn.Module | None = None, **options: Any) -> so.Tas
 
 def averaged(multiplier: float = 1e-9, rounds: int = 1, lr: float = 0.1) -> so.Plan:
     return so.Plan(
-        rounds=rounds, clients=so.Everyone(CLIENTS), local=so.LocalSgd(epochs=1, batch=EACH, lr=lr),
-        encode=(so.Clip(10.0),), release=so.CentralNoise(so.Gaussian(multiplier)), server=so.Sgd(lr=1.0),
+        rounds=rounds, clients=so.Everyone(CLIENTS), local=so.parts.LocalSgd(epochs=1, batch=EACH, lr=lr),
+        encode=(so.parts.Clip(10.0),), release=so.parts.CentralNoise(so.parts.Gaussian(multiplier)), server=so.parts.Sgd(lr=1.0),
     )  # fmt: skip
 
 
@@ -68,8 +68,8 @@ def test_a_round_is_the_mean_of_the_clients_own_steps(name: str) -> None:
 def test_where_a_record_is_the_unit_each_is_clipped(name: str) -> None:
     """A radius far above all norms gives the plain mean: the fast way, and its looks, hold for these models."""
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.LocalNoise(so.Gaussian(1e-9)), server=so.Sgd(lr=0.1),
-        local=BatchGradient(so.AllRecords((EACH,) * CLIENTS), radius=100.0),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)), server=so.parts.Sgd(lr=0.1),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=100.0),
     )  # fmt: skip
     result, wanted = so.train(plan, task_of(name), delta=0.1), by_hand(name)
     for key, parameter in result.model.named_parameters():
@@ -79,8 +79,8 @@ def test_where_a_record_is_the_unit_each_is_clipped(name: str) -> None:
 
 def test_records_are_clipped_under_gradient_checkpointing_too() -> None:
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.LocalNoise(so.Gaussian(1e-9)), server=so.Sgd(lr=0.1),
-        local=BatchGradient(so.AllRecords((EACH,) * CLIENTS), radius=100.0),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)), server=so.parts.Sgd(lr=0.1),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=100.0),
     )  # fmt: skip
     model: Any = built("llama")
     model.gradient_checkpointing_enable()
@@ -139,8 +139,8 @@ def test_dropout_is_off_where_a_model_is_judged_and_leaves_records_apart() -> No
     vector = task.layout.flatten(task.model)
     assert task.evaluate(vector) == task.evaluate(vector)
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.LocalNoise(so.Gaussian(1.0)), server=so.Sgd(lr=0.1),
-        local=BatchGradient(so.AllRecords((EACH,) * CLIENTS), radius=1.0),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)), server=so.parts.Sgd(lr=0.1),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=1.0),
     )  # fmt: skip
     check_records(plan, task)
     assert so.train(plan, task, delta=0.1).certificate["unit"] == "record"
@@ -205,8 +205,8 @@ def test_a_mixer_inside_is_refused_where_a_record_is_the_unit() -> None:
     model: Any = gpt2()
     model.transformer.h[0].mlp.c_fc = Centred(model.transformer.h[0].mlp.c_fc)
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.LocalNoise(so.Gaussian(1.0)), server=so.Sgd(lr=0.1),
-        local=BatchGradient(so.AllRecords((EACH,) * CLIENTS), radius=1.0),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)), server=so.parts.Sgd(lr=0.1),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=1.0),
     )  # fmt: skip
     with pytest.raises(PlanError, match="depends on the other records"):
         so.train(plan, task_of("gpt2", model), delta=0.1)

@@ -14,10 +14,10 @@ from sordino import kernels
 from sordino.engines import winograd
 from sordino.engines.inprocess import InProcess
 from sordino.engines.objectives import OneClient
-from sordino.engines.tiles import Lift
-from sordino.parts.encode import Clip
+from sordino.engines.winograd import Lift
+from sordino.parts.encoding import Clip
 from sordino.parts.gradients import Ball, Batch
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.rng import Seeded
 
 CLOSE = 3e-5  # of the largest entry; the direct sum in float32 has about 3e-6

@@ -11,9 +11,9 @@ import pytest
 from tests.engines.wires import Wires
 
 from sordino.config import Config, parse
-from sordino.engines.answers import Silo
 from sordino.engines.remote import Remote
-from sordino.flower.post import SiloSpec, server_task, silo_task
+from sordino.engines.replies import Silo
+from sordino.federation.silo_worker import SiloSpec, server_task, silo_task
 from sordino.runs.execution import Executed, execute
 from sordino.runs.folder import RunFolder
 

@@ -11,19 +11,19 @@ import pytest
 import torch
 from tests.tiny import plan as client_plan
 
+from sordino.accounting.events import GaussianNoise, PoissonSampled
+from sordino.certificate.facts import OwnCode
 from sordino.engines.jobs import Job
 from sordino.errors import ConfigError
-from sordino.flower.counter import Paid
-from sordino.parts.events import GaussianNoise, PoissonSampled
+from sordino.federation.silo_service import Paid
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.policy import Policy
+from sordino.ledger.totals import Item
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, LocalNoise
 from sordino.parts.samplers import Poisson
-from sordino.parts.turns import Turns
+from sordino.parts.separation import Turns
 from sordino.plan import Plan
-from sordino.privacy.facts import OwnCode
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.policy import Policy
-from sordino.privacy.spending import Item
 
 RUN = "0" * 32
 HIDDEN = client_plan(clients=Poisson(6, 0.5), rounds=8, release=CentralNoise(Gaussian(2.0)))

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 pytest.importorskip("numba")
 
 from sordino import kernels
-from sordino.data.task import Clients, Task
 from sordino.engines.batches import Reader
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear import LinearClients
+from sordino.engines.linear_clients import LinearClients
 from sordino.errors import DataError
+from sordino.loop import run
 from sordino.parts.gradients import Ball, Batch
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.losses import Loss, Quantile
-from sordino.parts.records import FixedRecords
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.rng import Seeded
-from sordino.run import run
-from sordino.runs.grid import run_grid
+from sordino.task import Clients, Task
+from sordino_papers.grid import run_grid
 
 LOSSES = ("cross_entropy", "mse", "logistic", "absolute", "hinge", Quantile(0.3))
 SIZES = (7, 1, 0, 12)

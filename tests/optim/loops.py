@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.optim import PrivateLoader, PrivateOptimizer, make_private
+from sordino.dpsgd import PrivateLoader, PrivateOptimizer, make_private
 from sordino.parts.releases import CentralNoise
 from sordino.rng import Seeded
 

@@ -14,18 +14,18 @@ import torch
 from dp_accounting import dp_event, pld, rdp
 from tests.optim.loops import data, mlp, private, train, weights
 
+from sordino.accounting import accountant
+from sordino.accounting.events import GaussianNoise, PoissonSampled
+from sordino.accounting.profiles import upward
+from sordino.certificate.build import line_entry
+from sordino.dpsgd.settings import loop_plan, with_noise
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
-from sordino.optim.settings import loop_plan, with_noise
-from sordino.parts.events import GaussianNoise, PoissonSampled
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.records import PoissonRecords
-from sordino.privacy import accounting
-from sordino.privacy.certificate import line_entry
-from sordino.privacy.summary import upward
+from sordino.parts.record_samplers import PoissonRecords
 
 
 def accounted(rate: float, z: float, steps: int, delta: float) -> float:
-    return accounting.epsilon([(PoissonSampled(rate, GaussianNoise(z)), steps)], "add_remove", delta).value
+    return accountant.epsilon([(PoissonSampled(rate, GaussianNoise(z)), steps)], "add_remove", delta).value
 
 
 def test_epsilon_is_that_of_the_poisson_sampled_gaussian() -> None:

@@ -14,13 +14,13 @@ from tests.commands import federation, sordino
 from tests.optim.loops import data, mlp, private, train
 from tests.optim.test_recipes import TWINS, plan
 
-from sordino.data.task import Task
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts, Loop, OwnCode
+from sordino.dpsgd import loop_certificate
 from sordino.errors import CertificateError, ConfigError, EngineError, PlanError
-from sordino.optim import saved
-from sordino.parts.records import PoissonRecords
-from sordino.parts.server import TorchOptimizer
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts, Loop, OwnCode
+from sordino.parts.record_samplers import PoissonRecords
+from sordino.parts.server_optimizers import TorchOptimizer
+from sordino.task import Task
 from sordino.training import train as run
 from sordino.version import versions
 
@@ -124,7 +124,7 @@ def test_any_value_that_is_changed_in_a_loops_file_is_noticed(kept: Path, tmp_pa
         inner[last] = spoilt(inner[last])
         copy.write_text(json.dumps(table, indent=2) + "\n")
         with pytest.raises(CertificateError):
-            pytest.fail(f"{path} was not noticed: {saved.certify(copy)}")
+            pytest.fail(f"{path} was not noticed: {loop_certificate.certify(copy)}")
 
 
 @pytest.mark.parametrize(

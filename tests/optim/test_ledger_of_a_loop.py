@@ -11,13 +11,13 @@ import pytest
 import torch
 from tests.optim.loops import Parts, private, train, weights
 
+from sordino.dpsgd import account as accounts
+from sordino.dpsgd import loop_certificate
 from sordino.errors import BudgetError, ConfigError
-from sordino.optim import account as accounts
-from sordino.optim import charging, saved
-from sordino.parts.bands import Banded
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.totals import Limit
+from sordino.parts.banded import Banded
 from sordino.parts.mechanisms import Gaussian
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.spending import Limit
 
 EPOCH = 5  # steps
 
@@ -70,7 +70,7 @@ def test_the_certificate_says_what_the_data_set_has_spent(tmp_path: Path) -> Non
         made = parts[1].save_certificate(tmp_path / f"{count}.json")
         assert made["ledger"]["runs"] == count
         assert sum(one["count"] for one in made["ledger"]["events"]) == 20 * count
-        assert saved.certify(tmp_path / f"{count}.json").certificate == made
+        assert loop_certificate.certify(tmp_path / f"{count}.json").certificate == made
     assert made["ledger"]["epsilon"] > made["epsilon"]
     assert any("charged to the ledger" in said for said in made["assumptions"])
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_was_rolled_back_pays_again(tmp_path: Path, monkeypatc
 
 
 def test_an_edited_count_with_a_new_checksum_pays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sordino.optim.loop_record import checksum
+    from sordino.dpsgd.loop_state import checksum
 
     file = ledger_file(tmp_path)
     first = loop(file)
@@ -184,7 +184,7 @@ def test_copies_pay_for_their_own_steps(tmp_path: Path) -> None:
 
 
 def test_a_copy_made_within_a_block_does_not_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charging, "BLOCKS", 4)  # an epoch each
+    monkeypatch.setattr("sordino.dpsgd.account.BLOCKS", 4)  # an epoch each
     file = ledger_file(tmp_path)
     account = loop(file)[1].account
     account.charge()
@@ -195,7 +195,7 @@ def test_a_copy_made_within_a_block_does_not_share_it(tmp_path: Path, monkeypatc
 
 
 def test_a_kill_within_a_block_counts_the_block_as_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charging, "BLOCKS", 4)
+    monkeypatch.setattr("sordino.dpsgd.account.BLOCKS", 4)
     file = ledger_file(tmp_path)
     first = loop(file)
     train(first)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from sordino.errors import DataError, PlanError
-from sordino.parts.records import PoissonRecords
+from sordino.parts.record_samplers import PoissonRecords
 
 
 class Pairs(Dataset[Any]):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
+from sordino.dpsgd.reduction import Check
 from sordino.errors import ConfigError, DataError, PlanError
-from sordino.optim.reduction import Check
 
 WORDS, LENGTH, COUNT = 7, 5, 40
 

@@ -11,12 +11,12 @@ from tests.optim.loops import private, train
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sordino.accounting.bounds import Norm
+from sordino.dpsgd import ClippedGradient
+from sordino.dpsgd.loop_state import Memory
+from sordino.dpsgd.reduction import clip_margin
 from sordino.errors import PlanError
-from sordino.optim.reduction import clip_margin
-from sordino.optim.woven import Memory
-from sordino.parts.bounds import Norm
 from sordino.parts.clipping import FEW, MANY
-from sordino.per_record import ClippedGradient
 
 MOST = 1 + 1e-5  # clip norms
 

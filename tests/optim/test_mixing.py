@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
+from sordino.dpsgd.batch_independence import Lookout
+from sordino.dpsgd.passes import Passes
+from sordino.dpsgd.recording import HOW
 from sordino.errors import PlanError
 from sordino.graph import Traced
-from sordino.optim.passes import Passes
-from sordino.optim.recording import HOW
-from sordino.per_record.lookout import Lookout
 
 CLIP = 1.0
 

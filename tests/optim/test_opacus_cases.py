@@ -17,10 +17,10 @@ from tests.per_record.oracle import assert_equal, clipped_loop, middle_radius, s
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from sordino.accounting import accountant
+from sordino.accounting.events import GaussianNoise, PoissonSampled
+from sordino.dpsgd import ClippedGradient, Recorder
 from sordino.errors import PlanError
-from sordino.parts.events import GaussianNoise, PoissonSampled
-from sordino.per_record import ClippedGradient, Recorder
-from sordino.privacy import accounting
 
 BATCH = 4
 
@@ -44,7 +44,7 @@ PRV_WIDTH = 0.02
 def test_epsilon_is_at_most_that_of_opacus(
     rate: float, z: float, steps: int, delta: float, prv: float, rdp: float
 ) -> None:
-    ours = accounting.epsilon([(PoissonSampled(rate, GaussianNoise(z)), steps)], "add_remove", delta).value
+    ours = accountant.epsilon([(PoissonSampled(rate, GaussianNoise(z)), steps)], "add_remove", delta).value
     assert prv - PRV_WIDTH <= ours <= prv < rdp
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
+from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.errors import PlanError
-from sordino.optim.optimizer import PrivateOptimizer
 
 FULL, HALVES = [torch.float64, torch.float32], [torch.bfloat16, torch.float16]
 

@@ -10,12 +10,12 @@ import torch
 from tests.optim.loops import QUIET, data, mlp, private, train, weights
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.records import PoissonRecords
+from sordino.parts.record_samplers import PoissonRecords
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
+from sordino.task import Task
 from sordino.training import Result
 from sordino.training import train as run
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, TensorDataset
 
+from sordino.dpsgd import make_private
 from sordino.errors import ConfigError, DataError, PlanError
-from sordino.optim import make_private
 
 
 def test_gradients_set_by_hand_are_overwritten_by_noised_ones() -> None:

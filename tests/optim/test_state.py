@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from sordino.dpsgd import make_private
+from sordino.dpsgd.state_guard import SMALL, Steady, digest
 from sordino.errors import PlanError
-from sordino.optim import make_private
-from sordino.per_record.steady import SMALL, Steady, digest
 
 
 class Keeps(nn.Module):

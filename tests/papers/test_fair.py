@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from sordino.certificate.build import headline
 from sordino.data.datasets import load
-from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess
 from sordino.models import Mlp, build_seeded
-from sordino.parts.encode import Public
+from sordino.parts.encoding import Public
 from sordino.parts.gradients import Blur, Gradient, Plain, Proximal, Sam
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.samplers import Poisson
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.plan import Plan
-from sordino.privacy.certificate import headline
 from sordino.recipes import dp_fed_avg
-from sordino.recipes.shared import federated
+from sordino.recipes.arguments import federated
 from sordino.rng import Seeded
+from sordino.task import Clients, Records, Task
 from sordino_papers import once, paper_003, paper_003_tuning
 from sordino_papers.paper_003 import METHODS, Setting, plan
 from sordino_papers.paper_003_claimed import RUNS, protocols

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sordino.certificate.build import headline
 from sordino.plan import Plan
-from sordino.privacy.certificate import headline
 from sordino_papers import full, runner, tables
 from sordino_papers.full import Full
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sordino.accounting.calibration import calibrated
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
 from sordino.recipes import dp_fed_ls
 from sordino.training import train
 

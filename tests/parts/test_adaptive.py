@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from tests.tiny import final, noise, plan, rounds, seeded, task
 from torch import Tensor, nn
 
-from sordino.data.task import Task
+from sordino.accounting.bounds import Bound
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
-from sordino.parts.bounds import Bound
-from sordino.parts.encode import Adaptive, Clip, Public, Step
-from sordino.parts.local import LocalSgd
+from sordino.loop import run
+from sordino.parts.encoding import Adaptive, Clip, Public, Step
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson
 from sordino.parts.schedules import Constant, Linear
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts
 from sordino.rng import Seeded
-from sordino.run import run
 from sordino.runs.checkpoint import STATE, Checkpoint
 from sordino.runs.logs import Mark
+from sordino.task import Task
 
 ODD = (0.0, 1e-45, 1e-38, 1e-19, 1.0, -1.0, 1e15, 3e38, math.nan, math.inf)
 entries = st.one_of(st.sampled_from(ODD), st.floats(width=32))

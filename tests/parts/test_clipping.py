@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from sordino import kernels
-from sordino.parts.clipping import FEW_DIGITS, factors, pull, scaled
-from sordino.parts.encode import Clip, Public
-from sordino.parts.norms import SLACK
+from sordino.parts.clipping import FEW_DIGITS, SLACK, factors, pull, scaled
+from sordino.parts.encoding import Clip, Public
 
 RADII = (1e-30, 1e-5, 0.7, 1.0, 3.0, 1e5, 1e30)
 NEAR = [1.0 - 2 * SLACK, 1.0 - SLACK, 1.0 - SLACK / 2, 1.0 - 2**-24, 1.0, 1.0 + 2**-24, 1.0 + SLACK, 2.0]

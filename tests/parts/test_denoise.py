@@ -14,27 +14,26 @@ from sklearn.datasets import load_digits
 from tests.tiny import noise, plan
 from torch import Tensor, nn
 
-from sordino.data.task import Task
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts
 from sordino.errors import PlanError
 from sordino.layout import Layout
-from sordino.parts.bands import BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.denoise import JamesStein, SoftThreshold, SparsifyMean
-from sordino.parts.encode import Adaptive, Clip
-from sordino.parts.local import LocalSgd
+from sordino.loop import run
+from sordino.parts.banded import BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
+from sordino.parts.encoding import Adaptive, Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import LaplacianSmoothing, Noised, Postprocess
+from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Noised, Postprocess, SoftThreshold, SparsifyMean
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicMask
 from sordino.parts.strategies import Identity, Strategy, Tree
 from sordino.plan import Plan
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Task
 
 DENOISERS: list[Postprocess] = [
     JamesStein(), JamesStein(positive=False), SoftThreshold(), SparsifyMean(0.4), LaplacianSmoothing(1.0),

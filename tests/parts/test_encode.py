@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.tiny import noise, plan
 from torch import Tensor
 
+from sordino.accounting.bounds import Bound, Norm
 from sordino.errors import PlanError
-from sordino.parts.bounds import Bound, Norm
-from sordino.parts.encode import Clip, Public
-from sordino.parts.norms import SLACK
+from sordino.parts.clipping import SLACK
+from sordino.parts.encoding import Clip, Public
 from sordino.parts.schedules import Constant, Decay, Linear, Piecewise
 
 NORMS: tuple[Norm, ...] = (1, 2)

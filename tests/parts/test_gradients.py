@@ -12,12 +12,12 @@ from tests.tiny import final, mlp, noise, plan, rounds, seeded, task
 from torch import Tensor, nn
 
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear import LinearClients
+from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.errors import PlanError
-from sordino.parts.encode import Clip
+from sordino.parts.encoding import Clip
 from sordino.parts.gradients import Anchor, Batch, Blur, Gradient, Plain, Proximal, Sam
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoNoise
 
 NOTHING = Batch(torch.empty(0), torch.empty(0))

@@ -14,12 +14,12 @@ import torch.nn.functional as F  # noqa: N812
 from tests.tiny import mlp, noise, task
 from torch import Tensor, nn
 
+from sordino.accounting.bounds import Bound
 from sordino.engines.objectives import OneClient
 from sordino.errors import PlanError
-from sordino.parts.bounds import Bound
-from sordino.parts.encode import Public
+from sordino.parts.encoding import Public
 from sordino.parts.gradients import Batch
-from sordino.parts.local import LocalSgd, Work, project_
+from sordino.parts.local_solvers import LocalSgd, Work, project_
 from sordino.parts.schedules import Decay
 from sordino.rng import Seeded
 

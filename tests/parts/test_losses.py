@@ -15,14 +15,14 @@ from torch import Tensor, nn
 import sordino as so
 from sordino import codec
 from sordino.config import TaskSpec
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear import can_write_out
+from sordino.engines.linear_clients import can_write_out
 from sordino.errors import ConfigError, DataError
 from sordino.kernels import linear as kernel
 from sordino.parts.losses import CODES, OURS, Given, Loss, Quantile, keeps_apart, loss_of
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
+from sordino.task import Task
 
 ALL = [loss() if loss is not Quantile else Quantile(0.3) for loss in OURS]
 
@@ -67,7 +67,7 @@ def test_a_loss_is_a_kind_a_part_or_a_function_in_python() -> None:
         return (outputs[:, 0] - y).square()
 
     assert loss_of("mse") == ALL[1]
-    assert so.Quantile(0.5) == loss_of(Quantile(0.5))
+    assert so.parts.Quantile(0.5) == loss_of(Quantile(0.5))
     given = loss_of(own)
     assert given == Given(own)
     assert not given.has_slope

@@ -15,17 +15,17 @@ from tests.silos import silos, targets
 from tests.tiny import noise, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Clients, Records, Task
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear import LinearClients
+from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients
 from sordino.errors import PlanError
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.losses import Loss, Quantile
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import FixedRecords
 from sordino.rng import Seeded
+from sordino.task import Clients, Records, Task
 
 CLOSED: list[str | Loss] = ["absolute", "hinge", Quantile(0.8)]
 

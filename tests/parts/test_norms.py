@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.tiny import noise
 from torch import Tensor
 
-from sordino.parts.bounds import Norm
-from sordino.parts.norms import BLOCK, SLACK, row_norms
+from sordino.accounting.bounds import Norm
+from sordino.parts.clipping import BLOCK, SLACK, row_norms
 
 NORMS: tuple[Norm, ...] = (1, 2)
 SCALES = (1e-45, 1e-42, 1e-30, 1e-23, 1e-18, 1e-13, 1e-11, 1.0, 1e13, 1e16, 1e19, 1e25, 1e37)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sordino.accounting.events import FixedSampled, GaussianNoise, PoissonSampled
 from sordino.errors import PlanError
-from sordino.parts.events import FixedSampled, GaussianNoise, PoissonSampled
-from sordino.parts.records import (
+from sordino.parts.record_samplers import (
     AllRecords,
     FixedRecords,
     OnePass,

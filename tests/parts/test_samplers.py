@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sordino.accounting.events import CappedPoisson, FixedSampled, GaussianNoise, PoissonSampled
 from sordino.errors import PlanError
-from sordino.parts.events import CappedPoisson, FixedSampled, GaussianNoise, PoissonSampled
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.rng import Seeded
 

@@ -16,25 +16,25 @@ from tests.tiny import SIZES, clients, final, mlp, plan, rounds, task
 from torch import Tensor, nn
 
 from sordino.config import Config, PrivacySpec
-from sordino.data.task import Task
+from sordino.engines.diagnostics import IDS, ROWS
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.kept import IDS, ROWS
 from sordino.errors import ConfigError, EngineError, PlanError
-from sordino.parts.encode import Clip
+from sordino.loop import check, run
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import Scaffold
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin, Sampler
-from sordino.parts.scaffold import Scaffold
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
-from sordino.run import check, run
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.grid import run_grid
 from sordino.runs.logs import Mark
 from sordino.runs.resume import check_noise
+from sordino.task import Task
+from sordino_papers.grid import run_grid
 
 LR, STEPS, ROUNDS = 0.2, 3, 5
 PATHS: tuple[Literal["batched", "sequential"], ...] = ("batched", "sequential")
@@ -232,7 +232,7 @@ def mlp_size() -> int:
 
 
 def test_the_length_of_a_message_is_known_before_any_client_runs() -> None:
-    from sordino.parts.encode import Adaptive
+    from sordino.parts.encoding import Adaptive
 
     for chain, wanted in (((Clip(1.0),), 100), ((PublicMask(0.3), Clip(1.0)), 30), ((Clip(Adaptive(1.0)),), 101)):
         assert plan(encode=chain).length(100) == wanted

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino.errors import PlanError
 from sordino.parts.schedules import Decay
-from sordino.parts.server import Adagrad, Adam, ServerOptimizer, Sgd, Yogi
+from sordino.parts.server_optimizers import Adagrad, Adam, ServerOptimizer, Sgd, Yogi
 
 MEANS = [noise(11, seed=seed) * 10.0 ** (seed % 3 - 1) for seed in range(8)]
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]

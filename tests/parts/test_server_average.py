@@ -11,7 +11,7 @@ from tests.tiny import noise
 from torch import Tensor
 
 from sordino.errors import PlanError
-from sordino.parts.server import Average, Sgd, project
+from sordino.parts.server_optimizers import Average, Sgd, project
 
 
 def outgoing(server: Sgd, rounds: int) -> tuple[list[Tensor], Tensor]:

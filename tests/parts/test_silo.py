@@ -14,22 +14,22 @@ from tests.silos import LOSSES, SIZES, clipped_sum, planned, silos
 from tests.tiny import clients, final, mlp, noise, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Clients, Records, Task
+from sordino.accounting.bounds import Norm
 from sordino.engines.inprocess import InProcess
-from sordino.engines.linear import LinearClients
+from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.errors import DataError, PlanError
-from sordino.parts.bounds import Norm
-from sordino.parts.encode import Adaptive, Clip, Public
+from sordino.loop import check
+from sordino.parts.encoding import Adaptive, Clip, Public
 from sordino.parts.gradients import Ball, Batch, Bounded, Moreau, Plain, Sam
 from sordino.parts.losses import Loss, Quantile
+from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.releases import CentralNoise, Forward, NoNoise
 from sordino.parts.schedules import Constant, Decay, Linear, Scaled, scaled
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.rng import Seeded
-from sordino.run import check
+from sordino.task import Clients, Records, Task
 
 REAL = torch.tensor([[True] * 5, [True, False, True, False, False], [False] * 5])  # whole, ragged, nobody
 M, B = REAL.shape

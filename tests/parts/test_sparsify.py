@@ -15,20 +15,20 @@ import torch.nn.functional as F  # noqa: N812
 from tests.tiny import SIZES, clients, final, mlp, noise, plan, rounds, seeded, task
 from torch import Tensor, nn
 
-from sordino.data.task import Task
+from sordino.accounting.bounds import Bound, Unit
 from sordino.engines.inprocess import InProcess
 from sordino.errors import DataError, PlanError
-from sordino.parts.bounds import Bound, Unit
-from sordino.parts.encode import Clip, Public, Step
-from sordino.parts.local import LocalSgd
+from sordino.loop import run
+from sordino.parts.encoding import Clip, Public, Step
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate, keep_largest
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.run import run
 from sordino.runs.checkpoint import STATE, Checkpoint
 from sordino.runs.logs import Mark
+from sordino.task import Task
 
 Way = Literal["batched", "sequential"]
 
@@ -292,8 +292,7 @@ def test_a_run_sparsifies_every_tensor_of_its_model(way: Way) -> None:
 
 
 def test_top_k_of_each_tensor_of_the_mean_is_post_processing() -> None:
-    from sordino.parts.denoise import SparsifyMean
-    from sordino.parts.postprocess import Noised
+    from sordino.parts.postprocess import Noised, SparsifyMean
 
     layout = task().layout
     mean = noise(layout.size, seed=5)
@@ -312,7 +311,7 @@ def test_a_share_of_each_tensor_has_the_bill_of_a_share_of_all_and_the_old_form_
 
 
 def test_a_message_of_more_than_a_model_has_no_tensors() -> None:
-    from sordino.parts.scaffold import Scaffold
+    from sordino.parts.local_solvers import Scaffold
 
     with pytest.raises(PlanError, match="more than an update"):
         plan(local=Scaffold(lr=0.1, steps=1), encode=(SparsifyUpdate(0.4, per="tensor"), Clip(1.0)))

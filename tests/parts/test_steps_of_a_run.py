@@ -18,16 +18,14 @@ from tests.silos import planned, silos
 from tests.tiny import SIZES, clients, final, mlp, plan, rounds, seeded
 from torch import Tensor, nn
 
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
-from sordino.parts.encode import Clip
-from sordino.parts.local import LocalSgd
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd, Scaffold
 from sordino.parts.mechanisms import Laplace
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import FixedRecords
 from sordino.parts.releases import Forward, NoNoise
-from sordino.parts.scaffold import Scaffold
 from sordino.parts.schedules import (
     Decay,
     InverseTime,
@@ -43,6 +41,7 @@ from sordino.parts.schedules import (
 )
 from sordino.plan import Plan
 from sordino.recipes import client_side_fed_avg
+from sordino.task import Task
 
 STEPS, ROUNDS = 3, 2
 FALLING = PerStep(InverseTime(2.0, 4.0))

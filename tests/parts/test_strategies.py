@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from sordino.accounting.matrix import optimize, sensitivity, toeplitz, trees
+from sordino.accounting.matrix.optimize import Goal, banded, buffered
+from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.errors import PlanError
-from sordino.matrix import drift, patterns, toeplitz, trees
-from sordino.matrix.optimise import Goal, banded, buffered
-from sordino.matrix.patterns import Patterns
-from sordino.parts.bands import Banded, BandedSquareRoot
+from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Toeplitz, Tree
 
 ROUNDS = 24
@@ -123,11 +123,11 @@ def test_no_pattern_moves_more_than_the_sensitivity(strategy: Strategy | str, mo
         column = {"rises": np.array([1.0, 0.2, 0.9, 0.1, 0.5]), "signs": np.array([1.0, -0.6, 0.4, -0.3, 0.2])}[
             strategy
         ]
-        claimed, gram = patterns.toeplitz_sensitivity(column, allowed), patterns._gram(column, rounds)
+        claimed, gram = sensitivity.toeplitz_sensitivity(column, allowed), sensitivity._gram(column, rounds)
     else:
         claimed = strategy.sensitivity(allowed)
-        gram = trees.gram(rounds) if isinstance(strategy, Tree) else patterns._gram(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
-    worst = max(np.abs(gram[np.ix_(p, p)]).sum() for p in patterns.every_pattern(allowed))
+        gram = trees.gram(rounds) if isinstance(strategy, Tree) else sensitivity._gram(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
+    worst = max(np.abs(gram[np.ix_(p, p)]).sum() for p in sensitivity.every_pattern(allowed))
     assert claimed >= np.sqrt(worst) - 1e-12
     if isinstance(strategy, BandedSquareRoot):
         assert claimed == pytest.approx(np.sqrt(worst))  # falls: exact
@@ -145,7 +145,7 @@ def test_no_pattern_moves_more_than_columns_of_one_length(bands: Strategy, most:
     assert isinstance(bands, Banded)
     allowed, made = Patterns(rounds, most, apart), np.linalg.inv(bands.noise_matrix(rounds))
     gram = np.abs(made.T @ made)
-    worst = max(gram[np.ix_(p, p)].sum() for p in patterns.every_pattern(allowed))
+    worst = max(gram[np.ix_(p, p)].sum() for p in sensitivity.every_pattern(allowed))
     assert bands.ends == 10
     assert bands.sensitivity(allowed) >= np.sqrt(worst) - 1e-12
     assert bands.once >= np.sqrt(gram.max()) - 1e-12
@@ -235,11 +235,11 @@ def test_optimised_strategies_are_no_worse_than_a_second_library(
     allowed = Patterns(rounds, -(-rounds // apart), apart)
     goal = Goal(allowed, np.ones(rounds))
     made = banded(goal, apart), buffered(goal, 2).column(rounds), buffered(goal, 3).column(rounds)
-    found = [toeplitz.root_mean_square(c, rounds, patterns.toeplitz_sensitivity(c, allowed)) for c in made]
+    found = [toeplitz.root_mean_square(c, rounds, sensitivity.toeplitz_sensitivity(c, allowed)) for c in made]
     for ours, theirs in zip(found, (bands, *buffers), strict=True):
         assert ours <= theirs * 1.0001
     root = toeplitz.square_root(apart)
-    assert found[0] < toeplitz.root_mean_square(root, rounds, patterns.toeplitz_sensitivity(root, allowed))
+    assert found[0] < toeplitz.root_mean_square(root, rounds, sensitivity.toeplitz_sensitivity(root, allowed))
 
 
 @pytest.mark.parametrize("rounds", [1000, 4097])
@@ -274,12 +274,12 @@ def test_the_gradient_of_a_drift_is_right(dense: bool) -> None:
     work = np.power(0.9, np.arange(ROUNDS, dtype=np.float64))
     if dense:
         work = np.tril(np.ones((ROUNDS, ROUNDS))) * np.linspace(1, 0.5, ROUNDS)
-    search = drift.Search(Goal(ALLOWED, work), 5)
+    search = optimize.Search(Goal(ALLOWED, work), 5)
     at = np.array([0.5, 0.4, 0.3, 0.2, -0.3, 0.1, 0.2, -0.1])
     assert check_grad(lambda x: search.loss(x)[0], lambda x: search.loss(x)[1], at) < 1e-5
     c, d = search.split(at)
     made = toeplitz.dense(work, ROUNDS) if work.ndim == 1 else work
-    matrix = drift.matrix(drift.columns(c, d, ROUNDS, ROUNDS))
+    matrix = optimize.matrix(optimize.columns(c, d, ROUNDS, ROUNDS))
     noise = made @ np.diag(np.linalg.norm(matrix, axis=0)) @ np.linalg.inv(matrix)
     assert search.loss(at)[0] == pytest.approx(np.log(np.sum(noise**2) / ROUNDS))
 
@@ -292,7 +292,7 @@ def test_a_drift_is_looked_for_where_sums_are_asked_for_and_columns_do_not_meet(
     assert not drifts(Banded(4))
     assert not drifts(Banded(5, forget=0.0))
     assert not drifts(Banded(1, forget=0.0))
-    assert not drifts(Banded(3, forget=0.0), Patterns(drift.LONGEST + 1, 4, 1000))
+    assert not drifts(Banded(3, forget=0.0), Patterns(optimize.LONGEST + 1, 4, 1000))
 
 
 EVERY_STRATEGY: dict[str, Callable[[], Strategy]] = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.per_record import Clipped
+from sordino.dpsgd import Clipped
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 

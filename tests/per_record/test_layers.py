@@ -11,9 +11,9 @@ from tests.per_record.oracle import assert_equal, clipped_loop, middle_radius, s
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from sordino.dpsgd import ClippedGradient, Recorder
+from sordino.dpsgd.pieces import Lookup, Outer, Slopes, row_squares
 from sordino.models import CharLstm, DpMnistCnn, ResNet18
-from sordino.per_record import ClippedGradient, Recorder
-from sordino.per_record.pieces import Lookup, Outer, Slopes, row_squares
 
 BATCH, LENGTH = 5, 4
 
@@ -208,7 +208,7 @@ def test_repeated_words_are_added_before_the_norm() -> None:
 def test_too_large_to_keep_gives_the_same(monkeypatch: Any) -> None:
     model, x, y = prepared("linear over a long time")
     kept = ClippedGradient(model, squared).sum(x, y, 0.5)
-    monkeypatch.setattr("sordino.per_record.pieces.ROOM", 50)
+    monkeypatch.setattr("sordino.dpsgd.pieces.ROOM", 50)
     assert_equal(
         ClippedGradient(model, squared).sum(x, y, 0.5), {k: v.double() for k, v in kept.total.items()}, kept.norms
     )

@@ -12,11 +12,11 @@ from tests.per_record.mixers import CLASSES, HONEST, MIXERS, WIDTH, Later, Own, 
 from tests.per_record.oracle import classes
 from torch import Tensor, nn
 
+from sordino.dpsgd import ClippedGradient
+from sordino.dpsgd.batch_independence import Lookout
+from sordino.dpsgd.mixing_layers import kept_apart
 from sordino.errors import PlanError
 from sordino.models import SPECS, build_seeded
-from sordino.per_record import ClippedGradient
-from sordino.per_record.apart import kept_apart
-from sordino.per_record.lookout import Lookout
 
 COUNT, RADIUS = 40, 1.0
 

@@ -11,9 +11,9 @@ from tests.per_record.oracle import assert_equal, classes, clipped_loop, middle_
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from sordino.dpsgd import ClippedGradient, Recorder, refuse_mixing
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.models import CharLstm, DpMnistCnn
-from sordino.per_record import ClippedGradient, Recorder, refuse_mixing
 
 BATCH = 6
 

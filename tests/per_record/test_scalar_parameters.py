@@ -9,13 +9,13 @@ from tests.optim.loops import private, train
 from tests.per_record.oracle import assert_equal, classes, clipped_loop
 from torch import Tensor, nn
 
+from sordino.dpsgd import ClippedGradient
 from sordino.engines.inprocess import InProcess
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import AllRecords, PoissonRecords, RecordSampler
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import AllRecords, PoissonRecords, RecordSampler
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone
-from sordino.per_record import ClippedGradient
 from sordino.training import train as train_plan
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from sordino.per_record.still import still
+from sordino.dpsgd.state_guard import still
 
 
 def test_dropout_under_vmap_stands_still() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from sordino import kernels
+from sordino.dpsgd import Clipped, ClippedGradient, Recorder, small_convolutions
+from sordino.dpsgd.convolution import _padded
 from sordino.models import DpMnistCnn
-from sordino.per_record import Clipped, ClippedGradient, Recorder, windows
-from sordino.per_record.convolution import _padded
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="numba is not installed, or the kernels are off")
 
@@ -69,8 +69,8 @@ def exact(clipped: Clipped) -> tuple[dict[str, Tensor], Tensor]:
 def test_a_convolution_and_its_gradient_are_torchs(name: str, sides: tuple[int, int]) -> None:
     layer, x = CONVOLUTIONS[name](), draw(sides)[0].contiguous(memory_format=torch.channels_last).requires_grad_()
     padded = _padded(layer, x)
-    spot = windows.where(layer, padded)
-    got = windows.Convolution.apply(padded, layer.weight.detach(), layer.bias, spot)  # type: ignore[no-untyped-call]
+    spot = small_convolutions.where(layer, padded)
+    got = small_convolutions.Convolution.apply(padded, layer.weight.detach(), layer.bias, spot)  # type: ignore[no-untyped-call]
     expected = layer(x)
     torch.testing.assert_close(got.view(BATCH, *spot.sides, -1).movedim(-1, 1), expected, rtol=1e-5, atol=1e-5)
     slope = torch.randn_like(expected)
@@ -84,7 +84,7 @@ def test_a_convolution_is_clipped_as_by_a_loop_over_records(
     name: str, sides: tuple[int, int], monkeypatch: Any
 ) -> None:
     """Above another layer, so that all of the loops are needed."""
-    calls = counted(monkeypatch, windows, "_weight_gradients")
+    calls = counted(monkeypatch, small_convolutions, "_weight_gradients")
     model, (x, y) = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh(), CONVOLUTIONS[name]()), draw(sides)
     radius = middle_radius(clipped_loop(model, squared, x, y, 1.0)[1])
     assert_equal(ClippedGradient(model, squared).sum(x, y, radius), *clipped_loop(model, squared, x, y, radius))
@@ -127,7 +127,7 @@ def test_a_pool_and_its_gradient_are_torchs_even_where_entries_are_equal_or_not_
     x[0, :, 2, 3], x[1, :, 4, 4], x[2, :, 1:5, 1:5], x[3, 0] = math.nan, math.inf, -math.inf, math.nan
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     pool = nn.MaxPool2d(window, stride)
-    got, expected = windows.max_pool(Any, pool, 0, x), pool(x)  # type: ignore[arg-type]
+    got, expected = small_convolutions.max_pool(Any, pool, 0, x), pool(x)  # type: ignore[arg-type]
     assert type(got.grad_fn).__name__ == "MaxPoolBackward"
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     slope = torch.randn_like(expected)
@@ -196,7 +196,7 @@ def test_other_types_and_orders_are_clipped_too() -> None:
 
 def test_without_the_loops_nothing_of_them_runs(monkeypatch: Any) -> None:
     off(monkeypatch)
-    monkeypatch.setattr(windows, "_loops", lambda: pytest.fail("a kernel was asked for"))
+    monkeypatch.setattr(small_convolutions, "_loops", lambda: pytest.fail("a kernel was asked for"))
     model, (x, y) = nn.Sequential(nn.Conv2d(3, 16, 3), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3)), draw((12, 17))
     assert_equal(ClippedGradient(model, squared).sum(x, y, 0.5), *clipped_loop(model, squared, x, y, 0.5))
 
@@ -204,8 +204,8 @@ def test_without_the_loops_nothing_of_them_runs(monkeypatch: Any) -> None:
 def test_too_many_gradients_to_keep_are_not_kept(monkeypatch: Any) -> None:
     model, (x, y) = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)), draw((12, 17))
     kept = exact(ClippedGradient(model, squared).sum(x, y, 0.5))
-    monkeypatch.setattr(windows, "ROOM", 50)
-    monkeypatch.setattr("sordino.per_record.pieces.ROOM", 50)
+    monkeypatch.setattr(small_convolutions, "ROOM", 50)
+    monkeypatch.setattr("sordino.dpsgd.pieces.ROOM", 50)
     assert_equal(ClippedGradient(model, squared).sum(x, y, 0.5), *kept)
 
 
@@ -217,13 +217,13 @@ def test_norms_of_long_gradients_have_all_their_digits() -> None:
     )
     layer = nn.Conv2d(64, 64, 3)
     made, found = torch.empty(1, 576, 64), torch.empty(1, dtype=torch.float64)
-    windows._weight_gradients(x, slopes, windows.where(layer, x), made, found)
+    small_convolutions._weight_gradients(x, slopes, small_convolutions.where(layer, x), made, found)
     assert float(found) == pytest.approx(float(made.double().square().sum()), rel=1e-6)
 
 
 def test_a_second_derivative_is_refused() -> None:
     x = torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
-    y = windows.max_pool(Any, nn.MaxPool2d(2), 0, x)  # type: ignore[arg-type]
+    y = small_convolutions.max_pool(Any, nn.MaxPool2d(2), 0, x)  # type: ignore[arg-type]
     slope = torch.autograd.grad(F.softplus(y).sum(), x, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="differentiate"):
         slope.sum().backward()  # type: ignore[no-untyped-call]

@@ -7,8 +7,8 @@ import torch
 from tests.per_record.oracle import assert_equal, clipped_loop, middle_radius, squared
 from torch import Tensor, nn
 
-from sordino.per_record import ClippedGradient
-from sordino.per_record.pieces import Lookup, Outer, Slopes, Tied, merged, row_squares
+from sordino.dpsgd import ClippedGradient
+from sordino.dpsgd.pieces import Lookup, Outer, Slopes, Tied, merged, row_squares
 
 BATCH, LENGTH, WORDS = 6, 4, 7
 

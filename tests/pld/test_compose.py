@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sordino.errors import PlanError
-from sordino.parts.events import (
+from sordino.accounting import accountant
+from sordino.accounting.events import (
     Approximate,
     CappedPoisson,
     Event,
@@ -27,9 +27,9 @@ from sordino.parts.events import (
     Shuffled,
     billable,
 )
-from sordino.pld import compose, losses, pairs, without_replacement
-from sordino.pld.gridless import gaussian_epsilon
-from sordino.privacy import accounting
+from sordino.accounting.pld import convolutions, loss_grid, pairs, without_replacement
+from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.errors import PlanError
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ def test_everybody_every_round_is_never_below_the_gaussian_at_any_delta(
     for event in events:
         for delta in (1e-3, 1e-5, 1e-8, 1e-10, 1e-12, 1e-13, 1e-14, 1e-15, 1e-40):
             truth = gaussian_epsilon(moved * math.sqrt(count) / multiplier, delta)
-            found = accounting.bound([(event, count)], relation, delta, rough=True)
+            found = accountant.bound([(event, count)], relation, delta, rough=True)
             assert found.method == "pld"
             assert truth <= found.value <= 1.003 * truth
 
@@ -57,7 +57,7 @@ def test_everybody_every_round_is_never_below_the_gaussian_at_any_delta(
 def test_without_the_tilt_the_transform_would_decide_epsilon() -> None:
     """Sabotage: theta = 0 proves nothing at 1e-14, because its rounding, which is counted, is as large."""
     pair = pairs.Present(0.01, pairs.Gauss(1.0))
-    one = compose.Composition([(losses.losses_on(pair, 1e-3, 1e-24), 1000)])
+    one = convolutions.Composition([(loss_grid.losses_on(pair, 1e-3, 1e-24), 1000)])
     assert one.epsilon(1e-14) < 4.56
     assert one.tilted(0.0).epsilon(1e-14) > 5
     assert one.tilted(0.0).epsilon(1e-6) == pytest.approx(one.epsilon(1e-6), rel=1e-3)
@@ -67,7 +67,7 @@ def test_the_bound_on_the_transforms_rounding_holds() -> None:
     rng = np.random.default_rng(1)
     for size, count in ((64, 3), (128, 16), (32, 100)):
         law = rng.dirichlet(np.ones(9))
-        ours, error = compose._convolved([np.append(law, np.zeros(size - 9))], np.asarray([float(count)]))
+        ours, error = convolutions._convolved([np.append(law, np.zeros(size - 9))], np.asarray([float(count)]))
         exact = _powered([int(mass * 2**60) for mass in law], count, size)
         scale = sum(int(mass * 2**60) for mass in law) ** count
         off = max(abs(float(one) - other / scale) for one, other in zip(ours, exact, strict=True))
@@ -91,11 +91,11 @@ def _times(one: list[int], other: list[int]) -> list[int]:
 
 def test_what_lies_beyond_grid_and_window_is_infinite() -> None:
     pair = pairs.Gauss(1.0)
-    cut = losses.losses_on(pair, 0.01, 1e-4)
+    cut = loss_grid.losses_on(pair, 0.01, 1e-4)
     assert cut.infinite >= math.exp(float(pair.tails(cut.values[-1:])[0][0]))
     assert float(np.sum(cut.masses)) + cut.infinite == pytest.approx(1, abs=1e-12)
-    assert compose.Composition([(cut, 5)]).infinite >= -math.expm1(5 * math.log1p(-cut.infinite))
-    assert compose.Composition([(cut, 5)]).epsilon(cut.infinite) == math.inf
+    assert convolutions.Composition([(cut, 5)]).infinite >= -math.expm1(5 * math.log1p(-cut.infinite))
+    assert convolutions.Composition([(cut, 5)]).epsilon(cut.infinite) == math.inf
 
 
 # ---- pairs ----------------------------------------------------------------------------------------------------------
@@ -132,11 +132,11 @@ def test_tails_are_those_of_a_loss(pair: pairs.Pair) -> None:
 @pytest.mark.parametrize("pair", EVERY, ids=str)
 @pytest.mark.parametrize("step", [0.5, 0.01])
 def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
-    on_grid = losses.losses_on(pair, step, 1e-12)
+    on_grid = loss_grid.losses_on(pair, step, 1e-12)
     for epsilon in (0.0, 0.03, 0.4, 1.0, 2.5):
         values = on_grid.values
         ours = on_grid.infinite + float(on_grid.masses @ np.maximum(0.0, -np.expm1(np.minimum(epsilon - values, 0.0))))
-        truth = float(losses.once_deltas(pair, np.asarray([epsilon]))[0])
+        truth = float(loss_grid.once_deltas(pair, np.asarray([epsilon]))[0])
         assert truth - 1e-12 <= ours
         assert ours <= truth + 0.02 if step == 0.01 else True
 
@@ -147,15 +147,15 @@ def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, mul
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
     pair = without_replacement.pair(rate=rate, mu=2 / multiplier)
     curve = without_replacement.hockey_stick(at, rate=rate, multiplier=multiplier)
-    assert np.allclose(losses.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
+    assert np.allclose(loss_grid.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 
 
 # ---- the same everywhere --------------------------------------------------------------------------------------------
 
 ASK = """
 import json
-from sordino.privacy import accounting
-from sordino.parts.events import *
+from sordino.certificate import accounting
+from sordino.accounting.events import *
 cases = [(PoissonSampled(0.01, GaussianNoise(1.0)), 1000, d) for d in (1e-5, 1e-12, 1e-14)]
 cases += [(PoissonSampled(1.0, GaussianNoise(100.0)), 10000, 1e-14), (LaplaceNoise(100.0), 10000, 1e-15)]
 print(json.dumps([accounting.bound([(e, n)], "add_remove", d).value for e, n, d in cases]))
@@ -205,9 +205,9 @@ def test_any_question_gets_a_number_or_one_sentence(
 ) -> None:
     if not (billable(first, relation) and billable(second, relation)):
         with pytest.raises(PlanError, match=r"^[^\n]*$"):
-            accounting.bound([(first, 1), (second, 1)], relation, delta)
+            accountant.bound([(first, 1), (second, 1)], relation, delta)
         return
-    found = accounting.epsilon([(first, count), (second, more)], relation, delta)
+    found = accountant.epsilon([(first, count), (second, more)], relation, delta)
     assert found.value >= 0
     assert not math.isnan(found.value)
 
@@ -216,6 +216,6 @@ def test_any_question_gets_a_number_or_one_sentence(
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_absurd_multipliers_are_in_order(multiplier: float, relation: Relation) -> None:
     """Sampled rounds cost no more than rounds of everybody, which have a closed form; none crashes."""
-    everybody = accounting.bound([(GaussianNoise(multiplier / 2), 7)], relation, 1e-5).value
+    everybody = accountant.bound([(GaussianNoise(multiplier / 2), 7)], relation, 1e-5).value
     for event in (PoissonSampled(0.1, GaussianNoise(multiplier)), CappedPoisson(0.1, 50, 8, GaussianNoise(multiplier))):
-        assert 0 <= accounting.epsilon([(event, 7)], relation, 1e-5).value <= everybody * (1 + 1e-9) + 1e-12
+        assert 0 <= accountant.epsilon([(event, 7)], relation, 1e-5).value <= everybody * (1 + 1e-9) + 1e-12

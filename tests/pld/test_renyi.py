@@ -8,7 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from sordino.pld import losses, pairs, renyi
+from sordino.accounting import renyi
+from sordino.accounting.pld import loss_grid, pairs
 
 
 def moment(rate: float, mu: float, power: float, start: float) -> mpmath.mpf:
@@ -34,7 +35,7 @@ def test_divergences_are_the_integrals_rounded_up(rate: float, mu: float) -> Non
 @pytest.mark.parametrize("pair", [pairs.Mirrored(0.2, pairs.Gauss(1.0)), pairs.Present(0.2, pairs.Gauss(1.0))], ids=str)
 def test_divergences_are_those_of_the_pair(pair: pairs.Mirrored | pairs.Present) -> None:
     of = renyi.mirrored if isinstance(pair, pairs.Mirrored) else renyi.present
-    ours, on_grid = of(0.2, 1.0), losses.losses_on(pair, 0.002, 1e-30)
+    ours, on_grid = of(0.2, 1.0), loss_grid.losses_on(pair, 0.002, 1e-30)
     for k in (9, 29, 59):
         theta = float(renyi.ORDERS[k]) - 1
         seen = math.log(float(on_grid.masses @ np.exp(theta * on_grid.values))) / theta

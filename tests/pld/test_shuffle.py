@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.privacy import oracles
 
+from sordino.accounting.pld import shuffle
+from sordino.accounting.pld.shuffle import shuffled_delta, shuffled_epsilon
 from sordino.errors import SideConditionError
-from sordino.pld import shuffle
-from sordino.pld.shuffle import shuffled_delta, shuffled_epsilon
 
 local_epsilons = st.floats(0.01, 8.0)
 

@@ -11,9 +11,9 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from numpy.typing import NDArray
 from tests.privacy import oracles
 
-from sordino.parts.events import GaussianNoise, PoissonSampled
-from sordino.pld import compose, losses, pairs
-from sordino.privacy import accounting
+from sordino.accounting import accountant
+from sordino.accounting.events import GaussianNoise, PoissonSampled
+from sordino.accounting.pld import convolutions, loss_grid, pairs
 
 # rate, noise multiplier, rounds, delta; epsilon, which two other ways agree on; step of the lower bound
 TABLE = [
@@ -27,7 +27,7 @@ TABLE = [
 
 
 def cost(rate: float, multiplier: float, rounds: int, delta: float) -> float:
-    return accounting.bound([(PoissonSampled(rate, GaussianNoise(multiplier)), rounds)], "add_remove", delta).value
+    return accountant.bound([(PoissonSampled(rate, GaussianNoise(multiplier)), rounds)], "add_remove", delta).value
 
 
 @pytest.mark.parametrize(("rate", "multiplier", "rounds", "delta", "checked", "step"), TABLE)
@@ -47,7 +47,7 @@ def test_the_curve_at_small_rates_goes_through_the_checked_point(
     rate: float, multiplier: float, rounds: int, delta: float, checked: float
 ) -> None:
     entries = [(PoissonSampled(rate, GaussianNoise(multiplier)), rounds)]
-    found = accounting.deltas_at(entries, "add_remove", [checked, 8.0])
+    found = accountant.deltas_at(entries, "add_remove", [checked, 8.0])
     assert 0.98 * delta <= found[0] <= 1.03 * delta
     assert found[1] < found[0]
 
@@ -58,10 +58,10 @@ def one_block(masses: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def test_a_wrong_summary_of_the_law_makes_the_bound_loose_and_never_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sabotage: rough values choose tilt and window only, so even a summary by one point leaves an upper bound."""
-    law = losses.losses_on(pairs.Present(1e-4, pairs.Gauss(1.25)), 3e-5, 1e-16)
-    exact = compose.Composition([(law, 10_000)]).epsilon(1e-5)
-    monkeypatch.setattr(compose, "_blocks", one_block)
-    wrong = compose.Composition([(law, 10_000)]).epsilon(1e-5)
+    law = loss_grid.losses_on(pairs.Present(1e-4, pairs.Gauss(1.25)), 3e-5, 1e-16)
+    exact = convolutions.Composition([(law, 10_000)]).epsilon(1e-5)
+    monkeypatch.setattr(convolutions, "_blocks", one_block)
+    wrong = convolutions.Composition([(law, 10_000)]).epsilon(1e-5)
     assert 0.0621 < exact < 0.064
     assert wrong > 1.5 * exact
 
@@ -70,8 +70,8 @@ def test_a_window_sought_by_large_changes_of_the_tilt_alone_would_be_loose(monke
     """Sabotage: rare large losses make the window seem wide, so the grid becomes coarse; the cost is still a bound."""
     found = cost(1e-6, 0.5, 100_000, 1e-6)
     assert found < 0.0230
-    monkeypatch.setattr(compose, "_MOVES", np.geomspace(0.02, 4, 16))
-    accounting._composition.cache_clear()
+    monkeypatch.setattr(convolutions, "_MOVES", np.geomspace(0.02, 4, 16))
+    accountant._composition.cache_clear()
     assert cost(1e-6, 0.5, 100_000, 1e-6) > 2 * found
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.privacy import oracles
 
+from sordino.accounting.pld.without_replacement import gaussian_delta, hockey_stick
 from sordino.errors import SideConditionError
-from sordino.pld.without_replacement import gaussian_delta, hockey_stick
 
 DELTA = 2000**-1.1
 RATE, ROUNDS = 0.05, 200

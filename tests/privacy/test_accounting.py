@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny import plan
 
-from sordino.errors import PlanError
-from sordino.parts.events import (
+from sordino.accounting import accountant
+from sordino.accounting.accountant import delta_at, deltas_at, epsilon
+from sordino.accounting.composition import Participation, client_bill
+from sordino.accounting.events import (
     Event,
     FixedSampled,
     GaussianNoise,
@@ -20,14 +22,12 @@ from sordino.parts.events import (
     Relation,
     Unprotected,
 )
+from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import PoissonRecords
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import PoissonRecords
 from sordino.parts.releases import LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson
-from sordino.privacy import accounting
-from sordino.privacy.accounting import delta_at, deltas_at, epsilon
-from sordino.privacy.bill import Participation, client_bill
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 CNN, LSTM = 2000**-1.1, 975**-1.1
@@ -126,8 +126,8 @@ events = st.one_of(
 @settings(max_examples=8, deadline=None)
 def test_the_first_opinion_is_never_above_the_second(event: Event, count: int, delta: float) -> None:
     relation: Relation = "replace_one" if isinstance(event, FixedSampled) else "add_remove"
-    first = accounting.bound([(event, count)], relation, delta).value
-    second = accounting.rdp_epsilon([(event, count)], relation, delta)
+    first = accountant.bound([(event, count)], relation, delta).value
+    second = accountant.rdp_epsilon([(event, count)], relation, delta)
     assert second is not None
     assert 0 <= first <= second
 
@@ -138,8 +138,8 @@ def test_the_second_opinion_is_the_answer_where_it_is_the_smaller(monkeypatch: p
     assert first.method == "pld"
     assert first.rdp is not None
     assert first.value < first.rdp < 10
-    monkeypatch.setattr(accounting, "rdp_epsilon", lambda *_: first.value / 2)
-    assert epsilon(entries, "zero_out", 1e-16) == accounting.Epsilon(first.value / 2, "rdp", rdp=first.value / 2)
+    monkeypatch.setattr(accountant, "rdp_epsilon", lambda *_: first.value / 2)
+    assert epsilon(entries, "zero_out", 1e-16) == accountant.Epsilon(first.value / 2, "rdp", rdp=first.value / 2)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

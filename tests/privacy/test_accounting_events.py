@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from tests.privacy import oracles
 
-from sordino.errors import PlanError
-from sordino.parts.events import (
+from sordino.accounting import accountant
+from sordino.accounting.accountant import delta_at, deltas_at, epsilon
+from sordino.accounting.events import (
     Approximate,
     CappedPoisson,
     Event,
@@ -28,10 +29,9 @@ from sordino.parts.events import (
     Unprotected,
     billable,
 )
-from sordino.parts.tries import Tries
-from sordino.pld.pairs import Orders, Response
-from sordino.privacy import accounting
-from sordino.privacy.accounting import delta_at, deltas_at, epsilon
+from sordino.accounting.pld.pairs import Orders, Response
+from sordino.accounting.trials import Tries
+from sordino.errors import PlanError
 
 Array = NDArray[np.float64]
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
@@ -125,7 +125,7 @@ def test_one_shuffled_round_costs_the_checked_epsilon() -> None:
 @pytest.mark.parametrize(("rounds", "pairs", "checked"), [(10, 0.614, 0.182), (100, 3.36, 0.624), (1000, 14.4, 2.17)])
 def test_shuffled_rounds_compose_as_their_pair_and_not_as_epsilons(rounds: int, pairs: float, checked: float) -> None:
     assert cost(Shuffled(10_000, Approximate(1.0)), rounds, "replace_one", 1e-6) == pytest.approx(checked, rel=0.02)
-    one = accounting.bound([(Shuffled(10_000, Approximate(1.0)), 1)], "replace_one", 1e-6 / rounds).value
+    one = accountant.bound([(Shuffled(10_000, Approximate(1.0)), 1)], "replace_one", 1e-6 / rounds).value
     assert 0.5 * pairs < one * rounds  # what adding up would cost
 
 

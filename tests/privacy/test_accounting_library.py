@@ -19,11 +19,10 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant
 
 import sordino
-from sordino.parts.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
-from sordino.pld import renyi
-from sordino.pld.gridless import gaussian_epsilon
-from sordino.privacy import accounting
-from sordino.privacy.accounting import epsilon, rdp_epsilon
+from sordino.accounting import accountant, renyi
+from sordino.accounting.accountant import epsilon, rdp_epsilon
+from sordino.accounting.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
+from sordino.accounting.pld.closed_forms import gaussian_epsilon
 
 SOURCE = Path(sordino.__file__).parent
 REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
@@ -131,19 +130,19 @@ def test_a_coarse_grid_triples_a_small_epsilon_and_ours_does_not() -> None:
     assert found.value == pytest.approx(0.047, abs=0.001)
     assert library_pld(128 / 60_000, 20.0, 23_450, 1e-3, 1e-5) > 3 * found.value
     assert found.grid is not None
-    assert accounting.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, found.grid / 2) == pytest.approx(
+    assert accountant.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, found.grid / 2) == pytest.approx(
         found.value, rel=0.001
     )
 
 
 def test_a_grid_that_is_not_refined_would_be_noticed() -> None:
-    assert accounting.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, 1e-3) > 3 * 0.047
+    assert accountant.epsilon_on([(SMALL, 23_450)], "add_remove", 1e-5, 1e-3) > 3 * 0.047
 
 
 def test_the_rounding_of_the_librarys_transform_falls_below_the_truth_and_ours_does_not() -> None:
     truth = gaussian_epsilon(1.0, 1e-14)  # 10,000 rounds of everybody at multiplier 100
     assert library_pld(1.0, 100.0, 10_000, 2.5e-4, 1e-14) < 0.98 * truth
-    found = accounting.bound([(PoissonSampled(1.0, GaussianNoise(100.0)), 10_000)], "add_remove", 1e-14)
+    found = accountant.bound([(PoissonSampled(1.0, GaussianNoise(100.0)), 10_000)], "add_remove", 1e-14)
     assert found.method == "pld"
     assert truth <= found.value <= 1.001 * truth
 
@@ -151,7 +150,7 @@ def test_the_rounding_of_the_librarys_transform_falls_below_the_truth_and_ours_d
 @pytest.mark.parametrize("multiplier", [0.6, 3.0])
 def test_every_grid_is_above_the_next_finer_one(multiplier: float) -> None:
     entries = ((PoissonSampled(0.02, GaussianNoise(multiplier)), 500),)
-    found = [accounting.epsilon_on(entries, "add_remove", 1e-5, grid) for grid in (1e-2, 4e-3, 1e-3, 2.5e-4)]
+    found = [accountant.epsilon_on(entries, "add_remove", 1e-5, grid) for grid in (1e-2, 4e-3, 1e-3, 2.5e-4)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
@@ -163,7 +162,7 @@ def test_on_the_same_grid_ours_is_the_librarys_to_a_millionth_from_above(
 ) -> None:
     grid, delta = 2e-3, 1e-5
     theirs = library_pld(rate, multiplier, count, grid, delta)
-    ours = accounting.epsilon_on([(PoissonSampled(rate, GaussianNoise(multiplier)), count)], "add_remove", delta, grid)
+    ours = accountant.epsilon_on([(PoissonSampled(rate, GaussianNoise(multiplier)), count)], "add_remove", delta, grid)
     assert theirs * (1 - 1e-9) <= ours <= theirs * (1 + 1e-6)
 
 

@@ -11,8 +11,9 @@ import pytest
 from scipy import integrate, stats
 from tests.privacy import oracles
 
-from sordino.parts import events
-from sordino.parts.events import (
+from sordino.accounting import events
+from sordino.accounting.accountant import delta_at, epsilon
+from sordino.accounting.events import (
     Approximate,
     Event,
     FixedSampled,
@@ -21,7 +22,6 @@ from sordino.parts.events import (
     PoissonSampled,
     Relation,
 )
-from sordino.privacy.accounting import delta_at, epsilon
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")
 

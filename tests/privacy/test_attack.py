@@ -10,7 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from sordino.parts.events import (
+from sordino.accounting import accountant, profiles
+from sordino.accounting.composition import Line
+from sordino.accounting.events import (
     Approximate,
     CappedPoisson,
     Event,
@@ -22,9 +24,7 @@ from sordino.parts.events import (
     Shuffled,
     Unprotected,
 )
-from sordino.privacy import accounting, attack
-from sordino.privacy.attack import Ceiling, ceiling, power, true_positives
-from sordino.privacy.bill import Line
+from sordino.accounting.profiles import Ceiling, ceiling, power, true_positives
 
 SAMPLES = 200_000
 
@@ -51,7 +51,7 @@ def test_a_gaussian_has_the_ceilings_of_its_mu(multiplier: float, relation: Rela
 def test_the_curve_is_above_the_closed_form_by_less_than_a_percent(multiplier: float, at: float) -> None:
     """At rate 1 Poisson sampling is the plain Gaussian, but goes through the curve."""
     sampled, truth = line(PoissonSampled(1.0, GaussianNoise(multiplier))), exact(1 / multiplier, at)
-    found = attack._from_curve(sampled, at)
+    found = profiles._from_curve(sampled, at)
     assert ceiling(sampled, at).auc == pytest.approx(truth.auc, rel=1e-12)
     assert truth.true_positives <= found.true_positives <= 1.01 * truth.true_positives
     assert truth.auc <= found.auc <= 1.01 * truth.auc
@@ -132,7 +132,7 @@ def test_more_noise_lowers_both_ceilings_and_more_rounds_raise_them(make: Any, r
 @pytest.mark.parametrize(("make", "relation"), EVENTS)
 def test_the_ceiling_is_below_what_epsilon_alone_would_say(make: Any, relation: Relation) -> None:
     one = line(make(3.0), 3, relation)
-    spent = accounting.epsilon(one.entries, one.relation, 1e-6).value
+    spent = accountant.epsilon(one.entries, one.relation, 1e-6).value
     assert ceiling(one).true_positives <= 1.005 * (math.exp(spent) * 0.01 + 1e-6)
 
 
@@ -150,13 +150,13 @@ def test_nothing_released_is_a_guess() -> None:
 
 def test_a_left_end_of_each_piece_would_fall_below_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sabotage: the lower sum of the curve is no ceiling."""
-    rates = attack.true_positives
+    rates = profiles.true_positives
 
     def lower(grid: NDArray[np.float64], *curve: NDArray[np.float64]) -> NDArray[np.float64]:
         found = rates(grid, *curve)
         return np.concatenate([found[:1], found[:-1]])
 
-    monkeypatch.setattr(attack, "true_positives", lower)
+    monkeypatch.setattr(profiles, "true_positives", lower)
     assert ceiling(line(PoissonSampled(1.0, GaussianNoise(0.5)))).auc < exact(2.0).auc
 
 

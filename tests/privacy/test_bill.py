@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tests.tiny import plan
 
-from sordino.matrix.patterns import Patterns
-from sordino.parts.encode import Clip
-from sordino.parts.events import (
+from sordino.accounting import accountant
+from sordino.accounting.composition import Adversary, Line, Participation, client_bill
+from sordino.accounting.events import (
     CappedPoisson,
     Event,
     FixedSampled,
@@ -24,16 +24,16 @@ from sordino.parts.events import (
     Shuffled,
     Unprotected,
 )
+from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.certificate.build import headline, line_entry
+from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.server import Adam
+from sordino.parts.server_optimizers import Adam
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import Adversary, Line, Participation, client_bill
-from sordino.privacy.certificate import headline, line_entry
 
 ROUNDS = 10
 EVERYONE, POISSON, CAPPED = Everyone(100), Poisson(100, 0.1), Poisson(100, 0.1, cap=20)
@@ -146,7 +146,7 @@ def test_shuffled_noise_is_replace_one_and_its_crowd_is_the_least_accepted(clien
 @pytest.mark.parametrize("clients", SAMPLERS, ids=str)
 def test_no_noise_is_allowed_with_every_sampler_and_promises_nothing(clients: Sampler) -> None:
     for found in planned(clients, NoNoise()).bill().lines:
-        assert accounting.epsilon(found.entries, found.relation, 1e-5).value == math.inf
+        assert accountant.epsilon(found.entries, found.relation, 1e-5).value == math.inf
 
 
 @pytest.mark.parametrize("clients", SAMPLERS, ids=str)
@@ -193,7 +193,7 @@ def test_realised_counts_move_only_the_lines_of_those_who_see_them() -> None:
 
 
 def _epsilon(found: Line, delta: float) -> float:
-    return accounting.epsilon(found.entries, found.relation, delta).value
+    return accountant.epsilon(found.entries, found.relation, delta).value
 
 
 def test_the_published_plan_costs_7_30_to_one_who_sees_models_and_23_9_to_one_who_sees_the_cohort() -> None:

@@ -19,21 +19,21 @@ from tests.privacy import oracles
 from tests.tiny import plan, task
 
 from sordino import plan as plans
+from sordino.accounting.composition import Participation, client_bill
 from sordino.config import load_config
 from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, PlanError
-from sordino.parts.encode import Clip
+from sordino.ledger.budget import Budget, Filter, client_filter
+from sordino.loop import Tally, run
+from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
 from sordino.plan import State
-from sordino.privacy.bill import Participation, client_bill
-from sordino.privacy.budget import Budget, Filter, client_filter
 from sordino.rng import Seeded
-from sordino.run import Tally, run
-from sordino.runs.book import Book
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
+from sordino.runs.writer import Book
 
 DELTA = 1e-5
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from tests.tiny import plan
 
 from sordino import calibrated
+from sordino.accounting import accountant, calibration
+from sordino.accounting.composition import Line
+from sordino.accounting.delta import default_delta
+from sordino.accounting.events import Approximate, Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
 from sordino.errors import PlanError, UnreachableError
-from sordino.parts.encode import Clip
-from sordino.parts.events import Approximate, Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
+from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.plan import Plan
-from sordino.privacy import accounting, calibrate
-from sordino.privacy.bill import Line
-from sordino.privacy.delta import default_delta
 
 L1 = (Clip(1.0, norm=1),)
 PLANS: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ SAMPLED = ("poisson", "long poisson", "fixed")
 
 def cost(one: Plan) -> float:
     line = one.bill().line("models")
-    return accounting.epsilon(line.entries, line.relation, default_delta(one.clients.population)).value
+    return accountant.epsilon(line.entries, line.relation, default_delta(one.clients.population)).value
 
 
 @pytest.mark.parametrize(("name", "target"), [*((name, 1.5) for name in PLANS), ("poisson", 8.0), ("fixed", 0.1)])
@@ -105,7 +105,7 @@ def lines(make: Callable[[float], Event], relation: Relation, count: int) -> Cal
 
 
 def spent(line: Line, delta: float) -> float:
-    return accounting.epsilon(line.entries, line.relation, delta).value
+    return accountant.epsilon(line.entries, line.relation, delta).value
 
 
 @given(
@@ -119,7 +119,7 @@ def test_the_multiplier_meets_any_target_within_half_a_percent(
     target: float, delta: float, count: int, rate: float
 ) -> None:
     line_of = lines(lambda z: PoissonSampled(rate, GaussianNoise(z)), "add_remove", count)
-    found = calibrate.multiplier(line_of, target, delta)
+    found = calibration.multiplier(line_of, target, delta)
     assert spent(line_of(found), delta) <= target
     assert spent(line_of(found), delta) >= 0.995 * target or found <= 0.02
 
@@ -132,30 +132,30 @@ def test_the_rounds_of_a_gaussian_are_those_of_its_closed_form(target: float, mu
 
     if spent(line_of(1), 1e-5) > target:
         with pytest.raises(UnreachableError, match="1 round already"):
-            calibrate.rounds(line_of, target, 1e-5)
+            calibration.rounds(line_of, target, 1e-5)
     else:
-        found = calibrate.rounds(line_of, target, 1e-5)
+        found = calibration.rounds(line_of, target, 1e-5)
         assert spent(line_of(found), 1e-5) <= target < spent(line_of(found + 1), 1e-5)
 
 
 def test_any_noise_will_do_where_sampling_alone_meets_the_target() -> None:
     line_of = lines(lambda z: PoissonSampled(1e-6, GaussianNoise(z)), "add_remove", 3)
     assert spent(line_of(0.02), 1e-5) == 0
-    assert calibrate.multiplier(line_of, 0.5, 1e-5) <= 0.01
+    assert calibration.multiplier(line_of, 0.5, 1e-5) <= 0.01
 
 
 def test_pure_laplace_is_calibrated_at_delta_zero() -> None:
-    found = calibrate.multiplier(lines(LaplaceNoise, "replace_one", 4), 2.0, 0.0)
+    found = calibration.multiplier(lines(LaplaceNoise, "replace_one", 4), 2.0, 0.0)
     assert found == pytest.approx(4.0, rel=0.005)
     assert found >= 4.0
 
 
 def test_a_multiplier_guessed_far_off_costs_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     line_of = lines(lambda z: PoissonSampled(0.05, GaussianNoise(z)), "add_remove", 200)
-    right = calibrate.multiplier(line_of, 2.0, 1e-4)
+    right = calibration.multiplier(line_of, 2.0, 1e-4)
     for guess in (0.3, 300.0):
-        monkeypatch.setattr(calibrate, "_likely_multiplier", lambda *_, guess=guess: guess)
-        assert calibrate.multiplier(line_of, 2.0, 1e-4) == pytest.approx(right, rel=0.005)
+        monkeypatch.setattr(calibration, "_likely_multiplier", lambda *_, guess=guess: guess)
+        assert calibration.multiplier(line_of, 2.0, 1e-4) == pytest.approx(right, rel=0.005)
 
 
 @pytest.mark.parametrize("count", [1, 20_000])
@@ -163,8 +163,8 @@ def test_a_count_guessed_far_off_costs_time_and_nothing_else(count: int, monkeyp
     def line_of(n: int) -> Line:
         return Line("models", "add_remove", ((PoissonSampled(0.05, GaussianNoise(2.0)), n),))
 
-    monkeypatch.setattr(calibrate, "_likely_count", lambda *_: count)
-    found = calibrate.rounds(line_of, 1.0, 1e-4)
+    monkeypatch.setattr(calibration, "_likely_count", lambda *_: count)
+    found = calibration.rounds(line_of, 1.0, 1e-4)
     assert spent(line_of(found), 1e-4) <= 1.0 < spent(line_of(found + 1), 1e-4)
 
 
@@ -218,4 +218,4 @@ def test_a_budget_of_pairs_counts_them() -> None:
     def line_of(n: int) -> Line:
         return Line("models", "zero_out", ((Approximate(0.1, 1e-9), n),))
 
-    assert calibrate.rounds(line_of, 1.05, 1e-12 + 10e-9) == 10
+    assert calibration.rounds(line_of, 1.05, 1e-12 + 10e-9) == 10

@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiny import plan
 
+from sordino.accounting import accountant
+from sordino.accounting.delta import check_delta, default_delta
+from sordino.accounting.profiles import upward
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts
+from sordino.certificate.schema import compare
 from sordino.errors import CertificateError, ConfigError
-from sordino.parts.encode import Clip
+from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.certificate import certificate
-from sordino.privacy.delta import check_delta, default_delta
-from sordino.privacy.facts import Facts
-from sordino.privacy.stored import compare
-from sordino.privacy.summary import upward
 from sordino.rng import Mode
 
 POISSON = plan(rounds=4, clients=Poisson(50, 0.2))
@@ -53,7 +53,7 @@ def test_the_certificate_holds_every_field_of_rule_14(of: Plan) -> None:
         assert name in found
     for name in ("mask", "noise", "counts", "plan_sha256", "assumptions", "adversaries", "model_sha256", "sordino"):
         assert name in found
-    assert found["accountant"]["library"] == accounting.VERSION
+    assert found["accountant"]["library"] == accountant.VERSION
     assert {"mode", "note"} <= set(found["noise"])
     assert {"scope", "radius", "norm"} <= set(found["clip"])
     assert {"sees", "needs"} <= set(found["trust"])
@@ -68,7 +68,7 @@ def test_the_numbers_at_the_top_are_those_of_one_who_sees_the_models() -> None:
     first = found["adversaries"][0]
     line = POISSON.bill().line("models")
     assert (found["epsilon"], found["relation"], found["delta"]) == (first["epsilon"], first["relation"], 1e-3)
-    assert first["epsilon"] == pytest.approx(accounting.epsilon(line.entries, line.relation, 1e-3).value, abs=2e-6)
+    assert first["epsilon"] == pytest.approx(accountant.epsilon(line.entries, line.relation, 1e-3).value, abs=2e-6)
     assert (found["unit"], found["relation"]) == ("client", "add_remove")
     assert first["events"] == [
         {

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.engines.test_receipts import CENTRAL, LOCAL, SHARES, config
 
+from sordino.certificate.assumptions import not_covered
+from sordino.certificate.build import certificate
+from sordino.certificate.explain import ceilings, explain
+from sordino.certificate.facts import Facts
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, Sampler
 from sordino.plan import Plan
-from sordino.privacy.assumptions import not_covered
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts
-from sordino.report.explain import ceilings, explain
 
 COINS = "the coins that choose a cohort stay secret from the adversary of the first line"
 NONE = {"kind": "no_noise"}
@@ -80,8 +80,8 @@ def test_releases_that_are_billed_and_were_not_made_are_told_apart() -> None:
 
 
 def test_what_a_tuned_run_does_not_cover_is_a_whole_sentence() -> None:
-    from sordino.parts.tries import Tries
-    from sordino.privacy.selection import Selection
+    from sordino.accounting.selection import Selection
+    from sordino.accounting.trials import Tries
 
     best = Selection(id="a", tries=Tries(2.0), over=("lr",), by="accuracy")
     assert not_covered(None, best)[0].endswith("only the tries that this run is the best of are accounted")

@@ -13,25 +13,24 @@ from tests.privacy import oracles
 from tests.privacy.test_accounting_truths import laplace_delta, two_laplace_delta
 from tests.tiny import plan
 
+from sordino.accounting import accountant, renyi
+from sordino.accounting.composition import Participation
+from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, PubliclySampled, Relation
+from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts, billed, participation
 from sordino.cli.calculator import Question, answer, text
-from sordino.parts.bands import BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.encode import Clip
-from sordino.parts.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, PubliclySampled, Relation
+from sordino.parts.banded import BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
+from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import AllRecords
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, NoiseShares
 from sordino.parts.samplers import Cohort, FixedSize, Poisson, Sampler
-from sordino.parts.turns import Turns
+from sordino.parts.separation import Turns
 from sordino.plan import Plan
-from sordino.pld import renyi
-from sordino.pld.gridless import gaussian_epsilon
-from sordino.privacy import accounting
-from sordino.privacy.bill import Participation
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts, billed, participation
 
 
 def made(clients: Sampler, release: Release, rounds: int) -> Plan:
@@ -41,7 +40,7 @@ def made(clients: Sampler, release: Release, rounds: int) -> Plan:
 
 def epsilon(found: Plan, delta: float) -> float:
     line = found.forecast.line("cohort")
-    return accounting.epsilon(line.entries, line.relation, delta).value
+    return accountant.epsilon(line.entries, line.relation, delta).value
 
 
 # ---- the numbers ----------------------------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def test_rounds_by_a_seen_coin_are_the_binomial_mixture_of_gaussians(
     mu = (2 if relation == "replace_one" else 1) / multiplier
     for at in (0.0, 0.5, 2.0, 6.0):
         truth = oracles.public_coin_delta(at, rate=rate, rounds=rounds, mu=mu)
-        ours = accounting.delta_at([(PubliclySampled(rate, GaussianNoise(multiplier)), rounds)], relation, at)
+        ours = accountant.delta_at([(PubliclySampled(rate, GaussianNoise(multiplier)), rounds)], relation, at)
         assert truth * (1 - 1e-9) <= ours <= truth * 1.005 + 1e-11
 
 
@@ -82,13 +81,13 @@ def test_rounds_by_a_seen_coin_are_the_binomial_mixture_of_gaussians(
 def test_two_laplace_rounds_by_a_seen_coin_are_their_closed_form(at: float) -> None:
     q = 0.3
     truth = 2 * q * (1 - q) * laplace_delta(at, 1.0) + q * q * two_laplace_delta(at, 1.0, 1.0)
-    ours = accounting.delta_at([(PubliclySampled(q, LaplaceNoise(1.0)), 2)], "zero_out", at)
+    ours = accountant.delta_at([(PubliclySampled(q, LaplaceNoise(1.0)), 2)], "zero_out", at)
     assert truth * (1 - 1e-9) <= ours <= truth * 1.01 + 1e-9
 
 
 def test_billed_as_if_the_coins_were_unseen_it_would_fall_below_the_truth() -> None:
     """Sabotage: amplification is for one who does not see the cohort."""
-    wrong = accounting.epsilon([(PoissonSampled(0.1, GaussianNoise(0.95)), 200)], "add_remove", 0.002).value
+    wrong = accountant.epsilon([(PoissonSampled(0.1, GaussianNoise(0.95)), 200)], "add_remove", 0.002).value
     assert oracles.public_coin_delta(wrong, rate=0.1, rounds=200, mu=1 / 0.95) > 50 * 0.002
 
 
@@ -184,10 +183,10 @@ def test_shared_noise_is_billed_column_by_column_where_the_bands_fit_between_tur
 def test_several_steps_by_one_coin_are_never_billed_as_if_each_had_its_own() -> None:
     local = NoisyLocalSgd(AllRecords((30,)), 1.0, 2.0, 0.1, steps=5)
     found = plan(rounds=20, clients=Poisson(4, 0.2), local=local, encode=(), release=Forward()).forecast.line("cohort")
-    spent = accounting.epsilon(found.entries, found.relation, 1e-5).value
+    spent = accountant.epsilon(found.entries, found.relation, 1e-5).value
     truth = {"rate": 0.2, "rounds": 20, "mu": 1.0, "steps": 5}
     assert oracles.public_coin_delta(spent, **truth) <= 1e-5  # type: ignore[arg-type]
-    wrong = accounting.epsilon([(PubliclySampled(0.2, GaussianNoise(2.0)), 100)], "replace_one", 1e-5).value
+    wrong = accountant.epsilon([(PubliclySampled(0.2, GaussianNoise(2.0)), 100)], "replace_one", 1e-5).value
     assert oracles.public_coin_delta(wrong, **truth) > 1e-5  # type: ignore[arg-type]
 
 
@@ -251,4 +250,4 @@ def test_laplace_noise_and_a_cap_have_the_line_too() -> None:
     ):
         found, sure = epsilon(made(clients, release, 10), 1e-5), Participation(10, 10)
         everybody = made(clients, release, 10).bill(sure).line("cohort")
-        assert 0 < found < accounting.epsilon(everybody.entries, everybody.relation, 1e-5).value
+        assert 0 < found < accountant.epsilon(everybody.entries, everybody.relation, 1e-5).value

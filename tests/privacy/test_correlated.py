@@ -11,30 +11,30 @@ import pytest
 import torch
 from torch import nn
 
+from sordino.accounting.accountant import epsilon
+from sordino.accounting.calibration import calibrated
+from sordino.accounting.composition import Participation
+from sordino.accounting.delta import default_delta
+from sordino.accounting.events import Event, GaussianNoise, PoissonSampled, Relation
 from sordino.audit.rehearsal import Watching
-from sordino.data.task import Task
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
-from sordino.parts.bands import Banded, BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise, noise_of_models
-from sordino.parts.encode import Clip
-from sordino.parts.events import Event, GaussianNoise, PoissonSampled, Relation
-from sordino.parts.local import LocalSgd
+from sordino.loop import run
+from sordino.parts.banded import Banded, BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
+from sordino.parts.encoding import Clip
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
-from sordino.parts.server import Adam, Sgd
+from sordino.parts.separation import Separated, Turns
+from sordino.parts.server_optimizers import Adam, Sgd
 from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
-from sordino.parts.turns import Separated, Turns
 from sordino.plan import Plan, State
-from sordino.privacy.accounting import epsilon
-from sordino.privacy.bill import Participation
-from sordino.privacy.calibrated import calibrated
-from sordino.privacy.delta import default_delta
 from sordino.recipes.best import best, forecasts
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Task
 
 STRATEGIES = [Identity(), BandedSquareRoot(4), Banded(4), BufferedToeplitz(2), Tree()]
 
@@ -149,7 +149,7 @@ def test_a_workload_is_what_the_server_does(server: Sgd) -> None:
         rows.append(-memory["params"].numpy())
     found = server.workload(rounds)
     if found.ndim == 1:
-        from sordino.matrix.toeplitz import dense
+        from sordino.accounting.matrix.toeplitz import dense
 
         found = dense(found, rounds)
     assert np.allclose(np.stack(rows), found)
@@ -164,7 +164,7 @@ def test_calibration_finds_the_multiplier() -> None:
 @pytest.mark.parametrize("server", [Sgd(), Sgd(lr=Decay(1.0, 0.9), momentum=0.3)])
 @pytest.mark.parametrize("strategy", [BandedSquareRoot(4), Tree()])
 def test_the_forecast_of_noise_is_that_of_the_matrix(strategy: Strategy, server: Sgd) -> None:
-    from sordino.matrix.toeplitz import dense
+    from sordino.accounting.matrix.toeplitz import dense
 
     work = server.workload(20)
     whole = work if work.ndim == 2 else dense(work, 20)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from tests.tiny import plan as client_plan
 
-from sordino.parts.events import GaussianNoise, PoissonSampled
+from sordino.accounting import accountant
+from sordino.accounting.events import GaussianNoise, PoissonSampled
+from sordino.ledger.charges import Cost
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.totals import Item, Limit
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.records import AllRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords, _order
+from sordino.parts.record_samplers import AllRecords, OnePass, PoissonRecords, RecordSampler, ShuffledRecords, _order
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.costs import Cost
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.spending import Item, Limit
 from sordino.recipes import silo
 
 SIZES = (60, 40, 80)
@@ -44,7 +44,7 @@ def test_a_silo_that_is_charged_job_by_job_pays_the_bill_of_its_plan(
         ledger.admit("a", "own", cost.asked, whole=cost.whole, jobs=cost.jobs)
         for t in range(plan.rounds):
             ledger.charge("a", f"{t}", cost.job(t))
-        billed = accounting.epsilon(line.entries, line.relation, 1e-5).value
+        billed = accountant.epsilon(line.entries, line.relation, 1e-5).value
         assert ledger.spent("own").epsilon == pytest.approx(billed)
 
 
@@ -82,7 +82,7 @@ def test_charging_amplified_rounds_as_they_come_is_caught(tmp_path: Path) -> Non
         ledger.admit("wrong", "wrong", cost.asked, whole=False)
         for t in range(4):
             ledger.charge("wrong", f"wrong {t}", (Item(line.entries[0][0]),))
-        billed = accounting.epsilon(line.entries, line.relation, 1e-5).value
+        billed = accountant.epsilon(line.entries, line.relation, 1e-5).value
         assert right == pytest.approx(billed)
         assert ledger.spent("wrong").epsilon < 0.9 * billed
 
@@ -106,4 +106,4 @@ def test_two_one_pass_runs_of_different_batches_compose_per_record(tmp_path: Pat
             for t in range(cost.plan.rounds):
                 ledger.charge(name, f"{name}{t}", cost.job(t))
         events = [(cost.job(0)[0].event, 1) for cost in (first, second)]
-        assert ledger.spent("own").epsilon == pytest.approx(accounting.epsilon(events, "replace_one", 1e-5).value)
+        assert ledger.spent("own").epsilon == pytest.approx(accountant.epsilon(events, "replace_one", 1e-5).value)

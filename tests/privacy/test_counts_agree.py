@@ -13,22 +13,21 @@ from hypothesis import strategies as st
 from tests.engines.test_receipts import CENTRAL, FOUR, LOCAL, SHARES, Clumsy, config, federation, go, paid
 from tests.engines.wires import Wires, lost
 
+from sordino.certificate.build import certificate
+from sordino.certificate.explain import _counted
+from sordino.certificate.facts import Facts, billed, check_counts, participation
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError, QuorumError
+from sordino.loop import Settled
 from sordino.outcome import charges_of, counted
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import FixedRecords, OnePass
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import FixedRecords, OnePass
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.privacy.agreement import check_counts
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts, billed, participation
-from sordino.report.explain import _counted
 from sordino.rng import Seeded
-from sordino.run import Settled
 
 
 def events(made: dict[str, Any]) -> set[int]:

@@ -10,13 +10,13 @@ from tests.commands import Said, sordino
 from tests.engines.test_receipts import LOCAL, config
 from tests.tiny import seeded
 
-from sordino.data.task import Task
+from sordino.accounting.delta import default_delta, few, largest_delta, meaning_of_delta
+from sordino.dpsgd.settings import checked_delta
 from sordino.errors import ConfigError
-from sordino.optim.settings import checked_delta
+from sordino.ledger.policy import load as load_policy
 from sordino.parts.samplers import Everyone
-from sordino.privacy.delta import default_delta, few, largest_delta, meaning_of_delta
-from sordino.privacy.policy import load as load_policy
-from sordino.recipes.silo import budgets
+from sordino.recipes.silos import budgets
+from sordino.task import Task
 from sordino.training import train
 
 FILE = """

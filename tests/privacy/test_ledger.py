@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sordino.errors import BudgetError, ConfigError, PlanError
-from sordino.parts.events import (
+from sordino.accounting import accountant
+from sordino.accounting.events import (
     Approximate,
     Event,
     FixedSampled,
@@ -19,11 +19,12 @@ from sordino.parts.events import (
     Relation,
     Unprotected,
 )
-from sordino.pld.gridless import gaussian_epsilon
-from sordino.privacy import accounting, spending
-from sordino.privacy.entries import Admitted, Charged, Limited
-from sordino.privacy.ledger import Asked, Ledger
-from sordino.privacy.spending import Block, Item, Limit
+from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.errors import BudgetError, ConfigError, PlanError
+from sordino.ledger import totals
+from sordino.ledger.entries import Admitted, Charged, Limited
+from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.totals import Block, Item, Limit
 
 GAUSS = GaussianNoise(4.0)
 DELTA = 1e-5
@@ -83,10 +84,10 @@ def test_the_last_charge_that_fits_is_made_and_the_next_refused(tmp_path: Path) 
 def test_a_ledger_that_composes_by_maximum_is_caught(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sabotage: every event by itself, and the worst of them."""
 
-    def alone(held: spending.Total) -> list[tuple[tuple[Event, int], ...]]:
+    def alone(held: totals.Total) -> list[tuple[tuple[Event, int], ...]]:
         return [((event, 1),) for event, _, _ in held]
 
-    monkeypatch.setattr(spending, "records", alone)
+    monkeypatch.setattr(totals, "records", alone)
     with pytest.raises(AssertionError):
         test_what_is_spent_is_the_composition_of_all_runs(ledger)
 
@@ -98,7 +99,7 @@ def test_events_of_many_kinds_compose_as_the_accountant_composes_them(ledger: Le
     for k, event in enumerate(kinds):
         ledger.charge("a", f"{k}", (Item(event, k + 1),))
     entries = tuple((event, k + 1) for k, event in enumerate(kinds))
-    assert ledger.spent("heart").epsilon == pytest.approx(accounting.epsilon(entries, "replace_one", DELTA).value, 1e-3)
+    assert ledger.spent("heart").epsilon == pytest.approx(accountant.epsilon(entries, "replace_one", DELTA).value, 1e-3)
 
 
 def test_nothing_spent_is_epsilon_0(ledger: Ledger) -> None:
@@ -126,7 +127,7 @@ def brute_force(items: tuple[Item, ...], size: int) -> float:
         for item in items:
             if item.block is None or item.block.start <= i < item.block.stop:
                 counts[item.event] = counts.get(item.event, 0) + item.count
-        worst = max(worst, accounting.epsilon(tuple(counts.items()), "replace_one", DELTA).value if counts else 0.0)
+        worst = max(worst, accountant.epsilon(tuple(counts.items()), "replace_one", DELTA).value if counts else 0.0)
     return worst
 
 
@@ -149,20 +150,20 @@ def test_blocks_of_two_runs_that_overlap_compose_where_they_do(ledger: Ledger) -
     ledger.charge("b", "b", (*second, Item(GAUSS)))
     expected = brute_force((*first, *second, Item(GAUSS)), 100)
     assert ledger.spent("heart").epsilon == pytest.approx(expected)
-    assert expected < accounting.epsilon(((loud, 2), (quiet, 4), (GAUSS, 1)), "replace_one", DELTA).value
+    assert expected < accountant.epsilon(((loud, 2), (quiet, 4), (GAUSS, 1)), "replace_one", DELTA).value
 
 
 def test_a_ledger_that_forgets_the_blocks_of_the_other_run_is_caught(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sabotage: blocks of different length are taken for blocks of different records."""
-    real = spending._positions
+    real = totals._positions
 
     def own(blocks: list[tuple[Block, Event, int]]) -> list[object]:
         lengths = {one[0].stop - one[0].start for one in blocks}
         return [kind for n in lengths for kind in real([one for one in blocks if one[0].stop - one[0].start == n])]
 
-    monkeypatch.setattr(spending, "_positions", own)
+    monkeypatch.setattr(totals, "_positions", own)
     with pytest.raises(AssertionError):
         test_blocks_of_two_runs_that_overlap_compose_where_they_do(ledger)
 
@@ -202,7 +203,7 @@ def test_another_relation_is_priced_anew_under_the_limits_or_refused(ledger: Led
 def test_an_event_that_states_nothing_for_the_limits_relation_is_refused(ledger: Ledger) -> None:
     event = PoissonSampled(0.1, LaplaceNoise(1.0))
     with pytest.raises(PlanError):
-        accounting.bound(((event, 2),), "replace_one", DELTA)
+        accountant.bound(((event, 2),), "replace_one", DELTA)
     enter(ledger, "a", relation="add_remove")
     with pytest.raises(BudgetError):
         ledger.charge("a", "0", (Item(event),))

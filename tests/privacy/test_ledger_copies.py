@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 from tests.commands import ROUNDS, federation, sordino
 
+from sordino.accounting import accountant
+from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, ConfigError, StorageError
-from sordino.parts.events import GaussianNoise, PoissonSampled
-from sordino.privacy import accounting, journal
-from sordino.privacy.ledger import Asked, Ledger
-from sordino.privacy.ledger_backup import backup, restore
-from sordino.privacy.ledger_head import SLOT, Head, HeadFile
-from sordino.privacy.spending import Item, Limit
-from sordino.runs import execution, purse, rounds
+from sordino.ledger import journal
+from sordino.ledger.backup import backup, restore
+from sordino.ledger.head_file import SLOT, Head, HeadFile
+from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.totals import Item, Limit
+from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
 
 ITEM = Item(GaussianNoise(4.0))
@@ -299,7 +300,7 @@ def test_what_is_not_a_backup_is_not_restored(file: Path, tmp_path: Path) -> Non
 
 def paying(folder: Path, room: int) -> Config:
     """A run of four rounds that pays from a ledger with room for so many."""
-    limit = accounting.epsilon(((EVENT, room),), "add_remove", DELTA).value * 1.001
+    limit = accountant.epsilon(((EVENT, room),), "add_remove", DELTA).value * 1.001
     assert sordino("ledger", "limit", folder / "l", "digits", "--epsilon", limit, *KNOWN).code == 0
     spec = f'[privacy]\nledger = "{folder / "l"}"\ndataset = "digits"\n[run]'
     return load_config(federation(folder, ("[run]", spec)))
@@ -414,7 +415,7 @@ def test_a_run_that_began_before_releases_were_noted_goes_on_and_pays_for_what_i
 ) -> None:
     config = paying(tmp_path, 20)
     with monkeypatch.context() as patch:  # as the version before admitted it
-        patch.setattr(purse.Admission, "note", lambda self, number, head: None)
+        patch.setattr(admission.Admission, "note", lambda self, number, head: None)
         admit = Ledger.admit
         patch.setattr(Ledger, "admit", lambda self, *words, chain="", **more: admit(self, *words, **more))
         stopped_after(config, tmp_path / "a", 2, monkeypatch, resume=False)

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.commands import sordino
 
+from sordino.accounting.events import GaussianNoise
 from sordino.errors import BudgetError, StorageError, UserError
-from sordino.parts.events import GaussianNoise
-from sordino.privacy import journal
-from sordino.privacy.journal import MARK
-from sordino.privacy.ledger import Asked, Ledger, Statement
-from sordino.privacy.spending import Item, Limit
+from sordino.ledger import journal
+from sordino.ledger.journal import MARK
+from sordino.ledger.ledger import Asked, Ledger, Statement
+from sordino.ledger.totals import Item, Limit
 
 ITEM = Item(GaussianNoise(4.0))
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from sordino.accounting.events import GaussianNoise
 from sordino.errors import UserError
-from sordino.parts.events import GaussianNoise
-from sordino.privacy import journal
-from sordino.privacy.ledger import Asked, Ledger
-from sordino.privacy.ledger_backup import backup
-from sordino.privacy.spending import Item, Limit
+from sordino.ledger import journal
+from sordino.ledger.backup import backup
+from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.totals import Item, Limit
 
 MOMENTS = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 40
 ITEM = Item(GaussianNoise(4.0))

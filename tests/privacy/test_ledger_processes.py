@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from sordino.parts.events import GaussianNoise
-from sordino.pld.gridless import gaussian_epsilon
-from sordino.privacy.entries import Charged
-from sordino.privacy.ledger import Asked, Ledger
-from sordino.privacy.spending import Item, Limit
+from sordino.accounting.events import GaussianNoise
+from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.ledger.entries import Charged
+from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.totals import Item, Limit
 
 KILLS = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 20
 ROOM, RACERS = 60, 8
@@ -28,9 +28,9 @@ SILO = """
 import os, sys, secrets
 from pathlib import Path
 from sordino.errors import BudgetError
-from sordino.parts.events import GaussianNoise
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.spending import Item
+from sordino.accounting.events import GaussianNoise
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.totals import Item
 
 folder, first, jobs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 ledger = Ledger.open(folder / "l")

@@ -13,24 +13,24 @@ import jsonschema
 import pytest
 from tests.commands import ROUNDS, federation, sordino
 
+from sordino.accounting import accountant
+from sordino.accounting.composition import Line
+from sordino.accounting.events import Event, GaussianNoise, PoissonSampled
+from sordino.accounting.profiles import upward
+from sordino.certificate.schema import schema
 from sordino.config import load_config
 from sordino.errors import CertificateError, ConfigError
-from sordino.parts.events import Event, GaussianNoise, PoissonSampled
-from sordino.privacy import accounting
-from sordino.privacy.bill import Line
-from sordino.privacy.entries import Account, Admitted, Run
-from sordino.privacy.ledger import Ledger
-from sordino.privacy.spending import Item, total
-from sordino.privacy.stored import schema
-from sordino.privacy.summary import upward
-from sordino.runs import execution, purse, rounds
+from sordino.ledger.entries import Account, Admitted, Run
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.totals import Item, total
+from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
 
 EVENT, DELTA = PoissonSampled(0.5, GaussianNoise(2.0)), 1e-4
 
 
 def epsilon(runs: int) -> float:
-    return accounting.epsilon(((EVENT, ROUNDS * runs),), "add_remove", DELTA).value
+    return accountant.epsilon(((EVENT, ROUNDS * runs),), "add_remove", DELTA).value
 
 
 def paying(folder: Path, *changes: tuple[str, str], runs: float = 2.0) -> Path:
@@ -113,14 +113,14 @@ def test_a_run_that_stopped_gets_nothing_back_and_pays_for_what_is_run_again(
 def test_two_runs_that_race_for_the_last_of_a_budget_cannot_both_have_it(tmp_path: Path) -> None:
     """Both have looked and found room before either has paid."""
     config = load_config(paying(tmp_path, runs=1))
-    purse.consider(config)
+    admission.consider(config)
     execution.execute(config, tmp_path / "a")
     words = [sys.executable, "-m", "sordino", "run", str(tmp_path / "fed.toml"), "--out"]
     lost = subprocess.run([*words, str(tmp_path / "b")], capture_output=True, text=True, check=False)
     assert lost.returncode == 1
     assert spent(tmp_path)["runs"] == 1
     with Ledger.open(tmp_path / "ours.ledger") as ledger, pytest.raises(Exception, match="would have spent"):
-        ledger.admit("late", "digits", purse._planned(config), whole=True)
+        ledger.admit("late", "digits", admission._planned(config), whole=True)
 
 
 @pytest.mark.parametrize("runs", [4])
@@ -178,9 +178,12 @@ def line(event: Event, count: int, *silos: int) -> Line:
 
 def test_silos_with_names_are_charged_by_name_and_others_must_be_alike() -> None:
     loud, quiet = GaussianNoise(1.0), GaussianNoise(2.0)
-    named = purse._items((line(loud, 3, 0, 2), line(quiet, 4, 1)), ("va", "basel", "bern"))
+    named = admission._items((line(loud, 3, 0, 2), line(quiet, 4, 1)), ("va", "basel", "bern"))
     assert named == (Item(loud, 3, silo="va"), Item(loud, 3, silo="bern"), Item(quiet, 4, silo="basel"))
-    assert purse._items((line(loud, 3),), ("va", "basel")) == (Item(loud, 3, silo="va"), Item(loud, 3, silo="basel"))
-    assert purse._items((line(loud, 3, 0), line(loud, 5, 1)), ()) == (Item(loud, 5),)
+    assert admission._items((line(loud, 3),), ("va", "basel")) == (
+        Item(loud, 3, silo="va"),
+        Item(loud, 3, silo="basel"),
+    )
+    assert admission._items((line(loud, 3, 0), line(loud, 5, 1)), ()) == (Item(loud, 5),)
     with pytest.raises(ConfigError, match=r"silos that differ .* and have no names"):
-        purse._items((line(loud, 3, 0), line(quiet, 3, 1)), ())
+        admission._items((line(loud, 3, 0), line(quiet, 3, 1)), ())

@@ -15,22 +15,22 @@ from scipy import stats
 from tests.tiny import clients, final, plan, rounds, task
 from torch import Tensor
 
-from sordino.data.task import Task
+from sordino.accounting.bounds import Norm
+from sordino.accounting.events import GaussianNoise, LaplaceNoise
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts
 from sordino.engines.base import Collected
 from sordino.errors import PlanError
-from sordino.parts.bounds import Norm
-from sordino.parts.encode import Clip, Spread
-from sordino.parts.events import GaussianNoise, LaplaceNoise
-from sordino.parts.local import LocalSgd
+from sordino.loop import noised_mean
+from sordino.parts.encoding import Clip, Spread
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.postprocess import LaplacianSmoothing, Noised
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import Everyone, Poisson, Sampler
-from sordino.privacy.certificate import certificate
-from sordino.privacy.facts import Facts
 from sordino.rng import Mode, Seeded, streams
-from sordino.run import noised_mean
+from sordino.task import Task
 
 D = 20_000
 LAWS: dict[type[Mechanism], Any] = {Gaussian: stats.norm, Laplace: stats.laplace}

@@ -16,13 +16,13 @@ from tests.tiny import plan as client_plan
 
 from sordino import codec
 from sordino.errors import ConfigError, UserError
+from sordino.ledger import policy
+from sordino.ledger.policy import Policy
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.preparation import Histogram
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
-from sordino.privacy import policy
-from sordino.privacy.policy import Policy
 from sordino.recipes import silo
 
 TODAY = date(2027, 1, 1)

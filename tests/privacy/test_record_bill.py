@@ -11,13 +11,11 @@ import pytest
 from tests.silos import SIZES, planned, silos
 from tests.tiny import plan as client_plan
 
-from sordino.config import from_recipe
-from sordino.errors import BudgetError, ConfigError, PlanError
-from sordino.matrix.toeplitz import dense
-from sordino.outcome import counted
-from sordino.parts.bands import BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.events import (
+from sordino.accounting import accountant
+from sordino.accounting.calibration import calibrated, calibrated_silos
+from sordino.accounting.composition import ADVERSARIES, Bill, Participation
+from sordino.accounting.delta import silo_deltas
+from sordino.accounting.events import (
     Event,
     FixedSampled,
     GaussianNoise,
@@ -28,9 +26,18 @@ from sordino.parts.events import (
     Shuffled,
     Unprotected,
 )
+from sordino.accounting.matrix.toeplitz import dense
+from sordino.certificate.build import certificate, headline
+from sordino.certificate.explain import ceilings
+from sordino.certificate.facts import Facts, participation
+from sordino.config import from_recipe
+from sordino.errors import BudgetError, ConfigError, PlanError
+from sordino.ledger.budget import Budget, check_affordable, client_filter
+from sordino.outcome import counted
+from sordino.parts.banded import BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import (
+from sordino.parts.record_samplers import (
     AllRecords,
     FixedRecords,
     OnePass,
@@ -39,20 +46,13 @@ from sordino.parts.records import (
     RecordsInTurn,
     ShuffledRecords,
 )
-from sordino.parts.release import Release
+from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
+from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import ADVERSARIES, Bill, Participation
-from sordino.privacy.budget import Budget, check_affordable, client_filter
-from sordino.privacy.calibrated import calibrated, calibrated_silos
-from sordino.privacy.certificate import certificate, headline
-from sordino.privacy.delta import silo_deltas
-from sordino.privacy.facts import Facts, participation
 from sordino.recipes import dp_ls_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
-from sordino.recipes.silo import budgets
-from sordino.report.explain import ceilings
+from sordino.recipes.silos import budgets
 from sordino.training import train
 
 ROUNDS, N = 6, 30
@@ -79,7 +79,7 @@ def entries(bill: Bill, adversary: Any = "models", silo: int = 0) -> tuple[Event
 
 
 def cost(event: Event, count: int, relation: Relation = "replace_one", delta: float = 1e-5) -> float:
-    return accounting.epsilon(((event, count),), relation, delta).value
+    return accountant.epsilon(((event, count),), relation, delta).value
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_correlated_noise_over_random_batches_is_refused(reads: RecordSampler) -
 def test_a_filter_counts_the_reads_of_correlated_noise() -> None:
     plan = made(RecordsInTurn(3, (30,)), CORRELATED, rounds=30)
     line = plan.bill().line("cohort")
-    paid = Budget(accounting.epsilon(line.entries, line.relation, 1e-5).value * 1.01, 1e-5)
+    paid = Budget(accountant.epsilon(line.entries, line.relation, 1e-5).value * 1.01, 1e-5)
     assert client_filter(plan, paid).allowed.min() >= 3  # more than three do not fit in thirty rounds
     assert client_filter(plan, replace(paid, epsilon=0.7 * paid.epsilon)).allowed.max() < 3
     check_affordable(plan, client_filter(plan, paid))

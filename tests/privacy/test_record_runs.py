@@ -12,29 +12,24 @@ import pytest
 from tests.commands import arrays, lines, sordino
 from tests.silos import planned
 
+from sordino.accounting import accountant
+from sordino.accounting.events import Event, FixedSampled, GaussianNoise, Relation
 from sordino.config import load_config
 from sordino.errors import BudgetError, ConfigError
-from sordino.parts.events import (
-    Event,
-    FixedSampled,
-    GaussianNoise,
-    Relation,
-)
+from sordino.ledger.budget import Budget, client_filter
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import AllRecords
 from sordino.parts.releases import Forward
 from sordino.parts.samplers import Everyone
-from sordino.privacy import accounting
-from sordino.privacy.budget import Budget, client_filter
 from sordino.recipes import silo
-from sordino.recipes.silo import budgets
-from sordino.runs.book import Book
+from sordino.recipes.silos import budgets
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
+from sordino.runs.writer import Book
 
 
 def cost(event: Event, count: int, relation: Relation = "replace_one", delta: float = 1e-5) -> float:
-    return accounting.epsilon(((event, count),), relation, delta).value
+    return accountant.epsilon(((event, count),), relation, delta).value
 
 
 SILOS = """

@@ -15,24 +15,24 @@ from tests.commands import federation, sordino
 from tests.privacy.oracles import lower_bound
 from tests.tiny import plan
 
+from sordino.accounting import accountant
+from sordino.accounting.composition import Line, Participation, repeated_rounds
+from sordino.accounting.events import Unprotected
+from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.certificate.facts import Facts, billed
 from sordino.config import load_config
 from sordino.engines.base import Receipt
-from sordino.matrix.patterns import Patterns
+from sordino.loop import Settled
 from sordino.outcome import counted
-from sordino.parts.bands import BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.events import Unprotected
+from sordino.parts.banded import BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, NoiseShares
 from sordino.parts.samplers import NO_COINS, Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.separation import Separated, Turns
 from sordino.parts.strategies import Identity
-from sordino.parts.turns import Separated, Turns
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import Line, Participation, repeated_rounds
-from sordino.privacy.facts import Facts, billed
-from sordino.run import Settled
-from sordino.runs import execution, purse, rounds
+from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
 
 DELTA = 100**-1.1
@@ -51,7 +51,7 @@ def of_chain(made: Plan, charged: list[int]) -> dict[str, Line]:
 
 
 def epsilon(line: Line) -> float:
-    return accounting.epsilon(line.entries, line.relation, DELTA).value
+    return accountant.epsilon(line.entries, line.relation, DELTA).value
 
 
 # ---- groups in turn --------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_run_in_turns_that_was_killed_pays_the_ledger_and_certifies_the_truth(
     assert sordino("ledger", "show", tmp_path / "l", "--json").json["datasets"][0]["events"][0]["count"] == planned + 2
     chain = RunFolder.open(tmp_path / "a").contents().chain
     assert repeated_rounds(chain.rounds) == (0, 0)
-    assert purse.planned_facts(config, chain.rounds, 4).repeated == (0, 0)
+    assert admission.planned_facts(config, chain.rounds, 4).repeated == (0, 0)
 
 
 def test_a_silo_s_receipts_beyond_its_rounds_are_repeats_that_nobody_can_name() -> None:

@@ -19,18 +19,19 @@ from hypothesis import strategies as st
 from tests.commands import federation, sordino
 
 import sordino as package
-from sordino.audit import report as audited
-from sordino.cli import calculator, calibrate, certify, plan, tuned
+from sordino.accounting import calibration as solving
+from sordino.accounting.composition import Line
+from sordino.accounting.delta import check_delta, largest_delta
+from sordino.accounting.events import GaussianNoise
+from sordino.accounting.profiles import Ceiling
+from sordino.accounting.rounding import atleast, upto
+from sordino.audit import summary as audited
+from sordino.certificate import explain
+from sordino.cli import calculator, certificates, planning, tune_output
 from sordino.errors import BudgetError, ConfigError, UnreachableError
-from sordino.parts.events import GaussianNoise
-from sordino.privacy import calibrate as solving
-from sordino.privacy.attack import Ceiling
-from sordino.privacy.bill import Line
-from sordino.privacy.delta import check_delta, largest_delta
-from sordino.privacy.ledger import Asked, Ledger
-from sordino.privacy.rounding import atleast, upto
-from sordino.privacy.spending import Item, Limit
-from sordino.report import compare, explain, model_card
+from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.totals import Item, Limit
+from sordino.report import cards, comparison
 from sordino.report.svg import Axis
 from sordino.tuning import sweep
 
@@ -53,23 +54,23 @@ COMPARED = {
     "name": "a",
     "metrics": {},
     "epsilon": {"models": EPSILON},
-    **dict.fromkeys(compare.PLAIN, "x"),
+    **dict.fromkeys(comparison.PLAIN, "x"),
     "delta": DELTA,
 }
 TEXTS = {
     "epsilon": calculator.text(
         {"adversaries": [LINE], "unit": "client", "accountant": "a", "method": "m", "grid": None}
     ),
-    "calibrate": calibrate.calibrated_text({"free": "rounds", "value": 3, "out": None, **LINE}),
-    "certify": certify.guarantee(MADE),
-    "plan": plan._epsilon(LINE),
-    "tune": tuned._budget(LINE),
+    "calibrate": planning.calibrated_text({"free": "rounds", "value": 3, "out": None, **LINE}),
+    "certify": certificates.guarantee(MADE),
+    "plan": planning._epsilon(LINE),
+    "tune": tune_output._budget(LINE),
     "sweep": sweep.guarantee(MADE),
-    "model card": model_card._guarantee(MADE),
+    "model card": cards._guarantee(MADE),
     "ledger of a run": explain.in_all({"runs": 1, "dataset": "d", "limit": EPSILON, **LINE}),
     "explain": explain._strength(LINE, Ceiling(1.00003e-2, 0.50003), "client"),
     "audit": audited._mechanism_line({**AUDIT, **BOTH}),
-    "compare": compare.table({"runs": [COMPARED], "settings": []}).text(),
+    "compare": comparison.table({"runs": [COMPARED], "settings": []}).text(),
     "canaries": audited._canary_line({**CANARIES, **BOTH}),
 }
 

@@ -22,27 +22,27 @@ from tests.tiny import plan
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.engines.base import Collected
-from sordino.engines.preparing import noised_total
+from sordino.engines.prepare import noised_total
 from sordino.errors import PlanError
-from sordino.flower import masks
-from sordino.matrix.patterns import Patterns
+from sordino.federation import secagg_messages
+from sordino.loop import noised_sum
 from sordino.parts import record_solvers
-from sordino.parts.bands import Banded, BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
-from sordino.parts.encode import Clip, Public
-from sordino.parts.local import Coins, Work
+from sordino.parts.banded import Banded, BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
+from sordino.parts.encoding import Clip, Public
+from sordino.parts.local_solvers import Coins, Work
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism, secure_exponential
 from sordino.parts.preparation import Histogram
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import AllRecords
-from sordino.parts.release import Release, on_grid, on_grid_rows, own_message
+from sordino.parts.release_base import Release, on_grid, on_grid_rows, own_message
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, ShuffledNoise
 from sordino.parts.samplers import RoundRobin
 from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
 from sordino.plan import Plan
 from sordino.rng import Secure, SecureGenerator, Seeded
-from sordino.run import noised_sum
 
 SIZE, STEPS = 1 << 14, 1 << 9  # draws of one sweep; draws per 2^-20 of the noise's scale
 UNEVEN = 0.02  # log of a cell's count over the median cell's: 500 draws a cell, one more or less, is .002
@@ -160,7 +160,7 @@ def test_every_cell_of_a_private_loops_step_takes_in_the_same_noise(
         sweep.swept = len(found) == 4  # the last of five steps, whose bands are cut off
         return found[-1]
 
-    monkeypatch.setattr("sordino.optim.optimizer.on_grid", spied)
+    monkeypatch.setattr("sordino.dpsgd.optimizer.on_grid", spied)
     rows = TensorDataset(torch.full((60, SIZE), 0.3), torch.arange(60)[:, None] / 60)
     loop = private(nn.Linear(SIZE, 1, bias=False), rows, noise="secure", strategy=strategy)
     train(loop, nn.functional.mse_loss)
@@ -209,11 +209,11 @@ def test_every_cell_of_a_preparation_takes_in_the_same_noise(
 def test_a_share_in_a_secure_sum_is_rounded_by_itself_and_added_in_whole_steps(sweep: Sweep) -> None:
     """Row and noise are whole numbers of steps: the sum is exact, and shifting it moves every count along."""
     share, row = NoiseShares(1.3, 3).share, torch.full((SIZE,), 0.7390851)
-    grid = masks.grid_of(share.std)
+    grid = secagg_messages.grid_of(share.std)
     sweep.swept = True
-    noise = masks.rounded(torch.from_numpy(share.sample(SIZE, Secure().at(0, "x"))), grid)
-    steps = masks.whole(row, grid, "client").astype(np.uint64)
-    total = masks.summed(steps + noise.astype(np.uint64) - steps, grid)
+    noise = secagg_messages.rounded(torch.from_numpy(share.sample(SIZE, Secure().at(0, "x"))), grid)
+    steps = secagg_messages.whole(row, grid, "client").astype(np.uint64)
+    total = secagg_messages.summed(steps + noise.astype(np.uint64) - steps, grid)
     assert unevenness(torch.from_numpy(noise)) < UNEVEN
     assert torch.equal(total / grid, torch.from_numpy(noise).double())
 
@@ -225,7 +225,7 @@ def test_a_share_in_a_secure_sum_is_rounded_by_itself_and_added_in_whole_steps(s
 def test_noise_that_is_cast_to_float32_and_scaled_afterwards_is_noticed(
     name: str, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sordino.parts.correlated.is_secure", lambda rng: False)  # the memory stays float32
+    monkeypatch.setattr("sordino.parts.correlated_noise.is_secure", lambda rng: False)  # the memory stays float32
     assert max(unevenness(released(RELEASES[f"correlated_noise, {name}"], clean, 96, sweep)) for clean in SUMS) > UNEVEN
 
 

@@ -12,8 +12,8 @@ from tests.commands import federation, sordino
 from tests.optim.loops import private, train
 from tests.privacy.test_record_runs import THREE, own_budgets, written
 
-from sordino.privacy.certificate import FORMAT
-from sordino.privacy.stored import schema
+from sordino.certificate.build import FORMAT
+from sordino.certificate.schema import schema
 
 CHECK = jsonschema.Draft202012Validator(schema())
 

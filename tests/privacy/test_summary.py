@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from sordino.parts.events import Approximate, GaussianNoise, LaplaceNoise, PoissonSampled, Unprotected
-from sordino.privacy import accounting
-from sordino.privacy.bill import Line
-from sordino.privacy.summary import EPSILONS, LEFT, dominates, gaussian, least_mu, regret, rounded_up, summary
+from sordino.accounting import accountant
+from sordino.accounting.composition import Line
+from sordino.accounting.events import Approximate, GaussianNoise, LaplaceNoise, PoissonSampled, Unprotected
+from sordino.accounting.profiles import EPSILONS, LEFT, dominates, gaussian, least_mu, regret, rounded_up, summary
 
 SAMPLED = Line("models", "add_remove", ((PoissonSampled(0.05, GaussianNoise(2.0)), 100),))
 LAPLACE = Line("models", "replace_one", ((LaplaceNoise(5.0), 4),))
@@ -41,7 +41,7 @@ def test_mu_is_never_better_than_the_curve_and_not_much_worse(line: Line) -> Non
     found = gaussian(line)
     assert found is not None
     mu, asked = found["mu"], np.linspace(0.0, 6.0, 1000).tolist()
-    proved = accounting.deltas_at(line.entries, line.relation, asked)
+    proved = accountant.deltas_at(line.entries, line.relation, asked)
     assert all(d <= gaussian_delta(mu, e) + 1.01 * LEFT for e, d in zip(asked, proved, strict=True))
     assert any(d > gaussian_delta(0.99 * mu, e) + LEFT for e, d in zip(asked, proved, strict=True))
 
@@ -80,11 +80,11 @@ def test_regret_is_the_distance_along_the_diagonal() -> None:
 
 def test_the_curve_is_never_below_what_was_proved() -> None:
     told = summary([SAMPLED])
-    proved = accounting.deltas_at(SAMPLED.entries, SAMPLED.relation, EPSILONS)
+    proved = accountant.deltas_at(SAMPLED.entries, SAMPLED.relation, EPSILONS)
     assert [one["epsilon"] for one in told["curve"]] == list(EPSILONS)
     assert all(one["delta"] >= d for one, d in zip(told["curve"], proved, strict=True))
     for one in told["other_deltas"]:
-        value = accounting.epsilon(SAMPLED.entries, SAMPLED.relation, one["delta"]).value
+        value = accountant.epsilon(SAMPLED.entries, SAMPLED.relation, one["delta"]).value
         assert value <= one["epsilon"] <= value + 2e-6
 
 

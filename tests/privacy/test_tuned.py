@@ -16,11 +16,19 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sordino import codec
+from sordino.accounting import renyi
+from sordino.accounting.accountant import delta_at, deltas_at, epsilon
+from sordino.accounting.events import (
+    Approximate,
+    Event,
+    FixedSampled,
+    GaussianNoise,
+    LaplaceNoise,
+    PoissonSampled,
+    Tuned,
+)
+from sordino.accounting.trials import Tries
 from sordino.errors import ConfigError, PlanError
-from sordino.parts.events import Approximate, Event, FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled, Tuned
-from sordino.parts.tries import Tries
-from sordino.pld import renyi
-from sordino.privacy.accounting import delta_at, deltas_at, epsilon
 from sordino.rng import Seeded
 
 Array = NDArray[np.float64]

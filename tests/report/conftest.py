@@ -9,7 +9,7 @@ from tests.commands import sordino, spelt_out
 from tests.optim.loops import private, train
 
 from sordino.report.subject import Subject
-from sordino.runs.shown import subject
+from sordino.runs.loading import subject
 
 CENTRAL = 'release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'
 CHANGES = {

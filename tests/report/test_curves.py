@@ -10,13 +10,13 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.profiles import ceiling
+from sordino.accounting.selection import Selection
+from sordino.accounting.trials import Tries
 from sordino.audit.tradeoff import Limit
+from sordino.certificate.build import certificate, headline
 from sordino.parts.preparation import Histogram
-from sordino.parts.tries import Tries
-from sordino.pld.gridless import gaussian_epsilon
-from sordino.privacy.attack import ceiling
-from sordino.privacy.certificate import certificate, headline
-from sordino.privacy.selection import Selection
 from sordino.report.curves import FALSE_ALARMS, bill_of, delta_curve, kinds, over_rounds, trade_off
 from sordino.report.subject import Subject
 

@@ -12,7 +12,7 @@ import yaml
 from tests.commands import federation, sordino
 from tests.report.registry_fields import SCHEMA
 
-from sordino.report.registry import OPEN
+from sordino.report.cards import OPEN
 from sordino.runs.folder import RunFolder
 
 ABOUT = """

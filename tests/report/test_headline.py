@@ -15,13 +15,13 @@ from tests.commands import sordino, spelt_out
 
 from sordino.data.metrics import SHARES
 from sordino.outcome import DIAGNOSTIC
-from sordino.report import charts, colours, model_card, page
-from sordino.report.compare import compared
+from sordino.report import cards, charts, colours, page
+from sordino.report.comparison import compared
 from sordino.report.data import collected
 from sordino.report.subject import Subject
 from sordino.report.svg import Axis, Chart, Frame, Series
-from sordino.report.track import Tracker
-from sordino.runs.shown import subject
+from sordino.report.trackers import Tracker
+from sordino.runs.loading import subject
 
 LINES: list[dict[str, Any]] = [  # predicts one class after round 10, and no longer after round 60
     {"round": 10, "loss": 0.3, "accuracy": 0.947, "balanced_accuracy": 0.5, "only_class": 0, "auc": 0.58, "early": 1.5},
@@ -129,7 +129,7 @@ def test_the_axis_of_privacy_and_utility_ends_at_one(skewed: Subject) -> None:
 
 
 def test_a_model_card_says_it_in_words_and_lists_no_class_among_its_figures(skewed: Subject) -> None:
-    said = model_card._figures(skewed.certificate["utility"])
+    said = cards._figures(skewed.certificate["utility"])
     assert "**It predicts class 0 for every one of them:**" in said
     assert "| only_class" not in said
     assert "| auc |" in said
@@ -146,7 +146,7 @@ def test_a_tracker_gets_a_flag_in_every_evaluation(tmp_path: Path, monkeypatch: 
         def figures(self, round_: int, told: dict[str, float]) -> None:
             sent.append(told)
 
-    monkeypatch.setitem(__import__("sordino.report.track", fromlist=["SINKS"]).SINKS, "kept", Kept)
+    monkeypatch.setitem(__import__("sordino.report.trackers", fromlist=["SINKS"]).SINKS, "kept", Kept)
     with Tracker("kept", tmp_path) as tracker:
         for line in LINES:
             tracker(line)

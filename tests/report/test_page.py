@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tests.commands import contents, sordino
 
+from sordino.accounting.rounding import upto
+from sordino.certificate.build import certificate as certified
+from sordino.certificate.facts import Facts
 from sordino.config import parse
 from sordino.outcome import DIAGNOSTIC
-from sordino.privacy.certificate import certificate as certified
-from sordino.privacy.facts import Facts
-from sordino.privacy.rounding import upto
 from sordino.recipes import RECIPES, starters
 from sordino.report import charts, colours, page
 from sordino.report.data import collected
@@ -363,7 +363,7 @@ def test_an_audit_of_another_run_is_not_shown_and_a_damaged_one_is_one_sentence(
 
 
 def test_layers_are_kept_beside_each_other(folders: dict[str, Path], tmp_path: Path) -> None:
-    from sordino.runs.shown import audits, keep_audit
+    from sordino.runs.loading import audits, keep_audit
 
     run = tmp_path / "run"
     shutil.copytree(folders["central"], run)

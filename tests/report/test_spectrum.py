@@ -12,7 +12,7 @@ from sordino.parts.postprocess import LaplacianSmoothing, Noised, smooth_cycle
 from sordino.plan import State
 from sordino.report.spectrum import _periodogram, _update, gain, spectrum
 from sordino.report.subject import Last, Subject
-from sordino.theory.smoothing import smoothing_beta
+from sordino_papers.theory.smoothing import smoothing_beta
 
 
 def test_the_gain_is_the_response_of_the_smoothing_to_an_impulse() -> None:

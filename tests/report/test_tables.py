@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sordino.report.settings import differing, flat, short
-from sordino.report.tables import Table, bibtex, escaped
+from sordino.report.comparison import Table, bibtex, differing, escaped, flat, short
 
 ROOT = Path(__file__).parents[2]
 

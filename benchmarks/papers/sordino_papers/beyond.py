@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.datasets import load
 from sordino.data.partition import Iid, Natural
 from sordino.data.records import Dataset
-from sordino.data.task import Clients, Records, Task
 from sordino.models import Logistic, Mlp, build_seeded
-from sordino.parts.denoise import JamesStein
-from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
-from sordino.parts.server import ServerOptimizer
-from sordino.privacy.delta import largest_delta
+from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Postprocess
+from sordino.parts.server_optimizers import ServerOptimizer
 from sordino.recipes.best import best, bold
 from sordino.rng import Seeded
+from sordino.task import Clients, Records, Task
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.claims import beats
 from sordino_papers.paper_000 import mnist_logistic

@@ -17,16 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sordino.data.task import Task
+from sordino.loop import run
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.records import FixedRecords
+from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import FixedSize
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.recipes import dp_fed_ls, dp_ls_sgd
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.run import run
-from sordino.theory.convergence import (
+from sordino.task import Task
+from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
+from sordino_papers.theory.convergence import (
     Landscape,
     SmoothedFederation,
     SmoothedSgd,
@@ -37,7 +38,6 @@ from sordino.theory.convergence import (
     nonconvex_error,
     strongly_convex_error,
 )
-from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import fact
 
 Floats = NDArray[np.float64]

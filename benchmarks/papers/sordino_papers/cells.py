@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sordino.codec import digest, dump
-from sordino.data.task import Records, Task
+from sordino.loop import Round
 from sordino.plan import Plan
-from sordino.run import Round
+from sordino.task import Records, Task
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]

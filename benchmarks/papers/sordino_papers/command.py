@@ -183,7 +183,7 @@ def _tell(notes: list[str]) -> None:
 
 
 def _show(result: Result) -> None:
-    from sordino.privacy.rounding import upto
+    from sordino.accounting.rounding import upto
 
     published = "" if result["published"] is None else f" (published {result['published']:.2f})"
     spread = "" if result["spread"] is None else f" +- {result['spread']:.2f}"

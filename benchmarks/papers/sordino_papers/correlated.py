@@ -15,21 +15,21 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sordino.data.task import Records, Task, evaluate
-from sordino.parts.bands import Banded, BandedSquareRoot
-from sordino.parts.correlated import CorrelatedNoise
+from sordino.accounting.composition import Participation
+from sordino.loop import run
+from sordino.parts.banded import Banded, BandedSquareRoot
+from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import RoundRobin, Sampler
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import Identity, Strategy
 from sordino.plan import Plan
-from sordino.privacy.bill import Participation
-from sordino.recipes.shared import federated
+from sordino.recipes.arguments import federated
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Records, Task, evaluate
 from sordino_papers.once import once
 from sordino_papers.paper_000 import mnist_logistic, mnist_validation
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side

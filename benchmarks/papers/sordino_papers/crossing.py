@@ -17,23 +17,23 @@ from statistics import mean
 import numpy as np
 import torch
 
+from sordino.accounting.calibration import calibrated
+from sordino.accounting.delta import largest_delta
 from sordino.data.datasets import load
 from sordino.data.records import Dataset
-from sordino.data.task import Clients, Records, Task
 from sordino.models import Logistic, build_seeded
-from sordino.parts.bands import Banded
-from sordino.parts.correlated import CorrelatedNoise, noise_of_models
+from sordino.parts.banded import Banded
+from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson, RoundRobin, Sampler
-from sordino.parts.server import Sgd
+from sordino.parts.separation import Turns
+from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import Strategy
-from sordino.parts.turns import Turns
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
-from sordino.privacy.delta import largest_delta
-from sordino.recipes.shared import federated
+from sordino.recipes.arguments import federated
 from sordino.report.figures import curves
+from sordino.task import Clients, Records, Task
 from sordino_papers.correlated import PILOTS, accuracy, climbed, values_of
 from sordino_papers.once import once
 from sordino_papers.paper_002_femnist import halved

@@ -9,24 +9,24 @@ from typing import Literal
 
 import torch
 
+from sordino.accounting.calibration import calibrated
+from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.datasets import load
 from sordino.data.partition import Iid
-from sordino.data.task import Records, Task, evaluate
+from sordino.loop import Round
 from sordino.models import Logistic
 from sordino.outcome import final_model
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
-from sordino.privacy.delta import largest_delta
 from sordino.recipes import best, dp_fed_ls
-from sordino.run import Round
-from sordino.theory.central_noise import poisson_noise, uniform_noise
+from sordino.task import Records, Task, evaluate
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.choosing import within_all
 from sordino_papers.claims import Check, beats, common, every, values
+from sordino_papers.theory.central_noise import poisson_noise, uniform_noise
 from sordino_papers.verdicts import in_all
 
 How = Literal["uniform", "poisson"]

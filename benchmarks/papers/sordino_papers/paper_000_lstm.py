@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sordino.accounting.delta import largest_delta
+from sordino.certificate.build import headline
 from sordino.data.datasets import load
 from sordino.data.partition import Natural
-from sordino.data.task import Clients, Records, Task
-from sordino.data.text import ALPHABET
+from sordino.data.shakespeare import ALPHABET
 from sordino.models import CharLstm, build_seeded
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
-from sordino.privacy.certificate import headline
-from sordino.privacy.delta import largest_delta
 from sordino.recipes import dp_fed_ls
 from sordino.report.figures import curves
 from sordino.rng import Seeded
+from sordino.task import Clients, Records, Task
 from sordino_papers.paper_000_curves import curve
 from sordino_papers.paper_000_small import WAYS, How
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.partition import Natural
-from sordino.data.task import Task
 from sordino.models import SmallCnn
-from sordino.parts.denoise import JamesStein, SoftThreshold
-from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
+from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Postprocess, SoftThreshold
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
-from sordino.privacy.delta import largest_delta
 from sordino.recipes import dp_fed_ls
+from sordino.task import Task
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.claims import beats
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from sordino.data.task import Records, Task
-from sordino.parts.local import LocalSgd
+from sordino.accounting.calibration import calibrated, noisier
+from sordino.certificate.build import headline
+from sordino.parts.local_solvers import LocalSgd
+from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.records import AllRecords, FixedRecords
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated, noisier
-from sordino.privacy.certificate import headline
-from sordino.recipes.silo import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
-from sordino.runs.grid import run_grid
+from sordino.recipes.silos import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
+from sordino.task import Records, Task
+from sordino_papers.grid import run_grid
 from sordino_papers.paper_001_silos import PER_SILO, SILOS, differences, errors, odd_even
 from sordino_papers.studies import Row, gathered, side_by_side
 

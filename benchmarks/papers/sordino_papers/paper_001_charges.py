@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.accounting.calibration import calibrated_silos, own_noise
 from sordino.data.datasets import load
-from sordino.data.task import Records, Task
-from sordino.parts.records import AllRecords, FixedRecords
+from sordino.ledger.budget import Budget
+from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.privacy.budget import Budget
-from sordino.privacy.calibrated import calibrated_silos, own_noise
-from sordino.recipes.silo import noisy_local_sgd, noisy_minibatch_sgd
+from sordino.recipes.silos import noisy_local_sgd, noisy_minibatch_sgd
 from sordino.report.figures import curves
-from sordino.runs.grid import run_grid
-from sordino.theory import heterogeneity
+from sordino.task import Records, Task
 from sordino_papers.choosing import only, turned
+from sordino_papers.grid import run_grid
 from sordino_papers.paper_001 import bare
 from sordino_papers.paper_001_silos import silo_task
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
+from sordino_papers.theory import heterogeneity
 from sordino_papers.verdicts import fact, verdict
 
 SETTINGS = ((3, 3), (10, 10), (10, 5))  # N silos, M of them in a round

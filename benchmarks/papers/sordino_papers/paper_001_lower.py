@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from sordino.data.task import Task
-from sordino.parts.events import GaussianNoise
-from sordino.parts.records import AllRecords
+from sordino.accounting.accountant import bound as priced
+from sordino.accounting.calibration import calibrated
+from sordino.accounting.events import GaussianNoise
+from sordino.loop import run
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.samplers import Everyone
-from sordino.parts.server import Average
+from sordino.parts.server_optimizers import Average
 from sordino.plan import Plan
-from sordino.privacy.accounting import bound as priced
-from sordino.privacy.calibrated import calibrated
-from sordino.recipes.silo import noisy_minibatch_sgd
+from sordino.recipes.silos import noisy_minibatch_sgd
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.run import run
-from sordino.theory import LowerBound, Rounds, lower_bound
+from sordino.task import Task
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
+from sordino_papers.theory import LowerBound, Rounds, lower_bound
 from sordino_papers.verdicts import fact
 
 RECORDS, DIMENSION, DELTA, RADIUS, DISTANCE, ROUNDS, NOISE = 10, 10, 1e-9, 1.2, 2.0, 160, 0.1

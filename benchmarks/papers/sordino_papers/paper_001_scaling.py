@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from sordino.data.task import Task
+from sordino.accounting import calibration
+from sordino.accounting.calibration import calibrated
+from sordino.accounting.composition import Line
+from sordino.accounting.events import GaussianNoise
 from sordino.parts.accelerated import Stage, Stages
-from sordino.parts.events import GaussianNoise
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.record_samplers import OnePass
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import OnePass
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
-from sordino.privacy import calibrate
-from sordino.privacy.bill import Line
-from sordino.privacy.calibrated import calibrated
 from sordino.report.figures import curves
-from sordino.runs.grid import run_grid
-from sordino.theory import Federation, multi_stage
+from sordino.task import Task
 from sordino_papers.choosing import within
+from sordino_papers.grid import run_grid
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
+from sordino_papers.theory import Federation, multi_stage
 
 DIMENSION, ROUNDS, DELTA, RADIUS, NOISES = 10, 100, 1e-6, 1.2, 8
 GAP = 0.2  # twice the excess risk of the model that a run begins with
@@ -72,7 +72,7 @@ def server() -> Stages:
         records=n, population=silos, cohort=silos, dimension=DIMENSION, epsilon=epsilon, delta=DELTA, radius=RADIUS,
         distance=GAP / RADIUS, smoothness=curvature, convexity=curvature,
     )  # fmt: skip
-    z = calibrate.multiplier(lambda z: Line("models", "replace_one", ((GaussianNoise(z), 1),)), epsilon, DELTA)
+    z = calibration.multiplier(lambda z: Line("models", "replace_one", ((GaussianNoise(z), 1),)), epsilon, DELTA)
     staged = multi_stage(f, ROUNDS, DIMENSION * (z * RADIUS / (n // ROUNDS)) ** 2 / silos)
     return Stages(tuple(Stage(one.rounds, replace(one.server, ball=None)) for one in staged.stages))  # type: ignore[type-var]
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from sordino.data.datasets import load
 from sordino.data.records import Array
-from sordino.data.task import Clients, Records, Task
-from sordino.theory import heterogeneity
+from sordino.task import Clients, Records, Task
 from sordino_papers.studies import Row
+from sordino_papers.theory import heterogeneity
 
 SILOS, PER_SILO, TEST, FEATURES = 25, 1238, 310, 50
 

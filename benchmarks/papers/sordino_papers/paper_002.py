@@ -10,18 +10,18 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from sordino.accounting.calibration import calibrated
 from sordino.data.datasets import load
 from sordino.data.partition import SortedTarget
-from sordino.data.task import Clients, Records, Task
+from sordino.loop import run
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.releases import NoNoise
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
 from sordino.recipes.client_side import client_side_fed_avg
 from sordino.rng import Seeded
-from sordino.run import run
-from sordino.runs.grid import run_grid
+from sordino.task import Clients, Records, Task
 from sordino_papers.choosing import judged
+from sordino_papers.grid import run_grid
 from sordino_papers.studies import Row, gathered, side_by_side
 
 EPSILONS = (1.0, 3.0, 5.0, math.inf)

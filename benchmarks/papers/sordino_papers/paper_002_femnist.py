@@ -14,12 +14,12 @@ from torch import nn
 from sordino.data.datasets import load
 from sordino.data.partition import Natural
 from sordino.data.records import Array
-from sordino.data.task import Clients, Records, Task
+from sordino.loop import run
 from sordino.parts.mechanisms import Gaussian
 from sordino.plan import Plan
 from sordino.recipes.client_side import client_side_fed_avg
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Clients, Records, Task
 from sordino_papers.choosing import judged
 from sordino_papers.once import once
 from sordino_papers.paper_002 import named, noised, repeated

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
+from sordino.accounting.calibration import calibrated
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.schedules import InverseTime, PerStep
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
 from sordino.recipes.client_side import client_side_fed_avg
 from sordino.report.figures import curves
-from sordino.runs.grid import run_grid
-from sordino.theory import Mechanism, Upload, best_rounds
-from sordino.theory.local_noise import Objective
 from sordino_papers.bounds import Quadratic
+from sordino_papers.grid import run_grid
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
+from sordino_papers.theory import Mechanism, Upload, best_rounds
+from sordino_papers.theory.local_noise import Objective
 from sordino_papers.verdicts import in_all
 
 CLIENTS, TURN, DIMENSION, DELTA = 200, 100, 10, 1e-5

@@ -15,21 +15,21 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sordino.audit.landscape import landscape
 from sordino.data.datasets import Dataset, load
 from sordino.data.partition import Dirichlet, Iid
-from sordino.data.task import Clients, Records, Task, evaluate
+from sordino.loop import Round, run
 from sordino.models import Mlp, build_seeded
 from sordino.outcome import final_model
-from sordino.parts.denoise import SparsifyMean
+from sordino.parts.postprocess import SparsifyMean
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
 from sordino.rng import Seeded
-from sordino.run import Round, run
+from sordino.task import Clients, Records, Task, evaluate
 from sordino_papers import kept
+from sordino_papers.landscape import landscape
 from sordino_papers.span import InSpan
 
 Row = dict[str, Any]

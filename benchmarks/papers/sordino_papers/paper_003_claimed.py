@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from sordino.accounting.rounding import upto
+from sordino.certificate.build import headline
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
-from sordino.privacy.certificate import headline
-from sordino.privacy.rounding import upto
 from sordino.recipes import dp_fed_avg
 from sordino.report.figures import curves
 from sordino_papers.paper_003 import Row

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from sordino.privacy.certificate import headline
-from sordino.privacy.delta import largest_delta
+from sordino.accounting.delta import largest_delta
+from sordino.certificate.build import headline
 from sordino.report.figures import keep
 from sordino_papers.once import once
 from sordino_papers.paper_003 import Row, Setting, measured, plan

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sordino.audit.landscape import Landscape, landscape
+from sordino.loop import run
 from sordino.outcome import final_model
 from sordino.report.figures import keep
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino_papers.landscape import Landscape, landscape
 from sordino_papers.once import once
 from sordino_papers.paper_003 import REACH, Row, Setting, plan, task
 from sordino_papers.paper_003_fair import BEST_TOP_K, CHOSEN, TUNED

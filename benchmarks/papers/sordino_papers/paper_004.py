@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
+from sordino.accounting.calibration import calibrated
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
-from sordino.data.task import Task
 from sordino.models import Logistic
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.records import PoissonRecords
+from sordino.parts.record_samplers import PoissonRecords
 from sordino.parts.schedules import Linear
 from sordino.plan import Plan
-from sordino.privacy.calibrated import calibrated
 from sordino.recipes import dp_ls_adam, dp_ls_sgd
+from sordino.task import Task
 from sordino_papers.cells import Cell, Job, Results, Table
 from sordino_papers.claims import beats, every, values
 from sordino_papers.studies import Row

@@ -11,12 +11,12 @@ import torch
 from torch.nn.functional import avg_pool2d
 
 from sordino.data.datasets import load
-from sordino.data.task import Clients, Records, Task, evaluate
+from sordino.loop import run
 from sordino.models import DpMnistCnn, build_seeded
 from sordino.outcome import final_model
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.run import run
+from sordino.task import Clients, Records, Task, evaluate
 from sordino_papers.paper_004 import Setting, multiplier
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict

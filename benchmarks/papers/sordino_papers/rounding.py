@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from sordino.loop import run
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.run import run
 from sordino_papers.cells import Job
 from sordino_papers.paper_000 import table2_job
 from sordino_papers.paper_000_small import small_job

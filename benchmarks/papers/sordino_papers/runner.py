@@ -12,14 +12,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol
 
+from sordino.certificate.build import headline
 from sordino.codec import nearest
-from sordino.data.task import Records, evaluate
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
+from sordino.loop import Round, run
 from sordino.outcome import final_model
-from sordino.privacy.certificate import headline
 from sordino.rng import Seeded
-from sordino.run import Round, run
+from sordino.task import Records, evaluate
 from sordino_papers import kept
 from sordino_papers.cells import Cell, Job, Result, Table, index
 from sordino_papers.studies import Study, instructions, processes

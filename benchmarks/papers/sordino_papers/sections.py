@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
-from sordino.privacy.rounding import upto
+from sordino.accounting.rounding import upto
 from sordino_papers.cells import Results, Table
 from sordino_papers.kept import middle
 from sordino_papers.studies import Study

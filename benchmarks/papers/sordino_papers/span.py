@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino import kernels
-from sordino.data.task import Task
 from sordino.engines.base import ClientJob, chunks
 from sordino.engines.batches import gather
-from sordino.engines.dense import DenseClients, Stage, can_chain
+from sordino.engines.dense_clients import DenseClients, Stage, can_chain
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.parts.encode import Clip, Public, finite_rows
+from sordino.parts.clipping import row_norms
+from sordino.parts.encoding import Clip, Public, finite_rows
 from sordino.parts.gradients import Batch, Blur, Gradient, Plain, Proximal, Sam
-from sordino.parts.local import LocalSgd, Work
+from sordino.parts.local_solvers import LocalSgd, Work
 from sordino.parts.losses import CrossEntropy
-from sordino.parts.norms import row_norms
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
+from sordino.task import Task
 
 
 @dataclass(frozen=True)

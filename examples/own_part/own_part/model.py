@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sordino import Spec
+from sordino.models import Spec
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino import Bound, Event, Noised, PlanError, Postprocess, Public, Relation, Sampler, Seeded, Spread, Step
+from sordino import Seeded
+from sordino.errors import PlanError
+from sordino.parts import Bound, Event, Noised, Postprocess, Public, Relation, Sampler, Spread, Step
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from own_part.parts import Halves, Mirror, Wiener
-from sordino import CentralNoise, Clip, Gaussian, LocalSgd, Plan, Sgd, add_recipe
+from sordino import Plan, add_recipe
+from sordino.parts import CentralNoise, Clip, Gaussian, LocalSgd, Sgd
 
 
 @add_recipe

@@ -18,25 +18,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import codec
+from sordino.accounting import accountant
+from sordino.accounting.bounds import Spent
+from sordino.accounting.composition import Line
+from sordino.accounting.events import Unprotected
 from sordino.audit import one_run
 from sordino.audit.mechanism import gaussian_epsilon_at
 from sordino.audit.rehearsal import Watching
 from sordino.audit.tradeoff import Limit, not_finite
-from sordino.data.task import Clients, Records, Task
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import DataError
-from sordino.parts.bounds import Spent
-from sordino.parts.events import Unprotected
+from sordino.loop import noised_mean, run
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.records import AllRecords
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import Line
 from sordino.rng import Seeded
-from sordino.run import noised_mean, run
+from sordino.task import Clients, Records, Task
 
 ALPHA = 0.05  # each lower bound is above the truth with at most this probability
 MOST, ENTRIES = 1000, 40_000_000  # canaries, and numbers in the rows of all of them
@@ -71,7 +71,7 @@ class CanaryAudit:
 
 def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, seed: int = 0) -> CanaryAudit:
     """Train once with canaries; lower bounds beside the upper one, to whoever sees the models."""
-    line = max(plan.bill().of("models"), key=lambda one: accounting.bound(one.entries, one.relation, delta).value)
+    line = max(plan.bill().of("models"), key=lambda one: accountant.bound(one.entries, one.relation, delta).value)
     if any(isinstance(event, Unprotected) for event, _ in line.entries):
         raise DataError("a plan that promises nothing", "a certified upper bound to compare with")
     planted = plant(plan, task, line, min(most, max(2, ENTRIES // task.layout.size)), seed)
@@ -90,7 +90,7 @@ def judged(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, ro
     tried, alpha = [one_run.guesses(scores, inside, share) for share in one_run.SHARES], ALPHA / len(one_run.SHARES)
     epsilons = [one_run.least_epsilon(found, delta, alpha) for found in tried]
     mu, best = max(one_run.least_mu(found, alpha) for found in tried), tried[int(np.argmax(epsilons))]
-    upper = accounting.bound(line.entries, line.relation, delta).value
+    upper = accountant.bound(line.entries, line.relation, delta).value
     curve = one_run.certified(Limit.of(line, upper, delta))
     return CanaryAudit(
         unit=unit,

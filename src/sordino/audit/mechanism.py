@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import codec
-from sordino.audit.preparation import audit_preparation
-from sordino.audit.records import Proved, audit_records
+from sordino.accounting import accountant
+from sordino.accounting.composition import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.accounting.events import GaussianNoise, Relation, Shuffled, Unprotected
+from sordino.audit.column_attack import audit_preparation
+from sordino.audit.record_attack import Proved, audit_records
 from sordino.audit.sequence import audit_sequence
 from sordino.audit.tradeoff import (
     Array,
@@ -37,11 +40,8 @@ from sordino.audit.tradeoff import (
 )
 from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
 from sordino.errors import UserError
-from sordino.parts.events import GaussianNoise, Relation, Shuffled, Unprotected
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation
 from sordino.rng import Seeded, Streams
 
 __all__ = ["CONFIDENCE", "MechanismAudit", "Pipeline", "audit_mechanism"]
@@ -161,7 +161,7 @@ def _not_attacked(line: Line, delta: float, kind: str) -> MechanismAudit:
 def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAudit:
     """An attack on one record, in the same words."""
     line, most = found.line, 1.0 if found.line.relation == "add_remove" else 2.0
-    delta, mu = found.delta, accounting.gaussian_mu(found.line.entries, found.line.relation)
+    delta, mu = found.delta, accountant.gaussian_mu(found.line.entries, found.line.relation)
     return MechanismAudit(
         adversary=line.adversary,
         relation=line.relation,
@@ -198,7 +198,7 @@ def _affordable(effort: _Effort, line: Line) -> _Effort:
 
 @lru_cache(maxsize=64)
 def _epsilon(line: Line, delta: float) -> float:
-    return accounting.epsilon(line.entries, line.relation, delta).value
+    return accountant.epsilon(line.entries, line.relation, delta).value
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def _result(
 ) -> MechanismAudit:
     lower, upper, lower_epsilon = figures
     upper_epsilon = _epsilon(line, effort.delta)
-    gaussian = accounting.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
+    gaussian = accountant.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
     return MechanismAudit(
         adversary=line.adversary,
         relation=line.relation,
@@ -281,7 +281,7 @@ def _result(
 
 def gaussian_epsilon_at(mu: float, delta: float) -> float:
     """epsilon at delta of a Gaussian release with this mu."""
-    return accounting.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accounting.COARSE)
+    return accountant.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accountant.COARSE)
 
 
 @codec.hides_values

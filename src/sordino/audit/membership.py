@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sordino.data.task import Records, Task
 from sordino.errors import DataError
 from sordino.rng import Seeded
+from sordino.task import Records, Task
 
 Floats = NDArray[np.float64]
 

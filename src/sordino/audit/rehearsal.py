@@ -2,7 +2,8 @@
 
 Every part is the plan's. Cohorts and silos are made small at the same rates, and the server is plain, so that a
 round's step is the decoded mean itself. Episodes have streams of their own: what repeats among them was no secret.
-"""
+
+What runs beside what the plan says: rehearsed rounds, their noise, their coins, and how far one unit moves a sum."""
 
 from __future__ import annotations
 
@@ -17,22 +18,33 @@ import torch
 from torch import Tensor, nn
 
 from sordino import codec
-from sordino.data.task import Clients, Records, Task
+from sordino.accounting.bounds import Spent
+from sordino.accounting.events import Unprotected
+from sordino.audit.noise_test import Finding, noise_law, not_examined
+from sordino.audit.sampling_test import batch_law, cohort_law, rehearsed_law
+from sordino.audit.sensitivity_test import movements
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.errors import UserError
-from sordino.parts.bounds import Spent
-from sordino.parts.encode import Public
-from sordino.parts.records import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler, RecordsInTurn
-from sordino.parts.release import Release
+from sordino.loop import Round, run
+from sordino.parts.encoding import Public
+from sordino.parts.record_samplers import (
+    AllRecords,
+    FixedRecords,
+    OnePass,
+    PoissonRecords,
+    RecordSampler,
+    RecordsInTurn,
+)
+from sordino.parts.release_base import Release
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import at
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
-from sordino.run import Round, run
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.logs import Mark
+from sordino.task import Clients, Records, Task
 
 SIZE = 1024  # coordinates of the rehearsed model
 ROUNDS, EPISODE = 256, 32  # rounds in all, and at most so many with one seed
@@ -234,3 +246,23 @@ def far_out(plan: Plan) -> Tensor:
 
 def _never(count: int) -> Tensor:
     return torch.full((count,), -FAR)
+
+
+def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[Finding]:
+    """All questions; a false alarm among them has probability at most `law.FALSE_ALARM`."""
+    if not promises(plan):
+        return [not_examined("everything", "the plan promises nothing to anybody")]
+    plan = replace(plan, prepare=())  # its rounds
+    rehearsed = rehearse(plan, seed, rounds)
+    return [
+        *noise_law(rehearsed),
+        *cohort_law(plan, seed),
+        *batch_law(plan, seed),
+        *rehearsed_law(rehearsed),
+        *movements(plan, seed),
+    ]
+
+
+def promises(plan: Plan) -> bool:
+    """Whether the bill promises anybody anything."""
+    return any(not isinstance(event, Unprotected) for line in plan.forecast.lines for event, _ in line.entries)

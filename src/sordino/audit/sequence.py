@@ -15,17 +15,16 @@ import numpy as np
 import torch
 from scipy.linalg import solve_triangular
 
+from sordino.accounting import accountant
+from sordino.accounting.composition import Bill, Line, Participation
 from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.engines.base import Collected
-from sordino.parts.release import Release
+from sordino.loop import noised_mean
+from sordino.parts.release_base import Release
 from sordino.parts.samplers import Cohort, Sampler
-from sordino.parts.turns import Turns
+from sordino.parts.separation import Turns, resting
 from sordino.plan import Plan
-from sordino.privacy import accounting
-from sordino.privacy.bill import Bill, Line, Participation
-from sordino.privacy.resting import resting
 from sordino.rng import Seeded, Streams
-from sordino.run import noised_mean
 
 LONGEST, FEW = 64, 20_000  # rounds of a sequence; trials where every one draws coins of its own
 
@@ -144,7 +143,7 @@ def _came(cohort: Cohort) -> float:
 
 def _judged(line: Line, there: Array, gone: Array, delta: float, alpha: float, rounds: int, movement: float) -> Found:
     """Cuts are chosen on one half of the trials and judged on the other."""
-    upper_epsilon = accounting.epsilon(line.entries, line.relation, delta).value
+    upper_epsilon = accountant.epsilon(line.entries, line.relation, delta).value
     if not_finite(there, gone):
         return Found(line, len(there), rounds, movement, math.inf, 0.0, math.inf, upper_epsilon)
     limit, half = Limit.of(line, upper_epsilon, delta), len(there) // 2

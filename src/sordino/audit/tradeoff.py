@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from sordino.parts.events import Shuffled
-from sordino.privacy import accounting
-from sordino.privacy.attack import true_positives
-from sordino.privacy.bill import Line
+from sordino.accounting import accountant
+from sordino.accounting.composition import Line
+from sordino.accounting.events import Shuffled
+from sordino.accounting.profiles import true_positives
 
 Array = NDArray[np.float64]
 Statistic = Callable[[Array], Array]  # features [n, 2] -> one score per trial, larger where the client is there
@@ -40,11 +40,11 @@ class Limit:
     @classmethod
     def of(cls, line: Line, epsilon: float, delta: float) -> Limit:
         """Of a line that is worth (epsilon, delta): its whole curve within +-epsilon, or that one point if shuffled."""
-        mu = accounting.gaussian_mu(line.entries, line.relation)
+        mu = accountant.gaussian_mu(line.entries, line.relation)
         if mu is not None or any(isinstance(event, Shuffled) for event, _ in line.entries):
             return cls(mu, np.array([epsilon]), np.array([delta]))
         epsilons = np.linspace(-epsilon, epsilon, _CURVE)
-        return cls(None, epsilons, np.array(accounting.deltas_at(line.entries, line.relation, epsilons.tolist())))
+        return cls(None, epsilons, np.array(accountant.deltas_at(line.entries, line.relation, epsilons.tolist())))
 
     def most(self, false: Array) -> Array:
         """F at each false-alarm rate."""

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from sordino import codec
+from sordino.accounting.bounds import Bound
+from sordino.accounting.events import Relation
 from sordino.audit.sequence import Sequence
 from sordino.engines.base import Collected
-from sordino.parts.bounds import Bound
-from sordino.parts.encode import Public
-from sordino.parts.events import Relation
+from sordino.loop import noised_mean
+from sordino.parts.encoding import Public
 from sordino.parts.samplers import Cohort, FixedSize, Poisson
 from sordino.plan import Plan
 from sordino.rng import Streams
-from sordino.run import noised_mean
 
 TENSORS, WIDTH = 4, 12  # the audited message: so many tensors of so many entries
 SCALES = (1 - 1e-6, 1e4, 1e30)  # of updates, in radii: just inside, far out, and where float32 squares overflow

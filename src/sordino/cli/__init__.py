@@ -1,4 +1,4 @@
-"""The command line: arguments and printing only; one file per command, its text with it.
+"""The command line `sordino`: arguments, printing and exit codes; one file per group of commands.
 
 Exit codes: 0 fine, 1 a certificate or audit fails or a budget is spent, 2 bad input, 3 a worker of a run died.
 """
@@ -10,28 +10,16 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import (
-    audit,
-    calibrate,
-    certify,
-    compare,
-    doctor,
-    epsilon,
-    examples,
-    explain,
-    federation,
-    ledger,
-    model_card,
-    papers,
-    plan,
-    recipes,
-    report,
+from sordino.cli import (  # noqa: F401  (each registers its commands)
+    certificates,
+    configure,
+    operations,
+    planning,
+    results,
     run,
-    schema,
-    sweep,
-    tune,
-)  # fmt: skip
-from sordino.cli.app import app, listened
+    tuning_commands,
+)
+from sordino.cli.console import app, listened
 from sordino.codec.boundary import failure
 from sordino.errors import (
     BudgetError,
@@ -47,29 +35,7 @@ from sordino.errors import (
 from sordino.runs import launch
 from sordino.version import __version__
 
-__all__ = [
-    "app",
-    "audit",
-    "calibrate",
-    "certify",
-    "compare",
-    "doctor",
-    "epsilon",
-    "examples",
-    "explain",
-    "federation",
-    "ledger",
-    "main",
-    "model_card",
-    "papers",
-    "plan",
-    "recipes",
-    "report",
-    "run",
-    "schema",
-    "sweep",
-    "tune",
-]
+__all__ = ["app", "main"]
 STOPPED = "stopped; what was charged stays charged; continue with --resume"
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click this typer carries
 

@@ -1,22 +1,30 @@
-"""`sordino epsilon`: what a sampler, a noise and a number of rounds cost. Needs no torch and no data."""
+"""`sordino epsilon`: what a sampler, a noise and a number of rounds cost. Needs no torch and no data.
+
+`sordino epsilon`: the calculator of `calculator.py` as a command; needs no torch and no data.
+
+`sordino calibrate`: a file in, a file with one number changed out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sordino import codec
+from sordino.accounting import accountant
+from sordino.accounting.composition import Line, Participation, client_bill
+from sordino.accounting.delta import check_delta, default_delta
+from sordino.accounting.events import Approximate, Event, Shuffled
+from sordino.accounting.profiles import in_words
+from sordino.accounting.rounding import upto
+from sordino.certificate.build import line_entry
 from sordino.errors import ConfigError
-from sordino.parts.events import Approximate, Event, Shuffled
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.privacy import accounting
-from sordino.privacy.bill import Line, Participation, client_bill
-from sordino.privacy.certificate import line_entry
-from sordino.privacy.delta import check_delta, default_delta
-from sordino.privacy.participations import in_words
-from sordino.privacy.rounding import upto
+
+if TYPE_CHECKING:
+    pass
+
 
 SAMPLERS = ("poisson", "fixed", "full", "roundrobin", "shuffle")
 MECHANISMS = {"gaussian": Gaussian, "laplace": Laplace}
@@ -50,7 +58,7 @@ def answer(question: Question) -> dict[str, Any]:
         raise ConfigError(f"--sampler {question.sampler}", "a known sampler", hint)
     lines = _shuffled(question) if question.sampler == "shuffle" else _central(question)
     shown = [{"adversary": line.adversary, **line_entry(line, delta)} for line in lines]
-    return {**shown[0], "unit": "client", "accountant": accounting.VERSION, "adversaries": shown}
+    return {**shown[0], "unit": "client", "accountant": accountant.VERSION, "adversaries": shown}
 
 
 def _central(question: Question) -> list[Line]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sordino.cli.app import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, say
-from sordino.cli.certify import guarantee
-from sordino.cli.plan import silo_lines
+from sordino.cli.certificates import guarantee
+from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, say
+from sordino.cli.planning import silo_lines
 from sordino.runs import launch
 
 if TYPE_CHECKING:
     from sordino.config import Config
-    from sordino.report.track import Tracker
+    from sordino.report.trackers import Tracker
     from sordino.runs.execution import Executed
 
 Listener = Callable[[dict[str, Any]], None]
@@ -64,7 +64,7 @@ def run(
     config = load_config(file, changed(values, seed))
     config.check_alone()
     if started.engine == "flower":
-        from sordino.flower.here import run_here
+        from sordino.federation.local_federation import run_here
 
         with progress(config.plan.rounds, quiet=as_json) as on_round:
             done = run_here(config, out, resume=resume, on_round=heard(on_round))
@@ -95,7 +95,7 @@ def tracked(kinds: list[str] | None, config: Config, out: Path) -> Iterator[list
     if not kinds:
         yield []
         return
-    from sordino.report.track import Tracker
+    from sordino.report.trackers import Tracker
 
     with ExitStack() as held:
         folder, noise = track_folder(out), config.privacy.noise
@@ -126,7 +126,7 @@ def result_text(done: Executed) -> str:
     lines = [f"round {last['round']}: {tested}", guarantee(done.certificate), *silo_lines(done.certificate)]
     lines.append(f"noise: {done.certificate['noise']['mode']} ({done.certificate['noise']['note']})")
     if done.certificate["ledger"] is not None:
-        from sordino.report.explain import in_all
+        from sordino.certificate.explain import in_all
 
         lines.append(f"ledger: {in_all(done.certificate['ledger'])}")
     lines += [f"note: {note}" for note in done.notes]

@@ -14,7 +14,7 @@ A part of another package stands beside ours: `codec.plugins` brings it in, `for
 
 from __future__ import annotations
 
-from sordino.codec import added
+from sordino.codec import plugins
 from sordino.codec.form import (
     call,
     check_plain,
@@ -26,13 +26,13 @@ from sordino.codec.form import (
 )
 from sordino.codec.part import DEEPEST, Foreign, Part, family_of, foreign, genuine, inside, package_of
 from sordino.codec.short_repr import hides_values
-from sordino.codec.words import nearest, own_words
+from sordino.codec.spelling import nearest, own_words
 
 __all__ = [
     "DEEPEST",
     "Foreign",
     "Part",
-    "added",
+    "plugins",
     "call",
     "check_plain",
     "digest",

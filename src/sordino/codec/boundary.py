@@ -168,7 +168,7 @@ def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
     return "" if same else f"a dict of tensors of the same names, shapes and dtypes as before: {', '.join(like or {})}"
 
 
-def figures(found: Any) -> str:
+def numbers_by_name(found: Any) -> str:
     """Numbers by name."""
     sound = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     return "" if sound and all(isinstance(one, float | int) for one in found.values()) else "a dict of numbers by name"

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tomli_w
 
 from sordino.codec.part import DEEPEST, Part, check_part, join
-from sordino.codec.words import nearest
+from sordino.codec.spelling import nearest
 from sordino.errors import ConfigError, shown
 
 T = TypeVar("T")

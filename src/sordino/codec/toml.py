@@ -1,4 +1,6 @@
-"""TOML files as tables: read whole, and refused in one sentence where they have no end, or are no TOML."""
+"""TOML files as tables: read whole, and refused in one sentence where they have no end, or are no TOML.
+
+`--set recipe.lr=0.5`: single values of a file, changed from outside, typed as TOML writes them."""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sordino.codec.part import DEEPEST
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, shown
 
 LARGEST = 4 << 20  # bytes of a configuration
 _KEY = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
@@ -42,3 +45,54 @@ def _text(path: Path) -> str:
     if _DEEP.search(text):
         raise ConfigError(f"{path}, which holds a key of more than {DEEPEST} parts", "at most that many")
     return text
+
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")  # text without quotes, which a shell would take away
+
+
+def read(text: str) -> tuple[str, Any]:
+    """A key and its value: `recipe.lr=0.5`, `task.dataset=mnist`, `recipe.clients={kind="everyone", population=9}`."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not key or not value:
+        raise ConfigError(f"--set {shown(text)}", "key=value, as in recipe.lr=0.5")
+    return key, typed(value, key)
+
+
+def typed(value: str, where: str) -> Any:
+    """What TOML says the text is; a bare word is text."""
+    try:
+        found = tomllib.loads(f"value = {value}")
+        if list(found) == ["value"]:  # a line break would begin another key
+            return found["value"]
+    except (ValueError, RecursionError):
+        if _WORD.fullmatch(value):
+            return value
+    raise ConfigError(f"{where} = {shown(value)}", "a value as TOML writes it: 0.5, true, [1, 2], 'some words'")
+
+
+def put(table: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The table with one value changed; tables on the way are made, places in lists (`encode.0`) must be there."""
+    places = key.split(".")
+    if "" in places or len(places) > DEEPEST:
+        raise ConfigError(f"the key {shown(key)}", "names with dots between them, as in recipe.lr")
+    changed: dict[str, Any] = _put(table, places, value, "")
+    return changed
+
+
+def _put(held: Any, places: Sequence[str], value: Any, where: str) -> Any:
+    if not places:
+        return value
+    first, rest = places[0], places[1:]
+    here = f"{where}.{first}" if where else first
+    if isinstance(held, list | tuple):
+        place = _place(first, len(held), here)
+        return [_put(item, rest, value, here) if k == place else item for k, item in enumerate(held)]
+    if not isinstance(held, Mapping):
+        raise ConfigError(f"the key {here}, and {where} = {shown(held)}", f"a table at {where}", f"set {where} itself")
+    return {**held, first: _put(held.get(first, {}), rest, value, here)}
+
+
+def _place(name: str, length: int, here: str) -> int:
+    if not (name.isdecimal() and int(name) < length):
+        raise ConfigError(f"the key {here} in a list of {length}", f"a place from 0 to {length - 1}")
+    return int(name)

@@ -11,28 +11,27 @@ from typing import Any
 import torch
 
 from sordino import codec
-from sordino.codec import override, plugins, toml
-from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget
-from sordino.config.task import TaskSpec
+from sordino.accounting.delta import check_deltas, default_delta, silo_deltas
+from sordino.certificate.facts import OwnCode
+from sordino.codec import plugins, toml
+from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec
 from sordino.data import datasets
 from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Natural
 from sordino.data.program import PLAIN
-from sordino.data.task import Clients, Task
 from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.graph import BY_CONSTRUCTION
+from sordino.ledger.budget import Budget, Filter, check_affordable, client_filter
+from sordino.loop import check_early, check_train_metrics
 from sordino.models import SPECS, Given, build_seeded
 from sordino.parts.losses import CrossEntropy, Mse, keeps_apart
 from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
-from sordino.privacy.budget import Budget, Filter, check_affordable, client_filter
-from sordino.privacy.delta import check_deltas, default_delta, silo_deltas
-from sordino.privacy.facts import OwnCode
 from sordino.recipes import RECIPES
 from sordino.rng import Streams, streams
-from sordino.run import check_early, check_train_metrics
+from sordino.task import Clients, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +216,7 @@ def _differ(plan: Plan) -> bool:
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """Read a file, with single values changed (`recipe.lr=0.5`); every mistake in it is one sentence."""
-    return parse(overridden(read_table(path), dict(map(override.read, changes))))
+    return parse(overridden(read_table(path), dict(map(toml.read, changes))))
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -235,7 +234,7 @@ def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
             raise ConfigError(f"unknown key {key}", "a known table", codec.nearest(first, known))
         if key in later and "recipe" in data:
             data = codec.dump(parse(data))
-        data = override.put(data, key, changes[key])
+        data = toml.put(data, key, changes[key])
     return data
 
 

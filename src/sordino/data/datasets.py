@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.codec import Foreign, nearest, package_of
-from sordino.data import archives, bundled, images, leaf, mapped, own, tables, tabular, text
+from sordino.data import arrays, bundled, images, leaf, shakespeare, tables, tabular
 from sordino.data.records import Dataset, finish, take
 from sordino.data.tables import Seen
 from sordino.errors import ConfigError
@@ -46,9 +46,9 @@ _SETS = {
     "femnist_leaf": _Entry(
         leaf.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", "public domain (NIST SD19)"
     ),
-    "cifar100": _Entry(archives.cifar100, "pictures of 100 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
-    "svhn": _Entry(archives.svhn, "house numbers, 3x32x32; extra = true: 604,388 of them", "non-commercial use only"),
-    "emnist": _Entry(archives.emnist, "handwritten characters, 28x28, six splits", "public domain (NIST)"),
+    "cifar100": _Entry(images.cifar100, "pictures of 100 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
+    "svhn": _Entry(images.svhn, "house numbers, 3x32x32; extra = true: 604,388 of them", "non-commercial use only"),
+    "emnist": _Entry(images.emnist, "handwritten characters, 28x28, six splits", "public domain (NIST)"),
     "adult": _Entry(tabular.adult, "UCI Adult: income above 50,000 dollars", "CC BY 4.0"),
     "insurance": _Entry(tabular.insurance, "1,338 yearly medical charges (regression)", "public domain / DbCL"),
     "heart_disease": _Entry(tabular.heart_disease, "UCI heart disease, 4 hospitals as clients", "CC BY 4.0"),
@@ -56,10 +56,12 @@ _SETS = {
         tabular.loans, "10,000 loans: interest rate from 10 numbers (regression)", "Lending Club public releases"
     ),
     "shakespeare": _Entry(
-        text.shakespeare, "next character in Shakespeare, roles as clients", "free, non-commercial distribution only"
+        shakespeare.shakespeare,
+        "next character in Shakespeare, roles as clients",
+        "free, non-commercial distribution only",
     ),
-    "npz": _Entry(own.npz, "your own arrays: path to an .npz with x and y", "yours"),
-    "mapped": _Entry(mapped.mapped, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
+    "npz": _Entry(arrays.npz, "your own arrays: path to an .npz with x and y", "yours"),
+    "mapped": _Entry(arrays.mapped, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
     "csv": _Entry(tables.table, "your own tables: a .csv, or one for every silo, and their target column", "yours"),
     "parquet": _Entry(tables.table, "the same of .parquet files (the extra `parquet`)", "yours"),
 }
@@ -150,7 +152,7 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
     if name not in _SETS:
         raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
     _check_options(name, _SETS[name], options)
-    if validation and name in own.NAMES:
+    if validation and name in arrays.NAMES:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
         raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
     return name, _SETS[name]
@@ -182,7 +184,7 @@ def declared_values(name: str, options: Mapping[str, Any], *, labels: bool) -> t
     """How many values, of what and by whose word, that records are encoded by; `labels`: the target is a class."""
     if name in TABLES:
         return tables.declared_values(options)
-    if name in own.NAMES and labels and "classes" not in options:
+    if name in arrays.NAMES and labels and "classes" not in options:
         return ((1, "number of classes", "the file: its own, or the largest label in it"),)
     return ()
 
@@ -194,7 +196,7 @@ def _counts(test: Any) -> bool:
 def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
     """Which test records are public, and who says so: the publisher of a set, or the user of own files."""
     name = _ALIASES.get(name, name)
-    if name not in own.NAMES:
+    if name not in arrays.NAMES:
         publisher = [f"the package {part.package}" for part in foreign(name)] or ["the publisher of the data set"]
         return f"test rows of {name}", publisher[0]
     file = Path(str(options.get("path") or options.get("files", ""))).name

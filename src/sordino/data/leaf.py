@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sordino.data.downloads import cache_folder
 from sordino.data.records import Array, Dataset, Ints
-from sordino.data.sources import cache_folder
 from sordino.errors import DataError
 
 FOLDER, CLASSES, PIXELS = "femnist/leaf", 62, 784

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from sordino import codec
+from sordino.certificate.earlier_runs import EarlierRun, of_certificate
 from sordino.data.keyed_hash import DataMark
 from sordino.errors import DataError, UserError
-from sordino.privacy.earlier import EarlierRun, of_certificate
 
 ATTRIBUTE = "sordino_runs"  # of a module
 FILE_KEY = "sordino_runs"  # of a safetensors file's metadata

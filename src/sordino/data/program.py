@@ -22,14 +22,23 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from sordino import codec
+from sordino.certificate.facts import OwnCode
 from sordino.errors import PlanError
 from sordino.graph.capture import UNFIT, UntraceableError, differs, flat, made_up, torch_written
-from sordino.graph.chain import chained, in_order
 from sordino.graph.flow import Reason
-from sordino.graph.tracing import BY_CONSTRUCTION, PER_RECORD, TRUSTED, Function, Grade, Traced, Tracing
+from sordino.graph.tracing import (
+    BY_CONSTRUCTION,
+    PER_RECORD,
+    TRUSTED,
+    Function,
+    Grade,
+    Traced,
+    Tracing,
+    chained,
+    in_order,
+)
 from sordino.layout import copied
 from sordino.parts.losses import Given, Loss, Targets, keeps_apart
-from sordino.privacy.facts import OwnCode
 
 Word = Literal["trusted"]
 Unit = Literal["client", "record"]

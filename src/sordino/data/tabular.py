@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sordino.data.downloads import Source, read
 from sordino.data.records import Array, Dataset, hold_out, to_unit
-from sordino.data.sources import Source, read
 from sordino.errors import DataError
 
 Table = dict[str, list[str]]

@@ -9,12 +9,12 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from sordino import codec
-from sordino.data.task import Task
 from sordino.layout import Layout
-from sordino.parts.encode import Public
+from sordino.parts.encoding import Public
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
+from sordino.task import Task
 
 
 @codec.hides_values

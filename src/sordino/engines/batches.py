@@ -1,17 +1,22 @@
-"""Which records every step of a chunk of clients reads, and the minibatches, gathered as they are asked for."""
+"""Which records every step of a chunk of clients reads, and the minibatches, gathered as they are asked for.
+
+Who runs whom: a cohort cut into equal loads, the same cut on every rank without a word between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heapreplace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.data.task import Clients, Records
 from sordino.parts.gradients import Batch
+from sordino.parts.local_solvers import LocalSolver
+from sordino.parts.record_samplers import AllRecords
 from sordino.parts.samplers import Cohort
+from sordino.task import Clients, Records
 
 
 class Reader:
@@ -80,3 +85,27 @@ def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     for i, picks in enumerate(drawn):
         table[i, : len(picks), : picks.shape[1]] = picks
     return table
+
+
+Places = NDArray[np.int64]  # positions in a cohort
+
+
+def costs(local: LocalSolver, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Records that each client reads in one round, and one for its own sake: public sizes, whole numbers."""
+    epochs, steps, batch = (getattr(local, name, None) for name in ("epochs", "steps", "batch"))
+    whole = epochs is not None or batch is None or isinstance(local.reads, AllRecords)
+    read = sizes if whole else np.minimum(sizes, int(batch or 0))
+    return np.add(1, read * int(epochs or steps or 1), dtype=np.int64)
+
+
+def shares(loads: NDArray[np.int64], ranks: int) -> list[Places]:
+    """Longest first, each to the rank with the least to do (Graham 1969: within 4/3 of the best cut).
+
+    Ties go to the earlier client and the lower rank, so all ranks find the same cut.
+    """
+    owner, busy = np.empty(len(loads), dtype=np.int64), [(0, rank) for rank in range(ranks)]
+    for place in np.argsort(-loads, kind="stable"):
+        load, rank = busy[0]
+        heapreplace(busy, (load + int(loads[place]), rank))
+        owner[place] = rank
+    return [np.flatnonzero(owner == rank) for rank in range(ranks)]

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.data.scores import figures
-from sordino.data.task import Records, Task, sums_of
+from sordino.data.metrics import figures
 from sordino.engines.base import ClientJob, Collected
+from sordino.engines.batches import costs, shares
 from sordino.engines.diagnostics import of_updates
 from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.orders import END, Limits, Order
-from sordino.engines.shares import costs, shares
+from sordino.engines.jobs import END, Limits, Order
 from sordino.errors import DataError, RankError
 from sordino.plan import Plan
 from sordino.rng import Streams
+from sordino.task import Records, Task, sums_of
 
 
 class Served(SystemExit):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.errors import DataError, shown
-from sordino.parts.encode import Public
+from sordino.parts.encoding import Public
 
 FORMAT = 1
 DTYPES = ("<f4", "<f8", "<i8")

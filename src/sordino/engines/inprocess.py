@@ -9,25 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.data.task import Clients, Task
+from sordino.accounting.bounds import Spent
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.batches import Reader
-from sordino.engines.diagnostics import of_updates
-from sordino.engines.kept import Kept
+from sordino.engines.diagnostics import Kept, of_updates
+from sordino.engines.leak_check import witness
 from sordino.engines.objectives import OneClient
 from sordino.engines.paths import Path, Settings, Way, chosen, compiled, winograd
-from sordino.engines.witness import witness
 from sordino.errors import ConfigError, PlanError
 from sordino.kernels import allocator
-from sordino.parts.bounds import Spent
-from sordino.parts.encode import Public, finite_rows
+from sordino.parts.clipping import row_norms
+from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
-from sordino.parts.local import Coins, Work
-from sordino.parts.norms import row_norms
-from sordino.parts.release import own_message
+from sordino.parts.local_solvers import Coins, Work
+from sordino.parts.release_base import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
+from sordino.task import Clients, Task
 
 ROW_BYTES = 1 << 28  # what a chunk's working rows may take
 

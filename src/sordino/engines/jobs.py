@@ -1,4 +1,6 @@
-"""What a server asks of one client in one round, and what comes back: bytes of one form, versioned, never a pickle."""
+"""What a server asks of one client in one round, and what comes back: bytes of one form, versioned, never a pickle.
+
+What rank 0 says to the others: a frame of engines/frames.py. Nothing that is read can run code."""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ from sordino.engines.frames import (
     public_said,
     text,
     vector,
+    within,
 )
-from sordino.errors import UserError, short, shown
-from sordino.parts.encode import Public
+from sordino.errors import DataError, UserError, short, shown
+from sordino.parts.encoding import Public
+from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Mode
 
@@ -190,3 +194,47 @@ class Reply:
             raise bad("an answer to another job", f"client {job.client}'s to this one: the same plan, round and start")
         row = vector(frame.arrays["row"], "row", length) if sent else None
         return cls(job.id, job.client, row, refused, count(said["charges"], "charges"))
+
+
+LINE = 1 << 12  # bytes that a line of JSON may take
+END = Frame("end").to_bytes()  # the run is over
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 wants: the messages of a cohort, or, without one, an evaluation. The vector follows."""
+
+    public: Public | None = None
+    cohort: Cohort | None = None
+
+    def written(self) -> bytes:
+        """What everybody knows, and the cohort; nothing for an evaluation."""
+        if self.public is None or self.cohort is None:
+            return Frame("evaluation").to_bytes()
+        arrays = {"cohort": self.cohort.astype("<i8"), **public_arrays(self.public)}
+        return Frame("round", public_said(self.public), arrays).to_bytes()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an order may name: so many clients, so many coordinates. Public numbers of the plan and the model."""
+
+    population: int
+    size: int
+
+    @property
+    def most(self) -> int:
+        """Bytes of the longest order there is."""
+        return LINE + 8 * self.population + public_bytes(self.size)
+
+    def read(self, body: bytes) -> Order | None:
+        """The order, or None when the run is over; `DataError` for anything that rank 0 would not say."""
+        frame = Frame.of_bytes(body, self.most, LINE)
+        if frame.kind in ("end", "evaluation"):
+            frame.holds((), set())
+            return None if frame.kind == "end" else Order()
+        if frame.kind != "round":
+            raise DataError("other words than those of an order")
+        frame.holds(("t", "radius", "size"), {"cohort", *public_names(frame)})
+        return Order(public_of(frame, self.size), within(frame.arrays["cohort"], "cohort", self.population))

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from sordino.data.task import Task
+from sordino.dpsgd import ClippedGradient
+from sordino.dpsgd.mixing_layers import mixes
+from sordino.dpsgd.state_guard import Steady
 from sordino.engines.base import Copies
 from sordino.engines.winograd import accelerate
 from sordino.layout import Layout
-from sordino.parts.clipping import FEW, factors
+from sordino.parts.clipping import FEW, factors, row_norms
 from sordino.parts.gradients import Ball, Batch, Moreau
 from sordino.parts.losses import Loss
-from sordino.parts.norms import row_norms
-from sordino.per_record import ClippedGradient
-from sordino.per_record.mixing import mixes
-from sordino.per_record.steady import Steady
+from sordino.task import Task
 
 MADE_UP = 13  # records: few, and unlike the length of anything else
 RECORD_ENTRIES = 1 << 23  # numbers in the rows of one piece of a batch, where every record has a row of its own

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from sordino import kernels
-from sordino.data.task import Task
-from sordino.engines.dense import DenseClients, can_chain
-from sordino.engines.linear import LinearClients, can_write_out
+from sordino.engines.dense_clients import DenseClients, can_chain
+from sordino.engines.linear_clients import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.layout import Layout
 from sordino.parts.gradients import Batch, Moreau, Objective
 from sordino.plan import Plan
 from sordino.rng import Streams
+from sordino.task import Task
 
 Path = Literal["batched", "sequential"]  # a chunk of clients at once, or one at a time
 BATCH_BELOW = {"cpu": 2e7}  # FLOP per local step: below, one bmm over many clients beats one client at a time

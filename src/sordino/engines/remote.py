@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.data.task import Task
 from sordino.engines.base import ClientJob, Collected, Receipt
 from sordino.engines.inprocess import public_update
 from sordino.engines.jobs import Job, Reply
 from sordino.errors import ConfigError, DataError, EngineError, QuorumError
 from sordino.plan import Plan
 from sordino.rng import Streams
+from sordino.task import Task
 
 
 class Transport(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from sordino.models import nets
-from sordino.models.given import Given
+from sordino.models.in_memory import Given
 from sordino.models.nets import (
     CharLstm,
     DpMnistCnn,
@@ -18,8 +18,7 @@ from sordino.models.nets import (
     SmallCnn,
     SvhnCnn,
 )
-from sordino.models.own import Own, add_model
-from sordino.models.spec import Shape, Spec, build_seeded
+from sordino.models.spec import Own, Shape, Spec, add_model, build_seeded
 
 SPECS = {kind: cast(type[Spec], net) for kind, net in Spec.members.items() if net.__module__ == nets.__name__}
 

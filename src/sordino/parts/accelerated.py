@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sordino.errors import PlanError
-from sordino.parts.numbers import natural, positive
-from sordino.parts.server import Memory, ServerOptimizer, check_extras, project
+from sordino.parts.schedules import natural, positive
+from sordino.parts.server_optimizers import Memory, ServerOptimizer, check_extras, project
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sordino import codec
+from sordino.accounting.bounds import Norm
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError, shown
 from sordino.layout import Layout
-from sordino.parts.bounds import Norm
-from sordino.parts.numbers import MOST, natural, positive
+from sordino.parts.schedules import MOST, natural, positive
 
 
 @codec.hides_values

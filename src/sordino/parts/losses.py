@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sordino.codec import Foreign, Part, added, read
+from sordino.codec import Foreign, Part, plugins, read
 from sordino.errors import ConfigError, shown
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one value per record [b]
@@ -193,21 +193,21 @@ class Own(Loss, kind="own"):
     name: str
 
     def __post_init__(self) -> None:
-        added.find("loss", self.name)
+        plugins.find("loss", self.name)
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = added.find("loss", self.name)(outputs, targets)
+        found: Tensor = plugins.find("loss", self.name)(outputs, targets)
         return found
 
     def rests_on(self) -> tuple[Foreign, ...]:
-        return (added.origin("loss", self.name),)
+        return (plugins.origin("loss", self.name),)
 
 
 def add_loss(name: str) -> Callable[[LossFunction], LossFunction]:
     """A decorator: a function of (outputs, targets) that a file may name, loss = { kind = "own", name = ... }."""
 
     def keep(function: LossFunction) -> LossFunction:
-        added.add("loss", name, function)
+        plugins.add("loss", name, function)
         return function
 
     return keep

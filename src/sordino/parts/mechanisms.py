@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.bounds import Norm
+from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, shown
-from sordino.parts.bounds import Norm
-from sordino.parts.events import Event, GaussianNoise, LaplaceNoise
-from sordino.parts.laws import Distribution, LaplaceSum, Normal
-from sordino.parts.numbers import positive
+from sordino.parts.distributions import Distribution, LaplaceSum, Normal
+from sordino.parts.schedules import positive
 from sordino.rng import is_secure
 
 

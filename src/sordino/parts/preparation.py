@@ -15,12 +15,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.bounds import Unit
+from sordino.accounting.events import Event, Relation, moved
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
-from sordino.parts.bounds import Unit
-from sordino.parts.events import Event, Relation, moved
 from sordino.parts.mechanisms import Laplace
-from sordino.parts.numbers import positive
+from sordino.parts.schedules import positive
 
 Values = NDArray[np.float64]
 MOST_BINS = 4096

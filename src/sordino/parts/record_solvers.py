@@ -11,17 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.accounting.bounds import Bound, Norm, Spent
+from sordino.accounting.events import Event
 from sordino.errors import PlanError, shown
-from sordino.parts.bounds import Bound, Norm, Spent
-from sordino.parts.encode import Adaptive, Public
-from sordino.parts.events import Event
+from sordino.parts.encoding import Adaptive, Public
 from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
-from sordino.parts.local import Coins, LocalSolver, Work
+from sordino.parts.local_solvers import Coins, LocalSolver, Work
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.numbers import MOST, finite
-from sordino.parts.records import RecordSampler, batches
-from sordino.parts.release import on_grid_rows
-from sordino.parts.schedules import Schedule, at, paces, span_of_steps, travelled
+from sordino.parts.record_samplers import RecordSampler, batches
+from sordino.parts.release_base import on_grid_rows
+from sordino.parts.schedules import MOST, Schedule, at, finite, paces, span_of_steps, travelled
 
 NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once
 

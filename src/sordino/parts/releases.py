@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from sordino.accounting.bounds import Bound, Spent
+from sordino.accounting.events import Event, GaussianNoise, Shuffled, Unprotected
 from sordino.errors import PlanError
-from sordino.parts.bounds import Bound, Spent
-from sordino.parts.events import Event, GaussianNoise, Shuffled, Unprotected
 from sordino.parts.mechanisms import Gaussian, Mechanism
-from sordino.parts.release import Release, Sees, need_bound
+from sordino.parts.release_base import Release, Sees, need_bound
 
 if TYPE_CHECKING:
     from torch import Tensor

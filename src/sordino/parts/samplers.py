@@ -15,11 +15,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.codec import Part
-from sordino.codec.boundary import array, number, of_type, returns
-from sordino.errors import PlanError, shown
-from sordino.parts.binomial import binomial_most, binomial_within
-from sordino.parts.events import (
+from sordino.accounting.binomial import binomial_most, binomial_within
+from sordino.accounting.events import (
     CappedPoisson,
     Event,
     FixedSampled,
@@ -28,8 +25,11 @@ from sordino.parts.events import (
     Relation,
     Unprotected,
 )
-from sordino.parts.laws import SamplingLaw, independent_coins
-from sordino.parts.numbers import CLIENTS, share
+from sordino.codec import Part
+from sordino.codec.boundary import array, number, of_type, returns
+from sordino.errors import PlanError, shown
+from sordino.parts.distributions import SamplingLaw, independent_coins
+from sordino.parts.schedules import CLIENTS, share
 from sordino.rng import Seeded
 
 Cohort = NDArray[np.int64]

@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from sordino.accounting.bounds import Bound
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
-from sordino.parts.bounds import Bound
-from sordino.parts.encode import Public, Spread, Step
-from sordino.parts.numbers import share
+from sordino.parts.encoding import Public, Spread, Step
+from sordino.parts.schedules import share
 from sordino.rng import Seeded
 
 

@@ -1,7 +1,7 @@
 """How rounds share their noise: the strategy C of a matrix mechanism, in which a round's noise is a row of C^-1 Z.
 
 A strategy streams: `step` turns this round's fresh Z into its noise by what it remembers of earlier noise, and a run
-holds so many vectors: bands - 1, or one per buffer, or one per level of the tree. `sordino.matrix` has the mathematics.
+holds so many vectors: bands - 1, or one per buffer, or one per level of the tree. `sordino.accounting.matrix` has the mathematics.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sordino.accounting.matrix import optimize, sensitivity, toeplitz, trees
+from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.matrix.toeplitz import Floats
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor, tensors
 from sordino.errors import PlanError
-from sordino.matrix import optimise, patterns, toeplitz, trees
-from sordino.matrix.patterns import Patterns
-from sordino.matrix.toeplitz import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,7 @@ class Toeplitz(Strategy):
         """c_0 = 1, c_1, ...: at most `rounds` entries, zeros at the end left out."""
 
     def sensitivity(self, allowed: Patterns) -> float:
-        return patterns.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
+        return sensitivity.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         return toeplitz.errors(self.column(rounds), rounds, work)
@@ -164,13 +164,13 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.weights:
             return self
-        found = optimise.buffered(optimise.Goal(allowed, work()).forgetting(self.forget), self.buffers)
+        found = optimize.buffered(optimize.Goal(allowed, work()).forgetting(self.forget), self.buffers)
         return replace(self, weights=digits(found.weights), decays=digits(found.decays))
 
     def column(self, rounds: int) -> Floats:
         if not self.weights:
             raise PlanError("correlated noise", "buffers without weights", "a plan: it finds them")
-        return optimise.Buffers(self.weights, self.decays).column(rounds)
+        return optimize.Buffers(self.weights, self.decays).column(rounds)
 
     def inverse(self, rounds: int) -> Floats:
         """r_t = [t = 0] - sum_j weights_j s_j,  s_j <- decays_j s_j + r_t: O(rounds * buffers)."""
@@ -255,4 +255,4 @@ class Tree(Strategy, kind="tree"):
 
 @lru_cache(maxsize=32)
 def _tree_sensitivity(allowed: Patterns) -> float:
-    return patterns.sensitivity_bound(trees.gram(allowed.rounds), allowed)
+    return sensitivity.sensitivity_bound(trees.gram(allowed.rounds), allowed)

@@ -6,24 +6,23 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sordino.accounting import calibration
+from sordino.accounting.calibration import calibrated
+from sordino.accounting.composition import Line, Participation, client_bill, with_preparations
+from sordino.accounting.delta import default_delta
 from sordino.errors import PlanError, shown
-from sordino.parts.bands import Banded
-from sordino.parts.correlated import CorrelatedNoise, noise_of_models
+from sordino.parts.banded import Banded
+from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.numbers import TINY, natural
 from sordino.parts.postprocess import Postprocess
 from sordino.parts.preparation import Preparation
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson, RoundRobin, Sampler
-from sordino.parts.schedules import Linear, Schedule
-from sordino.parts.server import Average, Sgd
-from sordino.parts.turns import Turns
+from sordino.parts.schedules import TINY, Linear, Schedule, natural
+from sordino.parts.separation import Turns
+from sordino.parts.server_optimizers import Average, Sgd
 from sordino.plan import LONGEST, Plan
-from sordino.privacy import calibrate
-from sordino.privacy.bill import Line, Participation, client_bill, with_preparations
-from sordino.privacy.calibrated import calibrated
-from sordino.privacy.delta import default_delta
-from sordino.recipes.shared import federated
+from sordino.recipes.arguments import federated
 
 _LOG = logging.getLogger("sordino")
 
@@ -66,7 +65,7 @@ def best(
         release, counts = CentralNoise(Gaussian(z)), Participation.planned(clients, rounds)
         return with_preparations(client_bill(clients, release, counts), prepare, release, 1).line("models")
 
-    solved = calibrate.multiplier(line, epsilon, target)
+    solved = calibration.multiplier(line, epsilon, target)
     plan = federated(
         rounds=rounds, clients=clients, lr=lr, radius=radius, multiplier=solved, epochs=epochs, batch=batch,
         denoiser=denoiser, server=server,

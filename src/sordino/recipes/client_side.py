@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from sordino.parts.encode import Clip
+import math
+
+from sordino.parts.encoding import Clip
 from sordino.parts.gradients import Bounded
-from sordino.parts.local import LocalSgd
+from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import RoundRobin
 from sordino.parts.schedules import PerStep, Schedule, Travelled, scaled
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
+
+NOISE_GROWTH = {"laplace": 2.0, "gaussian": 1.0}  # z: the noise variance grows like rounds^z
+
+
+def local_steps(total: int, mechanism: str) -> int:
+    """E = total^(z/(z+1)) to the nearest whole number: total^(2/3) for Laplace, total^(1/2) for Gaussian noise.
+
+    It minimises E^2/T + E^(1-z) T^(z-1) where z > 1. At z = 1 the second term does not depend on E: T^(1/2) is then
+    the most local steps (fewest rounds) that keep the order of the bound, and fewer steps lower its value. Below 1
+    (no mechanism here) one step is best, against the paper. Paper 002, Theorems 4 and 5.
+    """
+    z = NOISE_GROWTH[mechanism]
+    return max(1, round(math.pow(total, z / (z + 1))))
 
 
 def client_side_fed_avg(

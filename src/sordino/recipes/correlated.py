@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Required, TypedDict, Unpack
 
-from sordino.parts.bands import Banded
-from sordino.parts.correlated import CorrelatedNoise
+from sordino.parts.banded import Banded
+from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.gradients import Gradient, Plain
 from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.postprocess import Postprocess
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
-from sordino.parts.server import ServerOptimizer
+from sordino.parts.separation import Turns
+from sordino.parts.server_optimizers import ServerOptimizer
 from sordino.parts.strategies import BufferedToeplitz, Strategy
-from sordino.parts.turns import Turns
 from sordino.plan import Plan
-from sordino.recipes.shared import federated, released, shares
+from sordino.recipes.arguments import federated, released, shares
 
 
 class Work(TypedDict, total=False):

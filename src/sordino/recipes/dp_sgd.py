@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Required, TypedDict, Unpack
 
 from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
+from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.records import RecordSampler
-from sordino.parts.release import Release
+from sordino.parts.release_base import Release
 from sordino.parts.samplers import Everyone
 from sordino.parts.schedules import Schedule
-from sordino.parts.server import Adam, Average, ServerOptimizer, Sgd
+from sordino.parts.server_optimizers import Adam, Average, ServerOptimizer, Sgd
 from sordino.plan import Plan
-from sordino.recipes.shared import released, shares
+from sordino.recipes.arguments import released, shares
 
 
 class Alone(TypedDict, total=False):

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.plan import Plan
-from sordino.recipes.shared import Federated, federated, shares
+from sordino.recipes.arguments import Federated, federated, shares
 
 
 @shares(federated, denoiser=LaplacianSmoothing(1.0))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from sordino.parts.encode import Step
+from sordino.parts.encoding import Step
 from sordino.parts.gradients import Blur, Sam
 from sordino.parts.sparsify import MaskSource, PublicMask, RandomMask, ReleasedMask
 from sordino.plan import Plan
-from sordino.recipes.shared import Federated, federated, shares
+from sordino.recipes.arguments import Federated, federated, shares
 
 USUAL: dict[str, Any] = {"momentum": 0.5, "weight_decay": 5e-4}  # of all methods in the paper
 

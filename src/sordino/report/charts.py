@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sordino.accounting.rounding import upto
 from sordino.data.metrics import SHARES
-from sordino.privacy.rounding import upto
 from sordino.report.bars import Bars
 from sordino.report.svg import LONGEST, SERIES_MOST, Axis, Chart, Series
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from sordino.accounting import accountant
+from sordino.accounting.composition import ADVERSARIES, Adversary, Bill, Line, Participation, repeated_rounds
+from sordino.accounting.events import Unprotected
+from sordino.accounting.profiles import Floats, power, true_positives
+from sordino.accounting.selection import selected
+from sordino.certificate.build import headline, line_entry
+from sordino.certificate.facts import billed, participation
 from sordino.errors import PlanError
 from sordino.outcome import counted
-from sordino.parts.events import Unprotected
-from sordino.privacy import accounting
-from sordino.privacy.attack import Floats, power, true_positives
-from sordino.privacy.bill import ADVERSARIES, Adversary, Bill, Line, Participation, repeated_rounds
-from sordino.privacy.certificate import headline, line_entry
-from sordino.privacy.facts import billed, participation
-from sordino.privacy.selection import selected
 from sordino.report.subject import Subject
 
 POINTS = 24  # of a curve over rounds
@@ -133,17 +133,17 @@ def trade_off(subject: Subject) -> list[dict[str, Any]]:
 def _most(line: Line) -> Floats:
     if _unprotected(line):
         return np.ones_like(FALSE_ALARMS)
-    mu = accounting.gaussian_mu(line.entries, line.relation)
+    mu = accountant.gaussian_mu(line.entries, line.relation)
     if mu is not None:
         return np.asarray([power(mu, a) if 0 < a < 1 else a for a in FALSE_ALARMS])
-    deltas = np.asarray(accounting.deltas_at(line.entries, line.relation, _LOSSES.tolist()))
+    deltas = np.asarray(accountant.deltas_at(line.entries, line.relation, _LOSSES.tolist()))
     return true_positives(FALSE_ALARMS, _LOSSES, deltas)
 
 
 def _gdp(subject: Subject, kind: Kind, lines: Sequence[Line]) -> dict[str, float] | None:
     """mu, its regret and what it leaves out: the certificate's own; of a silo, where its release is Gaussian."""
     if kind.silos:
-        mu = accounting.gaussian_mu(lines[0].entries, lines[0].relation)
+        mu = accountant.gaussian_mu(lines[0].entries, lines[0].relation)
         return None if mu is None else {"mu": mu, "regret": 0.0, "left": 0.0}
     named = next(line for line in subject.certificate["adversaries"] if line["adversary"] == kind.adversaries[0])
     found: dict[str, float] | None = named["gdp"]
@@ -162,7 +162,7 @@ def delta_curve(subject: Subject) -> list[dict[str, Any]]:
         if certified is None:
             continue
         epsilons = np.linspace(0, 2 * certified if certified else 1.0, 61)
-        curves = [accounting.deltas_at(one.entries, one.relation, epsilons.tolist()) for one in kind.lines(bill)]
+        curves = [accountant.deltas_at(one.entries, one.relation, epsilons.tolist()) for one in kind.lines(bill)]
         deltas = np.max(np.asarray(curves), axis=0)
         found.append(
             {

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sordino.data.scores import ONLY_CLASS
+from sordino.certificate.explain import ALL, CHANGE, ceilings, explain
+from sordino.data.metrics import ONLY_CLASS
 from sordino.outcome import DIAGNOSTIC
-from sordino.parts.encode import Adaptive
-from sordino.report.compare import compared
+from sordino.parts.encoding import Adaptive
+from sordino.report.comparison import compared
 from sordino.report.curves import delta_curve, over_rounds, trade_off
-from sordino.report.explain import ALL, CHANGE, ceilings, explain
 from sordino.report.spectrum import spectrum
 from sordino.report.subject import Subject
 from sordino.version import __version__

@@ -10,13 +10,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sordino.accounting.rounding import atleast, upto
 from sordino.errors import ConfigError
-from sordino.privacy.rounding import atleast, upto
 from sordino.report import charts, colours, workings
 from sordino.report.bars import Bars, draw_bars
-from sordino.report.settings import short
+from sordino.report.comparison import Table, figure, short
 from sordino.report.svg import Axis, Chart, draw
-from sordino.report.tables import Table, figure
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
 Run = dict[str, Any]

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino.errors import UserError
+from sordino.loop import mean_std
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.schedules import at
-from sordino.parts.server import Sgd
+from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan, State
 from sordino.report.subject import Last, Subject
-from sordino.run import mean_std
 
 BINS = 16
 Floats = NDArray[np.float64]

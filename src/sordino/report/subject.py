@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.data.scores import ONLY_CLASS
+from sordino.certificate.facts import Facts
+from sordino.data.metrics import ONLY_CLASS
 from sordino.outcome import DIAGNOSTIC, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
-from sordino.privacy.facts import Facts
 
 UNASKED = ("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS)  # what every evaluation gives
 

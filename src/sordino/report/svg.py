@@ -9,7 +9,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from sordino.privacy.rounding import atleast, upto
+from sordino.accounting.rounding import atleast, upto
 
 WIDTH, HEIGHT = 380.0, 262.0
 TOP, BOTTOM, GAP = 30.0, 46.0, 15.0  # above and below the data; between two labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sordino.privacy.rounding import atleast, upto
+from sordino.accounting.rounding import atleast, upto
 from sordino.report.bars import Bars
 from sordino.report.charts import WORDS, Run, first_of, plain
 from sordino.report.svg import SERIES_MOST, Axis, Chart, Series

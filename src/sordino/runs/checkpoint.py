@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sordino import codec
+from sordino.codec import durable_files
 from sordino.errors import CertificateError
 from sordino.plan import State
-from sordino.runs import files
-from sordino.runs.chain import Chain
+from sordino.runs.charge_log import Chain
 from sordino.runs.logs import Mark
 
 STATE, BEFORE = "state.safetensors", "before.safetensors"
@@ -80,10 +80,10 @@ class Checkpoint:
 
     def save(self, folder: Path) -> None:
         """Written beside, then moved: the one before is kept, so that one of the two is whole at any moment."""
-        files.stage(folder / STATE, self.to_bytes(), files.PRIVATE)
+        durable_files.stage(folder / STATE, self.to_bytes(), durable_files.PRIVATE)
         if (folder / STATE).exists():
-            files.move(folder / STATE, folder / BEFORE)
-        files.move(folder / f"{STATE}{files.PARTIAL}", folder / STATE)
+            durable_files.move(folder / STATE, folder / BEFORE)
+        durable_files.move(folder / f"{STATE}{durable_files.PARTIAL}", folder / STATE)
 
     def check(self, chain: Chain, *, fallback: bool = False) -> None:
         """It was written after a charge of this chain; whatever was charged later is the round that follows.
@@ -118,7 +118,7 @@ def latest(folder: Path, chain: Chain) -> tuple[Checkpoint | None, str]:
     why = "is missing"
     if (folder / STATE).exists():
         try:
-            found = Checkpoint.of_bytes(files.read(folder / STATE))
+            found = Checkpoint.of_bytes(durable_files.read(folder / STATE))
             found.check(chain)
             return found, ""
         except TornError as error:
@@ -132,7 +132,7 @@ def latest(folder: Path, chain: Chain) -> tuple[Checkpoint | None, str]:
 
 def _fallback(folder: Path, chain: Chain, why: str) -> Checkpoint:
     try:
-        found = Checkpoint.of_bytes(files.read(folder / BEFORE))
+        found = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
     except TornError as error:
         raise CertificateError(
             "checkpoint", f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"

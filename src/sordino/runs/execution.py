@@ -15,28 +15,30 @@ import torch
 from torch import Tensor, nn
 
 from sordino import codec
+from sordino.certificate import signature
+from sordino.certificate.earlier_runs import cost_of, of_certificate
+from sordino.codec import durable_files
+from sordino.codec.durable_files import SAFE
 from sordino.config import Config
 from sordino.data import lineage
-from sordino.data.named import plain
-from sordino.data.task import Task
+from sordino.data.named_fields import plain
 from sordino.engines.base import Deployed, Engine
 from sordino.engines.distributed import Distributed
+from sordino.engines.group import local_rank
 from sordino.engines.inprocess import InProcess, known_device
-from sordino.engines.preparing import known, said, scaled
-from sordino.engines.ranks import local_rank
+from sordino.engines.prepare import known, said, scaled
 from sordino.errors import BudgetError, ConfigError, StorageError
+from sordino.loop import check
 from sordino.outcome import declared_public, final_model, model_bytes
 from sordino.plan import State
-from sordino.privacy.earlier import cost_of, of_certificate
-from sordino.run import check
-from sordino.runs import files, purse, receipts, signature
-from sordino.runs.book import create
-from sordino.runs.files import SAFE
+from sordino.runs import admission, receipts
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import PREPARED, RunFolder
 from sordino.runs.resume import Resumed
 from sordino.runs.resume import resume as resumed
 from sordino.runs.rounds import OnRound, Start, carried, one_class, ready
+from sordino.runs.writer import create
+from sordino.task import Task
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -81,7 +83,7 @@ def execute(
     key = None if sign is None else signature.private_key(sign)
     there = resume and path.exists()
     if not there:
-        purse.consider(config)
+        admission.consider(config)
     folder = (
         RunFolder.open(path, config)
         if there
@@ -92,17 +94,17 @@ def execute(
         held, again = start.held, start.state is None or not known(start.state)
         t = 0 if start.state is None else start.state.t
         finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
-        with purse.admitted(config, held.header.run, held.chain, t, prepares=again) as admission:
-            start.book.admission = admission
+        with admission.admitted(config, held.header.run, held.chain, t, prepares=again) as admitted:
+            start.book.admission = admitted
             done = _finished(config, task, start, engine, on_round, finish)
-        return replace(done, notes=(*notes, *_elsewhere(admission), *done.notes))
+        return replace(done, notes=(*notes, *_elsewhere(admitted), *done.notes))
 
 
-def _elsewhere(admission: purse.Admission | None) -> tuple[str, ...]:
+def _elsewhere(admitted: admission.Admission | None) -> tuple[str, ...]:
     """What other copies of the run's folder have released: paid for too, and not on this folder's certificate."""
-    if admission is None or not admission.elsewhere:
+    if admitted is None or not admitted.elsewhere:
         return ()
-    return (f"{admission.elsewhere} releases of this run came from another copy of its folder; the ledger has both",)
+    return (f"{admitted.elsewhere} releases of this run came from another copy of its folder; the ledger has both",)
 
 
 def _finished(
@@ -159,14 +161,14 @@ def remember_runs(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
 def keep_columns(path: Path, config: Config, task: Task, state: State) -> None:
     """What was released of columns before the first round: with it new rows are prepared as the model's were."""
     if config.plan.prepare:
-        files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
+        durable_files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
 
 
 def as_released(task: Task, folder: Path) -> Task:
     """The task as a run's rounds saw it: columns scaled by what the run has released of them."""
     if not task.waiting:
         return task
-    told = json.loads(files.read(folder / PREPARED))
+    told = json.loads(durable_files.read(folder / PREPARED))
     return scaled(task, {name: np.asarray(one["noised_histogram"]) for name, one in told.items()})
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from sordino.config import Config
-from sordino.data.initial import frozen
+from sordino.data.initial_weights import frozen
 from sordino.data.keyed_hash import keyed_hash, sampled_hash
-from sordino.data.named import plain
-from sordino.data.task import Records, Task
-from sordino.engines.witness import same_words, words_of
+from sordino.data.named_fields import plain
+from sordino.engines.leak_check import same_words, words_of
 from sordino.errors import CertificateError
+from sordino.task import Records, Task
 from sordino.version import __version__
 
 _WORDS = "what module and loss say of a made-up record, so one of them is another"

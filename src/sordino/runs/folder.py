@@ -28,16 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
+from sordino.certificate.build import certificate
+from sordino.certificate.earlier_runs import EarlierRun
+from sordino.certificate.facts import Declared, Facts, OwnCode
+from sordino.certificate.schema import compare_text, parsed
+from sordino.codec import durable_files
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.outcome import counted, last_figures
 from sordino.parts.samplers import Cohort
-from sordino.privacy.certificate import certificate
-from sordino.privacy.earlier import EarlierRun
-from sordino.privacy.facts import Declared, Facts, OwnCode
-from sordino.privacy.stored import compare_text, parsed
-from sordino.runs import chain, checkpoint, ending, files, logs, purse, receipts
-from sordino.runs.chain import Chain
+from sordino.runs import admission, charge_log, checkpoint, logs, receipts
+from sordino.runs.charge_log import Chain
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.logs import Mark
@@ -85,7 +86,7 @@ class Header:
 
     @property
     def root(self) -> str:
-        return chain.digest(self.to_bytes())
+        return charge_log.digest(self.to_bytes())
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,11 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Only one process at a time runs in this folder; the lock dies with its process."""
         try:
-            lock = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT, files.PRIVATE)
+            lock = os.open(self.private / "lock", os.O_RDWR | os.O_CREAT, durable_files.PRIVATE)
         except FileNotFoundError:
             raise CertificateError("checkpoint", f"checkpoint/ is missing in {self.path}: start anew") from None
         except OSError as error:
-            raise files.trouble(self.private / "lock", error) from None
+            raise durable_files.trouble(self.private / "lock", error) from None
         try:
             self._take(lock)
             yield
@@ -149,7 +150,7 @@ class RunFolder:
     # ---- what it holds ----------------------------------------------------------------------------------------------
 
     def _read(self, name: str) -> bytes:
-        return files.read(self.path / name)
+        return durable_files.read(self.path / name)
 
     def config(self) -> Config:
         """The configuration that the run was started with; an edited one is refused."""
@@ -157,7 +158,7 @@ class RunFolder:
 
     def _config(self, header: Header) -> Config:
         text = self._read("plan.toml")
-        if chain.digest(text) != header.plan:
+        if charge_log.digest(text) != header.plan:
             raise CertificateError(
                 "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
             )
@@ -178,12 +179,14 @@ class RunFolder:
         """Header, configuration and charges, checked against each other."""
         header = Header.of_bytes(self._read("run.json"))
         config = self._config(header)
-        return Contents(header, config, chain.parse(self._read(chain.NAME), header.root, header.config, config.plan))
+        return Contents(
+            header, config, charge_log.parse(self._read(charge_log.NAME), header.root, header.config, config.plan)
+        )
 
     def fingerprint(self, header: Header) -> Fingerprint:
         """The data's, in the private part."""
-        data = files.read(self.private / "data.json")
-        if chain.digest(data) != header.private:
+        data = durable_files.read(self.private / "data.json")
+        if charge_log.digest(data) != header.private:
             raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not what the run was started with")
         return Fingerprint.of_bytes(data)
 
@@ -211,7 +214,7 @@ class RunFolder:
         after = any(line.get("kept") == MEMORY for line in self._ran())
         known = replace(known, early=self.ended(held), in_memory=after, own_code=OwnCode.of_headers(self._ran()))
         found = counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
-        return replace(found, ledger=purse.standing(self.path, config, found))
+        return replace(found, ledger=admission.standing(self.path, config, found))
 
     def _environment(self) -> tuple[dict[str, str], ...]:
         """Every set of versions that computed here, once each, in their order."""
@@ -226,7 +229,7 @@ class RunFolder:
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""
-        return ending.refusal(self.path, held.chain, held.config, held.header.config)
+        return logs.refusal(self.path, held.chain, held.config, held.header.config)
 
     def ended(self, held: Contents) -> str:
         """What stopped the run early, in words, by its own rule and the figures in its history; empty: nothing did."""
@@ -262,9 +265,9 @@ class RunFolder:
     def _at_rest(self, held: Contents) -> str:
         """sha256 of the last checkpoint, with which charges, their second note, history and engine agree."""
         if held.chain.torn:
-            raise CertificateError(chain.NAME, f"{chain.NAME} ends in half a line")
+            raise CertificateError(charge_log.NAME, f"{charge_log.NAME} ends in half a line")
         self.fingerprint(held.header)
-        chain.check_witness(files.read(self.private / "charged"), held.chain, at_rest=True)
+        charge_log.check_witness(durable_files.read(self.private / "charged"), held.chain, at_rest=True)
         last = self._last(held)
         for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
             if Mark.of(self._read(name)) != (mark or Mark()):
@@ -285,10 +288,10 @@ class RunFolder:
             return None  # a budget that allowed no round
         before = self.private / checkpoint.BEFORE
         try:
-            found = Checkpoint.of_bytes(files.read(file))
+            found = Checkpoint.of_bytes(durable_files.read(file))
             found.check(held.chain)
             if before.exists():
-                Checkpoint.of_bytes(files.read(before)).check(held.chain, fallback=True)
+                Checkpoint.of_bytes(durable_files.read(before)).check(held.chain, fallback=True)
         except TornError as error:
             raise CertificateError("checkpoint", f"a checkpoint is damaged ({error})") from None
         return found

@@ -1,4 +1,10 @@
-"""Files that only grow, and how much of them is bound by a checkpoint or a certificate."""
+"""Files that only grow, and how much of them is bound by a checkpoint or a certificate.
+
+How a run ended before its last round: a budget refused the next cohort, or else it did not end but was stopped.
+
+refused.json is the charge that was not made: round, cohort, configuration, head of the chain. It is believed only if
+the charges leave that cohort no room in the budget, which is counted again. A run that a budget has ended is over:
+whoever could go on with other coins after a look at the model would choose its length by the data."""
 
 from __future__ import annotations
 
@@ -8,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sordino.errors import CertificateError
-from sordino.runs import files
+from sordino.codec import durable_files
+from sordino.config import Config
+from sordino.errors import BudgetError, CertificateError
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan
+from sordino.runs import charge_log, receipts
+from sordino.runs.charge_log import Chain
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Log:
 
     def append(self, line: bytes) -> None:
         """One more line, on disk when this returns."""
-        files.append(self.file, line + b"\n", self.size)
+        durable_files.append(self.file, line + b"\n", self.size)
         self.size += len(line) + 1
         self._sha.update(line + b"\n")
 
@@ -56,3 +67,29 @@ def entries(data: bytes, name: str) -> list[dict[str, Any]]:
     if not all(isinstance(entry, dict) for entry in found) or (data and not data.endswith(b"\n")):
         raise CertificateError(name, f"{name} holds a line that is not whole")
     return found
+
+
+NAME = "refused.json"
+
+
+def note(path: Path, plan: Plan, refused: tuple[int, Cohort], config: str, head: str) -> None:
+    """Write down which cohort was refused, after the chain's head; the cohort only where it is seen by design."""
+    t, cohort = refused
+    line = charge_log.next_charge(t, cohort if charge_log.shows(plan) else None, config, head).line()
+    durable_files.write(path / NAME, line + b"\n")
+
+
+def refusal(path: Path, held: Chain, config: Config, digest: str) -> BudgetError | None:
+    """Why the run is over, if a budget ended it; `CertificateError` if the file says so and the budget does not."""
+    if not (path / NAME).exists():
+        return None
+    whole = b"".join(charge.line() + b"\n" for charge in held.charges) + durable_files.read(path / NAME)
+    found, budget = charge_log.parse(whole, held.root, digest, config.plan), config.budget
+    if budget is None or found.torn or len(found.charges) != len(held.charges) + 1:
+        raise CertificateError(NAME, f"{NAME} does not follow the last charge under a budget")
+    t, cohort = found.rounds[-1], found.cohorts(config.plan)[-1]
+    try:
+        receipts.counted(path, config.plan, budget, held).check(cohort, t)
+    except BudgetError as error:
+        return error
+    raise CertificateError(NAME, f"{NAME} names a round that every budget in it would have paid for")

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sordino.codec import durable_files
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError
+from sordino.ledger.budget import Filter
+from sordino.ledger.charges import Charged
+from sordino.loop import Settled, told
 from sordino.outcome import retell
 from sordino.plan import Plan
-from sordino.privacy.budget import Filter
-from sordino.privacy.charged import Charged
-from sordino.run import Settled, told
-from sordino.runs import files
-from sordino.runs.chain import Chain
+from sordino.runs.charge_log import Chain
 
 NAME = "receipts.jsonl"
 
@@ -33,7 +33,7 @@ def line(note: Settled) -> bytes:
 
 def read(folder: Path) -> bytes | None:
     """The file's bytes; None where no silo has ever said anything."""
-    return files.read(folder / NAME) if (folder / NAME).exists() else None
+    return durable_files.read(folder / NAME) if (folder / NAME).exists() else None
 
 
 def whole(data: bytes) -> bytes:

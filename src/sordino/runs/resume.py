@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sordino import codec
+from sordino.codec import durable_files
 from sordino.config import Config
-from sordino.data.task import Task
 from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
 from sordino.models import Given
 from sordino.outcome import declared_public
 from sordino.plan import State
-from sordino.runs import chain, checkpoint, files, logs, receipts
-from sordino.runs.book import Book
+from sordino.runs import charge_log, checkpoint, logs, receipts
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import software
 from sordino.runs.folder import Contents, Header, RunFolder
 from sordino.runs.logs import Mark
+from sordino.runs.writer import Book
+from sordino.task import Task
 from sordino.version import versions
 
 
@@ -41,7 +42,7 @@ def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
     _check_same(folder, held.header, config, task)
     if (folder.path / "certificate.json").exists():
         folder.certify()
-    chain.check_witness(files.read(folder.private / "charged"), held.chain, at_rest=False)
+    charge_log.check_witness(durable_files.read(folder.private / "charged"), held.chain, at_rest=False)
     last, why = checkpoint.latest(folder.private, held.chain)
     check_noise(config, held.chain.rounds, 0 if last is None else last.state.t)
     history, engine = (_bound(folder, name, last) for name in ("history.jsonl", "engine.jsonl"))
@@ -101,7 +102,7 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
 def _bound(folder: RunFolder, name: str, last: Checkpoint | None) -> bytes:
     """What the checkpoint binds of a file; what was written after it will be written again."""
     marks = {} if last is None else {"history.jsonl": last.history, "engine.jsonl": last.engine}
-    return marks.get(name, Mark()).check(files.read(folder.path / name), name)
+    return marks.get(name, Mark()).check(durable_files.read(folder.path / name), name)
 
 
 def _fell_back(last: Checkpoint, why: str) -> str:
@@ -126,16 +127,16 @@ def _other_versions(engine: bytes) -> list[str]:
 def _mend(folder: RunFolder, held: Contents, history: Mark, engine: Mark, why: str) -> None:
     """Drop what a kill left half done: every step may itself be killed and is then done again."""
     path, private = folder.path, folder.private
-    files.cut(path / chain.NAME, held.chain.size)
+    durable_files.cut(path / charge_log.NAME, held.chain.size)
     notes = "".join(f"{head}\n" for head in held.chain.heads).encode()
-    if files.read(private / "charged") != notes:
-        files.write(private / "charged", notes, files.PRIVATE)
-    files.cut(path / "history.jsonl", history.size)
-    files.cut(path / "engine.jsonl", engine.size)
+    if durable_files.read(private / "charged") != notes:
+        durable_files.write(private / "charged", notes, durable_files.PRIVATE)
+    durable_files.cut(path / "history.jsonl", history.size)
+    durable_files.cut(path / "engine.jsonl", engine.size)
     paid = receipts.read(path)
     if paid is not None:
-        files.cut(path / receipts.NAME, len(receipts.whole(paid)))
+        durable_files.cut(path / receipts.NAME, len(receipts.whole(paid)))
     if why:
-        files.move(private / checkpoint.BEFORE, private / checkpoint.STATE)
-    for left in [*path.glob(f"*{files.PARTIAL}"), *private.glob(f"*{files.PARTIAL}")]:
-        files.remove(left)
+        durable_files.move(private / checkpoint.BEFORE, private / checkpoint.STATE)
+    for left in [*path.glob(f"*{durable_files.PARTIAL}"), *private.glob(f"*{durable_files.PARTIAL}")]:
+        durable_files.remove(left)

@@ -10,19 +10,19 @@ from functools import partial
 from typing import Any, Protocol
 
 from sordino import codec
+from sordino.certificate.build import priced
 from sordino.codec.boundary import named_failures
 from sordino.config import Config
-from sordino.data.task import Task
 from sordino.engines.base import Engine
-from sordino.engines.preparing import begin, known
+from sordino.engines.prepare import begin, known
 from sordino.errors import BudgetError, CertificateError, ConfigError
+from sordino.ledger.budget import Filter
+from sordino.loop import Round, Tally, check, run
 from sordino.outcome import entry
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
-from sordino.privacy.budget import Filter
-from sordino.privacy.certificate import priced
 from sordino.rng import Mode
-from sordino.run import Round, Tally, check, run
+from sordino.task import Task
 
 OnRound = Callable[[dict[str, Any]], None]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sordino.privacy.rounding import upto
-from sordino.report.explain import sentence
+from sordino.accounting.rounding import upto
+from sordino.certificate.explain import sentence
 from sordino.tuning import sweep
 
 

@@ -21,19 +21,20 @@ from typing import Any
 from safetensors.torch import load_file
 
 from sordino import codec
+from sordino.accounting.composition import Bill
+from sordino.accounting.rounding import upto
+from sordino.certificate.build import headline
+from sordino.certificate.facts import billed
+from sordino.certificate.schema import compare_text, parsed, text_of
+from sordino.codec import durable_files
 from sordino.config import Config
-from sordino.data.task import Task
 from sordino.errors import CertificateError, ConfigError
 from sordino.outcome import declared_public, load_weights
-from sordino.privacy.bill import Bill
-from sordino.privacy.certificate import headline
-from sordino.privacy.facts import billed
-from sordino.privacy.rounding import upto
-from sordino.privacy.stored import compare_text, parsed, text_of
-from sordino.runs import files, purse
+from sordino.runs import admission
 from sordino.runs.execution import as_released
 from sordino.runs.folder import RunFolder
-from sordino.tuning import composed, picture, table
+from sordino.task import Task
+from sordino.tuning import picture, sweep_cost, table
 from sordino.tuning.cells import CELLS, Place, Told, run_all
 from sordino.tuning.spec import Sweep
 from sordino.tuning.table import Estimate, Row
@@ -82,8 +83,8 @@ class Swept:
         if reporting.test is None:
             raise ConfigError("no public rows that report", "a test file beside the validation file", "name test = ...")
         if self.billed:
-            composed.check_alike(self.configs)
-            composed.check_same_cut(self._tasks())
+            sweep_cost.check_alike(self.configs)
+            sweep_cost.check_same_cut(self._tasks())
             self.cost()
 
     def _tasks(self) -> list[Task]:
@@ -93,24 +94,24 @@ class Swept:
 
     def cost(self, bills: Sequence[Bill] = ()) -> dict[str, Any]:
         """The composition of all bills: as planned, or as they ran."""
-        planned = [billed(config.plan, purse.planned_facts(config)) for config in self.configs]
-        whole = composed.composed(bills or planned, self.configs[0].plan.clients.population)
-        return composed.priced(whole, self.configs[0])
+        planned = [billed(config.plan, admission.planned_facts(config)) for config in self.configs]
+        whole = sweep_cost.composed(bills or planned, self.configs[0].plan.clients.population)
+        return sweep_cost.priced(whole, self.configs[0])
 
     def begin(self, resume: bool) -> None:
         """The folder, with what is asked in it; a ledger must be able to pay for all cells together."""
         said = self._header()
         if resume and self.out.exists():
-            if not (self.out / HEADER).is_file() or files.read(self.out / HEADER) != said:
+            if not (self.out / HEADER).is_file() or durable_files.read(self.out / HEADER) != said:
                 found = f"a sweep in {self.out} that asks for something else"
                 raise ConfigError(found, "the same file as before", "choose another --out")
             return
         if self.out.exists():
             raise ConfigError(f"{self.out}, which exists", "a new folder", "choose another --out, or add --resume")
         if self.billed and self.configs[0].privacy.ledger is not None:
-            purse.consider_all(self.configs[0], composed.asked(self.configs))
+            admission.consider_all(self.configs[0], sweep_cost.asked(self.configs))
         (self.out / CELLS).mkdir(parents=True)
-        files.write(self.out / HEADER, said)
+        durable_files.write(self.out / HEADER, said)
 
     def _header(self) -> bytes:
         asked = {"spec": codec.dump(self.asked.spec), "run": self.asked.table}
@@ -136,7 +137,7 @@ class Swept:
     def _row(self, each: Sequence[Place]) -> Row:
         values = tuple(_figure(place, self.metric) for place in each)
         first = each[0].cell
-        line = billed(first.config.plan, purse.planned_facts(first.config)).of("models")
+        line = billed(first.config.plan, admission.planned_facts(first.config)).of("models")
         spent = headline(line, first.config.delta, first.config.deltas)["epsilon"]
         return Row(first.number, first.changes, tuple(place.cell.seed for place in each), values, spent)
 
@@ -206,10 +207,10 @@ class Swept:
         }
         winner = self.asked.config(self.best.changes, judged=False)
         winner = replace(winner, task=replace(winner.task, half=None))
-        files.write(self.out / CERTIFICATE, text_of(made).encode())
-        files.write(self.out / "table.csv", table.to_csv(self.rows, self.metric).encode())
-        files.write(self.out / "table.txt", (text(told, self) + "\n").encode())
-        files.write(self.out / "best.toml", codec.to_toml(winner).encode())
+        durable_files.write(self.out / CERTIFICATE, text_of(made).encode())
+        durable_files.write(self.out / "table.csv", table.to_csv(self.rows, self.metric).encode())
+        durable_files.write(self.out / "table.txt", (text(told, self) + "\n").encode())
+        durable_files.write(self.out / "best.toml", codec.to_toml(winner).encode())
         picture.draw(self.rows, self.metric, made["chosen_by"], self.out / "sweep")
         return told
 
@@ -228,7 +229,7 @@ def sweep(asked: Sweep, out: Path, *, workers: int, resume: bool, own: Sequence[
 def opened(out: Path) -> Swept:
     """The sweep in a folder, as sweep.json asks for it."""
     try:
-        data = json.loads(files.read(out / HEADER))
+        data = json.loads(durable_files.read(out / HEADER))
         spec: Any = data["spec"]
         found = Swept(Sweep.of({**data["run"], "sweep": spec}), out)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -241,7 +242,7 @@ def certify(out: Path) -> dict[str, Any]:
     found = opened(out)
     if not (out / CERTIFICATE).is_file():
         raise ConfigError(f"no {CERTIFICATE} in {out}", "a finished sweep", "finish it: sordino sweep --resume")
-    stored = files.read(out / CERTIFICATE)
+    stored = durable_files.read(out / CERTIFICATE)
     try:
         read = parsed(stored)
     except ValueError as error:
@@ -278,7 +279,7 @@ def _kept(place: Place) -> tuple[Bill, dict[str, Any]]:
     if codec.digest(place.cell.config) != held.header.config:
         raise CertificateError("cells", f"{place.folder.name} is not the run that {HEADER} asks for")
     name = "charges.jsonl" if place.diverged else CERTIFICATE
-    bound = {f"{Path(name).stem}_sha256": hashlib.sha256(files.read(place.folder / name)).hexdigest()}
+    bound = {f"{Path(name).stem}_sha256": hashlib.sha256(durable_files.read(place.folder / name)).hexdigest()}
     entry = {"cell": f"{CELLS}/{place.folder.name}", "diverged": place.diverged, "config_sha256": held.header.config}
     return billed(held.config.plan, folder.facts(held)), {**entry, **bound}
 

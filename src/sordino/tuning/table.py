@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+from sordino.accounting.rounding import upto
 from sordino.errors import ConfigError
-from sordino.privacy.rounding import upto
-from sordino.tuning.space import Changes
-from sordino.tuning.spec import SMALLER, shown_value
+from sordino.tuning.spec import SMALLER, Changes, shown_value
 
 FEWEST = 3  # seeds that have an interval
 

@@ -1,0 +1,33 @@
+"""What is known of one message before noise: the only thing a bill may rest on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sordino.accounting.events import Event
+
+Unit = Literal["client", "record"]
+Norm = Literal[1, 2]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A message's sensitivity is 1 in `norm` once `finite`.
+
+    unit "client": ||x|| <= 1, so a client can be added, removed or zeroed (movement 1) or replaced (movement 2).
+    unit "record": ||x - x'|| <= 1 when one record of the client is added or removed.
+    """
+
+    unit: Unit
+    norm: Norm = 2
+    finite: bool = False
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A message that is private already: `count` times `event` in each round; only `Forward` may carry it."""
+
+    event: Event
+    unit: Unit = "record"
+    count: int = 1

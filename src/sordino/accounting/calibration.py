@@ -1,0 +1,263 @@
+"""Given a target epsilon, find the one free number: multiplier, rounds or cohort.
+
+Epsilon falls with the multiplier and grows with rounds and cohort, so each search keeps a bracket and narrows it. It
+walks on the first grid, which only ever overstates epsilon (by 0.2% or so), and looks at the refined one at the end. It
+starts from a guess by the central limit theorem, which decides nothing but where to look first.
+
+A plan solved for a budget: its multiplier, its rounds or its cohort, or a multiplier of its own for every silo.
+
+`calibrate` searches; here stands what it may change. A part that has noise says itself how it takes another multiplier."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sordino.accounting import accountant
+from sordino.accounting.bounds import Spent
+from sordino.accounting.composition import Line
+from sordino.accounting.delta import default_delta
+from sordino.accounting.events import GaussianNoise
+from sordino.accounting.rounding import upto
+from sordino.errors import PlanError, UnreachableError
+from sordino.ledger.budget import Budget
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+
+
+Cost = Callable[[float], float]
+TOLERANCE = 0.005
+_LEAST, _MOST = 1e-2, 1e5  # multipliers searched
+
+
+def check_target(epsilon: float, delta: float) -> None:
+    """Refuse a target that means nothing."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise UnreachableError(f"epsilon {epsilon}", "a positive finite epsilon")
+    if not 0 <= delta < 1:
+        raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "use population ** -1.1")
+
+
+def multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float:
+    """The smallest multiplier, to 0.5% in epsilon, whose line costs at most `epsilon` at `delta`."""
+    check_target(epsilon, delta)
+
+    @cache
+    def rough(z: float) -> float:
+        return _rough(line_of(z), delta)
+
+    @cache
+    def exact(z: float) -> float:
+        return _exact(line_of(z), delta)
+
+    near = _likely_multiplier(line_of, epsilon, delta)
+    found = _bracketed(rough, epsilon, (near * 0.9, near * 1.1) if near else (0.5, 2.0), TOLERANCE / 5)
+    share = max(exact(found) / epsilon, 0.5)  # epsilon falls at least as fast as the multiplier grows
+    return found if share >= 1 - TOLERANCE else _bracketed(exact, epsilon, (found * share, found), 0.9 * TOLERANCE)
+
+
+def rounds(line_of: Callable[[int], Line], epsilon: float, delta: float, most: int = 1_000_000) -> int:
+    """The most rounds whose line costs at most `epsilon` at `delta`."""
+    check_target(epsilon, delta)
+    return _largest(line_of, epsilon, delta, most, "round", "more noise")
+
+
+def cohort(line_of: Callable[[int], Line], epsilon: float, delta: float, population: int, least: int = 1) -> int:
+    """The largest cohort, from `least` on, whose line costs at most `epsilon` at `delta`."""
+    check_target(epsilon, delta)
+    return _largest(line_of, epsilon, delta, population, "client", "more noise or fewer rounds", least)
+
+
+def _exact(line: Line, delta: float) -> float:
+    return accountant.bound(line.entries, line.relation, delta).value
+
+
+def _rough(line: Line, delta: float) -> float:
+    return accountant.bound(line.entries, line.relation, delta, rough=True).value
+
+
+def _bracketed(cost: Cost, target: float, bracket: tuple[float, float], slack: float) -> float:
+    """Root of cost(z) = target on a log scale, approached from the safe side to within `slack` of the target."""
+    low, high = bracket
+    while cost(high) > target:
+        low, high = high, high * 2
+        if high > _MOST:
+            raise UnreachableError(
+                f"epsilon {upto(cost(_MOST))} at multiplier {_MOST:g}",
+                f"epsilon {upto(target, 6)}",
+                "allow a larger epsilon or delta, or fewer rounds",
+            )
+    while cost(low) <= target:
+        if low <= _LEAST:
+            return low
+        low, high = low / 2, low
+    return _bisect(cost, target, low, high, slack)
+
+
+def _bisect(cost: Cost, target: float, low: float, high: float, slack: float) -> float:
+    """False position on (log z, log epsilon); `high` always costs at most the target."""
+    over, under = _log_ratio(cost(low), target), _log_ratio(cost(high), target)
+    for step in range(60):
+        if under > -slack or high / low < 1 + 1e-7:
+            break
+        share = over / (over - under) + 0.02 if step % 3 < 2 else 0.5
+        middle = low * (high / low) ** min(share, 0.98)
+        value = _log_ratio(cost(middle), target)
+        low, over, high, under = (low, over, middle, value) if value <= 0 else (middle, value, high, under)
+    return high
+
+
+def _log_ratio(cost: float, target: float) -> float:
+    return math.log(min(max(cost, 1e-12), 1e12) / target)
+
+
+def _largest(
+    line_of: Callable[[int], Line], epsilon: float, delta: float, most: int, what: str, fix: str, least: int = 1
+) -> int:
+    """Largest n in [least, most] that costs at most epsilon."""
+
+    def coarse(n: int) -> float:
+        return _log_ratio(_rough(line_of(n), delta), epsilon)
+
+    def refined(n: int) -> float:
+        return _log_ratio(_exact(line_of(n), delta), epsilon)
+
+    found = _crossing(coarse, _likely_count(line_of, epsilon, delta, least, most), least - 1, most + 1)
+    found = _crossing(refined, found, least - 1, most + 1)
+    if found < least:
+        cheapest, some = _exact(line_of(least), delta), f"{least} {what}{'s' if least > 1 else ''}"
+        raise UnreachableError(
+            f"epsilon {upto(cheapest, 4)} for {some} already", f"epsilon at most {upto(epsilon, 6)}", fix
+        )
+    return found
+
+
+def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
+    """The last whole number before `over`, which grows, is above 0; asked only strictly between low and high."""
+    slope, known = 0.5, None  # of over against log n: epsilon grows about as the square root of the rounds
+    for step in itertools.count(1):
+        if high - low <= 1:
+            return low
+        n = min(max(n, low + 1), high - 1)
+        excess = over(n)
+        low, high = (low, n) if excess > 0 else (n, high)
+        if known is not None and known[0] != n:
+            slope = min(max((excess - known[1]) / math.log(n / known[0]), 0.3), 3.0)
+        known = (n, excess)
+        if step % 4 == 0:
+            n = (low + min(high, 4 * low + 2)) // 2
+        else:
+            n = round(n * math.exp(min(max(-excess / slope, -2.0), 2.0)))
+    raise AssertionError
+
+
+def _likely_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
+    """Where the central limit theorem puts the multiplier; None if it says nothing."""
+    wanted, low, high = _likely_mu(epsilon, delta), math.log(_LEAST), math.log(_MOST)
+    for _ in range(24):
+        middle = (low + high) / 2
+        mu = _mu(line_of(math.exp(middle)))
+        if mu is None:
+            return None
+        low, high = (middle, high) if mu > wanted else (low, middle)
+    return math.exp(high)
+
+
+def _likely_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
+    """Where the central limit theorem puts the count; `least` if it says nothing."""
+    wanted, low, high = _likely_mu(epsilon, delta), least, 2 * least
+    while high <= most and (_mu(line_of(high)) or math.inf) <= wanted:
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if (_mu(line_of(middle)) or math.inf) <= wanted else (low, middle)
+    return low
+
+
+def _likely_mu(epsilon: float, delta: float) -> float:
+    """mu of the Gaussian release that costs epsilon at delta."""
+    low, high = 1e-9, 1e3
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        fits = accountant.delta_at(((GaussianNoise(1 / middle), 1),), "add_remove", epsilon) <= delta
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _mu(line: Line) -> float | None:
+    """mu of many rounds, by the guesses of their events."""
+    squares = [(event.likely(line.relation), count) for event, count in line.entries]
+    if any(square is None for square, _ in squares):
+        return None
+    return math.sqrt(sum(count * (square or 0.0) for square, count in squares))
+
+
+def noisier(plan: Plan, multiplier: float) -> Plan:
+    """The same plan with another multiplier, the same for all; of a message that is private already, its solver's."""
+    if isinstance(plan.bound, Spent):
+        return replace(plan, local=plan.local.with_multiplier(multiplier))
+    return replace(plan, release=plan.release.with_multiplier(multiplier))
+
+
+def own_noise(plan: Plan, multipliers: tuple[float, ...]) -> Plan:
+    """The same plan with a multiplier for every silo."""
+    if isinstance(plan.bound, Spent):
+        return replace(plan, local=plan.local.with_multipliers(multipliers))
+    return replace(plan, release=plan.release.with_multipliers(multipliers))
+
+
+def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "multiplier") -> Plan:
+    """The plan with its multiplier, rounds or cohort (`free`) changed so that it costs `epsilon` at `delta`."""
+    delta = default_delta(plan.units) if delta is None else delta
+    weakest = _weakest(plan, delta, free)
+
+    def line_of(changed: Plan) -> Line:
+        return changed.bill().line("models", weakest)
+
+    def longer(rounds: int) -> Plan:
+        return replace(plan, rounds=rounds)
+
+    def larger(cohort: int) -> Plan:
+        return replace(plan, clients=plan.clients.with_cohort(cohort))
+
+    if free == "rounds":
+        return longer(rounds(lambda n: line_of(longer(n)), epsilon, delta))
+    if free == "cohort":
+        population, least = plan.clients.population, getattr(plan.release, "at_least", 1)
+        return larger(cohort(lambda n: line_of(larger(n)), epsilon, delta, population, least))
+    return noisier(plan, multiplier(lambda z: line_of(noisier(plan, z)), epsilon, delta))
+
+
+def _weakest(plan: Plan, delta: float, free: str) -> int:
+    """Whose line decides: with one multiplier for all the smallest silo, whose records are read most."""
+    lines = plan.bill().of("models")
+    if free == "multiplier" or len(lines) == 1:
+        return 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))
+    return max(lines, key=lambda line: accountant.bound(line.entries, line.relation, delta).value).silos[0]
+
+
+def calibrated_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
+    """The plan with a multiplier of its own for every silo, so that each spends its own budget and no more."""
+    if len(budgets) != plan.clients.population:
+        raise PlanError(
+            "calibration", f"{len(budgets)} budgets for {plan.clients.population} silos", "one budget per silo"
+        )
+    solved: dict[tuple[int, Budget], float] = {}
+
+    def solve(silo: int, budget: Budget) -> float:
+        size = plan.local.reads.size(silo) if plan.local.reads is not None else 0
+        if (size, budget) not in solved:
+            solved[size, budget] = multiplier(
+                lambda z: noisier(plan, z).bill().line("messages", silo), budget.epsilon, budget.delta
+            )
+        return solved[size, budget]
+
+    return own_noise(plan, tuple(solve(silo, budget) for silo, budget in enumerate(budgets)))

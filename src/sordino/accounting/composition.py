@@ -1,0 +1,359 @@
+"""What a run costs, line by line: one line per adversary, each with the relation that is legal for it.
+
+    models    sees every released model, nothing else
+    cohort    also sees who took part in which round
+    messages  sees every message as it leaves the client
+
+Forecast and bill are one function; they differ only in `participation`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from sordino.accounting.binomial import binomial_quantile
+from sordino.accounting.bounds import Spent, Unit
+from sordino.accounting.events import Approximate, Event, Relation, Unprotected
+from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.codec import Part, foreign
+from sordino.parts.preparation import Preparation
+from sordino.parts.release_base import Release
+from sordino.parts.releases import LocalNoise, ShuffledNoise
+from sordino.parts.samplers import Sampler
+
+if TYPE_CHECKING:
+    from sordino.parts.local_solvers import LocalSolver
+    from sordino.parts.record_samplers import RecordSampler
+
+Adversary = Literal["models", "cohort", "messages"]
+ADVERSARIES: tuple[Adversary, ...] = ("models", "cohort", "messages")
+Entries = tuple[tuple[Event, int], ...]  # each event so many times
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How often the data was touched: releases made, and the most that any one client was in.
+
+    `most` are rounds that a client was in for sure: by a public sampler, or as they were drawn where the adversary sees
+    the cohort; then `each` is that of every single client. `coins` are rounds beside those that can take a client by
+    coins not looked at: a forecast, or a cohort that is not recorded. `repeated` names the rounds that were run again
+    after a kill, from 0 and once for each time: the same clients and records are in them again, so what they cost
+    depends on which they are. `repeats` is how many there were; it is more than `repeated` names where a silo says that
+    it paid for more, and those may be of anybody. `told`: a budget ends the run by who was drawn, so one who sees when
+    it ended knows something of the coins.
+    """
+
+    releases: int
+    most: int
+    each: tuple[int, ...] = ()
+    repeats: int = 0
+    told: bool = False
+    prepared: int = 1  # how often the plan's preparations were released: more if a kill lost them
+    repeated: tuple[int, ...] = ()
+    coins: int = 0
+
+    @classmethod
+    def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
+        """As many rounds as planned, and those that were run again."""
+        most, coins = _planned_rounds(clients, rounds, repeated)
+        return cls(rounds + len(repeated), most, repeats=len(repeated), repeated=repeated, coins=coins)
+
+    @property
+    def all_repeats(self) -> int:
+        """Rounds that were run again, named or not."""
+        return max(self.repeats, len(self.repeated))
+
+    @property
+    def distinct(self) -> int:
+        """Rounds that were run at least once."""
+        return max(self.releases - self.all_repeats, 0)
+
+    @property
+    def unnamed(self) -> int:
+        """Rounds that were run again, nobody knows which: they may have been any client's."""
+        return self.all_repeats - len(self.repeated)
+
+    def patterns(self, clients: Sampler) -> Patterns:
+        """The rounds that one client may have been in, each counted once."""
+        return Patterns(max(self.distinct, 1), self.most + self.coins, clients.apart or 1, clients.periodic)
+
+    @property
+    def by_any_coins(self) -> Participation:
+        """The same if the coins took every client whenever they could."""
+        each = tuple(count + self.coins for count in self.each)
+        return replace(self, most=self.most + self.coins, each=each, coins=0)
+
+
+def _planned_rounds(clients: Sampler, rounds: int, repeated: tuple[int, ...]) -> tuple[int, int]:
+    """Rounds of one client for sure, and by coins; a random sampler that states no rate may take it in every round."""
+    if not clients.random:
+        return clients.max_participations(rounds, repeated), 0
+    reached = clients.amplified_rounds(rounds, repeated)
+    return (reached, 0) if clients.inclusion_rate is None else (0, reached)
+
+
+def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:
+    """Of the rounds of a chain of charges, those that were run again: once for each time after the first."""
+    found = Counter(charged)
+    return tuple(sorted((found - Counter(set(found))).elements()))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Each event so many times, to `adversary`, when the data changes by `relation`; of `silos`, or of all if empty."""
+
+    adversary: Adversary
+    relation: Relation
+    entries: Entries
+    silos: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bill:
+    """All that was released, per adversary; unit is what one neighbour may change.
+
+    Where silos differ, an adversary has a line for each kind: a neighbour changes one silo, so the worst counts.
+    """
+
+    unit: Unit
+    lines: tuple[Line, ...]
+
+    def of(self, adversary: Adversary) -> tuple[Line, ...]:
+        """The lines of one adversary."""
+        return tuple(line for line in self.lines if line.adversary == adversary)
+
+    def line(self, adversary: Adversary, silo: int = 0) -> Line:
+        """The line of one adversary, for one silo where they differ."""
+        lines = self.of(adversary)
+        return next(line for line in lines if not line.silos or silo in line.silos)
+
+
+def client_bill(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Bill:
+    """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
+    if isinstance(release, LocalNoise) and (release.multipliers or participation.each):
+        return _own_bill(clients, release, participation, only)
+    if release.joint and not clients.amplifies:  # columns of C may meet: no price of single rounds
+        participation = participation.by_any_coins
+    messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
+    if "messages" in release.sees:
+        return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
+    seen = Line("cohort", _seen_relation(clients, release), _seen_rounds(clients, release, participation))
+    return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
+
+
+def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
+    """The rounds of one client: `event` for those it was in for sure, and by a coin that is seen for the others."""
+    sure = participation.each[client] if client is not None and participation.each else participation.most
+    if not participation.coins:
+        return ((event, sure),)
+    counts: Counter[Event] = Counter({event: sure})
+    counts[clients.seen(event)] += participation.coins
+    return tuple((each, count) for each, count in counts.items() if count)
+
+
+def _seen_rounds(clients: Sampler, release: Release, participation: Participation) -> Entries:
+    """To one who sees the cohort: round by round, or all that share their noise as one event.
+
+    Where coins are left and rounds share their noise, the sampler keeps the columns of C apart (`Release.suits`): they
+    are round by round too, one column for each round that a client is in.
+    """
+    if participation.coins:
+        return _rounds(clients, release.event(), participation)
+    return _with_repeats(release, participation.patterns(clients), participation)
+
+
+def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
+    """Where noise is shared, one event for all rounds, each counted once, and one more for every round run again.
+
+    Where every round has noise of its own, `most` counts rounds that were run again already.
+    """
+    entries = release.over(allowed)
+    if not release.joint or not participation.all_repeats:
+        return entries
+    return (*entries, (release.repeated_event(allowed), participation.all_repeats))
+
+
+def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *own: tuple[float, ...]) -> range:
+    """Every client, where lists say something of each, or a foreign part may; else one, who stands for all."""
+    if only is not None:
+        return range(only, only + 1)
+    differ = any(len(each) > 1 for each in own) or bool(foreign(parts))
+    return range(clients.population if differ else 1)
+
+
+def _own_bill(clients: Sampler, release: LocalNoise, participation: Participation, only: int | None) -> Bill:
+    """Every client noises its own message: a line for each kind of noise and number of rounds."""
+    kinds: dict[Entries, list[int]] = {}
+    for client in _one_of_each(clients, only, (release,), release.multipliers, participation.each):
+        rounds = _rounds(clients, release.of(client).event(), participation, client)
+        kinds.setdefault(rounds, []).append(client)
+    lines = [
+        Line(who, "replace_one", kind, tuple(found) if len(kinds) > 1 else ())
+        for kind, found in kinds.items()
+        for who in ADVERSARIES
+    ]
+    return Bill("client", tuple(lines))
+
+
+def record_bill(
+    clients: Sampler, local: LocalSolver, release: Release, participation: Participation, only: int | None = None
+) -> Bill:
+    """The bill of a record-level plan, or of one silo: the coins inside it amplify, those that choose silos never."""
+    reads = local.reads
+    assert reads is not None
+    kinds: dict[tuple[Entries, ...], list[int]] = {}
+    if release.joint:  # rounds that share their noise have no price of single rounds
+        participation = participation.by_any_coins
+    own = [getattr(part, "multipliers", ()) for part in (release, local)]
+    for silo in _one_of_each(clients, only, (release, local), reads.sizes, participation.each, *own):
+        kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
+    lines = [
+        Line(who, reads.relation, entries, tuple(silos) if len(kinds) > 1 else ())
+        for costs, silos in kinds.items()
+        for who, entries in zip(ADVERSARIES, costs, strict=True)
+    ]
+    return Bill("record", tuple(lines))
+
+
+def _record_cost(
+    clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
+) -> tuple[Entries, ...]:
+    """What one record of a silo pays to each adversary, and how often."""
+    times = reads_of(clients, local, release, participation, silo)
+    if not release.joint:
+        events = _record_events(local, release, silo)
+        if not participation.coins or not _silos_are_seen(clients, release):
+            return tuple(((event, times),) for event in events)
+        return tuple(_record_rounds(clients, local, participation, event, times, silo) for event in events)
+    rounds = max(participation.distinct, 1)
+    allowed = record_patterns(clients, local, rounds, min(times, rounds), silo)
+    seen = _with_repeats(release, allowed, participation)
+    return seen, seen, ((release.message_event(), seen[0][1]),)
+
+
+def _silos_are_seen(clients: Sampler, release: Release) -> bool:
+    """Whether the adversary sees which silos are in a round."""
+    return not clients.random or bool({"cohort", "messages"} & release.sees)
+
+
+def _record_rounds(
+    clients: Sampler, local: LocalSolver, participation: Participation, event: Event, times: int, silo: int
+) -> Entries:
+    """`times` reads of one record for sure, and those of rounds that take its silo by a coin that is seen.
+
+    Several steps of a round share one coin. They are billed for k rounds, and P[Bin > k] <= 1e-15 as lost.
+    """
+    reads, spent, rate = local.reads, local.bound(), clients.inclusion_rate
+    assert reads is not None
+    assert rate is not None
+    steps = spent.count if isinstance(spent, Spent) else 1
+    most = reads.most(participation.distinct * steps, silo) + _read_again(local, participation, steps, silo)
+    if steps == 1:
+        coins = min(participation.coins, most) if reads.disjoint else participation.coins
+        return _rounds(clients, event, replace(participation, most=times, each=(), coins=coins))
+    rounds = binomial_quantile(participation.coins, rate, LOST)
+    more = min(rounds * steps, most) if reads.disjoint else rounds * steps
+    return (event, times + more), (Approximate(0.0, LOST), 1)
+
+
+LOST = 1e-15  # of delta, for rounds of several steps by one coin
+
+
+def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
+    """The rounds that may read one record: as far apart as its silo's rounds, or as its batches, whichever is more."""
+    assert local.reads is not None
+    apart = max(clients.apart or 1, local.reads.apart(silo) or 1)
+    return Patterns(max(releases, times, 1), times, apart)
+
+
+def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Event, ...]:
+    """One release of one silo's records, to each adversary."""
+    reads, spent = local.reads, local.bound()
+    assert reads is not None
+    if isinstance(spent, Spent):
+        return (reads.amplify(local.own_event(silo), silo),) * 3
+    if isinstance(release, LocalNoise):
+        return (reads.amplify(release.of(silo).event(), silo),) * 3
+    message = release.message_event()
+    seen = release.event() if isinstance(release, ShuffledNoise) else _amplified(reads, release.event(), silo)
+    return (seen, seen, _amplified(reads, message, silo))
+
+
+def _amplified(reads: RecordSampler, event: Event, silo: int) -> Event:
+    return event if isinstance(event, Unprotected) else reads.amplify(event, silo)
+
+
+def reads_of(clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int) -> int:
+    """How many releases one record of a silo may have been in."""
+    reads, spent = local.reads, local.bound()
+    assert reads is not None
+    seen = _silos_are_seen(clients, release)
+    rounds = participation.most if seen else participation.releases
+    rounds = participation.each[silo] if seen and participation.each else rounds
+    steps = spent.count if isinstance(spent, Spent) else 1
+    if not reads.disjoint:
+        return rounds * steps
+    again = _read_again(local, participation, steps, silo)
+    return min(rounds * steps, reads.most(participation.distinct * steps, silo) + again)
+
+
+def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
+    """How often one record was read again in rounds that were run again, named or not."""
+    reads = local.reads
+    assert reads is not None
+    again = repeated_reads(reads, participation.repeated, steps, silo)
+    return again + (participation.unnamed * reads.again(steps, silo) if participation.unnamed else 0)
+
+
+def repeated_reads(reads: RecordSampler, repeated: Sequence[int], steps: int, silo: int) -> int:
+    """How often one record was read again in rounds that were run again, at most.
+
+    Steps of one epoch read disjoint records, so of an epoch the step that was run again most often counts.
+    """
+    times = Counter(step for t in repeated for step in range(t * steps, (t + 1) * steps))
+    most: Counter[int] = Counter()
+    for step, count in times.items():
+        most |= Counter({reads.epoch(step, silo): count})
+    return most.total()
+
+
+def _seen_relation(clients: Sampler, release: Release) -> Relation:
+    """Who is there is seen: a client can be zeroed out, or, where that was never in doubt, replaced."""
+    if isinstance(release, ShuffledNoise):
+        return "replace_one"
+    return "zero_out" if clients.random else clients.relation
+
+
+def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
+    """Amplified where sampler and release both say that neither coins nor cohort are seen."""
+    if clients.random and clients.amplifies and release.hides(clients) and not participation.told:
+        rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
+        return Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
+    return replace(seen, adversary="models")
+
+
+# ---- before the first round ------------------------------------------------------------------------------------------
+
+
+def curated(unit: Unit, release: Release) -> bool:
+    """Whether one who sees the clients' clean messages noises their sum; else everybody noises its own."""
+    return unit == "client" and isinstance(release.message_event(), Unprotected)
+
+
+def with_preparations(bill: Bill, prepare: tuple[Preparation, ...], release: Release, times: int) -> Bill:
+    """Every line with what was released before the first round, of everybody, `times` over.
+
+    Nothing amplifies it: nobody is drawn. Where a curator noises the sum, one who reads messages reads them all.
+    """
+    if not prepare:
+        return bill
+    relation, open_to = bill.lines[0].relation, "messages" if curated(bill.unit, release) else ""
+
+    def more(line: Line) -> Line:
+        events = [Unprotected() if line.adversary == open_to else part.event(relation) for part in prepare]
+        return replace(line, entries=(*line.entries, *((event, n * times) for event, n in Counter(events).items())))
+
+    return replace(bill, lines=tuple(more(line) for line in bill.lines))

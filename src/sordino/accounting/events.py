@@ -1,0 +1,362 @@
+"""What was released, as data: events are counted, hashed and written down, and each states what it can tell apart.
+
+Sizes are in units of the message's bound (the unit ball), for a movement of 1. That a client may be replaced, not
+only removed, doubles the movement: `moved`.
+
+An event prices itself by three statements, which `accounting` turns into epsilon:
+
+    pairs  laws that dominate one release in both orders of neighbours (sordino.accounting.pld.pairs); composed exactly
+    mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
+    pure   the most its privacy loss can be, if there is a most
+
+What states none of them is not billable, and no plan can be built with it; only the best of many tries (`Tuned`) is
+priced by its Renyi divergences alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sordino.accounting import renyi
+from sordino.accounting.pld import pairs, shuffle, without_replacement
+from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.pld.pairs import Array, Orders
+from sordino.accounting.trials import Tries
+from sordino.codec import Part
+from sordino.errors import ConfigError, shown
+
+Relation = Literal["add_remove", "replace_one", "zero_out"]
+_MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones
+
+
+def moved(relation: Relation) -> float:
+    """How far a message in the unit ball moves: to nothing, or to any other message."""
+    return 2.0 if relation == "replace_one" else 1.0
+
+
+def _ratio(movement: float, noise: float) -> float:
+    """Movement over noise; next to no noise is a very large number, not an infinite one."""
+    return min(movement / noise, 1e300) if noise > 0 else 1e300
+
+
+class Event(Part):
+    """One release, as the adversary of a bill's line sees it."""
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Dominating pairs, each true by itself; none: there is no proof by privacy losses.
+
+        `share` is the delta that one release may spend on being only near what its pair dominates (`Pair.apart`).
+        """
+        return ()
+
+    def mu(self, relation: Relation) -> float:
+        """A Gaussian release that dominates this one; inf if none is known."""
+        return math.inf
+
+    def pure(self, relation: Relation) -> float:
+        """The largest privacy loss; inf if there is none."""
+        return math.inf
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Divergences at `renyi.ORDERS`, whatever the order of neighbours; None if they are not known."""
+        return None
+
+    @property
+    def inclusion(self) -> float | None:
+        """P[the unit is in the release], where that is what amplifies; None: not stated."""
+        return None
+
+    def likely(self, relation: Relation) -> float | None:
+        """mu^2 of one of many rounds, by the central limit theorem (Bu, Dong, Long, Su 2020): a guess, no bound."""
+        size = min(self.mu(relation), self.pure(relation))
+        return size**2 if size < 1e150 else None
+
+
+Entries = Sequence[tuple[Event, int]]
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Event, kind="gaussian"):
+    """x + N(0, multiplier^2 I), ||x||_2 moves by 1."""
+
+    multiplier: float
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """N(mu, 1) against N(0, 1)."""
+        return (Orders.symmetric(pairs.Gauss(self.mu(relation))),)
+
+    def mu(self, relation: Relation) -> float:
+        """Movement over noise, exactly."""
+        return _ratio(moved(relation), self.multiplier)
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """In closed form."""
+        return renyi.gaussian(self.mu(relation))
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(Event, kind="laplace"):
+    """x + Laplace(multiplier) per coordinate, ||x||_1 moves by 1; the scalar case is tight for any split."""
+
+    multiplier: float
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """The scalar case, moved by all of the norm."""
+        return (Orders.symmetric(pairs.Exponential(self.pure(relation))),)
+
+    def pure(self, relation: Relation) -> float:
+        """Movement over scale."""
+        return _ratio(moved(relation), self.multiplier)
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """In closed form."""
+        return renyi.laplace(self.pure(relation))
+
+
+@dataclass(frozen=True)
+class PoissonSampled(Event, kind="poisson_sampled"):
+    """`event` of a cohort in which each unit is present with probability `rate`, coins unseen."""
+
+    rate: float
+    event: Event
+
+    @property
+    def inclusion(self) -> float:
+        return self.rate
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """(1-q) Q + q P against Q in both orders; against (1-q) Q + q P', P and P' opposite, if replaced."""
+        match self.event:
+            case GaussianNoise(z) if relation == "replace_one":
+                return (Orders.symmetric(pairs.Swapped(self.rate, _ratio(1.0, z))),)
+            case GaussianNoise(z):
+                return (pairs.sampled(self.rate, pairs.Gauss(_ratio(1.0, z))),)
+            case LaplaceNoise(b) if relation != "replace_one":
+                return (pairs.sampled(self.rate, pairs.Exponential(_ratio(1.0, b))),)
+        return ()
+
+    def mu(self, relation: Relation) -> float:
+        """That of being there for sure (joint convexity)."""
+        return self.event.mu(relation) if isinstance(self.event, GaussianNoise) else math.inf
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Of Gaussian noise, where the unit is removed."""
+        known = isinstance(self.event, GaussianNoise) and relation != "replace_one"
+        return renyi.present(self.rate, self.event.mu(relation)) if known else None
+
+    def likely(self, relation: Relation) -> float | None:
+        """q^2 (exp(mu^2) - 1) of the inner one."""
+        return _sampled_guess(self.rate, self.event, relation)
+
+    def pure(self, relation: Relation) -> float:
+        """log(1 + q (exp(loss) - 1)), where the unit is removed."""
+        if not isinstance(self.event, LaplaceNoise) or relation == "replace_one":
+            return math.inf
+        loss = self.event.pure(relation)
+        return math.log1p(self.rate * math.expm1(loss)) if loss < 700 else loss
+
+
+@dataclass(frozen=True)
+class CappedPoisson(Event, kind="capped_poisson"):
+    """Poisson sampling of which at most `cap` units are kept (a uniform subset), Gaussian noise."""
+
+    rate: float
+    population: int
+    cap: int
+    event: Event
+
+    @property
+    def inclusion(self) -> float:
+        return self.rate
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """With room for us our coin adds us; without, we take a random other's place (pairs.capped)."""
+        if not isinstance(self.event, GaussianNoise):
+            return ()
+        mu = self.event.mu("add_remove")
+        replaced, removed = relation == "replace_one", relation == "add_remove"
+        return (pairs.capped(self.rate, self.population, self.cap, mu, replaced=replaced, removed=removed),)
+
+    def likely(self, relation: Relation) -> float | None:
+        """That without the cap."""
+        return _sampled_guess(self.rate, self.event, relation)
+
+    def mu(self, relation: Relation) -> float:
+        """Whoever comes in for whom: a movement of 2."""
+        return self.event.mu("replace_one") if isinstance(self.event, GaussianNoise) else math.inf
+
+
+@dataclass(frozen=True)
+class FixedSampled(Event, kind="fixed_sampled"):
+    """`event` of a uniformly random cohort of exactly `cohort` out of `population`, coins unseen."""
+
+    population: int
+    cohort: int
+    event: Event
+
+    @property
+    def inclusion(self) -> float:
+        return self.cohort / self.population
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """The amplified curve and its mirror image (without_replacement.py)."""
+        if relation != "replace_one" or not isinstance(self.event, GaussianNoise):
+            return ()
+        return (
+            Orders.symmetric(without_replacement.pair(rate=self.cohort / self.population, mu=self.event.mu(relation))),
+        )
+
+    def likely(self, relation: Relation) -> float | None:
+        """q^2 (exp(mu^2) - 1) of the inner one."""
+        return _sampled_guess(self.cohort / self.population, self.event, relation)
+
+    def mu(self, relation: Relation) -> float:
+        """That of being there for sure, replaced."""
+        return self.event.mu(relation) if self.pairs(relation) else math.inf
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Those of its pair."""
+        return renyi.mirrored(self.cohort / self.population, self.event.mu(relation)) if self.pairs(relation) else None
+
+
+@dataclass(frozen=True)
+class PubliclySampled(Event, kind="publicly_sampled"):
+    """`event` of a round that the unit is in with probability `rate`; who is in it is seen, and depends on no data.
+
+        delta(e) = rate delta_event(e) + (1 - rate) (1 - exp(e))_+
+
+    Guarantee: averaged over the coins. A mixture by a seen coin is dominated by the mixture of pairs, and composes like
+    any pair: T of them are sum_k Bin(T, rate)(k) delta_k(e), delta_k that of k rounds. A bill states it for neighbours
+    with the same cohorts alone: a client is zeroed out or replaced there, never added or removed.
+    """
+
+    rate: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < 1:
+            raise ConfigError(f"a publicly sampled event with rate {shown(self.rate)}", "a rate between 0 and 1")
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Those of the inner event where the coin takes the unit, else equal laws."""
+        q = self.rate
+        return tuple(
+            Orders(pairs.PublicCoin(q, each.removed), pairs.PublicCoin(q, each.added))
+            for each in self.event.pairs(relation, share)
+        )
+
+    def mu(self, relation: Relation) -> float:
+        """That of being there for sure."""
+        return self.event.mu(relation)
+
+    def pure(self, relation: Relation) -> float:
+        """That of being there for sure."""
+        return self.event.pure(relation)
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """The mixture of moments."""
+        one = self.event.renyi(relation)
+        return None if one is None else renyi.by_public_coin(self.rate, one)
+
+    def likely(self, relation: Relation) -> float | None:
+        """The mean over the coins."""
+        inner = self.event.likely(relation)
+        return None if inner is None else self.rate * inner
+
+
+@dataclass(frozen=True)
+class Shuffled(Event, kind="shuffled"):
+    """`reports` messages, each privatised by `event`, seen only as a shuffled bag."""
+
+    reports: int
+    event: Event
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Each message in the clear (shuffling is a post-processing), or the clones of several (epsilon0, delta0)."""
+        if relation != "replace_one" or not isinstance(self.event, GaussianNoise | LaplaceNoise | Approximate):
+            return ()
+        found = [
+            shuffle.clones(reports=self.reports, epsilon0=own, delta0=lost)
+            for own, lost in self._local(relation, share)
+            if own <= _MOST_LOCAL
+        ]
+        return (*self.event.pairs(relation), *(Orders.symmetric(pair) for pair in found))
+
+    def _local(self, relation: Relation, share: float) -> list[tuple[float, float]]:
+        """One message's own (epsilon0, delta0): a Gaussian has one for every delta0."""
+        match self.event:
+            case Approximate(own, lost):
+                return [(own, lost)]
+            case GaussianNoise() if share > 0:
+                mu, lost = self.event.mu(relation), share / (2 * self.reports)
+                return [(gaussian_epsilon(mu, lost * part), lost * part) for part in (0.03, 1e-3)]
+        return [(self.event.pure(relation), 0.0)]
+
+    def mu(self, relation: Relation) -> float:
+        """That of a message in the clear."""
+        return self.event.mu(relation) if relation == "replace_one" else math.inf
+
+    def pure(self, relation: Relation) -> float:
+        """That of a message in the clear."""
+        return self.event.pure(relation) if relation == "replace_one" else math.inf
+
+
+@dataclass(frozen=True)
+class Approximate(Event, kind="approximate"):
+    """Anything proved (epsilon, delta)-private by other means."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """Randomised response, or all is seen."""
+        return (Orders.symmetric(pairs.Response(self.epsilon, self.delta)),)
+
+    def pure(self, relation: Relation) -> float:
+        """epsilon, unless something may be lost."""
+        return self.epsilon if self.delta == 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Tuned(Event, kind="tuned"):
+    """`count` times `event` is one try; of a random number of them (`tries`) nothing but the best is shown.
+
+    It has a Renyi bound only, and only of what has one itself. A table that is looked at is not this, but composition.
+    """
+
+    event: Event
+    count: int
+    tries: Tries
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or isinstance(self.event, Tuned):
+            raise ConfigError(f"a try of {self.count} times {self.event.kind!r}", "at least one event, tuned once")
+
+    def renyi(self, relation: Relation) -> Array | None:
+        """Papernot, Steinke 2022, of what one try is."""
+        one = self.event.renyi(relation)
+        return None if one is None else self.tries.divergences(self.count * one)
+
+
+@dataclass(frozen=True)
+class Unprotected(Event, kind="unprotected"):
+    """A release with no guarantee: epsilon is infinite."""
+
+    def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
+        """All is seen."""
+        return (Orders.symmetric(pairs.Response(0.0, 1.0)),)
+
+
+def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | None:
+    inner = event.likely(relation)
+    return None if inner is None else rate**2 * math.expm1(min(inner, 100.0))
+
+
+def billable(event: Event, relation: Relation) -> bool:
+    """Whether the event states what it can tell apart when neighbours differ by `relation`; what does not, cannot."""
+    if isinstance(event, Tuned):
+        return isinstance(event.event, Unprotected) or event.renyi(relation) is not None
+    return bool(event.pairs(relation))

@@ -1,0 +1,285 @@
+"""What a certificate means for an attacker: the best true-positive rate at a false-positive rate, and the AUC.
+
+Any test that tells two neighbours apart with false-positive rate a has true-positive rate at most
+min over e of exp(e) * a + delta(e) (Wasserman & Zhou 2010; Kairouz et al. 2015).
+
+A line of a bill in other words: epsilon at other deltas, the whole curve delta(epsilon), one number mu.
+
+(epsilon, delta) is one point of a curve; two mechanisms with the same point can be far apart elsewhere. A reader who
+compares needs the curve, or a number that stands for all of it with a known error:
+
+    mu      the least with delta(e) <= delta_mu(e) + 1e-10 at every e >= 0, where a Gaussian release of movement mu has
+            delta_mu(e) = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)          (Dong, Roth, Su 2022, Corollary 1)
+    regret  the least k with f(a + k) - k <= f_mu(a) at every a, f being the error of the best attack that misses
+            least at false alarms a: how much is lost by saying mu instead of the curve (Kaissis et al. 2024)
+
+Guarantee: both are rounded up, so the line is never worse than what they say.
+
+What a client who was in k rounds is promised, where a line is averaged over the coins that chose its rounds.
+
+    delta(e) = sum_k Bin(T, q)(k) delta_k(e)
+
+is what one who sees the cohorts can learn on average over the coins. Once they are drawn that adversary knows k, and
+delta_k, at k rounds for sure, is what holds for this client."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from sordino.accounting import accountant
+from sordino.accounting.binomial import binomial_quantile
+from sordino.accounting.composition import Line
+from sordino.accounting.events import PubliclySampled, Unprotected
+from sordino.accounting.rounding import upto
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The most that any membership test can reach."""
+
+    true_positives: float  # at 1% false positives
+    auc: float
+
+
+def ceiling(line: Line, at: float = 0.01) -> Ceiling:
+    """Ceilings for one line of a bill; 1 and 1 where there is no guarantee."""
+    if any(isinstance(event, Unprotected) for event, count in line.entries if count):
+        return Ceiling(1.0, 1.0)
+    mu = accountant.gaussian_mu(line.entries, line.relation)
+    if mu is not None:
+        return Ceiling(power(mu, at), _phi(mu / math.sqrt(2)))
+    found, above = _from_curve(line, at), accountant.dominating_mu(line.entries, line.relation)
+    return Ceiling(min(found.true_positives, power(above, at)), min(found.auc, _phi(above / math.sqrt(2))))
+
+
+def power(mu: float, at: float) -> float:
+    """Phi(Phi^-1(at) + mu): the exact ceiling under mu-GDP."""
+    from scipy.special import ndtri
+
+    return _phi(float(ndtri(at)) + mu)
+
+
+def _phi(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _from_curve(line: Line, at: float) -> Ceiling:
+    epsilons = np.sinh(np.linspace(-6, 6, 3001)) / 10  # within 20 of 0, and close together where epsilon is small
+    deltas = np.asarray(accountant.deltas_at(line.entries, line.relation, epsilons.tolist()))
+    grid = np.union1d(np.geomspace(1e-6, 1, 600), np.linspace(0, 1, 600))
+    rates = true_positives(grid, epsilons, deltas)
+    area = float(np.sum(np.diff(grid) * rates[1:]))  # the curve rises, so right ends give an upper sum
+    return Ceiling(float(true_positives(np.asarray([at]), epsilons, deltas)[0]), min(1.0, area))
+
+
+def true_positives(false_positives: Floats, epsilons: Floats, deltas: Floats) -> Floats:
+    """min over e of exp(e) * a + delta(e), at most 1."""
+    bounds = np.exp(epsilons)[None, :] * false_positives[:, None] + deltas[None, :]
+    return np.asarray(np.minimum(1.0, bounds.min(axis=1)), dtype=np.float64)
+
+
+Array = NDArray[np.float64]
+DELTAS = (1e-5, 1e-6)  # at which epsilon is told beside the certificate's own
+EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # at which delta is told
+LEFT = 1e-10  # chance that mu says nothing of
+_NODES, _FARTHEST = 401, 512.0  # epsilons at which the curve is compared, and the largest of them
+_KINDS = 8  # silos that differ: of more, nobody waits for mu
+
+
+def protects(line: Line) -> bool:
+    """Whether anything is promised at all."""
+    return not any(isinstance(event, Unprotected) for event, count in line.entries if count)
+
+
+def other_deltas(line: Line) -> list[dict[str, float | None]]:
+    """Epsilon at the deltas that other reports use."""
+    found = [(delta, accountant.epsilon(line.entries, line.relation, delta).value) for delta in DELTAS]
+    return [{"delta": delta, "epsilon": upward(value)} for delta, value in found] if protects(line) else []
+
+
+def curve(line: Line) -> list[dict[str, float]]:
+    """delta(epsilon) at round epsilons, rounded up to three digits; nothing where nothing is promised."""
+    found = accountant.deltas_at(line.entries, line.relation, EPSILONS) if protects(line) else []
+    return [{"epsilon": e, "delta": rounded_up(d)} for e, d in zip(EPSILONS, found, strict=False)]
+
+
+def gaussian(line: Line) -> dict[str, float] | None:
+    """mu, its regret and what it leaves out; None where no Gaussian release stands for the line."""
+    if not protects(line):
+        return None
+    exact = accountant.gaussian_mu(line.entries, line.relation)
+    if exact is not None:
+        return {"mu": _up(exact), "regret": 0.0, "left": 0.0}
+    nodes = _nodes(line)
+    if nodes is None:
+        return None
+    deltas = np.asarray(accountant.deltas_at(line.entries, line.relation, nodes.tolist()))
+    mu = least_mu(nodes, deltas)
+    return None if mu is None else {"mu": mu, "regret": regret(nodes, deltas, mu), "left": LEFT}
+
+
+def _nodes(line: Line) -> Array | None:
+    """Epsilons from 0 to one with delta below `LEFT`, close together near 0; None if there is no such one."""
+    asked = [2.0**k for k in range(-6, 10)]
+    found = accountant.deltas_at(line.entries, line.relation, asked)
+    end = next((e for e, d in zip(asked, found, strict=True) if d <= LEFT), None)
+    return None if end is None else end * np.linspace(0.0, 1.0, _NODES) ** 1.5
+
+
+# ---- one number for the curve ---------------------------------------------------------------------------------------
+
+
+def least_mu(nodes: Array, deltas: Array) -> float | None:
+    """The least mu, in steps of 1e-4, whose curve lies above (`nodes`, `deltas`) and above what may be between them."""
+    low, high = 0.0, 1.0
+    while not dominates(high, nodes, deltas):
+        low, high = high, 2 * high
+        if high > _FARTHEST:
+            return None
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if dominates(middle, nodes, deltas) else (middle, high)
+    rounded = _up(high)
+    return rounded if dominates(rounded, nodes, deltas) else None
+
+
+def dominates(mu: float, nodes: Array, deltas: Array) -> bool:
+    """delta(e) <= delta_mu(e) + LEFT for all e, from finitely many of them.
+
+    In x = exp(e) both curves are convex: between two nodes ours lies below its chord, and the Gaussian one above its
+    tangents at both, whose larger one is least where they cross; so chord and crossing decide.
+    """
+    x, above, slope = np.exp(nodes), _gaussian_delta(mu, nodes) + LEFT, -ndtr(-mu / 2 - nodes / mu)
+    if np.any(deltas > above):
+        return False
+    bend = np.diff(slope)
+    safe = np.where(bend > 0, bend, 1.0)
+    cross = np.where(bend > 0, (above[:-1] - above[1:] + slope[1:] * x[1:] - slope[:-1] * x[:-1]) / safe, x[1:])
+    cross = np.clip(cross, x[:-1], x[1:])
+    floor = np.maximum(above[:-1] + slope[:-1] * (cross - x[:-1]), above[1:] + slope[1:] * (cross - x[1:]))
+    chord = deltas[:-1] + np.diff(deltas) * (cross - x[:-1]) / np.diff(x)
+    return bool(np.all(chord <= floor))
+
+
+def _gaussian_delta(mu: float, epsilons: Array) -> Array:
+    """Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu), rounded down where the difference is lost in rounding."""
+    first, second = ndtr(mu / 2 - epsilons / mu), np.exp(epsilons) * ndtr(-mu / 2 - epsilons / mu)
+    return np.asarray(np.maximum(first - second - 1e-14 * first, 0.0))
+
+
+def regret(nodes: Array, deltas: Array, mu: float) -> float:
+    """The least k with f(a + k) - k <= f_mu(a): both curves of errors are compared along the diagonal."""
+    nodes, deltas = nodes[::2], deltas[::2]
+    false = np.union1d(np.geomspace(1e-12, 0.5, 300), 1 - np.geomspace(1e-12, 0.5, 300))
+    both = np.concatenate([-nodes[::-1], nodes])
+    mirrored = -np.expm1(-nodes[::-1]) + np.exp(-nodes[::-1]) * deltas[::-1]
+    ours = 1 - true_positives(false, both, np.concatenate([mirrored, deltas]))
+    theirs = ndtr(ndtri(1 - false) - mu)
+    low, high = 0.0, 1.0
+    while high - low > 1e-5:
+        k = (low + high) / 2
+        holds = bool(np.all(np.interp(false + k, false, ours, right=0.0) - k <= theirs))
+        low, high = (low, k) if holds else (k, high)
+    return _up(high)
+
+
+# ---- rounding -------------------------------------------------------------------------------------------------------
+
+
+def _up(value: float) -> float:
+    return float(math.ceil(value * 1e4 - 1e-9) / 1e4)
+
+
+def upward(value: float) -> float | None:
+    """Rounded up at the sixth digit after the point: never below what was proved. None: no guarantee."""
+    if not math.isfinite(value):
+        return None
+    steps = math.ceil(value * 1e6)
+    return steps / 1e6 if steps / 1e6 >= value else (steps + 1) / 1e6
+
+
+def rounded_up(delta: float) -> float:
+    """To three significant digits, never below; what is smaller than 1e-12 is told as 1e-12."""
+    if delta >= 1.0:
+        return 1.0
+    small = max(delta, 1e-12)
+    digits = 2 - math.floor(math.log10(small))
+    steps = math.ceil(small * 10**digits * (1 - 1e-12))
+    return min(1.0, float(f"{steps}e{-digits}"))
+
+
+def summary(lines: Sequence[Line]) -> dict[str, Any]:
+    """What holds for everybody: of several silos' lines, the worst at every point; mu only if they are few."""
+    kinds = sorted({replace(line, adversary="models", silos=()) for line in lines}, key=repr)
+    told = [copy.deepcopy(_summary(line)) for line in kinds]
+    gdp = [_gdp(line) for line in kinds] if len(kinds) <= _KINDS else [None]
+    return {
+        "other_deltas": _worst([one["other_deltas"] for one in told], "epsilon"),
+        "gdp": None if None in gdp else max((one for one in gdp if one is not None), key=lambda one: one["mu"]),
+        "curve": _worst([one["curve"] for one in told], "delta"),
+    }
+
+
+def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any]]:
+    """Point by point the largest figure; nothing if somebody is promised nothing."""
+    if not all(found):
+        return []
+    none = next((points for points in found if any(one[figure] is None for one in points)), None)
+    return none or [max(points, key=lambda one: one[figure]) for points in zip(*found, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _summary(line: Line) -> dict[str, Any]:
+    return {"other_deltas": other_deltas(line), "curve": curve(line)}
+
+
+@lru_cache(maxsize=256)
+def _gdp(line: Line) -> dict[str, float] | None:
+    return gaussian(line)
+
+
+TAILS = (1e-2, 1e-6)  # chances that a client is in more rounds than are told
+
+
+def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
+    """Epsilon of a client in k rounds, for k on average and for two that few clients exceed; [] without such coins."""
+    coins = [(event, count) for event, count in line.entries if isinstance(event, PubliclySampled)]
+    if len(coins) != 1:
+        return []
+    event, count = coins[0]
+    ks = {math.ceil(count * event.rate - 1e-9), *(binomial_quantile(count, event.rate, tail) for tail in TAILS)}
+    return [_known(line, event, count, k, delta) for k in sorted(ks)]
+
+
+@lru_cache(maxsize=256)
+def _known(line: Line, event: PubliclySampled, count: int, k: int, delta: float) -> dict[str, Any]:
+    from scipy.special import bdtrc
+
+    rest = tuple((each, n) for each, n in line.entries if each != event)
+    found = accountant.epsilon(((event.event, k), *rest), line.relation, delta)
+    more = rounded_up(float(bdtrc(k, count, event.rate))) if k < count else 0.0
+    return {"participations": k, "chance_of_more": more, "epsilon": upward(found.value)}
+
+
+def in_words(told: list[dict[str, Any]]) -> str:
+    """The same as one sentence."""
+    costs = [
+        f"{_shown(one['epsilon'])} in {one['participations']} (chance of more {upto(one['chance_of_more'], 2)})"
+        for one in told
+    ]
+    return f"averaged over the coins; by the number of rounds that a client is in: {', '.join(costs)}"
+
+
+def _shown(epsilon: float | None) -> str:
+    return "without limit" if epsilon is None else upto(epsilon, 4)

@@ -1,0 +1,50 @@
+"""The bill of the best of many private runs, where nothing else of them is shown (`sordino tune --private`).
+
+A try is: draw a candidate by public chances, run it, score what it released on public rows. All tries have one bill, so
+whichever candidate is drawn, a try is as private as the next; the number of tries is random and secret. Then the best
+of them, with its candidate and score, costs `Tuned` of that bill (parts.tries: Papernot, Steinke 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sordino.accounting.composition import Bill, Line
+from sordino.accounting.events import Tuned, Unprotected
+from sordino.accounting.trials import Tries
+from sordino.errors import PlanError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How a run came to be the one that is shown: `over` which keys, `by` what; `id` is its name in a ledger."""
+
+    id: str
+    tries: Tries
+    over: tuple[str, ...]
+    by: str
+
+    @property
+    def assumed(self) -> list[str]:
+        """What must hold for the bill."""
+        return [
+            f"this run is the best, by {self.by}, of a random number of tries ({self.tries.law.replace('_', ' ')}, "
+            f"{self.tries.mean:g} on average) over {', '.join(self.over)}, each with the same bill",
+            "how many tries there were, how long they took, and every try but this one stayed secret",
+        ]
+
+
+def selected(bill: Bill, selection: Selection | None) -> Bill:
+    """The bill of one try as that of the best; no selection: as it is."""
+    return bill if selection is None else replace(bill, lines=tuple(_line(one, selection.tries) for one in bill.lines))
+
+
+def _line(line: Line, tries: Tries) -> Line:
+    entries = tuple((event, count) for event, count in line.entries if count)
+    if not entries or any(isinstance(event, Unprotected) for event, _ in entries):
+        return line
+    if len(entries) > 1:
+        found = f"a try of {len(entries)} kinds of events"
+        raise PlanError("tuning", found, "one kind of event", "tune on public data: sordino tune without --private")
+    ((event, count),) = entries
+    return replace(line, entries=((Tuned(event, count, tries), 1),))

@@ -1,0 +1,236 @@
+"""An attack on one record: two silos' data sets that differ in one canary, through the solver and the release that run.
+
+The canary's slope is huge; in the other world it is replaced by its opposite, or is gone. What an adversary sees is
+projected on the direction in which the canary pulls, and a Clopper-Pearson bound says how far apart the worlds are.
+Where a silo tosses coins for its batch, they are tossed in every trial: many silos with the same records draw theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sordino.accounting.accountant import bound
+from sordino.accounting.bounds import Spent
+from sordino.accounting.composition import Adversary, Line, Participation
+from sordino.accounting.events import Shuffled, Unprotected
+from sordino.audit.rehearsal import fewer_clients, fewer_shares, of_silos
+from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
+from sordino.engines.base import Collected
+from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.loop import noised_mean
+from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
+from sordino.parts.releases import Forward, NoNoise
+from sordino.parts.samplers import Everyone
+from sordino.parts.server_optimizers import Sgd
+from sordino.plan import Plan
+from sordino.rng import Seeded
+from sordino.task import Clients, Records, Task
+
+FEATURES, RECORDS = 6, 64  # of the attacked silo
+TOSSED = 50  # so many times fewer trials where each runs a silo of its own
+HELD = 20_000_000  # rows that all copies of the silo may list
+LOUD = 1e9
+Array = NDArray[np.float64]
+Break = Callable[[InProcessWorker], None]  # a sabotage of the engine, for tests
+
+
+@dataclass(frozen=True)
+class Proved:
+    """What an attack proved of one release, and what the bill allows at the same rate of false alarms."""
+
+    line: Line
+    trials: int
+    delta: float
+    lower: float
+    allowed: float
+    lower_epsilon: float
+    upper_epsilon: float
+
+    @property
+    def share(self) -> float:
+        """Above 1 the bill is false."""
+        return self.lower / self.allowed
+
+
+def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int = 0) -> list[Proved]:
+    """One round, against whoever sees the model and whoever reads the messages, where they are promised something."""
+    few = fewer(plan)
+    bill = few.bill(Participation(releases=1, most=1))
+    kept: dict[tuple[Any, ...], Adversary] = {}
+    for line in (bill.line("messages", _weakest(few)), bill.line("models", _weakest(few))):
+        if not any(isinstance(event, Unprotected) for event, _ in line.entries):
+            kept.setdefault(line.entries, line.adversary)  # equal claims: the stronger adversary
+    trials = trials // TOSSED if _tosses(few) else trials
+    most = {who: max(trials // _reports(bill.line(who, _weakest(few))), 1000) for who in kept.values()}
+    return [attack_record(few, who, count, delta=delta, alpha=alpha, seed=seed) for who, count in most.items()]
+
+
+def _reports(line: Line) -> int:
+    """Messages whose noise one trial draws: all of them where they are shuffled."""
+    return max((event.reports for event, _ in line.entries if isinstance(event, Shuffled)), default=1)
+
+
+def attack_record(
+    plan: Plan,
+    adversary: Adversary,
+    trials: int,
+    *,
+    sabotage: Break | None = None,
+    lost: int = 0,
+    broken: Plan | None = None,
+    delta: float = 1e-5,
+    alpha: float = 2.5e-4,
+    seed: int = 0,
+) -> Proved:
+    """Attack one round. The promise is the plan's; what runs is `broken`, if given, or the plan with a sabotage."""
+    silo = _weakest(plan)
+    line = plan.bill(Participation(releases=1, most=1)).line(adversary, silo)
+    other = None if line.relation == "add_remove" else -LOUD
+    runs = broken or plan
+    trials = min(trials, HELD // _size(runs, silo))
+    there, gone = (
+        _seen(runs, adversary, canary, trials, 2 * seed + k, sabotage, lost) for k, canary in enumerate((LOUD, other))
+    )
+    return prove(there, gone, line, delta, alpha)
+
+
+def prove(there: Array, gone: Array, line: Line, delta: float, alpha: float) -> Proved:
+    """Thresholds chosen on a quarter of the trials, judged on the others."""
+    pilot = len(there) // 4
+    if not_finite(there, gone):
+        certified = bound(line.entries, line.relation, delta).value
+        return Proved(line, len(there), delta, math.inf, 0.0, math.inf, certified)
+    if there.mean() < gone.mean():
+        there, gone = -there, -gone
+    cuts = thresholds(there[:pilot], gone[:pilot])
+    tried = Rates.of(there[:pilot], gone[:pilot], cuts, alpha)
+    at = [int(np.argmax(worth)) for worth in (tried.mu(), tried.epsilon(delta))]
+    guess, sharp = (Rates.of(there[pilot:], gone[pilot:], cuts[i : i + 1], alpha) for i in at)
+    upper = bound(line.entries, line.relation, max(delta, 1e-9)).value
+    limit = Limit.of(line, upper, max(delta, 1e-9))
+    allowed = float(separation(limit.most(guess.false), guess.false)[0])
+    lower, lower_epsilon = at_least_zero(guess.mu()[0]), at_least_zero(sharp.epsilon(delta)[0])
+    certified = bound(line.entries, line.relation, delta).value
+    return Proved(line, len(there), delta, lower, allowed, lower_epsilon, certified)
+
+
+# ---- the attacked silo -----------------------------------------------------------------------------------------------
+
+
+def fewer(plan: Plan) -> Plan:
+    """The same plan for few silos with few records, drawn at the same rate; one round of it."""
+    clients, local = fewer_clients(plan.clients), plan.local
+    assert local.reads is not None
+    changed: dict[str, Any] = {"records": _shrunk(local.reads, clients.population)}
+    if _own(local):
+        changed["multipliers"] = _own(local)[: clients.population]
+    small: Any = replace(local, **changed)  # type: ignore[type-var]
+    plain = replace(plan, rounds=1, server=Sgd(lr=1.0), postprocess=())
+    return replace(plain, clients=clients, local=small, release=fewer_shares(plan.release, clients))
+
+
+def _own(part: object) -> tuple[float, ...]:
+    """The multipliers of single silos, if they have some."""
+    found: tuple[float, ...] = getattr(part, "multipliers", ())
+    return found
+
+
+def _shrunk(reads: RecordSampler, silos: int) -> RecordSampler:
+    sizes = reads.sizes[:silos] if len(reads.sizes) > 1 else reads.sizes
+    shrink = min(1.0, RECORDS / max(sizes))
+    few = tuple(max(1, round(size * shrink)) for size in sizes)
+    if isinstance(reads, PoissonRecords):
+        return PoissonRecords(min(reads.batch * shrink, min(few)), few)
+    if isinstance(reads, FixedRecords):
+        batch = max(1, round(reads.batch * shrink))
+        return FixedRecords(batch, tuple(max(batch, round(size * batch / reads.batch)) for size in sizes))
+    if isinstance(reads, OnePass):
+        return OnePass(max(1, min(few) // 8), few)
+    return AllRecords(few) if isinstance(reads, AllRecords) else of_silos(reads, silos)
+
+
+def _weakest(plan: Plan) -> int:
+    """The silo with the least noise, where silos differ."""
+    own = _own(plan.release) or _own(plan.local)
+    return int(np.argmin(own)) if own else 0
+
+
+def _tosses(plan: Plan) -> bool:
+    """Whether a silo's message is another one in every trial: noise of its own, or batches that are not public."""
+    assert plan.local.reads is not None
+    law = plan.local.reads.law(_weakest(plan))
+    return isinstance(plan.bound, Spent) or law is None or law.secret
+
+
+def _size(plan: Plan, silo: int) -> int:
+    assert plan.local.reads is not None
+    return plan.local.reads.size(silo)
+
+
+def _seen(
+    plan: Plan, adversary: Adversary, canary: float | None, copies: int, seed: int, sabotage: Break | None, lost: int
+) -> Array:
+    """What an adversary sees of round 0 along the canary's direction; the noise of `lost` silos never reaches it."""
+    silo, spent = _weakest(plan), isinstance(plan.bound, Spent)
+    rows = _messages(plan, silo, canary, copies, sabotage)
+    if spent:
+        return _projected(rows)
+    sent, streams = rows.repeat(copies // len(rows), 1).reshape(-1), Seeded(seed)
+    if adversary == "messages":
+        alone = np.array([silo])[lost:]
+        return _projected(plan.release.in_sum(sent, alone, streams.at(0, "client noise", silo)).view(copies, -1))
+    cohort = np.arange(plan.clients.population)
+    many = Collected(sent, len(cohort))
+    return _projected(noised_mean(plan, many, cohort[lost:], streams, 0, {})[0].view(copies, -1))
+
+
+def _messages(plan: Plan, silo: int, canary: float | None, copies: int, sabotage: Break | None) -> Tensor:
+    """What one silo sends [copies or 1, d]: from as many silos with its records where it tosses coins."""
+    reads, spent = plan.local.reads, isinstance(plan.bound, Spent)
+    assert reads is not None
+    crowd = copies if _tosses(plan) else 1
+    size = reads.size(silo)
+    changed: dict[str, Any] = {"records": replace(reads, sizes=(size,))}  # type: ignore[type-var]
+    if _own(plan.local):
+        changed |= {"multiplier": _own(plan.local)[silo], "multipliers": ()}
+    local: Any = replace(plan.local, **changed)  # type: ignore[type-var]
+    alone = replace(plan, clients=Everyone(crowd), local=local, release=Forward() if spent else NoNoise())
+    one = world(canary, (size,), _read_first(plan, silo))
+    same = Clients(one.clients.records, np.tile(one.clients.index, crowd), np.arange(crowd + 1) * size)
+    worker = InProcess(path="batched").prepare(alone, replace(one, clients=same), Seeded(0))
+    if sabotage is not None:
+        sabotage(worker)
+    return worker.solve(np.arange(crowd), plan.public(0, FEATURES), torch.zeros(FEATURES)).double()
+
+
+def world(canary: float | None, sizes: tuple[int, ...], place: int = 0) -> Task:
+    """A linear model at zero over silos of quiet records; one record of silo 0 pulls along x = (1, 0, ...)."""
+    x = torch.zeros(sum(sizes), FEATURES)
+    x[:, 1:] = 0.01 * torch.arange(sum(sizes) * (FEATURES - 1)).view(sum(sizes), -1).cos()
+    y = torch.zeros(sum(sizes))
+    if canary is not None:
+        x[place], y[place] = 0.0, canary
+        x[place, 0] = 1e3
+    model = nn.Linear(FEATURES, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    pairs = zip(torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True)
+    return Task(model, Clients.of([Records(a, b) for a, b in pairs]), loss="mse")
+
+
+def _read_first(plan: Plan, silo: int) -> int:
+    """A record that round 0 reads, where that is public; else any."""
+    reads = plan.local.reads
+    assert reads is not None
+    return 0 if _tosses(plan) else int(reads.draw(0, 0, reads.size(silo), Seeded(0).at(0, "none"))[0])
+
+
+def _projected(rows: Tensor) -> Array:
+    return np.asarray(rows[:, 0].double())

@@ -1,0 +1,188 @@
+"""What must hold outside this program for a certificate's numbers to be true, and what they do not speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from sordino import codec
+from sordino.accounting.composition import Bill, Participation
+from sordino.accounting.events import GaussianNoise
+from sordino.accounting.selection import Selection
+from sordino.certificate.facts import CLASSES, FROZEN, VALUES, WEIGHTS, Declared, Facts, Loop
+from sordino.ledger.totals import Standing
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+
+RECEIPTS = "what a silo says that it was charged is what stands in its own ledger"
+FOLLOWS = "the server follows the protocol of the secure sum: it hands on the silos' public keys as they are"
+
+BEGAN = (
+    "the module was given in Python: the weights that it began with, and what they may have been trained on, are public"
+)
+
+BEGAN_FROM = (
+    "the module was given in Python: what the weights that it began with were trained on is public, but for the data "
+    "of the runs under `earlier`"
+)
+
+IN_MEMORY = "the rounds were counted in memory by the process that ran them: nothing shows that there were no others"
+
+SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
+
+
+def assumed(plan: Plan, facts: Facts, bill: Bill, counts: Participation, others: Iterable[codec.Foreign]) -> list[str]:
+    """All that a certificate's reader is asked to believe; `others` are the parts that are not Sordino's own."""
+    return [
+        *assumptions(plan, bill, counts, facts.public, facts.loop is not None),
+        *(_loop_assumptions(facts.loop, plan.release.joint, facts.ledger) if facts.loop is not None else ()),
+        *((RECEIPTS,) if facts.receipts else ()),
+        *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
+        *(trusted(part) for part in others),
+        *_given_assumptions(facts),
+        *(facts.selection.assumed if facts.selection is not None else ()),
+        *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
+    ]
+
+
+def assumptions(
+    plan: Plan, bill: Bill, counts: Participation, public: tuple[Declared, ...] = (), loop: bool = False
+) -> list[str]:
+    """What must hold outside this program for the numbers to be true; `loop`: there is one data set, and no silo."""
+    if plan.local.reads is not None:
+        said = _record_assumptions(plan, public, LOOP if loop else SILO)
+        return [*said, AVERAGED] if counts.coins and {"cohort", "messages"} & plan.release.sees else said
+    said = [
+        f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
+        f"the population and the plan are public, and {declared(public)}",
+    ]
+    if plan.clients.random:
+        if _hides_cohorts(bill):
+            said.append("the coins that choose a cohort stay secret from the adversary of the first line")
+        said.append(_of_cohorts(counts))
+    if "messages" not in plan.release.sees:
+        said.append("whoever sums the messages does it as planned and shows nothing else")
+    if plan.release.joint:
+        said.append(SHARED)
+    return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+
+
+def _hides_cohorts(bill: Bill) -> bool:
+    """Whether the first line rests on coins that its adversary does not see: else it is the line of one who does."""
+    seen = {(line.relation, line.entries, line.silos) for line in bill.of("cohort")}
+    return any((line.relation, line.entries, line.silos) not in seen for line in bill.of("models"))
+
+
+AVERAGED = (
+    "the coins that choose cohorts depend on no data; the lines of one who sees the cohort are averaged over those "
+    "coins, for neighbours with the same cohorts; who was in more rounds than most is promised less (by_participations)"
+)
+
+
+def _of_cohorts(counts: Participation) -> str:
+    """What the line of one who sees the cohort rests on: coins that are averaged over, or rounds that were counted."""
+    if counts.coins:
+        return AVERAGED
+    return f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more"
+
+
+def trusted(part: codec.Foreign) -> str:
+    """What a part that is not Sordino's own asks a reader to believe."""
+    whose = f"{part.package} {part.version}" if part.version else f"{part.package}, which has no version,"
+    return f"everything rests on what {whose} states for its part `{part.kind}` ({part.family})"
+
+
+def declared(public: tuple[Declared, ...]) -> str:
+    """Which rows are protected by nothing, and by whose word."""
+    if not public:
+        return "no row of the data is"
+    said = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
+    learnt, known = (WEIGHTS, FROZEN), (VALUES, CLASSES)
+    rows = ["these rows"] if any(one.what not in (*learnt, *known) for one in public) else []
+    values = ["these values"] if any(one.what in known for one in public) else []
+    weights = ["what the weights were trained on"] if any(one.what in learnt for one in public) else []
+    who = [*rows, *values, *weights]
+    return f"so are {said}: {' and '.join(who)} {'is' if who == weights else 'are'} not protected"
+
+
+SILO = {
+    "row": "one record is one row of one silo; a person with several rows, or rows in several silos, "
+    "counts several times",
+    "public": "the silos, the number of records of each and the plan are public, and",
+    "rates": "rates are those of the declared sizes, whatever the silo holds",
+    "coins": "the coins that choose a silo's records stay inside the silo",
+    "sum": "whoever sums the messages does it as planned and shows nothing else",
+}
+LOOP = {
+    "row": "one record is one row of the data set; a person with several rows counts several times",
+    "public": "the number of records and the plan are public, and",
+    "rates": "rates are those of the declared number of records, whatever the data set holds",
+    "coins": "the coins that choose the records of a batch were shown to nobody",
+    "sum": "whoever runs the loop shows nothing of a step but the model after it",
+}
+
+
+def _record_assumptions(plan: Plan, public: tuple[Declared, ...], words: dict[str, str]) -> list[str]:
+    reads = plan.local.reads
+    said = [words["row"], f"{words['public']} {declared(public)}"]
+    if reads is not None and reads.relation == "add_remove":
+        said.append(words["rates"])
+    if reads is not None and not reads.disjoint and reads.amplify(GaussianNoise(1.0), 0) != GaussianNoise(1.0):
+        said.append(words["coins"])
+    if "messages" not in plan.release.sees:
+        said.append(words["sum"])
+    if plan.release.joint:
+        said.append(SHARED)
+    return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
+
+
+COUNTED = (  # steps of a loop without a ledger
+    "the steps were counted by the process that took them: no chain of charges shows that there were no others",
+    "no checkpoint was continued in two places; if one was, every copy has to be billed",
+)
+PAID = (
+    "steps were charged to the ledger before their noise was drawn; a checkpoint that was continued in two places is "
+    "in the ledger's sum as often",
+)
+
+
+def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -> list[str]:
+    """What a loop that its user wrote, and that keeps no chain of charges, asks for besides."""
+    lost = "steps after a checkpoint that was gone back to were seen by nobody: their noise would be drawn twice"
+    order = "the data set gave the same record under the same number in every epoch, and after every resume"
+    return [
+        *((lost, order) if joint else ()),
+        "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
+        f"the loss is the {loop.reduction} over the records of a batch, each with a term of its own",
+        *(COUNTED if ledger is None else PAID),
+        "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
+        "losses and accuracies on the training records, where the loop shows them, are not published",
+    ]
+
+
+def _given_assumptions(facts: Facts) -> list[str]:
+    """What a task made in Python, and a run that was kept in memory, ask for besides."""
+    began = BEGAN_FROM if facts.earlier else BEGAN
+    return [*([began] if facts.given is not None else []), *([IN_MEMORY] if facts.in_memory else [])]
+
+
+def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
+    """What the certificate does not speak of."""
+    others = "other releases of the same data: a budget is the sum over all of them"
+    unbilled = (
+        "tuning is not accounted" if selection is None else "only the tries that this run is the best of are accounted"
+    )
+    return [
+        f"choosing settings by earlier runs on the same data: {unbilled}",
+        "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",
+        others if ledger is None else "releases of the same data that were not charged to the ledger",
+    ]
+
+
+def _ledger_assumptions(found: Standing) -> list[str]:
+    """What a sum over all runs rests on."""
+    said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]
+    if all(isinstance(item.event, GaussianNoise) for item in found.items):
+        return said
+    return [*said, "the settings of the runs on the ledger were not chosen by what earlier ones of them had released"]

@@ -1,0 +1,216 @@
+"""A certificate in plain sentences, for whoever has to sign it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sordino.accounting.composition import ADVERSARIES, Adversary, Bill
+from sordino.accounting.profiles import Ceiling, ceiling, in_words
+from sordino.accounting.rounding import upto
+from sordino.certificate.facts import Facts, billed
+from sordino.plan import Plan
+
+CHANGE = {
+    "add_remove": "adding or removing {all}",
+    "replace_one": "replacing {all} by any other data",
+    "zero_out": "one {unit} taking part with its data or with an empty message",
+}
+NOTHING = "Nothing is protected: no adversary is promised anything."
+ALL = {"client": "all the data of one client", "record": "one record of one silo", "loop": "one record"}
+WHO: dict[Adversary, str] = {
+    "models": "Someone who sees every model that was released, and nothing else",
+    "cohort": "Someone who also sees who took part in which round",
+    "messages": "Someone who reads every message as it leaves a {holder}",
+}
+LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody takes part but its owner
+    "models": "Someone who sees the model after every step, and nothing else",
+    "cohort": "Someone who also knows that these data took part in every step",
+    "messages": "Someone who sees a step's gradients before their noise",
+}
+
+
+def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
+    """What each adversary's best membership test can reach."""
+    bill: Bill = billed(plan, facts)
+    return {who: _worst([ceiling(line) for line in bill.of(who)]) for who in ADVERSARIES}
+
+
+def _worst(found: list[Ceiling]) -> Ceiling:
+    """Of several silos, the one that an attack gets furthest with."""
+    return Ceiling(max(one.true_positives for one in found), max(one.auc for one in found))
+
+
+def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
+    """Sentences by topic."""
+    unit = certificate["unit"] if certificate["loop"] is None else "loop"
+    return {
+        "protected": _protected(unit) if _promises(certificate) else NOTHING,
+        "own_code": _own_code(certificate["own_code"]),
+        "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
+        "noise": _noise(certificate),
+        "stated": [f"{name.replace('_', ' ')}: {text}" for name, text in certificate["statement"].items()],
+        "other_words": [said for line in certificate["adversaries"] for said in _other_words(line)],
+        "assumed": [sentence(text) for text in certificate["assumptions"]],
+        "not_covered": [sentence(text) for text in certificate["not_covered"]],
+        "counted": _counted(certificate),
+        "silos": [_silo(entry, certificate["silos"]) for entry in certificate["adversaries"][-1].get("silos", [])],
+    }
+
+
+def _silo(entry: dict[str, Any], known: list[str]) -> str:
+    names = ", ".join(known[silo] if known else str(silo) for silo in entry["silos"])
+    held = "Silo" if len(entry["silos"]) == 1 else "Silos"
+    if entry["epsilon"] is None:
+        return f"{held} {names}: nothing is guaranteed."
+    return f"{held} {names}: epsilon {upto(entry['epsilon'])} at delta {upto(entry['delta'])}."
+
+
+def _promises(certificate: dict[str, Any]) -> bool:
+    return any(line["epsilon"] is not None for line in certificate["adversaries"])
+
+
+def _protected(unit: str) -> str:
+    what = {"client": "everything that one client", "record": "what any single record of a silo"}
+    when = "steps" if unit == "loop" else "rounds"
+    return (
+        f"What is protected is {what.get(unit, 'what any single record')} contributed to the training, in all {when}."
+    )
+
+
+def _own_code(own: dict[str, str] | None) -> str:
+    """What is proved of the code that ran on private records."""
+    if own is None:
+        return "The code that ran on private records was not examined."
+    return f"The code that ran on private records, model and loss: {own['grade']}. {sentence(own['why'])}"
+
+
+def _against(line: dict[str, Any], reach: Ceiling, unit: str) -> dict[str, Any]:
+    return {
+        "adversary": line["adversary"],
+        "sentence": _strength(line, reach, unit),
+        "true_positive_rate_at_1_percent": reach.true_positives,
+        "auc_at_most": reach.auc,
+    }
+
+
+def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
+    known = LOOP if unit == "loop" else WHO
+    who = known[line["adversary"]].format(holder="client" if unit == "client" else "silo")
+    if line["epsilon"] is None:
+        return f"{who}: nothing is guaranteed."
+    change = CHANGE[line["relation"]].format(unit=unit, all=ALL[unit])
+    return (
+        f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
+        f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
+        f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)." + _by_coins(line)
+    )
+
+
+def _by_coins(line: dict[str, Any]) -> str:
+    told = line.get("by_participations")
+    return f" This is {in_words(told)}." if told else ""
+
+
+def _other_words(line: dict[str, Any]) -> list[str]:
+    """The same guarantee at other deltas, and as one number."""
+    if not line["other_deltas"]:
+        return []
+    who = line["adversary"]
+    at = ", ".join(
+        f"{'no' if one['epsilon'] is None else upto(one['epsilon'])} epsilon at delta {upto(one['delta'])}"
+        for one in line["other_deltas"]
+    )
+    gdp = line["gdp"]
+    mu = "" if gdp is None else f"; mu {upto(gdp['mu'])} (Gaussian DP, regret {upto(gdp['regret'], 2)})"
+    return [f"{who}: {at}{mu}"]
+
+
+def _noise(certificate: dict[str, Any]) -> str:
+    if certificate["epsilon"] is None:
+        return "No noise was added: this run gives no guarantee to anybody."
+    if certificate["noise"]["mode"] == "simulation":
+        return "The noise came from a repeatable generator: this run is an experiment and must not be released."
+    return "The noise came from a cryptographic generator keyed by the operating system; it cannot be repeated."
+
+
+def _counted(certificate: dict[str, Any]) -> str:
+    counts, loop = certificate["counts"], certificate["loop"]
+    what = "rounds" if loop is None else "steps of the loop"
+    when = " before their noise was drawn" if _promises(certificate) else ""
+    return (
+        f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
+        f"{counts['rounds_billed']} are in the bill."
+        + (_replayed(counts["rounds_replayed"]) if "rounds_replayed" in counts else "")
+        + _of_one(certificate)
+        + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
+        + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
+        + (_so_far(loop) if loop is not None else "")
+        + (f" {in_all(certificate['ledger'])}" if certificate["ledger"] is not None else "")
+    )
+
+
+def _replayed(count: int) -> str:
+    again = "round was" if count == 1 else "rounds were"
+    return f" {count} {again} charged again and answered by every silo with what it had sent before: no new release."
+
+
+def _of_one(certificate: dict[str, Any]) -> str:
+    """Where one unit is billed for fewer releases than there were, how many: the count of the line's events.
+
+    A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of tries).
+    """
+    first, billed = certificate["adversaries"][0], certificate["counts"]["rounds_billed"]
+    most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])
+    if not 1 < most < billed:
+        return ""
+    return f" One {certificate['unit']} is billed for {most} of them: it was in no more."
+
+
+def _prepared(found: list[dict[str, Any]]) -> str:
+    names = ", ".join(
+        f"{one['release']['column']} (epsilon {upto(one['release']['epsilon'], 4)} by itself)" for one in found
+    )
+    return (
+        f" Before the first round a noised histogram was released of {names}, from which ranges, or constants for "
+        f"missing values, were read; its noise was added by {found[0]['noised_by']}, and it is in the bill."
+    )
+
+
+def in_all(ledger: dict[str, Any]) -> str:
+    """What the data set has spent over every run, in one sentence."""
+    runs = f"{ledger['runs']} run" + "s" * (ledger["runs"] != 1)
+    if ledger["epsilon"] is None:
+        return f"The data set {ledger['dataset']!r} has no guarantee after {runs}."
+    spent = f"epsilon {upto(ledger['epsilon'], 4)} of {upto(ledger['limit'], 6)}"
+    return (
+        f"The data set {ledger['dataset']!r} has spent {spent} in all, at delta {upto(ledger['delta'])}, "
+        f"relation {ledger['relation']}, in {runs} that were charged to its ledger."
+    )
+
+
+def _so_far(loop: dict[str, Any]) -> str:
+    return (
+        f" Those taken so far cost epsilon {upto(loop['epsilon_so_far'])}, which "
+        "holds only if the loop did not stop for a reason that it read off the data."
+    )
+
+
+def sentence(text: str) -> str:
+    """First letter up, full stop at the end."""
+    return text[0].upper() + text[1:] + "."
+
+
+def page(found: dict[str, Any]) -> str:
+    """The explanation as text."""
+    lines = [found["protected"], found["own_code"], "", "Against whom, and how strongly:"]
+    lines += [f"- {entry['sentence']}" for entry in found["against"]]
+    if found["silos"]:
+        lines += ["", "Each silo's own guarantee, even to one who reads its messages:"]
+        lines += [f"- {text}" for text in found["silos"]]
+    if found["other_words"]:
+        lines += ["", "The same in other words, by what somebody sees:"]
+        lines += [f"- {text}" for text in found["other_words"]]
+    lines += ["", "The questions of NIST SP 800-226:", *(f"- {text}" for text in found["stated"])]
+    lines += ["", found["noise"], found["counted"], "", "What must hold for this to be true:"]
+    lines += [f"- {text}" for text in found["assumed"]]
+    return "\n".join([*lines, "", "What this does not cover:", *(f"- {text}" for text in found["not_covered"])])

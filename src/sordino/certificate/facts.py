@@ -1,0 +1,209 @@
+"""What a run adds to its plan, and the bill that follows: the rounds charged, and the tries behind it.
+
+The counts on a certificate agree with each other, and with the events of its lines; else there is no certificate.
+
+    rounds billed >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
+                     ones, unless a budget ended the run; more only by rounds that were run again
+    count(line)  <= rounds billed * releases a round makes of one unit; with rounds that were drawn before a run was
+                     cut beside them
+    count(line)   = that, where the unit is in every round that is billed
+
+A line counts the rounds of one unit (client, or record): fewer than are billed where it cannot have been in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from sordino import codec
+from sordino.accounting.bounds import Spent
+from sordino.accounting.composition import ADVERSARIES, Bill, Line, Participation
+from sordino.accounting.events import PubliclySampled
+from sordino.accounting.selection import Selection, selected
+from sordino.certificate.earlier_runs import EarlierRun
+from sordino.errors import CertificateError
+from sordino.ledger.totals import Standing
+from sordino.rng import Mode
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+
+
+Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]  # the best first; `sordino.graph.tracing`
+
+
+WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
+
+FROZEN = "frozen weights"  # the same of parameters that are not trained, as the base under adapters
+
+VALUES = "ranges, categories and constants of columns"  # and of what a table's columns are encoded by
+
+CLASSES = "number of classes"  # and of a number that was read off the labels
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Rows, or weights to begin with, that nobody protects, because somebody has said that they are public."""
+
+    rows: int
+    what: str
+    by: str
+    sha256: str = ""  # of the file, where it is one
+
+    def written(self) -> dict[str, Any]:
+        """As plain data; no hash where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "sha256" or value}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a loop of the user's own saw of itself: how the loss was checked, and the records kept apart."""
+
+    reduction: Literal["mean", "sum"]
+    check: str
+    kept_apart: str
+    looks: int  # passes in which a record alone was compared with the record in company
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """What is proved of the code that ran on private records, model and loss: a grade of `sordino.graph`, and why."""
+
+    grade: Grade
+    why: str
+
+    @property
+    def header(self) -> dict[str, str | int]:
+        """As a line of engine.jsonl says it."""
+        return {"own_code": self.grade, "own_code_why": self.why}
+
+    @classmethod
+    def of_headers(cls, lines: Iterable[Mapping[str, Any]]) -> OwnCode | None:
+        """The weakest grade of all that computed rounds of a run; None where none says any."""
+        order = {grade: place for place, grade in enumerate(get_args(Grade))}
+        found = [cls(line["own_code"], str(line["own_code_why"])) for line in lines if line.get("own_code") in order]
+        return max(found, key=lambda own: order[own.grade], default=None)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run adds to its plan: everything here is seen by the adversary anyway, or public."""
+
+    delta: float
+    noise: Mode
+    charged: int  # releases written down before their noise was drawn
+    most: int | None = None  # most rounds of one client, where the cohort is seen by design
+    model: str = ""  # sha256 of model.safetensors
+    config: str = ""  # sha256 of the whole configuration, where there is a file
+    each: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
+    repeats: int = 0  # how many rounds were charged again after a kill
+    repeated: tuple[int, ...] = ()  # which rounds, from 0, once for each time: by the chain of charges
+    deltas: tuple[float, ...] = ()  # a delta of its own for every silo
+    public: tuple[Declared, ...] = ()  # rows that were evaluated on, or trained on by the server
+    names: tuple[str, ...] = ()  # of the silos, where they have any
+    filtered: bool = False  # a budget decides when the run ends, so its end tells of the cohorts
+    stopped: bool = False  # it ended because a budget refused the next cohort, and for no other reason
+    foreign: tuple[codec.Foreign, ...] = ()  # what is not Sordino's own: model, data set, partition
+    loop: Loop | None = None  # of a private PyTorch loop
+    receipts: tuple[int, ...] = ()  # charges of every silo, by its own word, where clients are elsewhere
+    replayed: int = 0  # charges that every silo answered with the message it had sent before: no new release
+    selection: Selection | None = None  # of many runs, this is the best
+    ledger: Standing | None = None  # what the data set has spent in all, where a ledger was charged
+    environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
+    utility: dict[str, float] | None = None  # the last figures on public rows
+    prepared: int = 0  # how often the plan's preparations were charged
+    early: str = ""  # what stopped it early, by public figures: all planned rounds are billed
+    given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
+    in_memory: bool = False  # no charge was on disk before its noise was drawn
+    own_code: OwnCode | None = None  # of model and loss; None: not examined, as where no round has run
+
+    @property
+    def released(self) -> int:
+        """Releases of new noise: the charges but those replayed, or as many as a silo says that it paid for."""
+        return max(self.charged - self.replayed, *self.receipts, 0)
+
+
+def participation(plan: Plan, facts: Facts) -> Participation:
+    """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data).
+
+    Only a budget that refused the next cohort bills what was charged: budgets and cohorts are seen by this adversary
+    or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned, and
+    for the rounds that were run again beside.
+    The best of many tries is billed as planned too: who was in the others, which had the same bill, nobody sees.
+    """
+    least, prepared = 0 if facts.most is None else facts.most, max(1, facts.prepared)
+    if facts.selection is None:
+        return replace(_rounds(plan, facts), prepared=prepared)
+    found = _rounds(plan, replace(facts, most=None, each=()))
+    return replace(found, most=found.most if found.coins else max(found.most, least), prepared=prepared)
+
+
+def _rounds(plan: Plan, facts: Facts) -> Participation:
+    told = facts.filtered and plan.clients.random
+    if facts.stopped and not facts.repeats and facts.charged:
+        if facts.most is None:
+            return replace(Participation.planned(plan.clients, facts.released), told=told)
+        return Participation(facts.released, facts.most, facts.each, 0, told)
+    known = max(facts.repeats, len(facts.repeated))
+    distinct = max(plan.rounds, facts.released - known) if facts.loop is not None else plan.rounds
+    repeats = max(known, facts.released - distinct)  # a run has no more rounds than planned: what is more ran again
+    again: dict[str, Any] = {"repeats": repeats, "told": told, "repeated": facts.repeated}
+    if facts.most is not None:
+        cut = facts.charged < plan.rounds or bool(
+            facts.early
+        )  # whoever stops a run has seen its models: bill what was planned
+        least = Participation.planned(plan.clients, plan.rounds) if cut else Participation(0, 0)
+        each = tuple(max(count, least.most) for count in facts.each)
+        return Participation(distinct + repeats, max(facts.most, least.most), each, coins=least.coins, **again)
+    found = Participation.planned(plan.clients, distinct, facts.repeated)
+    return replace(found, releases=distinct + repeats, most=found.most + repeats - len(facts.repeated), **again)
+
+
+def billed(plan: Plan, facts: Facts) -> Bill:
+    """The bill of a run: of its rounds, and of the tries that it is the best of."""
+    return selected(plan.bill(participation(plan, facts)), facts.selection)
+
+
+def check_counts(plan: Plan, facts: Facts, counts: Participation, bill: Bill) -> None:
+    """Refuse a certificate whose counts of rounds charged and billed, and of events, cannot all be true."""
+    _check_rounds(plan, facts, counts)
+    if plan.release.joint or facts.selection is not None:  # one event stands for the whole run, or for all tries
+        return
+    least, most = _wanted(plan, facts, counts)
+    for who in ADVERSARIES:
+        found = max(_releases_of(line) for line in bill.of(who))
+        if not least <= found <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            raise _disagree(f"the line {who!r} counts {found} releases of one {bill.unit}, where {wanted} are billed")
+
+
+def _releases_of(line: Line) -> int:
+    """How many releases of rounds a line counts: its first entry, and rounds by coins; then come preparations."""
+    first, others = line.entries[:1], line.entries[1:]
+    by_coins = ((event, count) for event, count in others if isinstance(event, PubliclySampled))
+    return sum(count for _, count in (*first, *by_coins))
+
+
+def _check_rounds(plan: Plan, facts: Facts, counts: Participation) -> None:
+    least = facts.released if facts.stopped else max(plan.rounds, facts.released)
+    most = max(plan.rounds + facts.repeats, facts.released)
+    if not least <= counts.releases <= most or not 0 <= facts.replayed <= facts.charged:
+        found = f"{facts.charged} rounds charged, {facts.replayed} of them replayed, {plan.rounds} planned"
+        raise _disagree(f"{counts.releases} rounds are billed after {found}")
+
+
+def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
+    """The fewest and the most releases that a line may count for the unit that it counts most of."""
+    spent = plan.local.bound()
+    each = spent.count if isinstance(spent, Spent) else 1
+    reads = plan.local.reads
+    everyone = plan.clients.most(counts.releases) == counts.releases and not (reads is not None and reads.disjoint)
+    asked = counts.releases if facts.most is None else facts.most  # silos may have refused rounds that are billed
+    drawn = counts.most if counts.coins else 0  # a run that was cut: what was drawn, beside the coins of a whole run
+    return (asked if everyone else 0) * each, (counts.releases + drawn) * each
+
+
+def _disagree(what: str) -> CertificateError:
+    return CertificateError("counts", f"the counts of this run do not agree: {what}")

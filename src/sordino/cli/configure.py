@@ -1,0 +1,208 @@
+"""`sordino plan`: parts, bound chain and forecast epsilon per adversary; touches no data.
+
+`sordino schema`: the JSON Schema of a configuration, so that an editor can check and complete the file.
+
+`sordino recipes`: list, and a file to start from.
+
+`sordino examples`: the examples that are installed with the package, copied to where they can be changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from sordino import codec
+from sordino.cli.console import JsonFlag, Own, app, bring, say
+from sordino.codec import Part, plugins
+from sordino.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
+
+
+Schema = dict[str, Any]
+_SCALARS: dict[Any, Schema] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+}
+
+
+@app.command()
+def schema(own: Own = None, as_json: JsonFlag = True) -> None:
+    """The JSON Schema of a configuration file, for editors."""
+    bring(own)
+    from sordino.config import Config
+
+    say(True, json_schema(Config), "")
+
+
+def json_schema(declared: Any) -> Schema:
+    """The schema of a type; families and dataclasses are defined once, under $defs."""
+    defs: dict[str, Schema] = {}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_schema(declared, defs), "$defs": defs}
+
+
+def _schema(declared: Any, defs: dict[str, Schema]) -> Schema:
+    origin, args = get_origin(declared), get_args(declared)
+    if declared in _SCALARS:
+        return _SCALARS[declared]
+    if origin in (Union, UnionType):
+        return {"anyOf": [_schema(option, defs) for option in args if option is not NoneType]}
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin is tuple:
+        return {"type": "array", "items": _schema(args[0], defs)}
+    if isinstance(declared, type) and (issubclass(declared, Part) or dataclasses.is_dataclass(declared)):
+        return _named(declared, defs)
+    return {"type": "object"} if origin is dict else {}
+
+
+def _named(cls: Any, defs: dict[str, Schema]) -> Schema:
+    name = cls.__name__
+    if name not in defs:
+        defs[name] = {}
+        family = issubclass(cls, Part) and not cls.kind
+        members = [cls.members[kind] for kind in sorted(cls.members)] if family else []
+        alone = [member.kind for member in members if not _needed(member)]  # may be written by its name
+        written = [*([{"enum": alone}] if alone else []), *(_named(member, defs) for member in members)]
+        defs[name] = {"oneOf": written} if family else _table(cls, defs)
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _table(cls: Any, defs: dict[str, Schema]) -> Schema:
+    hints, fields = get_type_hints(cls), [field for field in dataclasses.fields(cls) if field.init]
+    kind = {"kind": {"const": cls.kind}} if issubclass(cls, Part) else {}
+    return {
+        "type": "object",
+        "description": (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else "",
+        "properties": {**kind, **{field.name: _schema(hints[field.name], defs) for field in fields}},
+        "required": [*kind, *_needed(cls)],
+        "additionalProperties": False,
+    }
+
+
+def _needed(cls: Any) -> list[str]:
+    missing, fields = dataclasses.MISSING, dataclasses.fields(cls)
+    return [f.name for f in fields if f.init and f.default is missing and f.default_factory is missing]
+
+
+recipes_app = typer.Typer(no_args_is_help=True, help="Algorithms that are ready to use.", rich_markup_mode=None)
+app.add_typer(recipes_app, name="recipes")
+
+
+@recipes_app.command("list")
+def recipes_list(own: Own = None, as_json: JsonFlag = False) -> None:
+    """Names and one line each."""
+    strange = bool(own) or plugins.offered()
+    if strange:
+        bring(own)
+    found = recipes(strange)
+    wide = max(len(entry["name"]) for entry in found)
+    say(as_json, {"recipes": found}, "\n".join(f"{entry['name']:<{wide}}  {entry['summary']}" for entry in found))
+
+
+@recipes_app.command("show")
+def recipes_show(name: str, own: Own = None, as_json: JsonFlag = False) -> None:
+    """Arguments of one recipe, and a file to start from."""
+    bring(own)
+    found = recipe(name)
+    say(as_json, found, found["example"])
+
+
+SENTENCES = {  # here, so that a list of names does not wait for torch
+    "dp_fed_avg": "DP-FedAvg (McMahan et al. 2018): clip each client's update, add noise to the sum.",
+    "dp_fed_ls": "Paper 000, DP-Fed-LS: DP-FedAvg with Laplacian smoothing of the noised mean.",
+    "dp_fed_sam": "Paper 003, DP-FedSAM: DP-FedAvg with sharpness-aware local steps.",
+    "dp_fed_sam_top_k": "Paper 003, DP-FedSAM-top_k in three sound forms: a share of the coordinates is kept.",
+    "fed_smp": "Fed-SMP (Hu et al. 2022): one public mask a round for all clients, random or by public data.",
+    "blur": "BLUR (Cheng et al. 2022): local steps are pulled back into the clip ball; LUS adds a client's own top-k.",
+    "best": "Our own: tight noise, a bold server step and a mean of the last models, solved for an epsilon.",
+    "dp_ftrl": "DP-FTRL (Kairouz et al. 2021): noise that later rounds take back, by a tree.",
+    "band_mf": "BandMF (Choquette-Choo et al. 2023): noise that later rounds take back, by an optimised band.",
+    "scaffold": "SCAFFOLD (Karimireddy et al. 2020): control and update in one clipped, noised message.",
+    "noisy_minibatch_sgd": "Paper 001: silos clip records, noise their gradient and trust nobody.",
+    "accelerated_minibatch_sgd": "Paper 001: the same with acceleration, one pass or stages.",
+    "noisy_local_sgd": "Paper 001, its baseline: noise in every local step of a silo.",
+    "client_side_fed_avg": "Paper 002: every client adds Laplace or Gaussian noise to its own upload.",
+    "silo": "Our own for silos: momentum, a falling step, and an epsilon for every silo that its noise is solved for.",
+    "dp_sgd": "DP-SGD (Abadi et al. 2016): one holder of all data, gradients clipped record by record.",
+    "dp_ls_sgd": "Paper 004, DP-LSSGD: DP-SGD with Laplacian smoothing of the noised gradient.",
+    "dp_adam": "DP-Adam: DP-SGD's gradient, stepped by Adam.",
+    "dp_ls_adam": "Paper 004, DP-LSAdam: DP-LSSGD's gradient, stepped by Adam.",
+}
+
+
+def recipes(strange: bool = True) -> list[dict[str, str]]:
+    """Every recipe in a sentence; those of others, where there are any, in the first line of their own words."""
+    if not strange:
+        return [{"name": name, "summary": said} for name, said in SENTENCES.items()]
+    from sordino.recipes import RECIPES
+
+    return [{"name": name, "summary": SENTENCES.get(name) or _summary(made)} for name, made in RECIPES.items()]
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    return ((inspect.getdoc(function) or "").splitlines() or ["without a word of its own"])[0]
+
+
+def _type(annotation: Any) -> str:
+    """`float | Schedule`, without the modules."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:\w+\.)+", "", text)
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """One recipe: its arguments and an example file."""
+    from sordino.recipes import RECIPES, starters
+
+    if name not in RECIPES:
+        raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
+    parameters = inspect.signature(RECIPES[name]).parameters.values()
+    arguments = {p.name: {"type": _type(p.annotation), "required": p.default is p.empty} for p in parameters}
+    return {
+        "name": name,
+        "equation": inspect.getdoc(RECIPES[name]),
+        "arguments": arguments,
+        "example": starters.example(name),
+    }
+
+
+PLACES = (  # of a wheel, and of a checkout
+    Path(sysconfig.get_path("data")) / "share" / "sordino" / "examples",
+    Path(__file__).parents[3] / "examples",
+)
+
+
+@app.command()
+def examples(
+    to: Annotated[Path | None, typer.Option(help="A new folder to copy them into.")] = None, as_json: JsonFlag = False
+) -> None:
+    """List the examples, or copy them with --to."""
+    home = next((place for place in PLACES if (place / "demo.py").is_file()), None)
+    if home is None:
+        raise ConfigError("an installation without its examples", f"{PLACES[0]}", "install sordino from its wheel")
+    names = sorted(str(file.relative_to(home)) for file in home.rglob("*") if _shown(file, home))
+    if to is not None:
+        if to.exists():
+            raise ConfigError(f"--to {to}, which is there already", "a new folder")
+        for name in names:
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(home / name, to / name)
+    say(as_json, {"examples": names, "to": None if to is None else str(to)}, "\n".join(names))
+
+
+def _shown(file: Path, home: Path) -> bool:
+    above = file.relative_to(home).parts[:-1]
+    hidden = any(part.startswith((".", "__")) or part.endswith(".egg-info") for part in above)
+    return file.is_file() and not hidden and file.suffix in (".py", ".toml", ".md")

@@ -1,0 +1,139 @@
+"""How long work speaks: a bar with the time left on a terminal, plain lines in a pipe, nothing beside JSON.
+
+What every command shares: the application, its flags, and how it speaks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+Told = Callable[[float, float, str], None]  # work done, work in all, what was last done
+
+
+@contextmanager
+def working(name: str, quiet: bool) -> Iterator[Told]:
+    """Tell how much of the work is done, in any unit; the time left is what the rest takes at the same pace."""
+    if quiet:
+        yield lambda done, total, note: None
+    elif sys.stdout.isatty():
+        with _bar(name) as told:
+            yield told
+    else:
+        yield _lines(name, time.monotonic)
+
+
+def _lines(name: str, clock: Callable[[], float]) -> Told:
+    began, share = clock(), forward()
+
+    def told(done: float, total: float, note: str) -> None:
+        with listened(sys.stdout):
+            print(f"{name} {100 * share(done, total):.0f}%: {note}{left(clock() - began, done, total)}", flush=True)
+
+    return told
+
+
+def forward() -> Callable[[float, float], float]:
+    """The share that is done; where work is found on the way it stands still, and never goes back."""
+    most = 0.0
+
+    def share(done: float, total: float) -> float:
+        nonlocal most
+        most = max(most, min(done / max(total, 1e-9), 1.0))
+        return most
+
+    return share
+
+
+def left(spent: float, done: float, total: float) -> str:
+    """The time that is left, in words; nothing at the end, or where nothing is known yet."""
+    if done <= 0 or done >= total:
+        return ""
+    seconds = spent / done * (total - done)
+    return f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Told]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+    )  # fmt: skip
+    with Progress(*columns, speed_estimate_period=600) as bar:
+        job, share = bar.add_task("", total=1.0), forward()
+        yield lambda done, total, note: bar.update(job, completed=share(done, total), description=note)
+
+
+app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+ConfigFile = Annotated[Path, typer.Argument(help="A TOML file: [task], [recipe] or [plan], [privacy], [run].")]
+Certified = Annotated[
+    Path, typer.Argument(help="The folder of a run, or the file of a loop (optimizer.save_certificate).")
+]
+RunPaths = Annotated[
+    list[Path], typer.Argument(help="Folders of runs, or files of loops (optimizer.save_certificate).")
+]
+RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
+Own = Annotated[list[Path] | None, typer.Option("--with", help="A Python file of parts of your own; may be repeated.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another value for a key of the file, as in recipe.lr=0.5; may be repeated."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Another [run] seed.")]
+
+
+def changed(values: list[str] | None, seed: int | None) -> list[str]:
+    """What --set and --seed change in a file."""
+    return [*(values or []), *([] if seed is None else [f"run.seed={seed}"])]
+
+
+def bring(own: list[Path] | None) -> None:
+    """Parts of the user's own: packages that are installed, and files that the command names."""
+    from sordino.codec import plugins
+
+    plugins.load()
+    for file in own or []:
+        plugins.load_file(file)
+
+
+@contextmanager
+def listened(stream: TextIO) -> Iterator[None]:
+    """Whoever reads a stream may leave (`| head`): from then on it goes nowhere, and what was running runs on."""
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def say(as_json: bool, data: dict[str, Any], text: str) -> None:
+    with listened(sys.stdout):
+        print(json.dumps(finite(data), allow_nan=False) if as_json else text)
+
+
+def heard(show: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """The same, for a reader who may leave."""
+
+    def on_round(line: dict[str, Any]) -> None:
+        with listened(sys.stdout):
+            show(line)
+
+    return on_round
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they are written as words."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

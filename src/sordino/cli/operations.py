@@ -1,0 +1,295 @@
+"""`sordino ledger`: what data sets have spent over all runs, and what they may; needs no torch and no data.
+
+`sordino federation new` and `sordino silo serve`: a plan across machines.
+
+`sordino doctor`: what this machine has and lacks, each with its fix."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sordino.cli.console import JsonFlag, Own, app, bring, say
+from sordino.version import __version__
+
+if TYPE_CHECKING:
+    from sordino.ledger.entries import Entry
+    from sordino.ledger.ledger import Statement
+
+
+ledger_app = typer.Typer(no_args_is_help=True, help="The budget of a data set over all runs.", rich_markup_mode=None)
+app.add_typer(ledger_app, name="ledger")
+LedgerFile = Annotated[Path, typer.Argument(help="The file of the ledger.")]
+Dataset = Annotated[str, typer.Argument(help="The name that its operator gave the data set.")]
+
+
+@ledger_app.command("show")
+def ledger_show(
+    file: LedgerFile,
+    dataset: Annotated[str | None, typer.Argument(help="One data set; default: all.")] = None,
+    own: Own = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What data sets have spent in all, and what they may spend."""
+    bring(own)
+    from sordino.ledger.ledger import Ledger
+
+    with Ledger.open(file) as ledger:
+        found = [ledger.spent(name) for name in ([dataset] if dataset is not None else ledger.names)]
+    text = "\n".join(map(_line, found)) or "no data set has a limit yet"
+    say(as_json, {"ledger": str(file), "datasets": [_entry(one) for one in found]}, text)
+
+
+@ledger_app.command("limit")
+def ledger_limit(
+    file: LedgerFile,
+    dataset: Dataset,
+    epsilon: Annotated[float, typer.Option(help="The most that all runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="At this delta.")],
+    unit: Annotated[str, typer.Option(help="What one neighbour may change: client | record")],
+    relation: Annotated[str, typer.Option(help="replace_one | add_remove | zero_out")] = "replace_one",
+    as_json: JsonFlag = False,
+) -> None:
+    """Set, raise or lower what a data set may spend; makes the ledger if there is none."""
+    from sordino import codec
+    from sordino.ledger.ledger import Ledger
+    from sordino.ledger.totals import Limit
+
+    asked = {"epsilon": epsilon, "delta": delta, "unit": unit, "relation": relation}
+    limit: Limit = codec.read(Limit, asked, "--")
+    with Ledger.open(file, create=True) as ledger:
+        ledger.limit(dataset, limit)
+        found = ledger.spent(dataset)
+    say(as_json, {"ledger": str(file), **_entry(found)}, _line(found))
+
+
+@ledger_app.command("history")
+def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json: JsonFlag = False) -> None:
+    """Every line of one data set: limits, runs and jobs, with the events that were charged."""
+    bring(own)
+    from sordino import codec
+    from sordino.ledger.entries import name_of
+    from sordino.ledger.ledger import Ledger
+
+    with Ledger.open(file) as ledger:
+        found = ledger.history(dataset)
+    lines = [{"line": name_of(entry), **codec.dump(entry)} for entry in found]
+    say(as_json, {"ledger": str(file), "dataset": dataset, "lines": lines}, "\n".join(map(_told, found)))
+
+
+@ledger_app.command("backup")
+def ledger_backup(
+    file: LedgerFile,
+    to: Annotated[Path, typer.Argument(help="A new file for the backup.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Copy a ledger, also while silos are served from it; nothing is charged to a backup."""
+    from sordino.ledger.backup import backup
+    from sordino.ledger.ledger import Ledger
+
+    with Ledger.open(file) as ledger:
+        head = backup(ledger, to)
+    told = {"ledger": str(file), "backup": str(to), "lines": head.lines, "sha256": head.digest}
+    say(as_json, told, f"{to}: {head.lines} lines of {file}, the last with sha256 {head.digest}")
+
+
+@ledger_app.command("restore")
+def ledger_restore(
+    backup: Annotated[Path, typer.Argument(help="A file of 'sordino ledger backup', or another copy of the ledger.")],
+    file: Annotated[Path, typer.Argument(help="The ledger that is missing, damaged or old.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a backup in the place of a ledger; if it lacks charges, every limit must be lowered before the next."""
+    from sordino.ledger.backup import restore
+
+    lost = restore(backup, file)
+    words = "nothing is missing" if lost == 0 else f"lost: {'nobody knows how many' if lost is None else lost} lines"
+    after = "" if lost == 0 else "; nothing is charged before each limit is lowered (sordino ledger limit)"
+    say(as_json, {"ledger": str(file), "backup": str(backup), "lines_lost": lost}, f"{file}: restored, {words}{after}")
+
+
+def _entry(found: Statement) -> dict[str, Any]:
+    from sordino import codec
+    from sordino.accounting.profiles import upward
+
+    limit = codec.dump(found.limit)
+    events = [codec.dump(item) for item in found.items]
+    counts: dict[str, Any] = {"runs": found.runs, "charges": found.charges}
+    if found.restored is not None:
+        counts["restored"] = codec.dump(found.restored)
+    return {"dataset": found.dataset, "spent": upward(found.epsilon), "limit": limit, **counts, "events": events}
+
+
+def _line(found: Statement) -> str:
+    from sordino.accounting.rounding import upto
+
+    limit, spent = found.limit, upto(found.epsilon, 4)
+    lost = "" if found.restored is None else "; restored without its last lines: lower the limit"
+    return (
+        f"{found.dataset}: epsilon {spent} of {upto(limit.epsilon, 6)} spent, delta {upto(limit.delta, 6)}, "
+        f"unit {limit.unit}, relation {limit.relation}; runs {found.runs}, jobs charged {found.charges}{lost}"
+    )
+
+
+def _told(entry: Entry) -> str:
+    """One line of history: when, what, and what it cost."""
+    from sordino.accounting.rounding import upto
+    from sordino.ledger.entries import Admitted, Limited, Released, Restored
+
+    if isinstance(entry, Limited):
+        limit, most = entry.limit, f"epsilon {upto(entry.limit.epsilon, 6)}, delta {upto(entry.limit.delta, 6)}"
+        return f"{entry.at}  limit  {most}, unit {limit.unit}, relation {limit.relation}"
+    if isinstance(entry, Restored):
+        return f"{entry.at}  restored from a backup without {'unknown' if entry.lost is None else entry.lost} lines"
+    if isinstance(entry, Released):
+        return f"{entry.at}  round  {entry.round} of {entry.run}, chain {entry.head[:12]}"
+    cost = ", ".join(f"{item.count} x {item.event}" for item in entry.items) or "nothing"
+    what = f"run    {entry.run}" if isinstance(entry, Admitted) else f"job    {entry.job} of {entry.run}"
+    return f"{entry.at}  {what}: {cost}"
+
+
+federation = typer.Typer(no_args_is_help=True, help="A plan across machines, over Flower.")
+silo = typer.Typer(no_args_is_help=True, help="One silo of a federation.")
+app.add_typer(federation, name="federation")
+app.add_typer(silo, name="silo")
+
+
+@federation.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="A new folder: the Flower app, and a folder for every silo.")],
+    file: Annotated[Path, typer.Option("--from", help="A TOML file with a [federation] that names the silos.")],
+    own: Own = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a Flower app for the server, and for every silo a policy, a key script and service units."""
+    bring(own)
+    from sordino.federation.new_federation import new_federation
+
+    names = new_federation(folder, file)
+    steps = f"{folder}: flwr run {folder}; {folder}/silos/{{{', '.join(names)}}}: one for each silo (docs/deploy.md)"
+    say(as_json, {"folder": str(folder), "silos": names}, steps)
+
+
+@silo.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(help="The silo's folder: silo.toml, fed.toml, policy.toml, ledger.db.")],
+    node: Annotated[str | None, typer.Option(help="Where the node's Runtime API is; silo.toml says it too.")] = None,
+    secret: Annotated[Path | None, typer.Option(help="The node's --superexec-auth-secret-file.")] = None,
+    own: Own = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Answer the jobs of this silo's node, within its policy and its budget, until stopped."""
+    bring(own)
+    from sordino.federation.silo_service import serve_silo
+
+    serve_silo(folder, node, secret, as_json)
+
+
+EXTRAS = {
+    "fast": ("numba", "inner loops in machine code: up to several times faster on small models"),
+    "sign": ("cryptography", "signed certificates"),
+    "flower": ("flwr", "a federation across machines"),
+    "transformers": ("transformers", "models of Hugging Face, with peft for adapters"),
+    "parquet": ("pyarrow", "data in Parquet files"),
+    "tensorboard": ("tensorboard", "--track tensorboard"),
+    "mlflow": ("mlflow-skinny", "--track mlflow"),
+    "wandb": ("wandb", "--track wandb"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: fine, a note that something could be had, or trouble."""
+
+    state: Literal["ok", "note", "trouble"]
+    what: str
+    fix: str = ""
+
+    def line(self) -> str:
+        return f"{self.state:<8} {self.what}" + (f": {self.fix}" if self.fix else "")
+
+
+@app.command()
+def doctor(as_json: JsonFlag = False) -> None:
+    """What this machine has and lacks for Sordino; exit code 1 if something will not work."""
+    found = [*_software(), *_extras(), *_machine(), *_data(), *_strangers()]
+    entries = [{"state": one.state, "what": one.what, "fix": one.fix} for one in found]
+    say(as_json, {"sordino": __version__, "findings": entries}, "\n".join(one.line() for one in found))
+    if any(one.state == "trouble" for one in found):
+        raise typer.Exit(1)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _software() -> list[Finding]:
+    said = f"sordino {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    found = [Finding("ok" if sys.version_info >= (3, 11) else "trouble", said, "")]
+    for name in ("torch", "numpy", "scipy", "randomgen"):
+        has = _installed(name)
+        found.append(Finding("ok", f"{name} {has}") if has else Finding("trouble", f"no {name}", f"pip install {name}"))
+    return found
+
+
+def _extras() -> list[Finding]:
+    """Optional packages: what each is for, and how to get it."""
+    found = []
+    for extra, (package, use) in EXTRAS.items():
+        has = _installed(package) or (_installed("mlflow") if extra == "mlflow" else None)
+        lacks = Finding("note", f"no {package} ({use})", f"pip install 'sordino[{extra}]'")
+        found.append(Finding("ok", f"{package} {has} ({use})") if has else lacks)
+    return found
+
+
+def _machine() -> list[Finding]:
+    import torch
+
+    cores, threads = os.cpu_count() or 1, torch.get_num_threads()
+    found = [Finding("ok", f"{cores} cores, vector code {torch.backends.cpu.get_cpu_capability()}")]
+    if threads > 1 and "OMP_NUM_THREADS" not in os.environ:
+        fix = "'sordino run' sets one; in Python call torch.set_num_threads(1): two that fight are far slower"
+        found.append(Finding("note", f"torch would take {threads} threads", fix))
+    found.append(Finding("ok", "CUDA is there") if torch.cuda.is_available() else Finding("note", "no CUDA: CPU only"))
+    return found
+
+
+def _data() -> list[Finding]:
+    """Where data sets are looked for, and whether the cache can be written."""
+    from sordino.data.downloads import cache_folder
+
+    named, where = os.environ.get("SORDINO_DATA"), cache_folder()
+    found = []
+    if named:
+        there = Path(named).is_dir()
+        fix = "" if there else "correct the variable, or unset it"
+        found.append(Finding("ok" if there else "trouble", f"SORDINO_DATA = {named}", fix))
+    above = next(folder for folder in (where, *where.parents) if folder.exists())
+    writable = os.access(above, os.W_OK)
+    found.append(Finding("ok" if writable else "trouble", f"cache {where}", "" if writable else "set SORDINO_CACHE"))
+    free = shutil.disk_usage(above).free / 2**30
+    return [*found, Finding("ok" if free > 1 else "note", f"{free:.0f} GiB free there")]
+
+
+def _strangers() -> list[Finding]:
+    """Packages that bring parts of their own."""
+    from sordino.codec.plugins import GROUP, load
+    from sordino.errors import ConfigError
+
+    names = sorted({point.dist.name for point in entry_points(group=GROUP) if point.dist is not None})
+    try:
+        load()
+    except ConfigError as error:
+        return [Finding("trouble", str(error))]
+    return [Finding("ok", f"parts of {name}, named on every certificate that uses them") for name in names]

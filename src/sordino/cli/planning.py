@@ -1,0 +1,272 @@
+"""`sordino plan`, `sordino epsilon` and `sordino calibrate`: what a configuration costs, before any data is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sordino import codec
+from sordino.accounting.delta import check_delta
+from sordino.accounting.profiles import in_words
+from sordino.accounting.rounding import upto
+from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, say
+from sordino.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sordino.accounting.bounds import Bound, Spent
+    from sordino.config import Config
+    from sordino.plan import Plan
+
+
+@app.command()
+def plan(
+    file: ConfigFile, values: Changes = None, seed: Seed = None, own: Own = None, as_json: JsonFlag = False
+) -> None:
+    """Parts, bound chain and forecast epsilon per adversary; touches no data."""
+    bring(own)
+    from sordino.config import load_config
+
+    found = forecast(load_config(file, changed(values, seed)))
+    say(as_json, found, forecast_text(found))
+
+
+def forecast(config: Config) -> dict[str, Any]:
+    """What a run of this file would be certified with, and how its messages come to be bounded."""
+    from sordino.certificate.build import certificate
+    from sordino.certificate.facts import Facts
+
+    plan = config.plan
+    notes = (*config.look(), *_of_few(config))
+    config.check_budget()
+    facts = Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts, own_code=config.own_code())
+    promised = certificate(plan, facts)
+    names = [plan.local.kind, *(step.kind for step in plan.encode)]
+    chain = [{"after": name, "bound": _bound(bound)} for name, bound in zip(names, plan.bounds, strict=True)]
+    keys = (
+        "epsilon",
+        "delta",
+        "unit",
+        "relation",
+        "own_code",
+        "adversaries",
+        "sampler",
+        "trust",
+        "silos",
+        "clip",
+        "denominator",
+        "plan_sha256",
+    )
+    return {
+        **{key: promised[key] for key in keys},
+        "rounds": plan.rounds,
+        "bounds": chain,
+        "noise_of_models": _noise(plan),
+        "plan": codec.dump(plan),
+        **({"notes": list(notes)} if notes else {}),
+    }
+
+
+def _of_few(config: Config) -> tuple[str, ...]:
+    """What delta means, where it is large or there are few units: to the smallest silo, if each has its own."""
+    from sordino.accounting.delta import LARGEST_DEFAULT, few, meaning_of_delta
+
+    plan, reads = config.plan, config.plan.local.reads
+    sizes = (plan.units,) if reads is None else reads.sizes
+    deltas = config.deltas or (config.delta,) * len(sizes)
+    delta, size = max(zip(deltas, sizes, strict=False), key=lambda pair: (pair[0], -pair[1]))
+    if plan.release.kind == "no_noise" or (delta <= LARGEST_DEFAULT and not few(size)):
+        return ()
+    return (meaning_of_delta(delta, size, plan.unit),)
+
+
+def _noise(plan: Plan) -> dict[str, float] | None:
+    """Of noise that rounds share: what is left of it in the models, in units of the clip, beside independent noise."""
+    from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
+
+    if not isinstance(plan.release, CorrelatedNoise):
+        return None
+    work, alone = plan.server.workload(plan.rounds), plan.release.independent(plan.clients, plan.patterns)
+    found = (noise_of_models(release, work) or 0.0 for release in (plan.release, alone))
+    return dict(zip(("correlated", "independent"), (each / plan.clients.expected for each in found), strict=True))
+
+
+def _noise_lines(found: dict[str, float] | None) -> list[str]:
+    if found is None:
+        return []
+    line = f"  {found['correlated']:.4g} clips; {found['independent']:.4g} with independent noise at equal privacy"
+    return ["noise of one coordinate of the models, root mean square over rounds", line]
+
+
+def _bound(bound: Bound | Spent) -> str:
+    from sordino.accounting.bounds import Spent
+
+    if isinstance(bound, Spent):
+        return f"private already, per {bound.unit}"
+    return (
+        f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the radius"
+        if bound.finite
+        else "none"
+    )
+
+
+def forecast_text(found: dict[str, Any]) -> str:
+    """The forecast as a page."""
+    plan = found["plan"]
+    parts = [("prepare", part) for part in plan.get("prepare", [])]
+    parts += [("clients", plan["clients"]), ("local", plan["local"])]
+    parts += [("encode", step) for step in plan.get("encode", [])] + [("release", plan["release"])]
+    parts += [("postprocess", step) for step in plan.get("postprocess", [])] + [("server", plan["server"])]
+    lines = [
+        f"{found['rounds']} rounds",
+        *(f"  {name:<12} {_part(part)}" for name, part in parts),
+        "bound of a message",
+    ]
+    lines += [f"  after {entry['after']:<20} {entry['bound']}" for entry in found["bounds"]]
+    lines += _noise_lines(found["noise_of_models"])
+    lines += ["code that runs on private records", f"  {_code(found['own_code'])}"]
+    notes = [f"note: {note}" for note in found.get("notes", [])]
+    return "\n".join([*lines, "forecast", *_adversary_lines(found), *silo_lines(found), *notes])
+
+
+def _code(own: dict[str, str] | None) -> str:
+    if own is None:
+        return "not examined yet: the shape of a record is not known before the data is read"
+    return f"{own['grade']}: {own['why']}"
+
+
+def _part(part: dict[str, Any]) -> str:
+    values = [f"{key}={_part(v) if isinstance(v, dict) else v}" for key, v in part.items() if key != "kind"]
+    return f"{part.get('kind', '')}({', '.join(values)})"  # a mean of iterates has no kind
+
+
+def silo_lines(found: dict[str, Any]) -> list[str]:
+    """Each silo's own guarantee against one who reads its messages, where silos have names."""
+    own = found["adversaries"][-1].get("silos", []) if found["silos"] else []
+    pairs = sorted(((silo, entry) for entry in own for silo in entry["silos"]), key=lambda pair: pair[0])
+    return [f"  {_epsilon(entry)}  of {found['silos'][silo]}" for silo, entry in pairs]
+
+
+def _adversary_lines(found: dict[str, Any]) -> list[str]:
+    return [text for line in found["adversaries"] for text in _adversary_text(line)]
+
+
+def _adversary_text(line: dict[str, Any]) -> list[str]:
+
+    told = line.get("by_participations")
+    first = f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}"
+    return [first, *([f"    {in_words(told)}"] if told else [])]
+
+
+def _epsilon(line: dict[str, Any]) -> str:
+    if line["epsilon"] is None:
+        return f"{'no guarantee':<32}"
+
+    return f"epsilon {upto(line['epsilon'], 4):<9} delta {upto(line['delta']):<8}"
+
+
+@app.command()
+def epsilon(
+    sampler: Annotated[str, typer.Option(help="poisson | fixed | full | roundrobin | shuffle")],
+    population: Annotated[int, typer.Option(help="How many clients there are (shuffle: how many reports).")],
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 1,
+    delta: Annotated[float | None, typer.Option(help="Default: population ** -1.1, at most 1e-3")] = None,
+    cohort: Annotated[float | None, typer.Option(help="Clients per round; for poisson on average.")] = None,
+    multiplier: Annotated[float | None, typer.Option(help="Noise scale / clip radius.")] = None,
+    mechanism: Annotated[str, typer.Option(help="gaussian | laplace")] = "gaussian",
+    epsilon0: Annotated[float | None, typer.Option(help="shuffle: epsilon of one message.")] = None,
+    cap: Annotated[int | None, typer.Option(help="poisson: most clients a round keeps.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The calculator: what a sampler, a noise and a number of rounds cost."""
+    from sordino.cli import calculator
+
+    question = calculator.Question(
+        sampler=sampler,
+        population=population,
+        cohort=cohort,
+        rounds=rounds,
+        multiplier=multiplier,
+        delta=delta,
+        mechanism=mechanism,
+        epsilon0=epsilon0,
+        cap=cap,
+    )
+    found = calculator.answer(question)
+    say(as_json, found, calculator.text(found))
+
+
+FREE = ("multiplier", "rounds", "cohort")
+
+
+@app.command()
+def calibrate(
+    file: ConfigFile,
+    epsilon: Annotated[float, typer.Option(help="The target.")],
+    delta: Annotated[float | None, typer.Option(help="Default: the file's.")] = None,
+    free: Annotated[str, typer.Option(help="multiplier | rounds | cohort")] = "multiplier",
+    out: Annotated[Path | None, typer.Option(help="Write the calibrated file here.")] = None,
+    values: Changes = None,
+    seed: Seed = None,
+    own: Own = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find the multiplier, rounds or cohort that cost a target epsilon."""
+    bring(own)
+    changes = changed(values, seed)
+    found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out, changes=changes)
+    say(as_json, found, calibrated_text(found))
+
+
+def calibrate_config(
+    file: Path, *, epsilon: float, delta: float | None, free: str, out: Path | None, changes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The number found, what it costs, and the file it was written to."""
+    from sordino.accounting.calibration import calibrated
+    from sordino.certificate.build import headline
+    from sordino.config import load_config
+
+    if free not in FREE:
+        raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
+    if out is not None:
+        check_new(out)
+    config = load_config(file, changes)
+    delta = config.delta if delta is None else delta
+    check_delta(delta, config.plan.units, config.privacy.allow_large_delta)
+    plan = calibrated(config.plan, epsilon=epsilon, delta=delta, free=free)
+    changed = replace(config, plan=plan, privacy=replace(config.privacy, delta=delta))
+    if out is not None:
+        out.write_text(codec.to_toml(changed), encoding="utf-8")
+    cost = headline(plan.bill().of("models"), delta)
+    return {"free": free, "value": _value(plan, free), **cost, "out": str(out) if out else None}
+
+
+def check_new(out: Path) -> None:
+    """A file that can be written and is not there yet."""
+    if out.exists():
+        raise ConfigError(f"{out}, which exists", "a new file", "choose another --out")
+    if not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
+        raise ConfigError(f"no folder {out.parent} to write to", "an --out in a folder that exists")
+    with open(out, "xb"):  # what only the system knows, as that /proc takes no file: before the work, not after it
+        out.unlink()
+
+
+def _value(plan: Plan, free: str) -> float:
+    if free == "rounds":
+        return plan.rounds
+    if free == "cohort":
+        return plan.clients.expected
+    release = codec.dump(plan.local if plan.release.kind == "forward" else plan.release)
+    return float(release.get("multiplier") or release["mechanism"]["multiplier"])
+
+
+def calibrated_text(found: dict[str, Any]) -> str:
+    """The answer of a calibration."""
+
+    where = f"; written to {found['out']}" if found["out"] else ""
+    cost = f"epsilon {upto(found['epsilon'], 4)} at delta {upto(found['delta'])}"
+    return f"{found['free']} = {found['value']:.6g}: {cost}{where}"

@@ -1,0 +1,216 @@
+"""Data too large to read: a folder of .npy files, mapped into memory, of which a round touches its cohort's rows only.
+
+x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds the rows
+clients[i] to clients[i + 1]. In memory: 8 bytes a client and a record. test_x.npy, test_y.npy: public test records,
+read whole, and checked; without these two files there is no test.
+
+A user's own data: an .npz of arrays; tables are in `tables.py`.
+
+Every row is private unless the user says otherwise: by a file of its own (`test = "public.csv"`), by arrays that are
+called test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Without any there is no test."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from sordino.data.files import UNREADABLE, arrays_of, regular
+from sordino.data.records import Array, Dataset, Ints, hold_out, untested
+from sordino.errors import ConfigError, DataError
+
+PARTS = ("x", "y", "clients", "test_x", "test_y")
+_TYPES = (np.dtype(np.float32), np.dtype(np.int64))
+
+
+def mapped(*, path: str | Path, classes: int | None = None) -> Dataset:
+    """The folder's arrays, not read yet. `classes` for labels, none for targets.
+
+    What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
+    """
+    folder, tested = _folder(Path(path))
+    arrays = {name: _opened(folder / f"{name}.npy") for name in PARTS[: None if tested else 3]}
+    _check(arrays, classes, folder)
+    test_x, test_y = (np.array(arrays[f"test_{side}"]) if tested else np.array(arrays[side][:0]) for side in "xy")
+    return Dataset(
+        x=arrays["x"],
+        y=arrays["y"],
+        test_x=test_x,
+        test_y=test_y,
+        classes=classes,
+        offsets=np.array(arrays["clients"]),
+    )
+
+
+def write(
+    folder: Path, x: Array, y: Array, sizes: Array, test_x: Array | None = None, test_y: Array | None = None
+) -> None:
+    """Arrays in the order of their clients, as `mapped` reads them; `sizes` are the clients' numbers of records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clients = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    for name, array in zip(PARTS, (x, y, clients, test_x, test_y), strict=True):
+        if array is not None:
+            np.save(folder / f"{name}.npy", array)
+
+
+def _folder(path: Path) -> tuple[Path, bool]:
+    """The folder, and whether it holds test records."""
+    try:
+        there = path.expanduser()
+        return there, any((there / f"test_{side}.npy").exists() for side in "xy")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a folder") from None
+
+
+def _opened(path: Path) -> Array:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a header that an old Python wrote
+            array: Array = np.load(regular(path), mmap_mode="c", allow_pickle=False)  # copy on write: the file stays
+    except UNREADABLE as error:
+        raise DataError(f"{path}, which cannot be read ({error})", "an .npy file", "see sordino.data.arrays") from None
+    return array
+
+
+def _check(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
+    """Shapes and types, which are known without reading."""
+    if arrays["x"].ndim < 2 or arrays["y"].ndim != 1:
+        found = f"x of shape {arrays['x'].shape} and y of shape {arrays['y'].shape} in {folder}"
+        raise DataError(found, "x [n, ...] and y [n]")
+    for name in ("x", "y"):
+        if arrays[name].dtype not in _TYPES:
+            raise DataError(f"{name} of type {arrays[name].dtype} in {folder}", "float32 or int64", "convert it once")
+    if (classes is None) != (arrays["y"].dtype == _TYPES[0]):
+        raise DataError(
+            f"y of type {arrays['y'].dtype} and classes = {classes}", "int64 labels with classes, or float32 without"
+        )
+    offsets, count = arrays["clients"], len(arrays["x"])
+    rising = (
+        offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1 and bool((np.diff(offsets) >= 0).all())
+    )
+    if not rising or offsets[0] != 0 or offsets[-1] != count or len(arrays["y"]) != count:
+        raise DataError(
+            f"clients.npy that does not cut the {count} rows of x and {len(arrays['y'])} of y in {folder}",
+            "int64 row numbers that rise from 0 to the number of rows",
+        )
+
+
+NAMES = ("npz", "csv", "parquet", "mapped")  # sets whose rows are somebody's: nothing of them is public unasked
+MOST_CLASSES = 1_000_000
+
+
+def npz(
+    *,
+    path: str | Path,
+    classes: int | None = None,
+    test: str | Path | None = None,
+    public_test_fraction: float | None = None,
+) -> Dataset:
+    """Arrays x, y and, where present, test_x, test_y, groups, test_groups, classes.
+
+    Integer y are labels and float y are targets. The number of classes should be public: give `classes`, here or in the
+    file; without it, it is the largest label plus one. Test records are declared public: test_x and test_y, the x and y
+    of another file `test`, or a fixed `public_test_fraction` of the records. Without any of them there is no test.
+    """
+    with named(path):
+        arrays = arrays_of(Path(path))
+        data = _from_arrays(arrays, classes)
+        ways = [name for name, given in _ways(test, public_test_fraction, "test_x" in arrays).items() if given]
+    check_one_way(ways)
+    if test is not None:
+        check_another(path, test)
+        with named(test):
+            other = _from_arrays(arrays_of(Path(test)), data.classes)
+        return replace(data, test_x=other.x, test_y=other.y)
+    return held_out(data, path, public_test_fraction)
+
+
+def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
+    x, y = (_needed(arrays, key) for key in ("x", "y"))
+    if ("test_x" in arrays) != ("test_y" in arrays):
+        raise DataError("only one of test_x and test_y", "both or neither")
+    classes = check_classes(classes if classes is not None else _classes(arrays, y))
+    groups = _whole(arrays.get("groups"), "groups")
+    who = () if groups is None else tuple(str(value) for value in np.unique(groups))
+    data = untested(x, y, groups, classes, who)
+    if "test_x" not in arrays:
+        return data
+    test_groups = _whole(arrays.get("test_groups"), "test_groups")
+    return replace(data, test_x=arrays["test_x"], test_y=arrays["test_y"], test_groups=test_groups)
+
+
+def _ways(test: object, fraction: object, inside: bool) -> dict[str, bool]:
+    return {"test": test is not None, "public_test_fraction": fraction is not None, "test_x and test_y": inside}
+
+
+def check_one_way(ways: list[str]) -> None:
+    if len(ways) > 1:
+        raise ConfigError(" and ".join(ways), "one way to say which rows are public", f"drop {ways[0]}")
+
+
+def check_another(path: str | Path, test: str | Path) -> None:
+    if Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
+        found = f"test = {Path(test).name!r}, which is the training file itself"
+        raise ConfigError(found, "a file of rows that may be public", "or drop test: no row is public then")
+
+
+def held_out(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
+    """A part of the rows as public test records, where the user has said so."""
+    if fraction is None:
+        return data
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", "say 0.2")
+    with named(path):
+        held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction)
+        if not len(held.test_y):
+            found = f"{len(data.y)} records, of which {fraction:g} of every group is none"
+            raise DataError(found, "at least one public test record", "raise public_test_fraction, or drop it")
+    return replace(held, names=data.names, target_unit=data.target_unit, waiting=data.waiting)
+
+
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """A mistake in a file is said with the name of the file."""
+    try:
+        yield
+    except DataError as error:
+        if str(path) in error.found:
+            raise
+        raise DataError(f"{error.found} in {path}", error.needed, error.fix) from None
+
+
+def _needed(arrays: dict[str, Array], key: str) -> Array:
+    if key not in arrays or not arrays[key].ndim:
+        raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
+    return arrays[key]
+
+
+def _classes(arrays: dict[str, Array], y: Array) -> int | None:
+    if "classes" in arrays:
+        if arrays["classes"].size != 1 or arrays["classes"].dtype.kind not in "iu":
+            raise DataError(f"classes of shape {arrays['classes'].shape}", "one whole number")
+        return int(arrays["classes"].item())
+    return int(y.max()) + 1 if y.dtype.kind in "iu" and y.size else None
+
+
+def check_classes(classes: int | None) -> int | None:
+    if classes is None:
+        return None
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MOST_CLASSES:
+        needed = f"a whole number from 1 to {MOST_CLASSES}"
+        raise DataError(f"{classes!r} classes", needed, "labels count from 0; numbers to predict are stored as floats")
+    return classes
+
+
+def _whole(groups: Array | None, key: str) -> Ints | None:
+    if groups is None:
+        return None
+    if groups.dtype.kind not in "iu" or groups.ndim != 1:
+        raise DataError(f"{key} of type {groups.dtype} and shape {groups.shape}", "one integer per record")
+    if groups.size and groups.dtype.kind == "u" and int(groups.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"the number {groups.max()} in {key}", "integers of 64 bits with a sign")
+    return groups.astype(np.int64, copy=False)

@@ -1,0 +1,117 @@
+"""Weights that nobody protects, named on the certificate by a hash: those a run begins with, and those it freezes.
+
+    init      a safetensors file of the model's first weights
+    frozen    parameters without requires_grad, as the base under adapters; only the others are sent, noised and stored
+
+What either was trained on, only its owner knows: it is public by the owner's word.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from sordino.certificate.earlier_runs import EarlierRun
+from sordino.certificate.facts import FROZEN, Declared
+from sordino.data.lineage import runs_of_file
+from sordino.errors import DataError
+
+FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
+
+
+@dataclass(frozen=True)
+class Initial:
+    """The file that a model begins with, of so many numbers; what those were trained on, only its owner knows."""
+
+    file: str
+    sha256: str
+    numbers: int
+    earlier: tuple[EarlierRun, ...] = ()  # runs that the file, or its folder, says that it comes from
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Parameters that a run leaves as they are: how many numbers, and the sha256 of their names and content."""
+
+    sha256: str
+    numbers: int
+
+
+def frozen(model: nn.Module) -> Frozen | None:
+    """What of the model is not trained; None where all is."""
+    fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    if not fixed:
+        return None
+    found = hashlib.sha256()
+    for name, tensor in sorted(fixed.items()):
+        found.update(f"{name} {_kind(tensor)} {list(tensor.shape)}\n".encode())
+        found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return Frozen(found.hexdigest(), sum(tensor.numel() for tensor in fixed.values()))
+
+
+def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
+    """What a certificate says of parameters that are not trained: public by the user's word alone."""
+    found = frozen(model)
+    return () if found is None else (Declared(found.numbers, FROZEN, "the user: not trained", found.sha256),)
+
+
+def begun(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial]:
+    """A copy of the model with the weights of a file: every name and shape as the model's, every number finite."""
+    data, name = _bytes(Path(path).expanduser()), Path(path).name
+    found, started = _tensors(data, name), copy.deepcopy(model)
+    own = started.state_dict()
+    _check_names(found, own, name)
+    for key, tensor in found.items():
+        _check_tensor(tensor, own[key], f"{key!r} of {name}")
+    started.load_state_dict({key: tensor.to(own[key].device) for key, tensor in found.items()})
+    numbers = sum(tensor.numel() for tensor in found.values())
+    runs = runs_of_file(Path(path).expanduser(), data)
+    return started, Initial(name, hashlib.sha256(data).hexdigest(), numbers, runs)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"init = {str(path)!r}, which cannot be read ({error.strerror})", "a safetensors file"
+        ) from None
+
+
+def _tensors(data: bytes, name: str) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, json.JSONDecodeError, ValueError, RuntimeError, KeyError) as error:
+        raise DataError(f"{name}, which is no safetensors file ({error})", "the weights of a model", FIX) from None
+
+
+def _check_names(found: Mapping[str, Tensor], own: Mapping[str, Tensor], file: str) -> None:
+    missing = next((key for key in own if key not in found), None)
+    if missing is not None:
+        held = ", ".join(sorted(found)[:4]) or "nothing"
+        raise DataError(f"{file} without {missing!r} (it holds {held})", "a tensor for every one of the model's", FIX)
+    extra = next((key for key in found if key not in own), None)
+    if extra is not None:
+        raise DataError(f"{extra!r} in {file}, which the model has not", "the model's tensors and no other", FIX)
+
+
+def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
+    if tensor.shape != own.shape:
+        raise DataError(f"{where} of shape {list(tensor.shape)}", f"that of the model, {list(own.shape)}")
+    if tensor.dtype != own.dtype:
+        raise DataError(f"{where} in {_kind(tensor)}", f"{_kind(own)}, as the model has it", "convert it before saving")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise DataError(f"NaN or infinity in {where}", "finite weights")
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

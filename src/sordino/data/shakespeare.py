@@ -1,0 +1,154 @@
+"""Shakespeare's plays as roles: who says what, by LEAF's rule, from Project Gutenberg's text of 1994.
+
+A play begins at a line "by William Shakespeare", its title stands two to seven lines above. Two blanks, a name and a
+full stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if
+it has three lines or more and more than 80 characters. Sonnets, contents and what comes after the plays are left out.
+
+Text: the roles of Shakespeare's plays, next-character prediction (LEAF)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from sordino.data.downloads import Source, find, read
+from sordino.data.records import Array, Dataset, Ints, fixed_order
+from sordino.errors import DataError
+
+AUTHOR, LAST, FEWEST = "by William Shakespeare", 124_195, 3  # LAST: the line on which the plays end
+TEXT_SUM = "c5601d266987ac885ca96522b1b4e439feb7eca39f0fe1111f7342b63b6468f3"  # sha256, lines ended by "\n"
+FIX = "delete shakespeare/1994-01-100.zip in the cache and load again"
+MOST = 1 << 26  # bytes of the text inside the archive
+_ERRORS = "THE COMEDY OF ERRORS"
+_SPEECH, _MORE = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"    (.*)")
+_BARE_SPEECH, _BARE_MORE = re.compile(r"([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"(.*)")
+Play = dict[str, list[str]]  # what each role says, line by line
+
+
+def text_of(archive: bytes) -> str:
+    """The text in Gutenberg's archive: read in memory, nothing is unpacked to a path of the archive's choice."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as held:
+            info = next(one for one in held.infolist() if one.filename.rpartition("/")[2].lower() == "100.txt")
+            if info.file_size > MOST:
+                raise DataError(f"{info.file_size:,} bytes of 100.txt", f"at most {MOST:,}")
+            return checked(held.read(info))
+    except (zipfile.BadZipFile, StopIteration, NotImplementedError, RuntimeError, EOFError) as error:
+        raise DataError(f"an archive without 100.txt ({error})", "Gutenberg's 1994-01-100.zip", FIX) from None
+
+
+def checked(content: bytes) -> str:
+    """The text, if it is the one that LEAF reads; how its lines end does not matter."""
+    plain = content.replace(b"\r\n", b"\n")
+    found = hashlib.sha256(plain).hexdigest()
+    if found != TEXT_SUM:
+        raise DataError(f"a text of Shakespeare with sha256 {found}", f"that of 1994, sha256 {TEXT_SUM}", FIX)
+    return plain.decode("latin-1")
+
+
+def roles_of(text: str) -> dict[str, str]:
+    """What every role says, as one line of text, by the role's name in LEAF's spelling, in order."""
+    found = {}
+    for title, play in _plays(text.splitlines()[1:]):
+        for role, said in play.items() if len(play) > 1 else ():
+            whole = re.sub(r"  +", " ", " ".join(said) + " ")
+            if len(said) >= FEWEST and len(whole) > 80:
+                found[re.sub(r"\W", "_", f"{title}_{role}")] = whole
+    return dict(sorted(found.items()))
+
+
+def _plays(lines: list[str]) -> Iterator[tuple[str, Play]]:
+    """Title and roles, play by play; the first author's line is that of the sonnets."""
+    begins = [i for i, line in enumerate(lines) if AUTHOR in line and i <= LAST][1:]
+    for begin, end in zip(begins, [*begins[1:], LAST + 1], strict=True):
+        title = next((above.strip() for above in reversed(lines[begin - 7 : begin - 1]) if above.strip()), "")
+        yield title, _speeches(lines[begin + 1 : end], bare=title == _ERRORS)
+
+
+def _speeches(lines: list[str], bare: bool) -> Play:
+    play: Play = {}
+    speech, more = (_BARE_SPEECH, _BARE_MORE) if bare else (_SPEECH, _MORE)
+    who: str | None = None
+    for line in lines:
+        begun = speech.match(line)
+        if begun:
+            who = None if bare and begun[1].upper().startswith("ACT ") else begun[1].upper()
+        goes_on = begun or more.match(line)
+        if bare and not begun and goes_on and goes_on[1].startswith("<"):
+            who = None
+        if who and goes_on:
+            play.setdefault(who, []).append(begun[2] if begun else goes_on[1])
+    return play
+
+
+WINDOW = 80
+# LEAF's alphabet, fixed and public: a character's label is its place here.
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+
+ROLES = Source("shakespeare/roles.jsonl", "sha256:8780a0e6c6009d1753aa2b3f102a59309977e3565756213af5bbbd61b38e8020")
+PLAYS = Source(  # no sum of the archive is published; that of the text in it is checked (plays.TEXT_SUM)
+    "shakespeare/1994-01-100.zip", "", "https://www.gutenberg.org/files/100/old/old/1994-01-100.zip"
+)
+
+
+def shakespeare(*, roles: int = 100, per_role: int = 500, least: int = 100) -> Dataset:
+    """80 characters predict the next; the groups are the roles with at least `least` samples.
+
+    `roles` of them in a fixed public order, each with at most `per_role` training windows, evenly spread over the first
+    80% of its text, and a quarter as many test windows from the rest: no character is in both. 640 bytes per window.
+    """
+    if min(roles, per_role, least) < 1:
+        raise DataError(f"roles = {roles}, per_role = {per_role}, least = {least}", "each at least 1")
+    texts = [np.asarray(encode(said), dtype=np.int64) for said in spoken(roles, least)]
+    cuts = [len(text) * 4 // 5 for text in texts]
+    train = [windows(text[:cut], per_role) for text, cut in zip(texts, cuts, strict=True)]
+    test = [windows(text[cut:], max(per_role // 4, 1)) for text, cut in zip(texts, cuts, strict=True)]
+    (x, y, groups), (test_x, test_y, test_groups) = _stack(train), _stack(test)
+    return Dataset(
+        x=x, y=y, test_x=test_x, test_y=test_y, groups=groups, test_groups=test_groups, classes=len(ALPHABET)
+    )
+
+
+def encode(text: str) -> Ints:
+    """The labels of the characters of a text."""
+    table = np.full(129, -1, dtype=np.int64)  # the last place is for every character beyond ASCII
+    table[np.frombuffer(ALPHABET.encode("ascii"), np.uint8)] = np.arange(len(ALPHABET))
+    labels = table[np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), 128)]
+    if (labels < 0).any():
+        raise DataError(f"the character {text[int(np.argmin(labels))]!r}", "characters of the public alphabet")
+    return labels
+
+
+def windows(text: Ints, most: int) -> tuple[Ints, Ints]:
+    """At most `most` windows evenly spread over a text, [m, WINDOW], and the character after each, [m]."""
+    places = max(len(text) - WINDOW, 0)
+    count = min(most, places)
+    starts = np.arange(count) * places // max(count, 1)
+    return text[starts[:, None] + np.arange(WINDOW)], text[starts + WINDOW]
+
+
+def spoken(asked: int, least: int) -> list[str]:
+    """The first `asked` roles, in the fixed order, among those with enough samples."""
+    able = [text for text in _texts() if len(text) - WINDOW >= least]
+    if asked > len(able):
+        raise DataError(f"{len(able)} roles with {least} samples or more", f"{asked}", "ask for fewer roles")
+    return [able[i] for i in fixed_order(len(able))[:asked]]
+
+
+def _texts() -> list[str]:
+    """What every role says, in the order of their names: the packed file if there is one, else Gutenberg's archive."""
+    if find(ROLES) is None:
+        return list(roles_of(text_of(read(PLAYS))).values())
+    return [json.loads(line)["text"] for line in read(ROLES).decode("utf-8").splitlines()]
+
+
+def _stack(parts: list[tuple[Ints, Ints]]) -> tuple[Array, Array, Ints]:
+    """All windows, all next characters, and the role of each."""
+    groups = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), groups

@@ -1,0 +1,309 @@
+"""The bill of a loop: steps are counted before their noise is drawn, and the count only grows.
+
+A loop that pays from a ledger: admitted before its first step, and every block of steps charged before its noise.
+
+    admission   all planned steps at once, before the first noise is drawn, as a run of `sordino run` is admitted
+    a block     about `BLOCKS` of them in a run, cut where an epoch ends: charged before its first step; planned ones
+                were paid for at admission, any other (beyond the plan, or a block again) is paid for by itself
+
+The ledger knows which blocks were begun. A checkpoint that is older than that (copied, rolled back, saved before a
+kill) goes on from the ledger's count: what may have been released is billed, and the steps that are taken anew pay."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import uuid
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sordino import codec
+from sordino.accounting.composition import Participation
+from sordino.accounting.events import Event
+from sordino.accounting.rounding import upto
+from sordino.certificate.earlier_runs import EarlierRun, cost_of
+from sordino.certificate.facts import Facts, Loop, billed
+from sordino.data.lineage import IN_PROCESS, Runs, remember_loop
+from sordino.dpsgd.loop_state import LoopRecord, read_record, written_record
+from sordino.dpsgd.settings import Settings
+from sordino.errors import BudgetError, ConfigError, shown
+from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.totals import Item, Standing
+from sordino.version import versions
+
+ELSEWHERE = "0" * 32  # the name of steps that the ledger knows and no checkpoint does
+
+
+class Account:
+    """Steps charged so far, by the process that charged them.
+
+    Loading a checkpoint takes the larger count for every process, so neither going back to an older checkpoint nor
+    joining two that grew apart makes a release disappear. A copy of an account (deepcopy, pickle, fork) counts what
+    it charges under a name of its own: two copies that are joined are billed for the steps of both. Whatever this
+    process has charged for a run is counted in every account of that run, whatever a checkpoint says.
+    """
+
+    def __init__(self, settings: Settings, ledger: LedgerAccount | None = None, earlier: Runs = ()) -> None:
+        self.settings, self.run, self.ledger = settings, uuid.uuid4().hex, ledger
+        self.earlier = earlier  # runs that the first weights come from
+        self.taken: dict[str, int] = {}
+        self._rename()
+
+    def _rename(self) -> None:
+        """From here on charge under a new name, in this process."""
+        self.own, self.process = uuid.uuid4().hex, os.getpid()
+        self.taken[self.own] = 0
+        if self.ledger is not None:
+            self.ledger.renew()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, taken=dict(state["taken"]))
+        self._rename()
+
+    @property
+    def steps(self) -> int:
+        """How many noised steps were charged."""
+        return sum(self.taken.values())
+
+    @cached_property
+    def most(self) -> float:
+        """The most steps that the target allows; asked only once the planned ones are gone."""
+        return self.settings.most()
+
+    def charge(self) -> int:
+        """Count one step, before its noise exists; its number."""
+        number = self.steps
+        if number >= self.settings.steps and number >= self.most:
+            raise BudgetError(f"step {number + 1} {self._limit()}; the step was not taken")
+        if self.process != os.getpid():
+            self._rename()
+        if self.ledger is not None:
+            self.ledger.pay(self.run, number)
+        self.taken[self.own] += 1
+        _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken[self.own]
+        return number
+
+    def _limit(self) -> str:
+        if self.settings.plan.release.joint:
+            return f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
+        target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
+        return f"would overspend {target}, worth {self.most} steps"
+
+    def state(self, **others: Any) -> dict[str, Any]:
+        """What a checkpoint needs to continue the bill; `others` are bound by the same checksum."""
+        payer = {} if self.ledger is None else {"dataset": self.ledger.dataset}
+        before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
+        return written_record(self.settings, self.run, self.taken, **payer, **before, **others)
+
+    def joined(self, record: LoopRecord) -> dict[str, int]:
+        """The counts of this account, of a checkpoint, and of this process: the larger of each name's.
+
+        Steps that the ledger has seen begun, and that none of them has, stand under a name of their own.
+        """
+        check_payer(self.ledger, record)
+        found = dict(self.taken)
+        for counts in (record.taken, _CHARGED_HERE.get(record.run, {})):
+            for name, count in counts.items():
+                found[name] = max(found.get(name, 0), count)
+        if self.ledger is not None:
+            known = self.ledger.known_steps(*{record.run, *([self.run] if self.steps else [])})
+            found[ELSEWHERE] = found.get(ELSEWHERE, 0) + max(0, known - sum(found.values()))
+        return found
+
+    def load(self, state: Any) -> None:
+        """Continue the bill of a checkpoint."""
+        self.accept(read_record(state, self.settings))
+
+    def accept(self, record: LoopRecord) -> None:
+        """Continue the bill of a checkpoint, under its id if nothing was charged here."""
+        taken = self.joined(record)
+        self.run = self.run if self.steps else record.run
+        self.taken = taken
+        every = {one.run: one for one in (*record.earlier, *self.earlier) if one.run != self.run}
+        self.earlier = tuple(every.values())
+        remember_loop(self.run, self.cost)
+
+    def cost(self) -> EarlierRun | None:
+        """What this loop has cost, to a run that begins with its weights; None before its first step."""
+        if not self.steps:
+            return None
+        plan, delta = self.settings.plan, self.settings.delta
+        return cost_of(billed(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS)
+
+    def facts(self, loop: Loop) -> Facts:
+        """What a certificate needs beside the plan."""
+        paid = None if self.ledger is None else self.ledger.standing(self.run)
+        known = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
+        return replace(known, ledger=paid, earlier=self.earlier)
+
+
+_CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account
+
+
+BLOCKS = 200  # charges of a loop to its ledger, about: each is a line that all later runs read
+
+
+@dataclass
+class LedgerAccount:
+    """One loop's account in a ledger: `dataset` is the name that its operator gave the data."""
+
+    path: Path
+    dataset: str
+    settings: Settings
+    unused: range = field(default=range(0))  # steps of the block that this process has charged and not yet taken
+
+    @classmethod
+    def of(cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings) -> LedgerAccount | None:
+        """None where no ledger is named. Refuses a loop that its data set cannot pay for; nothing is charged yet."""
+        named = ledger_path(ledger, dataset)
+        if named is None:
+            return None
+        found = cls(*named, settings)
+        with Ledger.open(found.path) as opened:
+            opened.consider(found.dataset, found.planned())
+        return found
+
+    def planned(self) -> Asked:
+        """All planned steps, in the ledger's terms."""
+        plan = self.settings.plan
+        line = plan.forecast.line("models")
+        return Asked(plan.unit, line.relation, _items(line.entries), plan.hash)
+
+    def pay(self, run: str, step: int) -> None:
+        """Charge the block that a step is in, unless this process has; the ledger may refuse it (`BudgetError`)."""
+        if step not in self.unused:
+            block = self._block(step)
+            with Ledger.open(self.path) as ledger:
+                ledger.admit(run, self.dataset, self.planned(), whole=True, jobs=self._planned_blocks)
+                self._refuse_again(ledger, run, block)
+                for one in (*self._not_charged(ledger, run, block.start), block):
+                    ledger.charge(run, _job(run, one), self._cost(len(one)))
+            self.unused = range(step, block.stop)
+        self.unused = range(step + 1, self.unused.stop)
+
+    def known_steps(self, *runs: str) -> int:
+        """Steps of these runs that the ledger has seen begun, but for those that this process may still take."""
+        with Ledger.open(self.path) as ledger:
+            charged = [entry for run in runs for entry in _charges(ledger, run).items()]
+        return sum(_length(job) * times for job, times in charged) - len(self.unused)
+
+    def standing(self, run: str) -> Standing | None:
+        """What the data set has spent in all; None before this loop was charged."""
+        with Ledger.open(self.path) as ledger:
+            return ledger.standing(run) if _charges(ledger, run) else None
+
+    def check(self, record: LoopRecord) -> None:
+        """Refuse a checkpoint that another data set pays for, or that this ledger knows less of than it says."""
+        if record.dataset and record.dataset != self.dataset:
+            raise _other_payer(record.dataset, f"dataset={self.dataset!r}")
+        steps = sum(record.taken.values())
+        known = self.known_steps(record.run) + len(self.unused) if record.dataset else steps
+        if known < steps:
+            found = f"the ledger {self.path}, which knows {known} steps of a run whose checkpoint has {steps}"
+            raise ConfigError(found, "the ledger that they were charged to", "an older copy forgets what was spent")
+
+    def renew(self) -> None:
+        """A copy, or a forked process, pays for its own blocks."""
+        self.unused = range(0)
+
+    @property
+    def _span(self) -> int:
+        """Steps of whole epochs, one or, where there are very many, several: blocks are cut where a span ends."""
+        epochs = self.settings.steps // self.settings.per_epoch
+        return self.settings.per_epoch * -(-epochs // BLOCKS)
+
+    @property
+    def _width(self) -> int:
+        """Steps of a block: a span, or an equal part of one."""
+        return -(-self._span // max(1, BLOCKS * self._span // self.settings.steps))
+
+    @property
+    def _planned_blocks(self) -> int:
+        spans, rest = divmod(self.settings.steps, self._span)
+        return spans * -(-self._span // self._width) + -(-rest // self._width)
+
+    def _block(self, step: int) -> range:
+        """The block that a step is in; one of planned steps alone, or of none."""
+        planned = self.settings.steps
+        origin, end = (0, planned) if step < planned else (planned, sys.maxsize)
+        first = step - (step - origin) % self._span
+        start = first + (step - first) // self._width * self._width
+        return range(start, min(start + self._width, first + self._span, end))
+
+    def _not_charged(self, ledger: Ledger, run: str, steps: int) -> list[range]:
+        """Blocks of the steps so far that the ledger knows nothing of: the loop began without it."""
+        charged, found, start = _charges(ledger, run), list[range](), 0
+        known = sum(_length(job) * times for job, times in charged.items())
+        while known < steps and start < steps:
+            block = self._block(start)
+            if _job(run, block) not in charged:
+                found.append(block)
+                known += len(block)
+            start = block.stop
+        return found
+
+    def _cost(self, steps: int) -> tuple[Item, ...]:
+        """Of steps that admission has not paid for; under shared noise there are none (`_refuse_again`)."""
+        if self.settings.plan.release.joint:
+            return ()
+        return _items(self.settings.plan.bill(Participation(steps, steps)).line("models").entries)
+
+    def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
+        """Noise that steps share is drawn once: a block that was begun cannot be begun again."""
+        if self.settings.plan.release.joint and _job(run, block) in _charges(ledger, run):
+            raise BudgetError(
+                f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "
+                "to draw their noise again is in no bill; start a new run"
+            )
+
+
+def check_payer(ledger: LedgerAccount | None, record: LoopRecord) -> None:
+    """A loop that pays from a ledger goes on paying from it."""
+    if ledger is not None:
+        ledger.check(record)
+    elif record.dataset:
+        raise _other_payer(record.dataset, "no ledger")
+
+
+def _other_payer(dataset: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"a checkpoint of a loop that is charged to the data set {shown(dataset)} of a ledger, and {found}",
+        "make_private with the ledger and the dataset that it began with",
+    )
+
+
+def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tuple[Path, str] | None:
+    """Both arguments or neither: the file, and the name of the data in it."""
+    if ledger is None and dataset is None:
+        return None
+    if ledger is None or dataset is None:
+        found, lacks = ("ledger", "dataset") if dataset is None else ("dataset", "ledger")
+        raise ConfigError(f"{found}= without {lacks}=", "both or neither", f"add {lacks}=...")
+    if not isinstance(dataset, str) or not isinstance(ledger, str | Path | Ledger):
+        raise ConfigError(f"ledger={shown(ledger)}, dataset={shown(dataset)}", "a file, and the data set's name in it")
+    return ledger.path if isinstance(ledger, Ledger) else Path(ledger).expanduser(), dataset
+
+
+def _items(entries: tuple[tuple[Event, int], ...]) -> tuple[Item, ...]:
+    return tuple(Item(event, count) for event, count in entries if count)
+
+
+def _job(run: str, block: range) -> str:
+    return f"{run} steps {block.start + 1}-{block.stop}"
+
+
+def _length(job: str) -> int:
+    """How many steps a charged block has, by the name of the job."""
+    found = re.fullmatch(r"\w+ steps (\d+)-(\d+)", job)
+    return 0 if found is None else int(found[2]) - int(found[1]) + 1
+
+
+def _charges(ledger: Ledger, run: str) -> dict[str, int]:
+    """How often each block of a run was charged; nothing of a run that was not admitted."""
+    try:
+        return ledger.charges(run)
+    except ConfigError:
+        return {}

@@ -1,0 +1,275 @@
+"""How a layer runs while it is recorded, and what its output's gradient says about its parameters, per record.
+
+A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; `axis` is where the records lie.
+
+Layers of other libraries, known by their name and by what they compute: a rule is taken only if a trial agrees.
+
+    Conv1D (transformers)      x W + c, a Linear whose weight lies the other way round
+    ...RMSNorm                 w * x / sqrt(mean x^2 + eps)
+
+Nothing is imported from there; a layer that computes anything else is run by `Anything`, as are all that have no rule.
+
+Which rule runs each part of a model: chosen from the model alone.
+
+A layer with a rule of its own is one site. Any other module that owns parameters is one site together with all that
+is inside it, through `Anything`. A max pool has no parameters: it is a site only where a faster one is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from sordino.dpsgd.attention import attention
+from sordino.dpsgd.convolution import convolution
+from sordino.dpsgd.pieces import Lookup, Outer, Rows, Slopes, transposed
+from sordino.dpsgd.recurrent import recurrence
+from sordino.dpsgd.small_convolutions import max_pool, pools
+from sordino.dpsgd.tape import Pieces, Tape
+from sordino.dpsgd.vmap_fallback import Anything
+
+
+def linear(tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, axis: int = 0) -> Tensor:
+    """x W^T + c:  dW_j = sum_t g_jt (x) x_jt,  dc_j = sum_t g_jt."""
+    inputs = tape.records(x, axis, 2)
+
+    def use(slope: Tensor) -> Pieces:
+        outputs = tape.records(slope, axis, 2)
+        yield weight, Outer(inputs, Slopes(outputs))
+        if bias is not None:
+            yield bias, Rows(outputs.sum(1) if outputs.shape[1] > 1 else outputs[:, 0])
+
+    output = F.linear(x.reshape(-1, x.shape[-1]), weight.detach(), fixed(bias))
+    return tape.watch(output, use, inputs, axis, (*x.shape[:-1], len(weight)))
+
+
+def fixed(parameter: Tensor | None) -> Tensor | None:
+    """The parameter as a constant."""
+    return None if parameter is None else parameter.detach()
+
+
+def linear_layer(tape: Tape, module: nn.Linear, axis: int, input: Tensor) -> Tensor:
+    return linear(tape, input, module.weight, module.bias, axis)  # type: ignore[arg-type]
+
+
+def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Tensor:
+    """W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
+
+    Indices [1, ...] that all records share (positions) become every record's own, so that their gradients stay apart.
+    """
+    if axis == 0 and input.dim() > 1 and len(input) == 1 and tape.batch > 1:
+        input = input.expand(tape.batch, *input.shape[1:])
+    index = tape.records(input, axis, 1)
+
+    def use(slope: Tensor) -> Pieces:
+        outputs = tape.records(slope, axis, 2)
+        if module.padding_idx is not None:
+            outputs = outputs.masked_fill((index == module.padding_idx)[..., None], 0.0)
+        yield module.weight, Lookup(index, outputs, module.num_embeddings)  # type: ignore[misc]
+
+    return tape.watch(F.embedding(input, module.weight.detach(), module.padding_idx), use, index, axis)
+
+
+def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: Tensor) -> Tensor:
+    """w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
+    shape = list(module.normalized_shape)
+    if isinstance(module, nn.RMSNorm):
+        normal = F.rms_norm(input, shape, None, module.eps)
+    else:
+        normal = F.layer_norm(input, shape, None, None, module.eps)
+    kept, bias, tail = normal.detach(), getattr(module, "bias", None), len(shape) + 1
+
+    def use(slope: Tensor) -> Pieces:
+        yield module.weight, Rows(tape.records(slope * kept, axis, tail).sum(1))
+        if bias is not None:
+            yield bias, Rows(tape.records(slope, axis, tail).sum(1))
+
+    return tape.watch(_affine(normal, module.weight, bias), use, axis=axis)
+
+
+def group_norm(tape: Tape, module: Any, axis: int, input: Tensor) -> Tensor:
+    """w_c n(x) + c_c per channel, for GroupNorm, and InstanceNorm without running statistics."""
+    groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
+    tape.check(input, axis, 2)
+    normal = F.group_norm(input, groups, None, None, module.eps)
+    kept, column = normal.detach(), (-1, *[1] * (input.dim() - 2))
+
+    def use(slope: Tensor) -> Pieces:
+        yield module.weight, Rows((slope * kept).flatten(2).sum(2) if input.dim() > 2 else slope * kept)
+        yield module.bias, Rows(slope.flatten(2).sum(2) if input.dim() > 2 else slope)
+
+    return tape.watch(_affine(normal, module.weight.view(column), module.bias.view(column)), use)
+
+
+def _affine(normal: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return normal * weight.detach()
+    return torch.addcmul(bias.detach(), normal, weight.detach())
+
+
+ForeignRule = Callable[..., Any]
+
+
+def foreign_rule(module: nn.Module) -> ForeignRule | None:
+    """The rule of a layer of another library."""
+    kind, names = type(module).__name__, module._parameters.keys()
+    if kind == "Conv1D" and names == {"weight", "bias"} and _agrees(module, _product):
+        return turned_linear
+    if kind.endswith("RMSNorm") and names == {"weight"} and _eps(module) and _agrees(module, _normal):
+        return rms_norm
+    return None
+
+
+def turned_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
+    """x W + c:  dW_j = sum_t x_jt (x) g_jt,  dc_j = sum_t g_jt."""
+    x = _only(args, kwargs)
+    inputs = tape.records(x, axis, 2)
+
+    def use(slope: Tensor) -> Pieces:
+        outputs = tape.records(slope, axis, 2)
+        yield module.weight, Outer(inputs, Slopes(outputs), transposed)
+        yield module.bias, Rows(outputs.sum(1))
+
+    output = torch.addmm(fixed(module.bias), x.reshape(-1, x.shape[-1]), fixed(module.weight))  # type: ignore[arg-type]
+    return tape.watch(output, use, inputs, axis, (*x.shape[:-1], module.weight.shape[1]))
+
+
+def rms_norm(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
+    """w * n(x):  dw_j = sum_t g_jt n_jt."""
+    x = _only(args, kwargs)
+    normal = F.rms_norm(x.float() if x.dtype.itemsize < 4 else x, x.shape[-1:], None, _eps(module)).to(x.dtype)
+    kept = normal.detach()
+
+    def use(slope: Tensor) -> Pieces:
+        yield module.weight, Rows(tape.records(slope * kept, axis, 2).sum(1))
+
+    return tape.watch(normal * module.weight.detach(), use, axis=axis)
+
+
+def _only(args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
+    (x,) = (*args, *kwargs.values())
+    return x
+
+
+def _eps(module: Any) -> float:
+    found = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
+    return found if isinstance(found, float) else 0.0
+
+
+def _product(module: Any, x: Tensor) -> Tensor:
+    return torch.addmm(module.bias, x, module.weight)
+
+
+def _normal(module: Any, x: Tensor) -> Tensor:
+    weight: Tensor = module.weight
+    return F.rms_norm(x, x.shape[-1:], None, _eps(module)) * weight
+
+
+def _agrees(module: nn.Module, formula: Callable[[Any, Tensor], Tensor]) -> bool:
+    """Whether the layer's own forward gives what the formula does, on made-up inputs and whatever weights it has."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    x = torch.linspace(-1.0, 2.0, 3 * len(weight)).view(3, -1).to(weight.device, weight.dtype)
+    try:
+        with torch.no_grad():
+            return torch.allclose(type(module).forward(module, x), formula(module, x), rtol=1e-3, atol=1e-5)
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return False
+
+
+Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear_layer,
+    nn.Conv1d: convolution,
+    nn.Conv2d: convolution,
+    nn.Conv3d: convolution,
+    nn.Embedding: embedding,
+    nn.LayerNorm: layer_norm,
+    nn.RMSNorm: layer_norm,
+    nn.GroupNorm: group_norm,
+    nn.InstanceNorm1d: group_norm,
+    nn.InstanceNorm2d: group_norm,
+    nn.InstanceNorm3d: group_norm,
+    nn.LSTM: recurrence,
+    nn.GRU: recurrence,
+    nn.RNN: recurrence,
+    nn.MultiheadAttention: attention,
+}
+_SEQUENCES = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
+_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module, its rule, and where the records lie in its input."""
+
+    module: nn.Module
+    rule: Rule
+    axis: int
+
+
+def sites(model: nn.Module, whole: bool = False) -> list[Site]:
+    """The sites of a model; with `whole`, the model itself is the only one."""
+    if whole:
+        return [Site(model, Anything(model).rule, 0)]
+    axes = _axes(model)
+    return [Site(module, rule, axes.get(module, 0)) for module, rule in dict(_visit(model)).items()]
+
+
+def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        yield from ((pool, max_pool) for pool in pools(module))
+        return
+    rule = rule_of(module)
+    if rule is not None:
+        yield module, rule
+    elif _owns(module):
+        yield module, Anything(module).rule
+    else:
+        for child in module.children():
+            yield from _visit(child)
+
+
+def _owns(module: nn.Module) -> bool:
+    """Whether the module uses parameters itself; a parametrized layer (weight norm and the like) does.
+
+    One that a layer inside holds too (a bias under two names) is that layer's: any other use of it is found.
+    """
+    mine = [p for p in module._parameters.values() if p is not None and p.requires_grad]
+    inside = {id(p) for child in module.children() for p in child.parameters()} if mine else set()
+    return any(id(p) not in inside for p in mine) or hasattr(module, "parametrizations")
+
+
+def rule_of(module: nn.Module) -> Rule | None:
+    """The rule of a layer that runs exactly as torch wrote it, with all its parameters in their usual place."""
+    for kind, rule in RULES.items():
+        if isinstance(module, kind) and type(module).forward is kind.forward:
+            return rule if _usual(module) else None
+    return foreign_rule(module) if _usual(module) else None
+
+
+def _usual(module: nn.Module) -> bool:
+    """No parametrization, no old-style weight norm, no projection, no renormalised embedding."""
+    if hasattr(module, "parametrizations") or module._forward_pre_hooks:
+        return False
+    if isinstance(module, nn.Embedding):
+        return module.max_norm is None
+    if isinstance(module, nn.LSTM):
+        return not module.proj_size
+    weight = getattr(module, "weight", None)
+    return weight is None or isinstance(weight, nn.Parameter)
+
+
+def _axes(model: nn.Module) -> dict[nn.Module, int]:
+    """Inside torch's transformers the records lie along axis 1, unless batch_first."""
+    axes: dict[nn.Module, int] = {}
+    for part in model.modules():
+        if isinstance(part, _SEQUENCES + _BLOCKS):
+            attend = next((m for m in part.modules() if isinstance(m, nn.MultiheadAttention)), None)
+            if attend is not None and not attend.batch_first:
+                axes.update(dict.fromkeys(part.modules(), 1))
+    return axes

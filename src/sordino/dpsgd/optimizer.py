@@ -1,0 +1,353 @@
+"""Any torch optimizer, fed with nothing but noised gradients."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
+
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts, Loop, OwnCode
+from sordino.data import lineage
+from sordino.data.initial_weights import declared_frozen
+from sordino.dpsgd import loop_certificate
+from sordino.dpsgd.account import Account
+from sordino.dpsgd.batch_checks import Inputs
+from sordino.dpsgd.loader import Turn
+from sordino.dpsgd.loop_state import ALL, Memory, read_record
+from sordino.dpsgd.record_loss import RecordLoss
+from sordino.dpsgd.recording import Recording, stale
+from sordino.dpsgd.reduction import Check, clip_margin
+from sordino.errors import ConfigError, PlanError
+from sordino.graph import TRUSTED, Grade, weakest
+from sordino.layout import Layout, Slot
+from sordino.parts.postprocess import Noised
+from sordino.parts.release_base import on_grid
+from sordino.rng import Streams
+
+_LOG = logging.getLogger("sordino")
+
+
+_KNOWN = "{found}; in every step the gradient at the model's output is that of this loss; any other stops the run"
+_EACH = "optimizer.loss: one value per record, computed from that record's output alone"
+
+
+_PROVED = "every operation of the graph of the model, and of the loss, leaves the records of a batch apart"
+
+
+class PrivateOptimizer(Optimizer):
+    """step():  p.grad = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  then the inner step.
+
+    The sum is over the batch that the private loader handed out, g_j one record's gradient over all trained
+    parameters. A step that was not handed a batch, or that cannot be clipped record by record, raises and moves
+    nothing. Guarantee: each step is one release of PoissonSampled(rate, Gaussian(z)), add or remove one record,
+    counted before its noise is drawn; what the inner optimizer does with it is post-processing. Under correlated noise
+    all steps together are one Gaussian release, replace one record.
+    """
+
+    inner: Optimizer
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        recording: Recording,
+        account: Account,
+        turn: Turn,
+        streams: Streams,
+        own: RecordLoss | None = None,
+    ) -> None:
+        self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
+        self.recording, self.account, self.turn, self.streams = recording, account, turn, streams
+        self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
+        self.memory = Memory(account.settings.plan.release, self.layout.size)
+        self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
+        self.check = Check(account.settings.reduction, account.settings.records.count, recording.own_code)
+        kinds = {p.dtype for p in recording.named.values()}
+        self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
+        self.own, recording.check = own, self.check if own is None else None
+        self.targets = Inputs(recording.own_code)
+        self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
+        self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
+        self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
+        self.idle = 0  # parameters that the loss did not depend on, once that was said
+        self.released = False  # True while the inner optimizer may step
+        self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
+        self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
+        self.first, recording.guard.leaving = lineage.tensor_hashes(recording.model), self._remember
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler asks before a step: it would skip the step where a gradient is not finite."""
+        fix = "call loss.backward() and optimizer.step(); gradients are clipped in float32, so nothing underflows"
+        raise _loop("a GradScaler, which leaves steps out by what it finds in the gradients", "no scaler", fix)
+
+    @property
+    def steps(self) -> int:
+        """Noised steps taken so far."""
+        return self.account.steps
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Sum the clipped gradients; after the last piece of a batch, noise, smooth, and step."""
+        if closure is not None:
+            raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
+        self.recording.gradients.end()
+        self._check_loop()
+        self.recording.guard.look(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, nobody knows which
+        settings = self.account.settings
+        self._check_loss()
+        mean = settings.reduction == "mean" and not self.recording.undone
+        scale = float(self.turn.handed.size) if self.turn.handed and mean else 1.0
+        clipped = self.recording.clipped_sum(settings.clip * (1.0 - self.margin), scale=scale or 1.0)
+        self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
+        self._report_idle()
+        self._add(clipped.total)
+
+    def loss(self, output: Any, *targets: Any) -> Tensor:
+        """The mean of the loss that make_private was given, each record by itself: call backward() on it."""
+        handed = self.turn.handed
+        if self.own is None or handed is None:
+            found = "optimizer.loss without a loss or without a batch"
+            raise _loop(found, "make_private(..., loss=...), and a batch of its loader")
+        self._refuse_stale_loss()
+        records = self.targets.records(tree_flatten(targets)[0], handed.given, handed.size)
+        return self.own(output, targets, self.recording.given, handed.size, records)
+
+    def _refuse_stale_loss(self, always: bool = False) -> None:
+        """Once in each loop over the loader: has its owner changed the loss since its graph was captured?"""
+        if self.own is None or (self.compared == self.turn.loops and not always):
+            return
+        self.compared = self.turn.loops
+        if self.own.is_stale():
+            if not self.recording.own_code:
+                raise stale("loss")
+            self.own.capture_again()
+
+    def _check_loss(self) -> None:
+        """Refuse a loss that is not a sum of terms of one record each."""
+        if self.own is not None and self.turn.handed is not None and self.turn.handed.size:
+            self.own.verify()
+        elif self.own is None:
+            self.check.look(self.recording.seen, self.turn.handed)
+
+    def _report(self, lost: int) -> None:
+        """Say how many records counted as zero. The step goes on: to stop here would tell what was in the batch."""
+        if lost and not self.not_finite:
+            _LOG.warning(
+                "%d records of this batch have a gradient that is not finite and count as zero; optimizer.not_finite "
+                "goes on counting. Lower lr, or look for NaN in the data. The count is not private: do not publish it.",
+                lost,
+            )
+        self.not_finite += lost
+
+    def _report_idle(self) -> None:
+        """Say once which parameters noise alone would move."""
+        idle = self.recording.idle
+        if idle and not self.idle and self.turn.handed is not None and self.turn.handed.size:
+            self.idle = len(idle)
+            _LOG.warning(
+                "The loss does not depend on %d of %d trained tensors (first: %s): they get noise alone. Freeze "
+                "them with requires_grad_(False) before make_private.", len(idle), len(self.recording.named), idle[0],
+            )  # fmt: skip
+
+    def _add(self, total: dict[str, Tensor]) -> None:
+        """One piece of the batch; the last one makes the step."""
+        if self.turn.pieces == 0:
+            self.total.zero_()
+        flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
+        self.total.add_(flat.double(), alpha=1 / self.account.settings.clip)
+        self.recording.stepped()
+        if self.turn.take().last:
+            self._release()
+
+    def _release(self) -> None:
+        """Charge, then noise, then the inner step on the noised gradient alone."""
+        t = self.account.charge()
+        self._hand_over(self._noised(t))
+        self.released = True
+        try:
+            self.inner.step()
+        finally:
+            self.released = False
+            self.recording.guard.moved()
+
+    def _noised(self, t: int) -> Tensor:
+        """A^-1 (total + N(0, z^2)) * clip / batch, [d]: the plan's release, decode and post-processing."""
+        plan, public = self.account.settings.plan, self.account.settings.plan.public(t)
+        noised = self.memory.noised(self.total, t, lambda _: self.streams.at(t, "noise"))
+        self.total.zero_()
+        std = plan.release.noise_std(ALL, t)
+        if self.streams.mode == "secure":
+            noised = on_grid(noised, std)
+        own = next(iter(self.recording.named.values())).dtype
+        mean = plan.decode(noised, public).to(torch.promote_types(own, torch.float32))
+        return plan.refine(mean, Noised(self.layout, std * plan.local.unit(public), t))
+
+    def _hand_over(self, mean: Tensor) -> None:
+        """Every gradient the inner optimizer can see is a part of `mean`, or none."""
+        views = self.layout.views(mean)
+        noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
+        for parameter in self._parameters():
+            own = noised.get(parameter)
+            parameter.grad = None if own is None else own.to(parameter.dtype)
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        for group in self.param_groups:
+            yield from group["params"]
+
+    def _check_loop(self) -> None:
+        """Refuse a step that the bill would not be true of; nothing has moved yet."""
+        recording, handed = self.recording, self.turn.handed
+        known = set(recording.named.values())
+        if any(p.requires_grad and p not in known for p in self._parameters()):
+            found = "a parameter that was added or unfrozen after make_private"
+            raise _loop(found, "the parameters it began with", "call make_private again, for a new bill")
+        if handed is None:
+            where = "outside the private loader" if recording.stray is not None else "without a new batch"
+            raise _loop(f"a step {where}", "one step for each batch of the loader that make_private returned")
+        if recording.outside:
+            found = f"parameter '{min(recording.outside)}' in the loss by another way than model(x)"
+            fix = "use weight_decay for a penalty on the weights; call the whole model, once per batch"
+            raise _loop(found, "gradients that come from model(x) alone", fix)
+        if recording.backwards != 1:
+            raise self._not_once(handed.size)
+        if handed.piece != self.turn.pieces:
+            raise _loop(
+                f"piece {handed.piece + 1} of a batch whose earlier pieces had no step", "a step for each piece"
+            )
+
+    def _not_once(self, size: int) -> PlanError:
+        recording = self.recording
+        if recording.backwards > 1:
+            found = f"{recording.backwards} backward passes before a step"
+            return _loop(found, "one", "add the losses up, then call backward() once")
+        if recording.stray is not None:
+            found = f"a training pass over {recording.stray} records where the loader gave {size}"
+            return _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
+        return _loop("a step without a backward pass", "loss.backward() before step()")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget gradients that were not stepped on; what pieces of the batch have added up to stays."""
+        self.recording.zero()
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise _loop("a group of parameters added to a private optimizer", "all of them from the start", "add it before")
+
+    def _refuse_direct_step(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.released:
+            raise _loop("a step of the unwrapped optimizer", "the optimizer that make_private returned")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state, and the bill; nothing of a batch that is not finished.
+
+        Under correlated noise also what the noise remembers, which is not to be published.
+        """
+        self.recording.guard.look()
+        order = {} if self.turn.order is None else self.turn.order.state()
+        return {**self.inner.state_dict(), "sordino": self.account.state(**self.memory.state(), **order)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue a run of the same settings, bill and all; a record that is not as it was saved is refused."""
+        stored = state_dict.get("sordino") if isinstance(state_dict, dict) else None
+        record = read_record(stored, self.account.settings)
+        self.memory.check(record.secret, sum(self.account.joined(record).values()))
+        if self.turn.order is not None:
+            self.turn.order.check_state(record.order)
+        self._load_inner({name: part for name, part in state_dict.items() if name != "sordino"})
+        self.account.accept(record)
+        self.memory.load(record.secret)
+        self.turn.reset()
+        self.recording.forget()
+
+    def _load_inner(self, state: dict[str, Any]) -> None:
+        try:
+            self.inner.load_state_dict(state)
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            found = f"a state that {type(self.inner).__name__} does not take ({type(error).__name__}: {error})"
+            raise ConfigError(found, "one that the same optimizer saved", "load an unchanged checkpoint") from None
+
+    def certificate(self) -> dict[str, Any]:
+        """The certificate of the loop's plan: epsilon of all planned steps, or of those taken if they are more."""
+        return certificate(self.account.settings.plan, self._facts())
+
+    def save_certificate(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Write the certificate with the plan and the counts it follows from: `sordino certify` computes it again."""
+        return loop_certificate.save(Path(path), self.account.settings.plan, self._facts())
+
+    def _facts(self) -> Facts:
+        """What the loop adds to its plan, looked at once more."""
+        if self.turn.handed is not None:
+            found = "a certificate asked for while a batch waits for its step"
+            raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
+        self.recording.guard.look()
+        self._remember()
+        self.recording.refuse_stale()
+        self._refuse_stale_loss(always=True)
+        how, looks = self.recording.vouch()
+        check = _KNOWN.format(found=self.check.found) if self.own is None else _EACH
+        facts = self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
+        return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
+
+    def _own_code(self) -> OwnCode | None:
+        """What is proved of all code that ran on records; nothing is, where none has run."""
+        if not self.steps:
+            return None
+        loss = self.check.grade if self.own is None else self.own.grade
+        found = [self.recording.grade(), loss, *self.batch_code()]
+        if self.targets.changed:
+            found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
+        grade = weakest([one for one, _ in found])
+        why = "; ".join(dict.fromkeys(reason for one, reason in found if one == grade and reason))
+        return OwnCode(grade, (why or _PROVED) + self._public_inputs())
+
+    def _public_inputs(self) -> str:
+        """What the loop gave beside records: nothing proves that it was not computed from them."""
+        given = [*self.recording.given_inputs.public.values(), *self.targets.public.values()]
+        count = sum(isinstance(item, Tensor) for item in given)
+        return f"; {count} further inputs, the same in every step, are taken for public" if count else ""
+
+    def _remember(self) -> None:
+        """Weights leave: a run that begins with them says what both have cost."""
+        cost = self.account.cost()
+        if cost is not None:
+            lineage.remember(self.recording.model, self.first, (*self.account.earlier, cost), self.records)
+
+    def detach(self) -> nn.Module:
+        """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""
+        self._remember()
+        self.recording.restore()
+        return self.recording.model
+
+
+def _loop(found: str, needed: str, fix: str = "") -> PlanError:
+    return PlanError("loop", found, needed, fix)
+
+
+def _layout(named: dict[str, nn.Parameter]) -> Layout:
+    """The trained parameters, in the model's order."""
+    slots: list[Slot] = []
+    for name, parameter in named.items():
+        slots.append(Slot(name, parameter.shape, slots[-1].stop if slots else 0, True))
+    if not slots:
+        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+    return Layout(tuple(slots))

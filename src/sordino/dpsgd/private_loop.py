@@ -1,0 +1,218 @@
+"""From an ordinary model, optimizer and loader to private ones, or a refusal that says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+
+from sordino import codec
+from sordino.certificate.earlier_runs import cost_of
+from sordino.data import lineage
+from sordino.data.compatibility import check_labels, outputs_of, refuse_compiled
+from sordino.dpsgd import refuse_mixing
+from sordino.dpsgd.account import Account, LedgerAccount
+from sordino.dpsgd.batch_checks import check_collate, collate_grade
+from sordino.dpsgd.loader import PrivateLoader, Turn
+from sordino.dpsgd.optimizer import PrivateOptimizer
+from sordino.dpsgd.record_loss import PerRecord, RecordLoss, named_loss
+from sordino.dpsgd.recording import Gate, Recording
+from sordino.dpsgd.settings import Reduction, Settings, batches, checked_delta, loop_plan, with_noise
+from sordino.dpsgd.transform import RecordTransform, Transforms
+from sordino.errors import ConfigError, DataError, PlanError
+from sordino.ledger.ledger import Ledger
+from sordino.parts.strategies import Strategy
+from sordino.rng import Mode, streams
+
+
+@codec.own_words
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: DataLoader[Any],
+    *,
+    epochs: int,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    clip: float = 1.0,
+    smoothing: float = 0.0,
+    noise: Mode = "simulation",
+    seed: int = 0,
+    multiplier: float | None = None,
+    strategy: Strategy | None = None,
+    physical_batch: int | None = None,
+    reduction: Reduction = "mean",
+    loss: str | PerRecord | None = None,
+    allow_large_delta: bool = False,
+    ledger: Ledger | str | Path | None = None,
+    dataset: str | None = None,
+    own_code: Literal["trusted"] | None = None,
+    transform: Transforms | None = None,
+) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
+    """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
+
+    `epsilon` is solved for the noise, or `multiplier` gives it; delta defaults to min(records^-1.1, 1e-3). `smoothing`
+    is the strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes
+    the expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
+    `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record or a
+    kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
+    optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
+    Parameters that the optimizer does not hold are frozen.
+
+    What runs on records is the graph of the model, of `loss` and of `transform`, each captured on made-up records: the
+    certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch, before
+    the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless own_code="trusted":
+    then its owner vouches that it keeps the records of a batch apart, and the certificate says so.
+
+    `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it:
+    a loop that its limit cannot pay for is refused here, all planned steps are charged before the first noise is
+    drawn, and steps beyond them, or after a checkpoint that is older than the ledger, pay before they are taken.
+
+    With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
+    order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
+    epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
+    after the planned ones. What the noise remembers is in the optimizer's state_dict: keep that file secret.
+    """
+    _check_words(noise, reduction, own_code)
+    if loss is not None and reduction != "mean":
+        raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
+    if physical_batch is not None and physical_batch < 1:
+        raise ConfigError(f"physical_batch = {physical_batch}", "a whole number of at least 1")
+    size = _check_loader(loader)
+    refuse_compiled(model)
+    _refuse_checkpointing(model)
+    refuse_mixing(model)
+    _check_optimizer(model, optimizer)
+    _check_labels(model, loader.dataset)
+    check_collate(loader)
+    delta = checked_delta(delta, size, allow_large_delta)
+    bare = loop_plan(
+        epochs=epochs,
+        records=batches(loader.batch_size or 0, size, strategy),
+        clip=float(clip),
+        smoothing=float(smoothing),
+        optimizer=optimizer,
+        strategy=strategy,
+    )
+    settings = Settings(
+        plan=with_noise(bare, epsilon, multiplier, delta),
+        delta=delta,
+        noise=noise,
+        seed=seed if noise == "simulation" else 0,
+        reduction=reduction,
+        epsilon=epsilon,
+    )
+    records = lineage.tensors_of(loader.dataset)
+    account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_behind(model, records))
+    _name_runs(model, account)
+    _freeze_the_rest(model, optimizer)
+    turn, coins = Turn(), streams(noise, seed)
+    expected = min(settings.records.count, physical_batch or settings.records.count)
+    trusted = own_code == "trusted"
+    recording = Recording(model, turn, coins.at(0, "mixing"), expected, trusted)
+    recording.prepare(() if transform else records)
+    own = None if loss is None else _record_loss(loss, model, trusted)
+    change = None if transform is None else RecordTransform(transform, trusted)
+    collate = collate_grade(loader, own_code is None and noise == "secure")
+    private = PrivateOptimizer(optimizer, recording, account, turn, coins, own)
+    private.records = records
+    private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
+    return model, private, PrivateLoader(loader, account, turn, coins, physical_batch, change)
+
+
+def _check_words(noise: str, reduction: str, own_code: str | None) -> None:
+    if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
+        raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
+    if own_code not in ("trusted", None):
+        raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
+
+
+def _record_loss(loss: str | PerRecord, model: nn.Module, trusted: bool) -> RecordLoss:
+    function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
+    return RecordLoss(function, trusted, known)
+
+
+def _name_runs(model: nn.Module, account: Account) -> None:
+    """Let the model say that this loop trains it: what that has cost is asked for when somebody trains on."""
+    settings = account.settings
+    planned = cost_of(settings.plan.forecast, settings.delta, account.run, lineage.IN_PROCESS)
+    lineage.carry(model, (*account.earlier, planned))
+    lineage.remember_loop(account.run, account.cost)
+
+
+def _refuse_checkpointing(model: nn.Module) -> None:
+    """What transformers computes again in the backward pass is computed when nobody records it."""
+    for name, part in model.named_modules():
+        if getattr(part, "gradient_checkpointing", False) is True:
+            found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
+            fix = "model.gradient_checkpointing_disable(), and physical_batch for the memory"
+            raise PlanError("per-record", found, "layers that run once for each batch", fix)
+
+
+def _check_loader(loader: DataLoader[Any]) -> int:
+    """How many records there are; refuses what no Poisson batch can be drawn from."""
+    dataset: Any = loader.dataset
+    if isinstance(loader, PrivateLoader):
+        raise ConfigError("a loader that is private already", "the original DataLoader")
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise DataError("a data set that can only be iterated", "one with a length and an index", "list it first")
+    if loader.batch_size is None:
+        fix = "pass DataLoader(dataset, batch_size=...): batches are drawn anew, as the bill says"
+        raise DataError("a loader with a batch_sampler of its own, or without batches", "a batch_size", fix)
+    if not _plain_order(loader.sampler, len(dataset)):
+        found = f"a loader with sampler {type(loader.sampler).__name__}, which would not be used"
+        raise DataError(found, "every record of the data set, in any order", "pass a Subset as the data set")
+    if not 0 < loader.batch_size <= len(dataset):
+        found = f"a batch_size of {loader.batch_size} for {len(dataset)} records"
+        raise DataError(found, "at most the number of records", "lower batch_size")
+    return len(dataset)
+
+
+def _plain_order(sampler: Any, size: int) -> bool:
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == size
+    return isinstance(sampler, SequentialSampler)
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    hooks = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
+    if any(isinstance(part, PrivateOptimizer | Gate) for part in (optimizer, vars(model).get("forward"), *hooks)):
+        raise ConfigError("a model or an optimizer that is private already", "new ones", "detach() the model")
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError("LBFGS, which looks at the loss many times per step", "one gradient per step", "use SGD")
+    known = set(model.parameters())
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(p not in known for p in held):
+        raise ConfigError("an optimizer that holds a parameter of another module", "parameters of the model alone")
+    if not any(p.requires_grad for p in held):
+        raise ConfigError("an optimizer without a trainable parameter of the model", "at least one")
+    away = next((name for name, p in model.named_parameters() if p.device != torch.device("cpu")), None)
+    if away is not None:
+        raise PlanError("engine", f"parameter '{away}' on another device", "a model on the CPU", "model.to('cpu')")
+
+
+def _check_labels(model: nn.Module, dataset: Any) -> None:
+    """Where records and labels are known, and the model answers with scores: a class for each label."""
+    if type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
+        return
+    x, y = dataset.tensors
+    if y.dtype != torch.int64 or y.dim() != 1:
+        return
+    try:
+        scores = outputs_of(model, torch.zeros_like(x[:1]))  # made up: no record is shown to the model's code
+    except DataError:
+        return  # the loop may turn the records into what the model takes
+    if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
+        check_labels(y, scores.shape[1], "the data set")
+
+
+def _freeze_the_rest(model: nn.Module, optimizer: Optimizer) -> None:
+    """Nobody steps them, so they are no part of a record's gradient."""
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        if parameter not in held:
+            parameter.requires_grad_(False)

@@ -1,0 +1,180 @@
+"""LSTM, GRU and RNN written out over time, so that the gradient of every gate before its activation is seen.
+
+a_t = W x_t + b + V h_{t-1} + c      so   dW_j = sum_t g_jt (x) x_jt,   dV_j = sum_t g_jt (x) h_j,t-1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import tree_map
+
+from sordino.dpsgd.layer_rules import linear
+from sordino.dpsgd.pieces import Outer, Rows, Slopes
+from sordino.dpsgd.tape import Pieces, Tape
+from sordino.errors import PlanError
+
+Cell = Callable[[Tape, "_Weights", Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
+
+
+class _Weights:
+    """One layer in one direction: W, V and their biases, if any."""
+
+    def __init__(self, module: nn.RNNBase, layer: int, backward: bool) -> None:
+        suffix = f"_l{layer}" + ("_reverse" if backward else "")
+        self.w: nn.Parameter = getattr(module, "weight_ih" + suffix)
+        self.v: nn.Parameter = getattr(module, "weight_hh" + suffix)
+        self.b: nn.Parameter | None = getattr(module, "bias_ih" + suffix, None)
+        self.c: nn.Parameter | None = getattr(module, "bias_hh" + suffix, None)
+
+
+def recurrence(
+    tape: Tape, module: nn.RNNBase, axis: int, input: Tensor, hx: Any = None
+) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+    """What `nn.LSTM`, `nn.GRU` and `nn.RNN` return."""
+    if not isinstance(input, Tensor):
+        raise PlanError("per-record", "a packed sequence", "padded records", "pad the windows to one length")
+    if torch.is_autocast_enabled(input.device.type):
+        with torch.autocast(input.device.type, enabled=False):  # the loop over time is written out in one type
+            own = next(module.parameters()).dtype
+            return recurrence(tape, module, axis, input.to(own), tree_map(lambda h: h if h is None else h.to(own), hx))
+    tape.check(input, 0 if module.batch_first else 1, 3)
+    x = input.transpose(0, 1) if module.batch_first else input  # [T, b, I]
+    states, ends = _start(module, x, hx), []
+    for layer in range(module.num_layers):
+        if layer and module.dropout and module.training:
+            x = F.dropout(x, module.dropout)
+        x, last = _layer(tape, module, layer, x, states)
+        ends += last
+    final = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+    return (x.transpose(0, 1) if module.batch_first else x), (final if len(final) > 1 else final[0])
+
+
+def _start(module: nn.RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, ...]:
+    """The initial states, each [layers * directions, b, H]."""
+    parts = 2 if isinstance(module, nn.LSTM) else 1
+    if hx is None:
+        many = module.num_layers * (2 if module.bidirectional else 1)
+        return (x.new_zeros(many, x.shape[1], module.hidden_size),) * parts
+    return tuple(hx) if parts == 2 else (hx,)
+
+
+def _layer(
+    tape: Tape, module: nn.RNNBase, layer: int, x: Tensor, states: tuple[Tensor, ...]
+) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """One layer, in both directions if so: outputs [T, b, D H] and the last states."""
+    ways = (False, True) if module.bidirectional else (False,)
+    outputs, ends = [], []
+    for way in ways:
+        start = tuple(state[layer * len(ways) + way] for state in states)
+        out, end = _cell(module)(tape, _Weights(module, layer, way), x.flip(0) if way else x, start)
+        outputs.append(out.flip(0) if way else out)
+        ends.append(end)
+    return (torch.cat(outputs, 2) if len(ways) == 2 else outputs[0]), ends
+
+
+def _cell(module: nn.RNNBase) -> Cell:
+    if isinstance(module, nn.LSTM):
+        return _lstm
+    if isinstance(module, nn.GRU):
+        return _gru
+    return _relu if getattr(module, "nonlinearity", "tanh") == "relu" else _tanh
+
+
+def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """i, f, o = sigmoid;  c_t = f c_{t-1} + i tanh(.);  h_t = o tanh(c_t)."""
+    inputs, before = tape.records(x, 1, 2), [start[0].detach()]
+
+    def use(slope: Tensor) -> Pieces:
+        gates = Slopes(tape.records(slope, 1, 2))
+        yield of.w, Outer(inputs, gates)
+        yield of.v, Outer(before[0].transpose(0, 1), gates)
+        sums = Rows(gates.value.sum(1))
+        yield of.b, sums
+        yield of.c, sums
+
+    bias = None if of.b is None or of.c is None else (of.b + of.c).detach()
+    flat = F.linear(x.reshape(-1, x.shape[2]), of.w.detach(), bias)
+    gates = tape.watch(flat, use, inputs, 1, (*x.shape[:2], len(of.w)))
+    outputs, last = _LstmLoop.apply(gates, of.v.detach(), *start)  # type: ignore[no-untyped-call]
+    before[0] = torch.cat([start[0].detach()[None], outputs.detach()[:-1]])
+    return outputs, (outputs[-1], last)
+
+
+class _LstmLoop(torch.autograd.Function):
+    """The recurrence over time, from the gates' input part [T, b, 4 H]; the backward is written out."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        steps, size = len(gates), h.shape[1]
+        cells = gates.new_empty(steps + 1, *c.shape)
+        outputs, curved = gates.new_empty(steps, *h.shape), gates.new_empty(steps, *c.shape)
+        cells[0] = c
+        turned = v.t().contiguous()
+        for t in range(steps):
+            a = gates[t].addmm_(h, turned)  # in place: nothing else needs the gates
+            a[:, : 2 * size].sigmoid_()
+            a[:, 2 * size : 3 * size].tanh_()
+            a[:, 3 * size :].sigmoid_()
+            i, f, n, o = a.chunk(4, 1)
+            torch.addcmul(f * cells[t], i, n, out=cells[t + 1])
+            torch.tanh(cells[t + 1], out=curved[t])
+            h = torch.mul(o, curved[t], out=outputs[t])
+        ctx.save_for_backward(gates.detach(), cells, curved, v)
+        return outputs, cells[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        opened, cells, curved, v = ctx.saved_tensors
+        dh, dc = torch.zeros_like(cells[0]), slopes[1].clone()
+        gates, one = torch.empty_like(opened), opened.new_ones(())
+        for t in range(len(opened) - 1, -1, -1):
+            i, f, n, o = opened[t].chunk(4, 1)
+            dh = slopes[0][t] if t == len(opened) - 1 else dh.add_(slopes[0][t])
+            dc.addcmul_(dh * o, torch.addcmul(one, curved[t], curved[t], value=-1))
+            inner = torch.addcmul(opened[t], opened[t], opened[t], value=-1)  # s (1 - s)
+            torch.addcmul(one, n, n, value=-1, out=inner.chunk(4, 1)[2])  # 1 - n^2
+            _times(gates[t], (n, cells[t], i, curved[t]), (dc, dc, dc, dh))
+            gates[t].mul_(inner)
+            dh, dc = gates[t] @ v, dc.mul_(f)
+        return gates, None, dh, dc
+
+
+def _times(gates: Tensor, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> None:
+    """The four gates' gradients before their activations' slopes."""
+    for part, a, b in zip(gates.chunk(4, 1), first, second, strict=True):
+        torch.mul(a, b, out=part)
+
+
+def _gru(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """r, z = sigmoid;  n = tanh(W x + r (V h));  h_t = (1 - z) n + z h_{t-1}."""
+    (h,), outputs = start, []
+    for part in linear(tape, x, of.w, of.b, axis=1):
+        first, second = part.chunk(3, 1), linear(tape, h, of.v, of.c).chunk(3, 1)
+        r, z = torch.sigmoid(first[0] + second[0]), torch.sigmoid(first[1] + second[1])
+        n = torch.tanh(first[2] + r * second[2])
+        h = n + z * (h - n)
+        outputs.append(h)
+    return torch.stack(outputs), (h,)
+
+
+def _plain(
+    act: Callable[[Tensor], Tensor], tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    (h,), outputs = start, []
+    for part in linear(tape, x, of.w, of.b, axis=1):
+        h = act(part + linear(tape, h, of.v, of.c))
+        outputs.append(h)
+    return torch.stack(outputs), (h,)
+
+
+def _tanh(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return _plain(torch.tanh, tape, of, x, start)
+
+
+def _relu(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return _plain(torch.relu, tape, of, x, start)

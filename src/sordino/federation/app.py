@@ -1,0 +1,77 @@
+"""The two sides of the Flower app that `sordino federation new` writes: a server that runs the plan, and no client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sordino.config import Config, load_config
+from sordino.engines.remote import Remote
+from sordino.errors import ConfigError, SordinoError
+from sordino.federation.flower_api import flower
+from sordino.federation.link import Link
+from sordino.federation.secagg_server import SecureRemote
+from sordino.federation.silo_worker import server_task
+from sordino.runs.execution import Executed, execute
+
+
+def server_app(file: Path) -> Any:
+    """A ServerApp that runs the plan of `file` by the plan's own loop, into the folder `out` of the run's config."""
+    f = flower()
+    app = f.ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:
+        out = Path(str(context.run_config.get("out", "runs/a")))
+        try:
+            config = load_config(file)
+            done = run_plan(config, Link(grid, silos_of(config)), out, bool(context.run_config.get("resume", False)))
+        except SordinoError as error:
+            sentence = f"sordino: {' '.join(str(error).split())}"
+            say(out, sentence)
+            f.flwr_exit(f.ExitCode.SERVERAPP_EXCEPTION, sentence)
+        else:
+            say(out, f"sordino: {done.path}/certificate.json")
+
+    return app
+
+
+def say(out: Path, line: str) -> None:
+    """One line in OUT.log, beside the run's folder: Flower keeps what a ServerApp prints to itself."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as log:
+        log.write(f"{line}\n")
+
+
+def run_plan(config: Config, link: Link, out: Path, resume: bool = False) -> Executed:
+    """The whole run. Success is the certificate in `out`: how Flower's own commands end says nothing of it."""
+    assert config.federation is not None
+    spec = config.federation
+    kind = SecureRemote if "secure_sum" in config.plan.needs else Remote
+    engine = kind(link, quorum=spec.quorum or len(spec.silos), tries=spec.tries, timeout=spec.timeout)
+
+    def told(line: dict[str, Any]) -> None:
+        figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
+        say(out, f"round {line['round']}/{config.plan.rounds} {figures}")
+
+    task = server_task(config)
+    return execute(config, out, resume=resume, engine=engine, task=task, on_round=told)
+
+
+def silos_of(config: Config) -> tuple[str, ...]:
+    """The names of the silos, in the plan's order."""
+    if config.federation is None:
+        fix = 'add [federation] silos = ["...", "..."], one name per client, in the order of the plan'
+        raise ConfigError("a file without [federation]", "the names of the silos", fix)
+    return config.federation.silos
+
+
+def no_client() -> Any:
+    """A ClientApp that does nothing: a node that would run it has no silo process beside it."""
+    app = flower().ClientApp()
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Any, context: Any) -> Any:
+        raise ConfigError("a node that runs the code of a run", "--isolation process beside 'sordino silo serve'")
+
+    return app

@@ -1,0 +1,234 @@
+"""The other direction: a Flower app of somebody else gets a clip, noise and a certificate, by five changed lines.
+
+    client.py   app = ClientApp(mods=[private_mod])
+    server.py   strategy = Private(plan)        strategy.start(grid, arrays, num_rounds=plan.rounds)
+                strategy.save_certificate("certificate.json")
+
+The app trains as it always did; its update passes the plan's encode steps inside the client, and the sum the plan's
+release and server. Nothing else leaves a client: metrics and example counts are dropped, and nodes are
+not asked to evaluate. The unit is the client; the plan's own local solver does not run, and nothing rests on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino import codec
+from sordino.accounting.delta import check_deltas, default_delta
+from sordino.certificate.build import certificate
+from sordino.certificate.facts import Facts
+from sordino.engines.base import Collected
+from sordino.engines.jobs import read_plan
+from sordino.errors import DataError, EngineError, PlanError
+from sordino.federation.flower_api import flower
+from sordino.layout import Layout, Slot
+from sordino.loop import Tally, advanced
+from sordino.outcome import counted
+from sordino.parts.clipping import row_norms
+from sordino.parts.encoding import Public, finite_rows
+from sordino.parts.release_base import own_message
+from sordino.parts.samplers import Cohort
+from sordino.plan import Plan, State
+from sordino.rng import Secure, Streams
+from sordino.version import versions
+
+if TYPE_CHECKING:
+    Base: Any = object
+else:
+    try:
+        Base = flower().Strategy
+    except EngineError:
+        Base = object  # who makes a Private is told
+
+OURS, ROW = "sordino", "row"
+OWN = "the update is the app's own: the plan's local solver did not run, and the clip bounds whatever came"
+
+
+# ---- arrays <-> one vector -------------------------------------------------------------------------------------------
+
+
+def floats(record: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a record that are aggregated: those of numbers with a point."""
+    held = {name: array.numpy() for name, array in record.items()}
+    return {name: array for name, array in held.items() if np.issubdtype(array.dtype, np.floating)}
+
+
+def flat(record: Any) -> Tensor:
+    """They one after another, [d], float32."""
+    parts = [torch.from_numpy(np.ascontiguousarray(array)).reshape(-1).float() for array in floats(record).values()]
+    if not parts:
+        raise DataError("a model without an array of floating-point numbers", "at least one")
+    return torch.cat(parts)
+
+
+def filled(record: Any, vector: Tensor) -> Any:
+    """The same record with the vector's numbers; what is not aggregated stays."""
+    f, place, made = flower(), 0, {}
+    for name, array in record.items():
+        old = array.numpy()
+        if name in floats(record):
+            new = vector[place : place + old.size].numpy().astype(old.dtype).reshape(old.shape)
+            made[name], place = f.Array(new), place + old.size
+        else:
+            made[name] = array
+    return f.ArrayRecord(made)
+
+
+def layout_of(record: Any) -> Layout:
+    """Where each array lies: for steps that work on one tensor after another."""
+    slots: list[Slot] = []
+    for name, array in floats(record).items():
+        slots.append(Slot(name, torch.Size(array.shape), slots[-1].stop if slots else 0, True))
+    return Layout(tuple(slots))
+
+
+# ---- the client's side -----------------------------------------------------------------------------------------------
+
+
+def only_arrays(content: Any) -> Any:
+    """The one ArrayRecord of a message: the model."""
+    found = list(content.array_records.values())
+    if len(found) != 1:
+        raise DataError(f"a message with {len(found)} array records", "one: the model")
+    return found[0]
+
+
+def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+    """A mod for a ClientApp: of the reply only the encoded update leaves, with the client's own noise if it has any."""
+    f = flower()
+    if OURS not in message.content.config_records:
+        raise EngineError("a message without Sordino's plan", "the strategy sordino.federation.Private on the server")
+    asked = message.content.config_records.pop(OURS)
+    plan, start = read_plan(str(asked["plan"])), flat(only_arrays(message.content))
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    update = (start - flat(only_arrays(reply.content)))[None, :]
+    public = Public(t=int(asked["t"]), radius=float(asked["radius"]), size=len(start))
+    row = encoded(plan, update, public, int(asked["client"]))
+    reply.content = f.RecordDict({OURS: f.ArrayRecord({ROW: f.Array(row.numpy())})})
+    return reply
+
+
+def encoded(plan: Plan, update: Tensor, public: Public, client: int) -> Tensor:
+    """What leaves one client: clip and the other steps, then its own noise where the release is local."""
+    rows = finite_rows(update, row_norms(update))
+    for step in plan.encode:
+        rows = step.encode(rows, public)
+    coins = Secure().at(public.t, "client noise", client)
+    return own_message(plan.release, rows[0], client, public.t, coins, secure=True).float()
+
+
+# ---- the server's side -----------------------------------------------------------------------------------------------
+
+
+class Private(Base):  # type: ignore[misc]
+    """A Flower strategy that runs a client-level plan of Sordino on the updates of an app's own training."""
+
+    def __init__(self, plan: Plan, *, delta: float | None = None, allow_large_delta: bool = False) -> None:
+        flower()
+        check_plan(plan)
+        self.plan, self.delta = plan, default_delta(plan.units) if delta is None else delta
+        check_deltas(plan, self.delta, (), allow_large_delta)
+        self.streams: Streams = Secure()
+        self.tally = Tally()
+        self.state: State | None = None
+        self._asked: tuple[Any, Public, Cohort, dict[int, int]] | None = None
+
+    def summary(self) -> None:
+        """What it costs, if all rounds run."""
+        print(f"sordino: {self.plan.release.kind}, {self.plan.rounds} rounds, unit client", flush=True)
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
+        """Draw the round's clients among the nodes, and send them the model and the plan."""
+        f, plan, t = flower(), self.plan, server_round - 1
+        if t >= plan.rounds:
+            raise PlanError("rounds", f"round {server_round} of a plan for {plan.rounds}", "num_rounds = plan.rounds")
+        self.state = self.state or State.initial(plan, flat(arrays))
+        public = plan.public(t, len(flat(arrays)), self.state.learnt)
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) != plan.clients.population:
+            found = f"{len(nodes)} nodes and a plan for {plan.clients.population} clients"
+            raise DataError(found, "as many nodes as the plan has clients", "wait for them, or change the plan")
+        cohort = plan.clients.draw(t, self.streams.at(t, "cohort"))
+        self._asked = (arrays, public, cohort, {nodes[int(client)]: int(client) for client in cohort})
+        if plan.release.local:
+            self._charge(t, cohort)
+        told = {"plan": codec.to_json(plan), "t": t, "radius": public.radius}
+        return [
+            f.Message(
+                f.RecordDict({"arrays": arrays, "config": config, OURS: f.ConfigRecord({**told, "client": client})}),
+                dst_node_id=node,
+                message_type="train",
+            )
+            for node, client in self._asked[3].items()
+        ]
+
+    def _charge(self, t: int, cohort: Cohort) -> None:
+        seen = {"cohort", "messages"} & self.plan.release.sees
+        self.tally.charge(t, cohort if seen else None)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, None]:
+        """Sum what came, charge, add the server's noise, decode, step: by the same code as in a simulation."""
+        assert self._asked is not None
+        assert self.state is not None
+        arrays, public, cohort, asked = self._asked
+        length = self.plan.length(public.size)
+        rows = {asked[node]: row for node, row in received(replies, length) if node in asked}
+        total = torch.stack([rows[client] for client in sorted(rows)]).double().sum(0) if rows else torch.zeros(length)
+        came = np.asarray(sorted(rows), dtype=np.int64)
+        collected = Collected(total.double(), len(rows), noised=True, deployed=True, reported=came)
+        if not self.plan.release.local:
+            self._charge(server_round - 1, cohort)
+        self.state, _ = advanced(self.plan, layout_of(arrays), self.streams, self.state, public, collected, cohort)
+        return filled(arrays, self.plan.server.query(self.state.memory)), None
+
+    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
+        """Nobody is asked: what nodes would answer is not noised, and so not billed. Use `evaluate_fn`."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
+        """Nothing came."""
+
+    @property
+    def certificate(self) -> dict[str, Any]:
+        """Of the rounds that were run."""
+        known = Facts(self.delta, self.streams.mode, 0, environment=(versions(),))
+        facts = counted(self.plan, self.tally.rounds, self.tally.cohorts, known)
+        made = certificate(self.plan, facts)
+        return {**made, "assumptions": [*made["assumptions"], OWN]}
+
+    def save_certificate(self, path: str | Path) -> None:
+        """As a JSON file."""
+        Path(path).write_text(json.dumps(self.certificate, indent=2) + "\n")
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse what an app's own training cannot be certified for."""
+    if plan.unit != "client":
+        found = f"a plan for unit {plan.unit!r}"
+        raise PlanError("bound", found, "unit client: an app's own training bounds nothing per record")
+    if plan.needs or plan.mask is not None or any(step.needs_slopes for step in plan.encode):
+        needs = ", ".join(sorted(plan.needs)) or "a mask or gradients of its own"
+        raise EngineError(f"a plan that needs {needs}", "central_noise or local_noise after steps such as clip")
+    if plan.clip is None:
+        raise PlanError("clip", "a plan without a Clip step", "a radius: an app's own update is of any size")
+
+
+def received(replies: Iterable[Any], length: int) -> list[tuple[int, Tensor]]:
+    """Node and row of every reply that can be used; what is of another shape or not finite never reaches the sum."""
+    found = []
+    for reply in replies:
+        held = {} if reply.has_error() else dict(reply.content.array_records.items())
+        if OURS in held and ROW in held[OURS]:
+            row = torch.from_numpy(held[OURS][ROW].numpy().copy()).float()
+            if row.shape == (length,) and bool(row.isfinite().all()):
+                found.append((int(reply.metadata.src_node_id), row))
+    return found

@@ -1,0 +1,348 @@
+"""A whole federation on this machine: SuperLink, a SuperNode and a silo process per silo, over TLS, with node keys.
+
+Everything listens on 127.0.0.1. Whatever happens, no process is left behind.
+
+`sordino run fed.toml --engine flower`: the plan over Flower on this machine, every silo a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from sordino import codec
+from sordino.config import Config, FederationSpec
+from sordino.errors import ConfigError, EngineError
+from sordino.federation import keys
+from sordino.federation.flower_api import JOINED, flower, register
+from sordino.federation.new_federation import write_federation
+from sordino.federation.silo_worker import SiloSpec
+from sordino.runs.execution import Executed
+from sordino.runs.folder import RunFolder
+
+HERE = "127.0.0.1"
+PATIENCE = 180.0  # seconds until a process that does not come up is given up
+GRACE = 3.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HERE, 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HERE, port)) == 0
+
+
+def below(process: int) -> list[int]:
+    """The processes that one has started, and those that they have."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+def end(processes: list[int]) -> None:
+    """Kill them; who has ended already is no error."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+@codec.hides_values
+@dataclass
+class Loopback:
+    """The folder of `sordino federation new`, brought to life; `silos` are its names in the plan's order."""
+
+    folder: Path
+    silos: tuple[str, ...]
+    home: Path  # where keys, logs, the SuperLink's database and FLWR_HOME are
+    port: int = field(default_factory=free_port)
+    nodes: dict[str, int] = field(default_factory=dict)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    began: dict[str, int] = field(default_factory=dict)  # how long each log was when its process was last started
+
+    def __post_init__(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "flwr").mkdir(exist_ok=True)
+        keys.certificates(self.home)
+        link = {"address": f"{HERE}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
+        (self.home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "here", "here": link}}))
+        for name in self.silos:
+            self.nodes.setdefault(name, free_port())
+            keys.node_key(self.home / name)
+            secret = self.home / f"{name}.secret"
+            if not secret.exists():
+                keys.write(secret, secrets.token_bytes(32))
+
+    # ---- processes -------------------------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # its tools call others
+        own = {
+            "PATH": path,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_HOME": str(self.home / "flwr"),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1", **own}
+
+    def start(self, name: str, command: list[str], changes: Mapping[str, str] | None = None) -> None:
+        """One process in a group of its own, its output in home/NAME.log."""
+        with open(self.home / f"{name}.log", "ab") as log:
+            self.began[name] = log.tell()
+            self.running[name] = subprocess.Popen(
+                command,
+                cwd=self.home,
+                env={**self.environment, **(changes or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """A process, and what it has started, at once."""
+        process = self.running.pop(name, None)
+        if process is not None:
+            started = below(process.pid)
+            end([process.pid, *started])
+            process.wait()
+
+    def stop(self) -> None:
+        """All of them, and what they have started: asked first, then killed."""
+        started = [one for process in self.running.values() for one in below(process.pid)]
+        for process in self.running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        until = time.monotonic() + GRACE
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        for name in list(self.running):
+            self.kill(name)
+        end(started)
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ---- who is who ------------------------------------------------------------------------------------------------
+
+    def superlink(self) -> None:
+        """The SuperLink, with a database, and closed to keys that were not registered."""
+        if answers(self.port):
+            raise EngineError(f"port {self.port} of {HERE}, which is taken", "a free port", "set [federation] port")
+        command = [tool("flower-superlink"), "--host", HERE, "--port", str(self.port), "--database", "link.db"]
+        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+        self.start("superlink", command)
+        self.wait_for("superlink", self.port)
+
+    def supernode(self, name: str, link: int | None = None) -> None:
+        """The node of a silo; it runs no code."""
+        port = self.nodes[name]
+        command = [tool("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(port)]
+        command += ["--superlink", f"{HERE}:{link or self.port}", "--root-certificates", "ca.crt"]
+        command += ["--auth-supernode-private-key", name, "--superexec-auth-secret-file", f"{name}.secret"]
+        self.start(f"node.{name}", command)
+
+    def silo(self, name: str, among: Path | None = None) -> None:
+        """The process that holds a silo's data and decides what they may spend."""
+        folder = (among or self.folder) / "silos" / name
+        where = ["--node", f"{HERE}:{self.nodes[name]}", "--secret", str(self.home / f"{name}.secret")]
+        self.start(f"silo.{name}", [sys.executable, "-P", "-m", "sordino", "silo", "serve", str(folder), *where])
+
+    def register(self) -> None:
+        """Bind every silo's key to its name."""
+        ca = (self.home / "ca.crt").read_bytes()
+        for name in self.silos:
+            register(f"{HERE}:{self.port}", ca, keys.public_key(self.home / f"{name}.pub"), name)
+
+    def up(self) -> None:
+        """All of it."""
+        self.superlink()
+        for name in self.silos:
+            self.silo(name)  # they take longest to load
+        self.register()
+        for name in self.silos:
+            self.supernode(name)
+
+    def flwr(self, *words: str) -> str:
+        """A command of Flower's, to its end; what it said."""
+        done = subprocess.run(
+            [tool("flwr"), *words], cwd=self.home, env=self.environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())
+            raise EngineError(f"flwr {words[0]} that ended with code {done.returncode} ({said})")
+        return done.stdout
+
+    def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> int:
+        """Hand the app to the SuperLink; Flower's number of the run. Its end says nothing: look for the certificate."""
+        given = f"out={json.dumps(str(out))} resume={json.dumps(resume)}"
+        said = self.flwr("run", str(app or self.folder), "here", "--run-config", given, "--format", "json")
+        try:
+            told = json.loads(said)
+            return int(told["run-id"])
+        except ValueError:
+            told = {}
+        except KeyError:
+            pass
+        why = " ".join(str(told.get("error-message", said)).split())
+        raise EngineError(f"a run that the SuperLink was not given ({why})", "a SuperLink that answers")
+
+    def wait_for(self, name: str, port: int) -> None:
+        """Until a process listens; what it said last, if it ends instead."""
+        until = time.monotonic() + PATIENCE
+        while not answers(port):
+            process = self.running[name]
+            if process.poll() is not None or time.monotonic() > until:
+                raise EngineError(f"{name} that does not come up ({self.last_words(name)})")
+            time.sleep(0.1)
+
+    def joined(self, name: str) -> bool:
+        """Whether the SuperLink has let in a silo's node since it was last started."""
+        return f"node.{name}" in self.running and JOINED in self.said(f"node.{name}")
+
+    def join(self, name: str, link: int | None = None, seconds: float = 300.0) -> None:
+        """A silo's node, started until it is let in: for a minute the key of one that was killed counts as in use."""
+        until = time.monotonic() + seconds
+        while not self.joined(name):
+            process = self.running.get(f"node.{name}")
+            if time.monotonic() > until:
+                raise EngineError(f"the node of {name!r}, which is not let in ({self.last_words(f'node.{name}')})")
+            if process is None or process.poll() is not None:
+                self.supernode(name, link)
+            time.sleep(0.2)
+
+    def leave(self, name: str) -> None:
+        """Ask a silo's node to go: it signs off, and its key is free at once."""
+        process = self.running[f"node.{name}"]
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        self.kill(f"node.{name}")
+
+    def check(self) -> None:
+        """Refuse to wait for a process that has ended."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                raise EngineError(f"{name} that has ended ({self.last_words(name)})", "", "add --resume")
+
+    def said(self, name: str) -> str:
+        """What a process has said since it was last started."""
+        return (self.home / f"{name}.log").read_bytes()[self.began.get(name, 0) :].decode(errors="replace")
+
+    def last_words(self, name: str) -> str:
+        """The end of a log, in one line."""
+        return " ".join(self.said(name).split())[-400:]
+
+
+def tool(name: str) -> str:
+    """A command that came with flwr: beside this Python."""
+    found = Path(sys.executable).with_name(name)
+    if not found.exists():
+        raise EngineError(f"no {name} beside {sys.executable}", "flwr", "pip install 'sordino[flower]'")
+    return str(found)
+
+
+LOADING = 300.0  # seconds that all processes may take to come up and to load
+PULSE = 0.2
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def federated(config: Config) -> Config:
+    """The file with a federation: its own, or one whose silos are the plan's clients."""
+    if config.federation is not None:
+        return config
+    names = config.task.silos or tuple(f"silo{i}" for i in range(config.plan.clients.population))
+    return replace(config, federation=FederationSpec(silos=names))
+
+
+def home_of(out: Path) -> Path:
+    """Where silos keep their ledgers, and the federation its keys and logs: beside the run's folder."""
+    return out.absolute().with_name(f"{out.name}-federation")
+
+
+def run_here(config: Config, out: Path, *, resume: bool = False, on_round: OnRound | None = None) -> Executed:
+    """Build the federation's folder, bring it to life, hand in the app, and wait for the certificate."""
+    flower()
+    config, out = federated(config), out.absolute()
+    assert config.federation is not None
+    home = home_of(out)
+    if not resume and (out.exists() or home.exists()):
+        there = out if out.exists() else home
+        raise ConfigError(f"{there}, which exists", "a new folder", "choose another --out, or add --resume")
+    if not home.exists():
+        make(config, home)
+    with Loopback(home / "app", config.federation.silos, home) as federation:
+        federation.up()
+        federation.submit(out, resume=resume and out.exists())
+        wait(federation, out, config, on_round or (lambda line: None))
+    folder = RunFolder.open(out)
+    return Executed(out, folder.history(), json.loads((out / "certificate.json").read_text()))
+
+
+def make(config: Config, home: Path) -> None:
+    """The folder of `sordino federation new`, whose silos cut their rows out of the file's own data set."""
+    write_federation(home / "app", config, codec.to_toml(config))
+    for name in config.federation.silos if config.federation else ():
+        file = home / "app" / "silos" / name / "silo.toml"
+        spec = SiloSpec.read(file.parent)
+        file.write_text(tomli_w.dumps(codec.dump(replace(spec, simulated=True, group="", secret=""))))
+
+
+def wait(federation: Loopback, out: Path, config: Config, show: OnRound) -> None:
+    """Until the certificate is there; a sentence of the server's, or a silence that is too long, is an error."""
+    assert config.federation is not None
+    spec, log, shown = config.federation, out.with_name(f"{out.name}.log"), 0
+    began = log.stat().st_size if log.exists() else 0
+    until = time.monotonic() + LOADING + spec.tries * spec.timeout
+    while not (out / "certificate.json").exists():
+        federation.check()
+        said = log.read_text("utf-8")[began:].splitlines() if log.exists() else []
+        wrong = next((line for line in said if line.startswith("sordino: ") and "certificate.json" not in line), None)
+        if wrong is not None:
+            raise EngineError(f"a run that stopped: {wrong.removeprefix('sordino: ')}")
+        lines = history(out)
+        for line in lines[shown:]:
+            show(line)
+        if len(lines) > shown:
+            shown, until = len(lines), time.monotonic() + LOADING + spec.tries * spec.timeout
+        if time.monotonic() > until:
+            raise EngineError(f"a run that says nothing ({federation.last_words('superlink')})", "add --resume")
+        time.sleep(PULSE)
+    for line in history(out)[shown:]:
+        show(line)
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    """The whole lines of a history that is being written."""
+    file = out / "history.jsonl"
+    text = file.read_text("utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -1,0 +1,147 @@
+"""What a silo lets be done with its data, as one file that its operator writes; checked before anything is computed.
+
+```toml
+dataset = "cleveland"
+epsilon = 4.0
+delta = 1e-4
+unit = "record"
+releases = ["local_noise"]
+expires = "2027-06-30"
+```
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from sordino import codec
+from sordino.accounting.bounds import Unit
+from sordino.accounting.composition import Adversary
+from sordino.accounting.events import Event, Relation
+from sordino.certificate.facts import Grade
+from sordino.codec import plugins, toml
+from sordino.errors import ConfigError, shown
+from sordino.ledger.totals import Limit
+from sordino.parts.release_base import Release
+from sordino.rng import Mode
+
+if TYPE_CHECKING:
+    from sordino.plan import Plan
+
+EXAMPLE = "docs/silos.md#a-silos-own-policy has one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a silo's data may be used for, and what they may spend over all runs.
+
+    `adversary` is whose line of a bill is charged: `cohort` sees who takes part; `models` rests on the server's coins,
+    and on its keeping them secret; `messages` trusts nobody. An empty list of hashes allows any. `own_code` are the
+    grades that code on these data may have: code that no graph can be captured of only where it is named.
+    """
+
+    dataset: str
+    epsilon: float
+    delta: float
+    unit: Unit
+    releases: tuple[str, ...]
+    relation: Relation = "replace_one"
+    adversary: Adversary = "cohort"
+    noise: tuple[Mode, ...] = ("secure",)
+    least_multiplier: float = 0.0
+    least_cohort: float = 0.0
+    models: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
+    own_code: tuple[Grade, ...] = ("by construction", "per record (vmap)")
+    expires: str | None = None
+
+    def __post_init__(self) -> None:
+        _known = [("releases", self.releases, sorted(Release.members)), ("noise", self.noise, list(get_args(Mode)))]
+        _known += [("own_code", self.own_code, list(get_args(Grade)))]
+        for name, given, known in _known:
+            wrong = next((one for one in given if one not in known), None)
+            if wrong is not None or not given:
+                fix = codec.nearest(str(wrong), known) if given else f"known: {', '.join(known)}"
+                raise ConfigError(f"{name} = {shown(list(given))} in a policy", "at least one, of those that are", fix)
+        for name, least in (("least_multiplier", self.least_multiplier), ("least_cohort", self.least_cohort)):
+            if not 0 <= least < math.inf:
+                raise ConfigError(f"{name} = {shown(least)} in a policy", "a number, 0 or above")
+        for digest in (*self.models, *self.plans):
+            if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
+                raise ConfigError(f"the hash {shown(digest)} in a policy", "64 hexadecimal digits, as `sha256sum` says")
+        self.limit  # noqa: B018  (refuses what is no limit)
+        self._until()
+
+    @property
+    def limit(self) -> Limit:
+        """What the ledger holds the data set to."""
+        return Limit(self.epsilon, self.delta, self.unit, self.relation)
+
+    def _until(self) -> date:
+        """The last day."""
+        try:
+            return date.max if self.expires is None else date.fromisoformat(self.expires)
+        except ValueError:
+            found = f"expires = {shown(self.expires)} in a policy"
+            raise ConfigError(found, "a day", 'write it as "2027-01-31"') from None
+
+    def check(
+        self,
+        plan: Plan,
+        *,
+        noise: Mode,
+        silo: int = 0,
+        model: str = "",
+        today: date | None = None,
+        own_code: Grade = "by construction",
+    ) -> str | None:
+        """Why this plan may not touch the data, in one sentence; None: it may, as far as the ledger can pay.
+
+        `silo` is this silo's place in the plan, `model` the hash of the model that the run brings, and
+        `own_code` the grade of its code on this silo's records.
+        """
+        asked = (
+            (self._until() >= (today or date.today()), f"the policy has expired on {self.expires}"),
+            (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),
+            (not self.models or model in self.models, f"the model {model[:12] or '(none)'} is not among those allowed"),
+            (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy wants one {self.unit}"),
+            (plan.release.kind in self.releases, f"the release {plan.release.kind!r} is not allowed"),
+            (own_code in self.own_code, f"code of grade {own_code!r} is not allowed"),
+            (noise in self.noise, f"noise of mode {noise!r} is not allowed"),
+            (not plan.prepare, "the plan releases columns before its first round, which is not done over a network"),
+            (0 <= silo < plan.clients.population, f"the plan has no silo {silo}"),
+        )
+        refused = next((reason for good, reason in asked if not good), None)
+        return refused or self._check_sizes(plan, silo)
+
+    def _check_sizes(self, plan: Plan, silo: int) -> str | None:
+        line = plan.forecast.line(self.adversary, silo)
+        multiplier = min(noise_of(event) for event, _ in line.entries)
+        if multiplier < self.least_multiplier:
+            return f"the noise multiplier is {multiplier:g}, and the least allowed is {self.least_multiplier:g}"
+        cohort = getattr(plan.release, "at_least", plan.clients.expected)
+        if cohort < self.least_cohort:
+            return f"a round may have {cohort:g} clients, and the least allowed is {self.least_cohort:g}"
+        return self.limit.prices(plan.unit, line.relation)
+
+
+def noise_of(event: Event) -> float:
+    """The multiplier of the noise inside an event; 0 if it states none."""
+    inner: Any = event
+    while hasattr(inner, "event"):
+        inner = inner.event
+    return float(getattr(inner, "multiplier", 0.0))
+
+
+def load(path: Path) -> Policy:
+    """Read a policy; every mistake in it is one sentence."""
+    table = toml.table(path, EXAMPLE)
+    codec.check_plain(table)
+    plugins.load()
+    found: Policy = codec.read(Policy, table)
+    return found

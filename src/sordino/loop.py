@@ -1,0 +1,287 @@
+"""The only loop. Each pass is one round; a round is charged before its noise is drawn."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sordino import codec
+from sordino.engines.base import ClientJob, Collected, Engine, Leads, Receipt, Remembers, Worker
+from sordino.engines.checks import check_reach, check_records
+from sordino.engines.diagnostics import of_release
+from sordino.engines.inprocess import InProcess
+from sordino.engines.prepare import BEFORE, begin, check_prepared
+from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
+from sordino.layout import Layout
+from sordino.ledger.budget import Filter
+from sordino.parts.encoding import Public, Spread
+from sordino.parts.postprocess import Noised
+from sordino.parts.release_base import on_grid
+from sordino.parts.samplers import Cohort
+from sordino.parts.separation import resting
+from sordino.plan import NOISE, PREPARED, SHARED, Plan, State
+from sordino.rng import Mode, Seeded, Streams
+from sordino.task import Task
+
+
+class Charges(Protocol):
+    """Where a round, or what is released before the first (`BEFORE`), is written down before it can be seen."""
+
+    def charge(self, t: int, cohort: Cohort | None) -> None: ...
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """Charges that are told what became of a round whose clients are elsewhere."""
+
+    def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What is known after so many charges: who of the last cohort refused, and what silos say that they have paid."""
+
+    after: int
+    refused: tuple[int, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+
+
+@codec.hides_values
+@dataclass
+class Tally:
+    """Charges kept in memory: how many releases, and, where the cohort is seen anyway, who was in them."""
+
+    rounds: list[int] = field(default_factory=list)
+    prepared: int = 0  # times that the plan's preparations were released
+    cohorts: list[Cohort] = field(default_factory=list)
+    settled: list[Settled] = field(default_factory=list)
+
+    def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None:
+        self.settled.append(Settled(len(self.rounds), refused, receipts))
+
+    def charge(self, t: int, cohort: Cohort | None) -> None:
+        if t == BEFORE:
+            self.prepared += 1
+            return
+        self.rounds.append(t)
+        if cohort is not None:
+            self.cohorts.append(cohort)
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Round:
+    """One round, done. `diagnostics` come from unreleased data: for simulation, never for release."""
+
+    t: int
+    state: State
+    metrics: dict[str, float]
+    diagnostics: dict[str, float]
+    seconds: float = 0.0
+    void: bool = False
+
+
+def check(plan: Plan, task: Task, engine: Engine) -> None:
+    """Refuse a run whose certificate would not be true of it."""
+    check_early(plan, task.clients.population, task.public is not None, engine)
+    check_prepared(plan, task)
+    check_records(plan, task)
+
+
+def check_train_metrics(asked: bool | None, mode: Mode) -> None:
+    """Figures of private records have no place beside a release."""
+    if asked and mode != "simulation":
+        found = f"train_metrics = true in a run whose noise is {mode}"
+        needed = "figures of public records only: those of the clients' own are not private"
+        raise ConfigError(found, needed, 'drop train_metrics, or set noise = "simulation" under [privacy]')
+
+
+def check_early(plan: Plan, population: int | None, public: bool, engine: Engine) -> None:
+    """What can be refused before any data is read: who takes part (None: not known yet), and what the plan needs."""
+    if population is not None and plan.clients.population != population:
+        raise DataError(
+            f"a plan for {plan.clients.population} clients and data of {population}",
+            "the same population in both",
+            f"set population = {population} in the plan's clients",
+        )
+    if plan.mask is not None and plan.mask.source.needs_public_data and not public:
+        raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
+    missing = plan.needs - engine.offers
+    if missing:
+        asking = [part for part in (plan.release, plan.server) if missing & part.needs]
+        who = next(iter([*asking, *(plan.prepare if "preparation" in missing else ())]), plan.local)
+        found = f"{who.kind!r} on an engine without {', '.join(sorted(missing))}"
+        fix = "run it in one process (no --workers, no network), or declare ranges" if "preparation" in missing else ""
+        raise EngineError(found, "an engine that offers it", fix)
+
+
+def run(
+    plan: Plan,
+    task: Task,
+    *,
+    engine: Engine | None = None,
+    streams: Streams | None = None,
+    charges: Charges | None = None,
+    state: State | None = None,
+    budget: Filter | None = None,
+    eval_every: int = 1,
+    train_metrics: bool = False,
+    announce: Callable[[dict[str, str | int]], None] | None = None,
+) -> Generator[Round, None, None]:
+    """Run the plan from `state` to its last round; yields every round as a frozen value.
+
+    `announce` is told before the first round how the engine works: path, device, how many clients at once.
+    With `train_metrics`, what is evaluated is evaluated on the clients' own records too, among the diagnostics: they
+    are NOT private, so a run whose noise is for release refuses them.
+    Under noise that rounds share, whoever comes too early is left out (`privacy.resting`).
+    With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
+    """
+    engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
+    check(plan, task, engine)
+    check_reach(task)
+    check_train_metrics(train_metrics, streams.mode)
+    if train_metrics and task.clients.here is not None:
+        raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
+    first = state or State.initial(plan, task.layout.flatten(task.model))
+    task, state = begin(plan, task, streams, charges.charge, first)
+    worker, layout = engine.prepare(plan, task, streams), task.layout
+    if isinstance(worker, Remembers):
+        worker.recall(state.secret)
+    judge = worker if isinstance(worker, Leads) else task
+    rest = resting(plan.clients, plan.release, plan.rounds, streams, state.t)
+    try:
+        for t in range(state.t, plan.rounds):
+            began = time.perf_counter()
+            cohort = plan.clients.draw(t, streams.at(t, "cohort"))
+            cohort = cohort if rest is None else rest.keep(t, cohort)
+            if budget is not None:
+                budget.charge(cohort, t)
+            if announce is not None:
+                announce(worker.header)
+                announce = None
+            state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
+            if budget is not None:
+                budget.settle(collected.refused, [(one.client, one.charges) for one in collected.receipts], t)
+            check_finite(state)
+            due, result = t + 1 == plan.rounds or (t + 1) % eval_every == 0, plan.server.result(state.memory)
+            metrics = judge.evaluate(result) if due else {}
+            own = task.evaluate_clients(result) if due and train_metrics else {}
+            spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
+            yield Round(t, state, metrics, {**collected.diagnostics, **own}, spent, void)
+            check_layout(task, layout)
+    finally:
+        if isinstance(worker, Leads):
+            worker.dismiss()
+
+
+def check_layout(task: Task, layout: Layout) -> None:
+    """Refuse a model of which other tensors are to be trained than the run began with: they would get these weights."""
+    if task.layout != layout:
+        found = "a model whose requires_grad, or whose tensors, were changed between two rounds"
+        fix = "bring them back and resume; to train others too, begin another run with init= the weights of this one"
+        raise DataError(found, "the same trained tensors for a whole run", fix)
+
+
+def check_finite(state: State) -> None:
+    """Stop at a model that is not finite: nothing can be learnt from it, and a checkpoint of it would keep it so."""
+    for name, tensor in state.memory.items():
+        if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())) and not bool(tensor.isfinite().all()):
+            raise DivergedError(
+                f"round {state.t} left NaN or infinity in the server's {name}; its release stays charged, and what "
+                f"was kept is the state of round {state.t - 1}; lower the server's step, the radius or the local lr"
+            )
+
+
+def one_round(
+    plan: Plan, task: Task, worker: Worker, streams: Streams, charges: Charges, state: State, cohort: Cohort
+) -> tuple[State, Collected]:
+    """Charge, collect, release, step."""
+    t, release = state.t, plan.release
+    seen = cohort if "cohort" in release.sees or "messages" in release.sees else None
+    if release.local:
+        charges.charge(t, seen)
+    start = plan.server.query(state.memory)
+    public = plan.public(t, len(start), state.learnt, lambda: worker.public_update(start, t))
+    try:
+        collected = worker.collect(ClientJob(public, start, cohort))
+    except QuorumError as error:  # messages may have left: what they have cost is written down
+        _settle(plan, charges, error.collected, charged=release.local)
+        raise
+    if not release.local:
+        charges.charge(t, seen)
+    _settle(plan, charges, collected, charged=True)
+    return released(plan, task, streams, state, public, collected, cohort)
+
+
+def told(plan: Plan) -> bool:
+    """Whether it may be written down who was asked: it is public, or seen by design."""
+    return not plan.clients.random or bool({"cohort", "messages"} & plan.release.sees)
+
+
+def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
+    """Of a round elsewhere, who refused and what was paid; a refusal takes back a charge, if there was one."""
+    if collected.deployed and told(plan) and isinstance(charges, Settles):
+        charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
+
+
+def released(
+    plan: Plan, task: Task, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
+) -> tuple[State, Collected]:
+    """From the sum to the next state, and what an onlooker who must not exist would have seen."""
+    after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
+    after = replace(after, secret=after.secret | collected.secret) if collected.secret else after
+    if encoded is None or collected.deployed or collected.noised:
+        return after, collected
+    clean = collected.total / plan.release.denominator(plan.clients.expected, collected.received)
+    return after, replace(collected, diagnostics={**collected.diagnostics, **of_release(clean, encoded)})
+
+
+def advanced(
+    plan: Plan, layout: Layout, streams: Streams, state: State, public: Public, collected: Collected, cohort: Cohort
+) -> tuple[State, Tensor | None]:
+    """Noise, decode, post-process, step: the next state, and what was released (None: a void round)."""
+    t = state.t
+    if not plan.release.accepts(collected.received):
+        return replace(state, t=t + 1), None
+    encoded, noise = noised_mean(plan, collected, cohort, streams, t, state.noise)
+    mean, shared = plan.split(plan.decode(encoded, public), public)
+    if plan.postprocess:
+        std = mean_std(plan, collected.came(cohort), collected.received, public)
+        mean = plan.refine(mean, Noised(layout, std[: len(mean)] if isinstance(std, Tensor) else std, t))
+    learnt = plan.learn(encoded, mean, public, state) | {f"{SHARED}{name}": held for name, held in shared.items()}
+    learnt |= {name: held for name, held in state.learnt.items() if name.startswith(PREPARED)}
+    secret = state.secret | {f"{NOISE}{name}": held for name, held in noise.items()}
+    return State(t + 1, plan.server.step(state.memory, mean, t), learnt, secret), encoded
+
+
+def noised_mean(
+    plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sum, noised, over a public number: what is released, still encoded; and what the noise remembers."""
+    total, noise = noised_sum(plan, collected, cohort, streams, t, memory)
+    return (total / plan.release.denominator(plan.clients.expected, collected.received)).to(torch.float32), noise
+
+
+def noised_sum(
+    plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sum, noised; for release on a public grid."""
+    release, came = plan.release, collected.came(cohort)
+    silent = came[:0] if collected.noised else came  # whose noise is still to be drawn
+    total, noise = release.noised(collected.total, silent, partial(streams.at, t), memory)
+    return (on_grid(total, release.noise_std(came, t)) if streams.mode == "secure" else total), noise
+
+
+def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> Spread:
+    """Standard deviation of the noise in every coordinate of the decoded mean, followed step by step: public."""
+    std: Spread = plan.release.noise_std(cohort, public.t) / plan.release.denominator(plan.clients.expected, received)
+    for step in reversed(plan.encode):
+        std = step.spread(std, public)
+    return std * plan.local.unit(public)

@@ -1,0 +1,107 @@
+"""What a file says of a task that was made in Python: not the data and the module, but by what they are known again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from sordino.codec import Foreign, package_of
+from sordino.data.metrics import Given as GivenMetric
+from sordino.data.named_fields import ByName, plain
+from sordino.errors import ConfigError
+from sordino.layout import Layout
+from sordino.models.spec import Shape, Spec
+from sordino.parts.losses import Loss
+from sordino.task import Task
+
+NAME = "given"  # of the data set
+_KNOWN = ("torch", "sordino", "builtins")  # whose modules need no name on a certificate
+
+
+@dataclass(frozen=True)
+class Given(Spec, kind="given"):
+    """A module that a Python script holds, as the folder of a run knows it; no file can build it."""
+
+    name: str  # of its class
+    layout: str  # sha256 of names, shapes and order of what is trained
+    inputs: tuple[int, ...] = ()  # shape of one record, as far as it is public
+    targets: tuple[int, ...] = ()  # shape of one record's target, likewise
+    loss: str = ""  # of a function; a loss with a kind stands in the file itself
+    metrics: tuple[str, ...] = ()  # the same
+    packages: tuple[Foreign, ...] = ()  # what is not torch's or ours in module and loss
+    weighed: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, task: Task) -> Given:
+        """By what a task is known again."""
+        model = plain(task.model)
+        loss = "" if written(task.losses) else _called(task.loss)
+        own = {Foreign(*package_of(m.__module__), "Module", m.__name__) for m in _classes(model)}
+        own |= {Foreign(*package_of(_module(task.loss)), "Loss", loss)} if loss else set()
+        foreign = tuple(sorted(part for part in own if part.package not in _KNOWN))
+        shapes = _shapes(task)
+        metrics = tuple(one.name for one in task.metrics if isinstance(one, GivenMetric))
+        return cls(type(model).__name__, layout_sha256(task.layout), *shapes, loss, metrics, foreign)
+
+    def differs(self, other: Given) -> list[str]:
+        """In what another task is not this one, in words."""
+        words = {"name": "the module's class", "layout": "the module's parameters", "inputs": "the records' shape"}
+        words |= {"targets": "the targets' shape", "loss": "the loss", "metrics": "the metrics"}
+        words |= {"packages": "the packages that they come from, or their versions"}
+        return [said for field, said in words.items() if getattr(self, field) != getattr(other, field)]
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        raise self.missing()
+
+    def missing(self) -> ConfigError:
+        """Why nothing can be built of this."""
+        found = f"a run whose data and module ({self.name}) were given in Python"
+        fix = 'in that script: so.train(plan, task, out="...", resume=True), and .audit() of what it returns'
+        return ConfigError(found, "the script that has them", fix)
+
+    def rests_on(self) -> tuple[Foreign, ...]:
+        return self.packages
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a certificate says of it."""
+        return {"model": self.name, "layout_sha256": self.layout, "inputs": list(self.inputs), "loss": self.loss}
+
+
+def _shapes(task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of a record and its target; of sequences only what the caller said of their length."""
+    records, public = task.clients.records, task.model.public if isinstance(task.model, ByName) else None
+    if public is not None:
+        return public, ()
+    return tuple(records.x.shape[1:]), tuple(records.y.shape[1:])
+
+
+def layout_sha256(layout: Layout) -> str:
+    """Of the names and shapes of all tensors in the vector, in order, and which of them are trained."""
+    slots = [[slot.name, list(slot.shape), slot.trainable] for slot in layout.slots]
+    return hashlib.sha256(json.dumps(slots).encode()).hexdigest()
+
+
+def written(loss: Loss) -> bool:
+    """Whether a loss has a written form."""
+    return bool(loss.kind) and Loss.members.get(loss.kind) is type(loss)
+
+
+def _classes(model: nn.Module) -> list[type[nn.Module]]:
+    """Classes of a module and of what is in it, the outermost of each package."""
+    first: dict[str, type[nn.Module]] = {}
+    for part in model.modules():
+        first.setdefault(type(part).__module__.partition(".")[0], type(part))
+    return list(first.values())
+
+
+def _called(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _module(function: Any) -> str:
+    return str(getattr(function, "__module__", type(function).__module__) or "builtins")

@@ -1,0 +1,132 @@
+"""Noise that remembers: a release whose rounds share their noise, so that later rounds take back what earlier ones add.
+
+The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian mechanism for all its rounds together,
+with  mu = sensitivity / multiplier,  the sensitivity over all patterns of rounds that the sampler allows a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from sordino.accounting.bounds import Bound, Spent
+from sordino.accounting.events import Event, GaussianNoise, Unprotected
+from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.matrix.toeplitz import Floats
+from sordino.errors import PlanError
+from sordino.parts.mechanisms import Gaussian, Mechanism
+from sordino.parts.release_base import Release, Sees, need_bound
+from sordino.parts.releases import CentralNoise
+from sordino.parts.strategies import Identity, Strategy
+from sordino.rng import is_secure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sordino.parts.samplers import Cohort, Sampler
+
+
+@dataclass(frozen=True)
+class CorrelatedNoise(Release, kind="correlated_noise"):
+    """The trusted server adds row t of C^-1 Z to the sum of round t, Z of the mechanism's deviation (DP-FTRL, BandMF).
+
+    Guarantee: mu-GDP for the whole run, mu = movement * sensitivity(C) / multiplier, where a sampler keeps a client's
+    rounds apart; amplified round by round where the groups of `turns` are sampled and the bands fit between them.
+    For release the memory of noise is float64, so that rounding it moves mu by less than sqrt(d T) 2^-50 sum |c_j|
+    (docs/privacy.md#from-sampler-to-grid); simulations keep float32, half the memory.
+    """
+
+    mechanism: Gaussian
+    strategy: Strategy
+    sees: ClassVar[Sees] = frozenset({"mean"})
+
+    def check(self, bound: Bound | Spent) -> None:
+        need_bound(bound, self.mechanism)
+
+    def suits(self, clients: Sampler) -> None:
+        if clients.apart is None:
+            found = f"correlated noise and sampler {clients.kind!r}, under which a client may come in any two rounds"
+            fix = "roundrobin, separated or turns; with poisson or fixed use central_noise"
+            raise PlanError("correlated noise", found, "a sampler that keeps a client's rounds apart", fix)
+        if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.apart):
+            found = f"{self.strategy.bands or 'all'} bands and turns of {clients.apart} rounds"
+            raise PlanError("correlated noise", found, "at most as many bands as rounds between turns", "fewer bands")
+
+    def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
+        return replace(self, strategy=self.strategy.fitted(allowed(), work))
+
+    def init(self, length: int) -> dict[str, Tensor]:
+        return self.strategy.init(length)
+
+    def noised(
+        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
+        rng = coins("server noise")
+        if is_secure(rng):
+            memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
+        noise, kept = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
+        return total + noise.view_as(total), kept
+
+    def event(self) -> Event:
+        """One round of one client alone: its column of C."""
+        return GaussianNoise(self.mechanism.multiplier / self.strategy.once)
+
+    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+        """One event for the whole run."""
+        sensitivity = self.strategy.sensitivity(allowed)
+        if sensitivity == 0.0:
+            return ((self.event(), 0),)
+        return ((GaussianNoise(self.mechanism.multiplier / sensitivity), 1),)
+
+    def repeated_event(self, allowed: Patterns) -> Event:
+        """Round t again, with fresh z: given earlier releases, one more row (C X)_t + z.
+
+        A client moves that row by at most max_pattern sum_s |C_ts|: one entry of C where the bands fit between its
+        rounds, so at most the longest column; else at most what it moves all rows together.
+        """
+        bands = self.strategy.bands
+        if bands is not None and bands <= allowed.apart:
+            return self.event()
+        return GaussianNoise(self.mechanism.multiplier / self.strategy.sensitivity(allowed))
+
+    def message_event(self) -> Event:
+        return Unprotected()
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        return replace(self, mechanism=Gaussian(multiplier))
+
+    def noise_std(self, cohort: Cohort, t: int) -> float:
+        return self.mechanism.std * self.strategy.noise_std(t)
+
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return (self.mechanism,)
+
+    def noise_matrix(self, rounds: int) -> Floats:
+        return self.strategy.noise_matrix(rounds)
+
+    def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise:
+        """Noise of every round's own that costs the same under the same sampler."""
+        moved, alone = self.strategy.once, 1.0
+        if not clients.amplifies:
+            moved, alone = self.strategy.sensitivity(allowed), Identity().sensitivity(allowed)
+        return CentralNoise(Gaussian(self.mechanism.multiplier * alone / moved))
+
+
+def noise_of_models(release: Release, work: Floats) -> float | None:
+    """Root mean square, over rounds, of the noise in one coordinate of A (sums); None if clients noise.
+
+    `work` is A, as `ServerOptimizer.workload` gives it: for steps of one size the noise of sums of rounds.
+    """
+    if not isinstance(release, CorrelatedNoise | CentralNoise):
+        return None
+    strategy = release.strategy if isinstance(release, CorrelatedNoise) else Identity()
+    if work.ndim == 1:
+        squares = strategy.errors(len(work), work)
+    else:
+        squares = np.sum((work @ strategy.noise_matrix(len(work))) ** 2, axis=1)
+    return release.mechanism.std * float(np.sqrt(np.mean(squares)))

@@ -1,0 +1,214 @@
+"""Client steps between the local solver and the noise: encode on the client, decode on the server, bound beside."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sordino import codec
+from sordino.accounting.bounds import Bound, Norm
+from sordino.codec import Part
+from sordino.codec.boundary import of_type, returns, tensor
+from sordino.errors import PlanError, shown
+from sordino.parts.clipping import SLACK, factors, row_norms, scaled
+from sordino.parts.schedules import Schedule, at, positive
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Public:
+    """What everybody may know in round t: nothing here depends on unreleased data."""
+
+    t: int
+    radius: float = math.inf
+    size: int = 0  # d, the length of a message before any step
+    mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
+    shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the local solver reads off earlier releases, [d]
+    tensors: tuple[int, ...] = ()  # sizes of the model's tensors, in the order of the message
+
+    def on(self, device: torch.device) -> Public:
+        """The same, with its tensors there."""
+        mask = None if self.mask is None else self.mask.to(device)
+        return replace(self, mask=mask, shared={name: held.to(device) for name, held in self.shared.items()})
+
+
+Spread = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
+
+
+def decoded(found: object, step: Step, mean: Tensor) -> str:
+    """A vector that `encode` makes one of the length of `mean` of."""
+    fits = isinstance(found, Tensor) and found.dim() == mean.dim() and step.length(found.shape[-1]) == mean.shape[-1]
+    needed = f"a floating tensor of which encode makes {mean.shape[-1]} numbers"
+    return tensor(found, tuple(found.shape), mean) if fits and isinstance(found, Tensor) else needed
+
+
+class Step(Part):
+    """One client step: effect, its undoing after the noise, and what it does to the bound and to the noise."""
+
+    @property
+    def needs_slopes(self) -> bool:
+        """Whether `encode` wants the clients' gradients at the round's start."""
+        return False
+
+    @property
+    def needs_tensors(self) -> bool:
+        """Whether `encode` looks at where one tensor of the model ends and the next begins."""
+        return False
+
+    @abstractmethod
+    @returns(lambda found, part, rows, *_, **__: tensor(found, (*rows.shape[:-1], part.length(rows.shape[-1])), rows))
+    def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
+        """On the client: rows [m, d] -> [m, d']."""
+
+    def length(self, before: int) -> int:
+        """How many numbers `encode` makes of so many."""
+        return before
+
+    def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
+        """Public numbers for the next round, read off the noised mean before it is decoded: post-processing."""
+        return {}
+
+    @abstractmethod
+    @returns(lambda found, part, mean, public: decoded(found, part, mean))
+    def decode(self, mean: Tensor, public: Public) -> Tensor:
+        """On the server, after the noise: [d'] -> [d]."""
+
+    @abstractmethod
+    @returns(of_type(Bound))
+    def bound(self, before: Bound) -> Bound:
+        """The bound after this step."""
+
+    @abstractmethod
+    @returns(of_type(float, int, Tensor))
+    def spread(self, std: Spread, public: Public) -> Spread:
+        """The noise's standard deviation after `decode`, where it was `std` before."""
+
+
+@dataclass(frozen=True)
+class Adaptive(Schedule, kind="adaptive"):
+    """A radius that follows the `quantile` of update norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+
+        message = (sqrt(1 - share^2) * x / radius,  share * b),  b = +1 if ||x|| <= radius else -1
+        radius <- radius * exp(-rate * (fraction inside - quantile)),  read off the noised mean
+
+    The bit is one coordinate of the same unit-ball message, under the same noise: it costs no epsilon of its own, and
+    the factor sqrt(1 - share^2) is its price in signal.
+    """
+
+    start: float
+    quantile: float = 0.5
+    rate: float = 0.2
+    share: float = 0.1
+    monotone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (positive(self.start, self.rate) and 0 < self.quantile < 1 and 0 < self.share < 1):
+            found = f"start {self.start}, quantile {self.quantile}, rate {self.rate}, share {self.share}"
+            raise PlanError("adaptive clip", found, "start and rate above 0, quantile and share in (0, 1)")
+
+    def at(self, t: int) -> float:
+        """Before anything was learnt."""
+        return self.start
+
+    def join(self, rows: Tensor, inside: Tensor) -> Tensor:
+        """[m, d] -> [m, d + 1], still in the unit ball."""
+        bits = torch.where(inside, self.share, -self.share).to(rows.dtype) * (1.0 - SLACK)
+        return torch.cat([rows * self.kept, bits[:, None]], dim=1)
+
+    def part(self, mean: Tensor) -> Tensor:
+        """The update's share of a noised mean, or of its noise per coordinate."""
+        return mean[:-1] / self.kept
+
+    @property
+    def kept(self) -> float:
+        """sqrt(1 - share^2): what of the unit ball is left for the update."""
+        return math.sqrt(1 - self.share**2)
+
+    def next(self, mean: Tensor, radius: float) -> float:
+        """The next radius, kept within a factor of 1000 of the first."""
+        fraction = min(1.0, max(0.0, (float(mean[-1]) / self.share + 1) / 2))
+        moved = radius * math.exp(-self.rate * (fraction - self.quantile))
+        return min(self.start * 1e3, max(self.start * 1e-3, moved))
+
+
+@dataclass(frozen=True)
+class Clip(Step, kind="clip"):
+    """x / radius, pulled into the unit ball: x * min(1 / radius, 1 / ||x||).
+
+    One norm over the whole message. A row with a non-finite entry becomes zero. radius = inf leaves x alone and
+    bounds nothing. An `Adaptive` radius sends one more coordinate: whether x was inside (Andrew et al. 2021).
+    Guarantee: ||encode(x)|| <= 1 exactly, in float32, for any x; so movement is 1 (zero out) or 2 (replace).
+    """
+
+    radius: float | Schedule
+    norm: Norm = 2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.radius, Adaptive) and self.norm != 2:
+            raise PlanError("clip", "an adaptive radius in the L1 norm", "norm = 2")
+        if self.radius != math.inf and not positive(self.radius):
+            raise PlanError(
+                "clip", f"radius {shown(self.radius)}", "a positive number", "use a radius near the typical update norm"
+            )
+
+    @property
+    def finite(self) -> bool:
+        """Whether this clip bounds anything."""
+        return isinstance(self.radius, Schedule) or math.isfinite(self.radius)
+
+    def radius_at(self, t: int, learnt: float | None = None) -> float:
+        """The public radius of round t; `learnt` is what an adaptive one has become."""
+        return at(self.radius, t) if learnt is None else learnt
+
+    def _radius(self, public: Public) -> float:
+        """What the plan says of this round, or what an adaptive radius has become."""
+        return public.radius if isinstance(self.radius, Adaptive) else self.radius_at(public.t)
+
+    def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
+        norms = row_norms(rows, self.norm)
+        sound = finite_rows(rows, norms)
+        if not self.finite:
+            return sound
+        radius = self._radius(public)
+        inside = scaled(sound, factors(norms, radius, unit=True))
+        return self.radius.join(inside, norms <= radius) if isinstance(self.radius, Adaptive) else inside
+
+    def length(self, before: int) -> int:
+        return before + isinstance(self.radius, Adaptive)
+
+    def decode(self, mean: Tensor, public: Public) -> Tensor:
+        if not self.finite:
+            return mean
+        return (self.radius.part(mean) if isinstance(self.radius, Adaptive) else mean) * self._radius(public)
+
+    def spread(self, std: Spread, public: Public) -> Spread:
+        if not self.finite:
+            return std
+        if not isinstance(self.radius, Adaptive):
+            return std * self._radius(public)
+        return (self.radius.part(std) if isinstance(std, Tensor) else std / self.radius.kept) * self._radius(public)
+
+    def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
+        return {"radius": self.radius.next(mean, self._radius(public))} if isinstance(self.radius, Adaptive) else {}
+
+    def bound(self, before: Bound) -> Bound:
+        if before.unit == "record":
+            raise PlanError(
+                "record bound",
+                "Clip on the message of a record-level plan",
+                "clipping of each record",
+                "drop Clip: BatchGradient clips records",
+            )
+        return Bound(unit=before.unit, norm=self.norm, finite=self.finite)
+
+
+def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:
+    """Rows with a non-finite entry (so a non-finite norm) count as zero: they never reach the sum."""
+    bad = ~norms.isfinite()
+    return torch.where(bad[:, None], torch.zeros_like(rows), rows) if bool(bad.any()) else rows

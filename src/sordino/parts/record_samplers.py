@@ -1,0 +1,344 @@
+"""Which of a silo's records a round reads, and what that is worth for one record.
+
+The coins stay inside the silo, so they amplify even against one who reads every message. `sizes` are public: one number
+of records per silo, or one number for all. The batch is a constant of the plan, never the number that happened to come.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.accounting.events import Event, FixedSampled, PoissonSampled, Relation
+from sordino.codec import Part
+from sordino.codec.boundary import array, number, of_type, returns
+from sordino.errors import PlanError, shown
+from sordino.parts.distributions import SamplingLaw, independent_coins
+from sordino.parts.schedules import CLIENTS, positive
+from sordino.rng import Seeded
+
+Rows = NDArray[np.int64]
+
+
+class RecordSampler(Part):
+    """Draws a batch of one silo's records."""
+
+    sizes: tuple[int, ...]
+    relation: ClassVar[Relation] = "replace_one"
+    disjoint: ClassVar[bool] = False  # True: the batches of an epoch have no record in common
+    fixed: ClassVar[bool] = True  # True: every batch has exactly `count` records
+
+    @property
+    @abstractmethod
+    @returns(lambda found, *_: number(found, 0.0, above=True))
+    def count(self) -> float:
+        """Records in a batch, on average: what a sum is divided by."""
+
+    @abstractmethod
+    @returns(lambda found, part, t, silo, size, rng: array(found, (None,), "i", 0, size))
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        """Positions among the silo's `size` records."""
+
+    @returns(of_type(Event))
+    def amplify(self, event: Event, silo: int) -> Event:
+        """The event for one record of a silo, to one who does not see which were read."""
+        return event
+
+    def law(self, silo: int) -> SamplingLaw | None:
+        """How a silo's records are drawn, step by step, for `sordino audit` to compare draws with; None: not stated."""
+        return None
+
+    def public_law(self, silo: int, size: int) -> SamplingLaw:
+        """Of batches of `size` that nobody needs to keep secret: the bill rests on `most` and `apart` alone."""
+        most = partial(self.most, silo=silo)
+        return SamplingLaw(
+            self.size(silo), size=size, secret=False, max_participations=most, min_separation=self.apart(silo)
+        )
+
+    def size(self, silo: int) -> int:
+        """How many records a silo has declared."""
+        return self.sizes[silo] if len(self.sizes) > 1 else self.sizes[0]
+
+    def epoch(self, step: int, silo: int) -> int:
+        """Steps of the same epoch read disjoint records; unless a sampler says more, each step is its own."""
+        return step
+
+    def most(self, steps: int, silo: int) -> int:
+        """In how many of the first `steps` steps one record is read, at most."""
+        return self.epoch(steps - 1, silo) + 1 if steps > 0 else 0
+
+    def apart(self, silo: int) -> int | None:
+        """Any two steps that read one record are at least so many steps from each other; None: nothing is promised."""
+        return None
+
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        """All that a step reads: positions start to stop of public order o, as (o, start, stop); None: nobody says."""
+        return None
+
+    def again(self, steps: int, silo: int) -> int:
+        """In how many of any `steps` steps in a row one record is read, at most: what running them again costs."""
+        return steps
+
+    def rounds(self) -> int | None:
+        """The most rounds that can be run; None: any number."""
+        return None
+
+    def check(self, population: int) -> None:
+        """Refuse a list of sizes that does not fit the silos."""
+        if len(self.sizes) not in (1, population):
+            found = f"{len(self.sizes)} sizes for {population} silos"
+            raise PlanError("records", found, "one size per silo, or one for all", "set sizes in records")
+
+
+def _check(sizes: tuple[int, ...], batch: float) -> None:
+    if not sizes or min(sizes) < 1 or max(sizes) > CLIENTS:
+        needed = f"at least one record in each silo, and at most {CLIENTS:,}"
+        raise PlanError("records", f"sizes {shown(list(sizes))}", needed)
+    if not (positive(batch) and batch <= min(sizes)):
+        found = f"a batch of {batch:g} where the smallest silo has {min(sizes)} records"
+        raise PlanError("records", found, "a batch above 0, and no larger than the smallest silo", "lower batch")
+
+
+@dataclass(frozen=True)
+class AllRecords(RecordSampler, kind="all_records"):
+    """Every record, every round: no amplification; neighbours replace one record (movement 2).
+
+    A silo weighs as many records as it holds: the mean is that of the pooled data.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, 1)
+
+    @property
+    def count(self) -> float:
+        return float(np.mean(self.sizes))
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        return np.arange(size, dtype=np.int64)
+
+    def law(self, silo: int) -> SamplingLaw:
+        return self.public_law(silo, self.size(silo))
+
+    def apart(self, silo: int) -> int | None:
+        return 1
+
+
+@dataclass(frozen=True)
+class PoissonRecords(RecordSampler, kind="poisson_records"):
+    """Each record independently with probability batch / size of its silo.
+
+    Guarantee: add or remove one record (movement 1), amplified by PLD of the subsampled mechanism.
+    """
+
+    batch: float
+    sizes: tuple[int, ...]
+    relation: ClassVar[Relation] = "add_remove"
+    fixed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return self.batch
+
+    def rate(self, silo: int) -> float:
+        """The coin of one record."""
+        return self.batch / self.size(silo)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        return rng.choice(size, int(rng.binomial(size, self.rate(silo))), replace=False, shuffle=False).astype(np.int64)
+
+    def law(self, silo: int) -> SamplingLaw:
+        return independent_coins(self.size(silo), self.rate(silo))
+
+    def amplify(self, event: Event, silo: int) -> Event:
+        return PoissonSampled(self.rate(silo), event)
+
+
+@dataclass(frozen=True)
+class FixedRecords(RecordSampler, kind="fixed_records"):
+    """A uniformly random batch of exactly `batch` of a silo's records, without replacement.
+
+    Guarantee: replace one record (movement 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        return rng.choice(size, self.batch, replace=False, shuffle=False).astype(np.int64)
+
+    def law(self, silo: int) -> SamplingLaw:
+        return SamplingLaw(self.size(silo), self.batch / self.size(silo), size=self.batch)
+
+    def amplify(self, event: Event, silo: int) -> Event:
+        return event if self.batch == self.size(silo) else FixedSampled(self.size(silo), self.batch, event)
+
+
+def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generator]) -> Rows:
+    """For each size a uniformly random set of `batch` numbers below it: [sum of m, batch], each group by its own coins.
+
+    Floyd's algorithm, all at once: step j draws a number up to size - batch + j and takes it, or, if it was taken
+    before, size - batch + j itself. A number below n is n times one of 2^53 equidistant points of [0, 1), rounded down.
+    """
+    highest = np.concatenate(sizes)[:, None] - batch + np.arange(batch)
+    groups = np.split(highest, np.cumsum([len(own) for own in sizes])[:-1])
+    drawn = [(rng.random(own.shape) * (own + 1)).astype(np.int64) for own, rng in zip(groups, rngs, strict=True)]
+    picks = np.ascontiguousarray(np.concatenate(drawn).T)  # [batch, m]: a step is one row
+    for j in range(1, batch):
+        taken = np.flatnonzero((picks[:j] == picks[j]).any(axis=0))
+        picks[j, taken] = highest[taken, j]
+    return picks.T
+
+
+@dataclass(frozen=True)
+class OnePass(RecordSampler, kind="one_pass"):
+    """Round t reads the t-th block of a public permutation: disjoint batches, so each record is in one release.
+
+    Guarantee: replace one record (movement 2), parallel composition: the whole run costs one release. The permutation
+    is public and always the same, so a run that is resumed, or a round that is run again, reads the same block.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+    disjoint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        return _order(silo, size)[t * self.batch : (t + 1) * self.batch]
+
+    def law(self, silo: int) -> SamplingLaw:
+        return self.public_law(silo, self.batch)
+
+    def epoch(self, step: int, silo: int) -> int:
+        return 0
+
+    def apart(self, silo: int) -> int | None:
+        return self.size(silo) // self.batch  # at most one step: any distance is true
+
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        return 0, step * self.batch, (step + 1) * self.batch
+
+    def again(self, steps: int, silo: int) -> int:
+        return 1
+
+    def rounds(self) -> int | None:
+        return min(self.sizes) // self.batch
+
+
+class _Epochs(RecordSampler):
+    """A public order of a silo's records, cut into size // batch batches; a rest sits the epoch out."""
+
+    batch: int
+    disjoint: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @abstractmethod
+    def order(self, epoch: int) -> int:
+        """Which of the public orders an epoch is read in."""
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+    def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
+        first = t % (size // self.batch) * self.batch
+        return _order(silo, size, self.order(t // (size // self.batch)))[first : first + self.batch]
+
+    def law(self, silo: int) -> SamplingLaw:
+        return self.public_law(silo, self.batch)
+
+    def epoch(self, step: int, silo: int) -> int:
+        return step // (self.size(silo) // self.batch)
+
+    def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
+        first = step % (self.size(silo) // self.batch) * self.batch
+        return self.order(self.epoch(step, silo)), first, first + self.batch
+
+
+@dataclass(frozen=True)
+class ShuffledRecords(_Epochs, kind="shuffled_records"):
+    """Epoch e is a public permutation of a silo's records, cut into size // batch batches; a rest sits the epoch out.
+
+    What an ordinary shuffled loader does. Guarantee: replace one record (movement 2); a record is in one release per
+    epoch, so T rounds cost ceil(T / (size // batch)) of them; nothing is amplified, so the coins need not be secret.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+
+    def order(self, epoch: int) -> int:
+        return 1 + epoch
+
+    def apart(self, silo: int) -> int | None:
+        return 1  # the last of one epoch may be the first of the next
+
+    def again(self, steps: int, silo: int) -> int:
+        return min(steps, 1 + -(-(steps - 1) // (self.size(silo) // self.batch)))
+
+
+@dataclass(frozen=True)
+class RecordsInTurn(_Epochs, kind="records_in_turn"):
+    """One public permutation of a silo's records, cut into size // batch batches that come in turn, epoch after epoch.
+
+    A loader that was shuffled once; a rest is never read. Guarantee: replace one record (movement 2); its reads are
+    exactly size // batch steps apart, which correlated noise uses; nothing is amplified, so the order is no secret.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+
+    def order(self, epoch: int) -> int:
+        return 0
+
+    def apart(self, silo: int) -> int | None:
+        return self.size(silo) // self.batch
+
+    def again(self, steps: int, silo: int) -> int:
+        return -(-steps // (self.size(silo) // self.batch))
+
+
+@lru_cache(maxsize=64)
+def _order(silo: int, size: int, epoch: int = 0) -> Rows:
+    """A public permutation of a silo's records: in every run the same."""
+    return Seeded(0).at(epoch, "one pass", silo).permutation(size).astype(np.int64)
+
+
+def batches(sampler: RecordSampler, t: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Rows:
+    """`steps` batches of one silo in one round: [steps, b], padded with -1."""
+    if isinstance(sampler, FixedRecords) and sampler.batch == 1:
+        return rng.integers(size, size=(steps, 1))
+    drawn = list(_drawn(sampler, t * steps, silo, size, rng, steps))
+    table = np.full((steps, max(max(len(rows) for rows in drawn), 1)), -1, dtype=np.int64)
+    for row, rows in zip(table, drawn, strict=True):
+        row[: len(rows)] = rows
+    return table
+
+
+def _drawn(s: RecordSampler, first: int, silo: int, size: int, rng: np.random.Generator, steps: int) -> Iterator[Rows]:
+    for step in range(first, first + steps):
+        yield s.draw(step, silo, size, rng)

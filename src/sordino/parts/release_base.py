@@ -1,0 +1,222 @@
+"""How a sum leaves the clients: who draws the noise, who sees what, and what one release costs.
+
+`sees` is what the least trusted party of this release sees by design: "mean", "sum", "cohort", "messages".
+`needs` is what an engine must offer for that to be true: "secure_sum", "shuffler".
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from sordino.accounting.bounds import Bound, Spent
+from sordino.accounting.events import Event, Unprotected
+from sordino.codec import Part
+from sordino.codec.boundary import number, of_type, returns, tensor, tensors
+from sordino.errors import EngineError, PlanError
+from sordino.parts.mechanisms import Mechanism
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sordino.accounting.matrix.sensitivity import Patterns
+    from sordino.accounting.matrix.toeplitz import Floats
+    from sordino.parts.samplers import Cohort, Sampler
+
+Sees = frozenset[str]
+
+
+def _sum_and_memory(found: object, total: Tensor) -> str:
+    if not (isinstance(found, tuple) and len(found) == 2):
+        return "the noised sum, and a dict of tensors"
+    return tensor(found[0], tuple(total.shape), total, finite=True) or tensors(found[1])
+
+
+class Release(Part):
+    """The step from private messages to something that may be looked at."""
+
+    sees: ClassVar[Sees]
+    needs: ClassVar[Sees] = frozenset()
+    local: ClassVar[bool] = False  # True: clients draw the noise, so the round is charged before they start
+
+    def check(self, bound: Bound | Spent) -> None:
+        """Refuse what this release cannot certify."""
+
+    def suits(self, clients: Sampler) -> None:
+        """Refuse a cohort that this release cannot work with."""
+
+    @returns(lambda found, part, row, *_: tensor(found, tuple(row.shape), row, finite=True))
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        """What one client adds to its own message [d'] before anybody else sees it; in a deployment the only way."""
+        return row
+
+    @returns(lambda found, part, total, *_: tensor(found, tuple(total.shape), total, finite=True))
+    def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
+        """The noise of a cohort at once: equal in law to the sum of what each adds itself; a simulation's shortcut."""
+        for client in cohort:
+            total = self.on_client(total, int(client), rng)
+        return total
+
+    @returns(lambda found, part, total, *_: tensor(found, tuple(total.shape), total, finite=True))
+    def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
+        """What the server adds."""
+        return total
+
+    def init(self, length: int) -> dict[str, Tensor]:
+        """What the noise of later rounds must know of earlier noise, before the first: secret, in the checkpoint."""
+        return {}
+
+    @returns(lambda found, part, total, *_: _sum_and_memory(found, total))
+    def noised(
+        self, total: Tensor, cohort: Cohort, coins: Callable[[str], np.random.Generator], memory: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum with all its noise, and what is remembered of it; a stream is opened only for those who draw.
+
+        `cohort` are those whose noise is still to be drawn: nobody, where every client has noised its own message.
+        """
+        if self.noises_sums or self.noises_messages:
+            total = self.in_sum(total, cohort, coins("client noise"))
+        if type(self).on_server is not Release.on_server:
+            total = self.on_server(total, coins("server noise"))
+        return total, dict(memory)
+
+    @property
+    def noises_messages(self) -> bool:
+        """Whether clients draw noise, each its own."""
+        return type(self).on_client is not Release.on_client
+
+    @property
+    def noises_sums(self) -> bool:
+        """Whether their noise can be drawn in one go."""
+        return type(self).in_sum is not Release.in_sum
+
+    def check_own_noise(self) -> None:
+        """Refuse a release whose clients' noise exists in a sum only: alone they would add none."""
+        if self.noises_sums and not self.noises_messages:
+            found = f"release {self.kind!r}, whose clients' noise is drawn for all of them at once"
+            raise EngineError(found, "on_client, which one client calls for its own message", "add it to the release")
+
+    def accepts(self, received: int) -> bool:
+        """Whether a round with this many reports counts; a void round releases nothing and moves nothing."""
+        return True
+
+    @returns(lambda found, *_: number(found, 0.0, above=True))
+    def denominator(self, expected: float, received: int) -> float:
+        """A constant of the plan, unless every message is seen anyway."""
+        return expected
+
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...] | None:
+        """The independent draws whose sum is the noise in the sum of this cohort's messages; None: not stated.
+
+        `sordino audit` compares the noise of rehearsed rounds with it.
+        """
+        return None
+
+    def noise_matrix(self, rounds: int) -> Floats | None:
+        """B [rounds, rounds], where the noise of the rounds is B Z and Z is independent from round to round.
+
+        The identity, unless rounds share their noise (`joint`), which must state it; None: not stated.
+        """
+        return None if self.joint else np.eye(rounds)
+
+    @abstractmethod
+    @returns(of_type(Event))
+    def event(self) -> Event:
+        """One round, for a movement of 1 of one message, to one who sees the sum."""
+
+    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+        """All rounds that one client may be in: the event of one, counted, unless one stands for the whole run."""
+        return ((self.event(), allowed.most),)
+
+    def repeated_event(self, allowed: Patterns) -> Event:
+        """One round that is run again with fresh noise, where rounds share their noise: unless proved, no price."""
+        return Unprotected() if self.joint else self.event()
+
+    @property
+    def joint(self) -> bool:
+        """Whether rounds share their noise, so that one event stands for all of them."""
+        return type(self).over is not Release.over
+
+    def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
+        """With what it can only know from the plan: the rounds of one client, what the server makes of a round."""
+        return self
+
+    def hides(self, clients: Sampler) -> bool:
+        """Whether what is released, noise included, tells neither who came nor how many."""
+        return "cohort" not in self.sees
+
+    @abstractmethod
+    @returns(of_type(Event))
+    def message_event(self) -> Event:
+        """One round, to one who sees the message itself."""
+
+    def with_multiplier(self, multiplier: float) -> Release:
+        """The same release with another multiplier, the same for all."""
+        raise PlanError("calibration", f"release {self.kind!r}, which has no multiplier", "a release with noise")
+
+    def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
+        """The same release with a multiplier for every client."""
+        raise PlanError(
+            "calibration", f"release {self.kind!r} and a budget per silo", "local_noise, or noisy_local_sgd"
+        )
+
+    @abstractmethod
+    @returns(lambda found, *_: number(found, 0.0))
+    def noise_std(self, cohort: Cohort, t: int) -> float:
+        """Exact standard deviation of the noise in one coordinate of this cohort's sum in round t (from 0)."""
+
+
+def need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
+    """Refuse noise on a message that it does not protect."""
+    if isinstance(bound, Spent):
+        raise PlanError("spent", "noise on messages that are private already", "release Forward()", "drop the noise")
+    if not bound.finite:
+        raise PlanError("bound", "noise on a message without a bound", "a Clip step", "add Clip(radius) to encode")
+    if bound.norm > mechanism.norm:
+        raise PlanError(
+            "norm",
+            f"an L{bound.norm} bound under {mechanism.kind} noise",
+            f"an L{mechanism.norm} bound",
+            "set norm = 1 in Clip",
+        )
+
+
+def on_grid(noised: Tensor, std: float) -> Tensor:
+    """Round to the public grid 2^-20 * 2^floor(log2 std): the low bits of a double say where it came from."""
+    if not std:
+        return noised
+    _check_double(noised)
+    grid = 2.0 ** (math.floor(math.log2(std)) - 20)
+    return (noised / grid).round_() * grid
+
+
+def _check_double(noised: Tensor) -> None:
+    """Refuse noise that was rounded to float32 on its way: the grid would tell clean sums apart."""
+    import torch
+
+    if noised.dtype != torch.float64:
+        found = f"a noised sum in {str(noised.dtype).removeprefix('torch.')} where noise is for release"
+        raise PlanError("secure noise", found, "float64 from the sampler to the grid", "add noise to total.double()")
+
+
+def own_message(
+    release: Release, row: Tensor, client: int, t: int, rng: np.random.Generator, *, secure: bool
+) -> Tensor:
+    """The message [d'], float32, as it leaves a client: with its own noise, and for release rounded to that grid.
+
+    A row to which the client adds nothing leaves as it is. What is rounded after the noise is post-processing.
+    """
+    if not release.noises_messages:
+        return row
+    noised = release.on_client(row.double(), client, rng)
+    return (on_grid(noised, release.noise_std(np.array([client]), t)) if secure else noised).to(row.dtype)
+
+
+def on_grid_rows(noised: Tensor, stds: Tensor) -> Tensor:
+    """`on_grid` for rows [m, d], each with its own standard deviation [m, 1]."""
+    grids = 2.0 ** (stds.log2().floor() - 20)
+    return (noised / grids).round_() * grids

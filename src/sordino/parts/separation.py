@@ -1,0 +1,213 @@
+"""Who takes part where a client's rounds are kept apart: what noise that rounds share is billed by.
+
+Who comes too early: under noise that rounds share, a client is billed for rounds that lie apart, and held to it.
+
+A client whose last round is nearer than the sampler promised, or who has had all the rounds it is billed for, is left
+out of the cohort before anything of it is computed: its round is void for it, not billed wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sordino.accounting.binomial import binomial_most, binomial_within
+from sordino.accounting.events import Event, PoissonSampled, Relation
+from sordino.errors import PlanError, shown
+from sordino.parts.distributions import SamplingLaw
+from sordino.parts.release_base import Release
+from sordino.parts.samplers import Cohort, Sampler, check_count
+from sordino.parts.schedules import share
+from sordino.rng import Seeded, Streams
+
+
+@dataclass(frozen=True)
+class Separated(Sampler, kind="separated"):
+    """A random cohort of those who have rested: a client comes again after at least `rest` rounds, by public coins.
+
+    For deployments in which devices check in: whoever is drawn rests, so correlated noise knows how far apart a
+    client's rounds are. Guarantee: who is in which round depends on no data; nothing is amplified.
+    """
+
+    population: int
+    cohort: int
+    rest: int
+    seed: int = 0
+    relation: ClassVar[Relation] = "zero_out"
+    random: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_count("population", self.population)
+        check_count("rest", self.rest)
+        if not 1 <= self.cohort * self.rest <= self.population:
+            found = f"cohorts of {self.cohort} that rest {self.rest} rounds, out of {self.population}"
+            raise PlanError("sampling", found, "cohort * rest <= population", "a shorter rest, or smaller cohorts")
+
+    @property
+    def expected(self) -> float:
+        return float(self.cohort)
+
+    @property
+    def size(self) -> int | None:
+        return self.cohort
+
+    @property
+    def apart(self) -> int | None:
+        return self.rest
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        return _rested(self)[t]
+
+    def amplify(self, event: Event) -> Event:
+        return event
+
+    def most(self, rounds: int) -> int:
+        return int(self.turns(rounds).max())
+
+    def turns(self, rounds: int) -> NDArray[np.float64]:
+        met = [_rested(self)[t] for t in range(rounds)]
+        return np.bincount(np.concatenate(met), minlength=self.population).astype(np.float64)
+
+
+class _Rested:
+    """The cohorts of a `Separated`, drawn in turn and kept: round t needs those before it."""
+
+    def __init__(self, sampler: Separated) -> None:
+        self.sampler, self.coins = sampler, Seeded(sampler.seed)
+        self.ready = np.zeros(sampler.population, dtype=np.int64)  # the first round that a client may come to
+        self.drawn: list[Cohort] = []
+
+    def __getitem__(self, t: int) -> Cohort:
+        while len(self.drawn) <= t:
+            now = len(self.drawn)
+            free = np.flatnonzero(self.ready <= now)
+            rng = self.coins.at(now, "rested")
+            chosen = np.sort(rng.choice(free, self.sampler.cohort, replace=False).astype(np.int64))
+            self.ready[chosen] = now + self.sampler.rest
+            self.drawn.append(chosen)
+        return self.drawn[t]
+
+
+@lru_cache(maxsize=8)
+def _rested(sampler: Separated) -> _Rested:
+    return _Rested(sampler)
+
+
+@dataclass(frozen=True)
+class Turns(Sampler, kind="turns"):
+    """`groups` of clients in turn, each client of the round's group with probability `rate`: BandMF's sampling.
+
+    Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are `groups` apart, so T rounds
+    are ceil(T / groups) amplified ones, also under correlated noise of at most `groups` bands (Choquette-Choo 2023).
+    """
+
+    population: int
+    groups: int
+    rate: float
+    relation: ClassVar[Relation] = "add_remove"
+    amplifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_count("population", self.population)
+        if not 1 <= self.groups <= self.population:
+            raise PlanError("sampling", f"{self.groups} groups of {self.population} clients", "1 to population groups")
+        if not share(self.rate):
+            raise PlanError("sampling", f"rate {shown(self.rate)}", "a rate in (0, 1]", "groups * cohort / population")
+
+    @property
+    def expected(self) -> float:
+        return self.rate * self.population / self.groups
+
+    @property
+    def apart(self) -> int | None:
+        return self.groups
+
+    def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        """Of the group with most rounds: round t, whenever it is run, takes from group t mod `groups`."""
+        planned = (rounds + self.groups - 1 - np.arange(self.groups)) // self.groups
+        again = np.bincount(np.asarray(repeated, dtype=np.int64) % self.groups, minlength=self.groups)
+        return int((planned + again).max())
+
+    def draw(self, t: int, rng: np.random.Generator) -> Cohort:
+        group = np.arange(t % self.groups, self.population, self.groups, dtype=np.int64)
+        return group[rng.random(len(group)) < self.rate]
+
+    def law(self) -> SamplingLaw:
+        group = np.arange(self.population) % self.groups
+
+        def size_sf(t: int, k: int) -> float:
+            from scipy.special import bdtrc
+
+            most = int((group == t % self.groups).sum())
+            return 0.0 if k >= most else float(bdtrc(k, most, self.rate))
+
+        return SamplingLaw(
+            self.population,
+            lambda t: np.where(group == t % self.groups, self.rate, 0.0),
+            size_sf=size_sf,
+            min_separation=self.groups,
+        )
+
+    def amplify(self, event: Event) -> Event:
+        return PoissonSampled(self.rate, event)
+
+    @property
+    def inclusion_rate(self) -> float | None:
+        return self.rate
+
+    def with_cohort(self, cohort: int) -> Sampler:
+        return replace(self, rate=cohort * self.groups / self.population)
+
+    def most(self, rounds: int) -> int:
+        return self.max_participations(rounds)
+
+    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return binomial_most(self.population, self.amplified_rounds(rounds, repeated), self.rate)
+
+    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+        return binomial_within(allowed, self.amplified_rounds(rounds), self.rate)
+
+
+_LOG = logging.getLogger("sordino")
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The last round of every client and how many it had; `most` is what it is billed for."""
+
+    clients: Sampler
+    most: int
+    last: NDArray[np.int64]
+    count: NDArray[np.int64]
+
+    def keep(self, t: int, cohort: Cohort) -> Cohort:
+        """Those of a cohort who may come to round t; they rest from now on."""
+        kept = cohort[self._may(t, cohort)]
+        self.last[kept] = t
+        self.count[kept] += 1
+        if len(kept) < len(cohort):
+            _LOG.warning("round %d: %d clients came too early and are left out", t + 1, len(cohort) - len(kept))
+        return kept
+
+    def _may(self, t: int, cohort: Cohort) -> NDArray[np.bool_]:
+        if isinstance(self.clients, Turns):
+            return np.asarray(cohort % self.clients.groups == t % self.clients.groups)
+        rested = t - self.last[cohort] >= (self.clients.apart or 1)
+        return np.asarray(rested if self.clients.random else rested & (self.count[cohort] < self.most))
+
+
+def resting(clients: Sampler, release: Release, rounds: int, streams: Streams, t: int) -> Rest | None:
+    """Where a run stands before round t: public cohorts are drawn again; where coins were secret, everybody rests."""
+    if not release.joint:
+        return None
+    began = t - 1 if t and clients.random else -rounds - (clients.apart or 1)
+    last = np.full(clients.population, began, dtype=np.int64)
+    rest = Rest(clients, clients.most(rounds), last, np.zeros(clients.population, dtype=np.int64))
+    for before in range(0 if clients.random else t):
+        rest.keep(before, clients.draw(before, streams.at(before, "cohort")))
+    return rest

@@ -1,0 +1,292 @@
+"""The server's optimizer: it subtracts the mean message. Its memory is a dict of tensors: what a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sordino.accounting.matrix.toeplitz import workload
+from sordino.codec import Part
+from sordino.codec.boundary import of_type, returns, tensors
+from sordino.errors import PlanError, shown
+from sordino.parts.clipping import row_norms
+from sordino.parts.schedules import Schedule, at, finite, natural, positive
+
+Memory = dict[str, Tensor]
+_DENSE = 4096  # rounds up to which a server with a changing step has its own matrix
+
+
+class ServerOptimizer(Part):
+    """init / query / step / result; query is where clients start, result is what is kept."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()  # what an engine must offer for it to step
+
+    @property
+    def by_coordinate(self) -> bool:
+        """Whether a step takes every coordinate by itself, so that the memories of many runs may be rows of one."""
+        return False
+
+    def init(self, params: Tensor) -> Memory:
+        """Memory before the first round."""
+        return {"params": params.clone()}
+
+    def workload(self, rounds: int) -> NDArray[np.float64]:
+        """A: what models are made of, w_t = sum_s A_ts (mean of round s); its first column, or all. Else: sums."""
+        return np.ones(rounds)
+
+    @returns(of_type(Tensor))
+    def query(self, memory: Memory) -> Tensor:
+        """The model that goes out to the clients."""
+        return memory["params"]
+
+    @returns(of_type(Tensor))
+    def result(self, memory: Memory) -> Tensor:
+        """The model that the run returns."""
+        return memory["params"]
+
+    @abstractmethod
+    @returns(lambda found, part, memory, *_: tensors(found, memory))
+    def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
+        """Memory after a round whose mean message was `mean`."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """Weighted mean of the models that went out to the clients:  sum_r growth^r w_r / sum_r growth^r.
+
+    growth = 1 is the plain mean; 1/(1 - mu lr) is the weight gamma_r = (1 - mu lr)^-(r+1) of paper 001 (Algorithm 1,
+    Theorem 2.1) for a mu-strongly convex loss. The first `after` rounds are left out; while nothing is in the mean it
+    stands for the last model that went out. As in the paper, the model that the last step made is not in it.
+    """
+
+    growth: float = 1.0
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.growth < math.inf:
+            found = f"an average whose growth is {self.growth}"
+            raise PlanError("server", found, "a finite number of at least 1", "1 weighs every round alike")
+        if self.after < 0:
+            raise PlanError("server", f"an average that leaves out {self.after} rounds", "at least 0")
+
+    def share(self, count: int) -> float:
+        """Weight of the newest of `count` models in their mean: growth^count / sum_j growth^j, free of overflow."""
+        rate = math.log(self.growth)
+        return math.expm1(-rate) / math.expm1(-count * rate) if rate else 1.0 / count
+
+    def init(self, params: Tensor) -> Memory:
+        """Memory before the first round; the mean is float64, so that 10^5 small steps are not rounded away."""
+        return {"average": params.to(torch.float64, copy=True), "count": torch.zeros((), dtype=torch.int64)}
+
+    def fold(self, memory: Memory) -> Memory:
+        """The mean with the model of this round in it."""
+        count = memory["count"] + 1
+        share = self.share(max(int(count) - self.after, 1))
+        return {"average": torch.lerp(memory["average"], memory["params"].double(), share), "count": count}
+
+
+def project(params: Tensor, center: Tensor, radius: float) -> Tensor:
+    """The point nearest to `params` in the L2 ball of `radius` around `center`."""
+    away = params - center
+    norm = float(row_norms(away[None])[0])
+    return params if norm <= radius else center + away * (radius / norm)
+
+
+def check_lr(lr: float | Schedule) -> None:
+    """Refuse a step that would leave nothing of the model: NaN, or beyond float32."""
+    if not finite(lr):
+        raise PlanError("server", f"lr = {shown(lr)}", "a finite number that float32 holds", "1.0 is FedAvg's")
+
+
+def check_extras(weight_decay: float, ball: float | None) -> None:
+    """Refuse a regulariser or a ball that means nothing."""
+    if not natural(weight_decay):
+        raise PlanError("server", f"weight_decay {weight_decay}", "a finite number of at least 0")
+    if not positive(ball):
+        raise PlanError("server", f"a ball of radius {ball}", "a positive finite radius", "leave ball out for no ball")
+
+
+@dataclass(frozen=True)
+class Sgd(ServerOptimizer, kind="sgd"):
+    """v <- momentum * v + mean + weight_decay * w;  w <- P(w - lr_t * v). With the defaults: FedAvg.
+
+    weight_decay -> lambda of the regulariser lambda/2 ||w||^2; P projects on the L2 ball of radius `ball` around the
+    model that the run began with; `average` returns a mean of the models in place of the last one. All of it works on
+    what is released already, so none of it has a privacy cost. Noisy minibatch SGD of paper 001, Algorithm 1.
+    """
+
+    lr: float | Schedule = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    ball: float | None = None
+    average: Average | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise PlanError("server", f"momentum {shown(self.momentum)}", "a number in [0, 1)")
+        check_lr(self.lr)
+        check_extras(self.weight_decay, self.ball)
+
+    @property
+    def by_coordinate(self) -> bool:
+        """Without a ball or a mean of models; a part that steps otherwise speaks for itself."""
+        return type(self).step is Sgd.step and self.ball is None and self.average is None
+
+    def init(self, params: Tensor) -> Memory:
+        memory = {"params": params.clone()}
+        if self.momentum:
+            memory["velocity"] = torch.zeros_like(params)
+        if self.ball is not None:
+            memory["center"] = params.clone()
+        return memory | self.average.init(params) if self.average else memory
+
+    def result(self, memory: Memory) -> Tensor:
+        return memory["average"].to(memory["params"].dtype) if self.average else memory["params"]
+
+    def workload(self, rounds: int) -> NDArray[np.float64]:
+        """Row t is w after round t in terms of the rounds' sums; the first column alone where the step never changes.
+
+        In units of the step where that is constant; the ball and the mean of models are left out.
+        """
+        if not isinstance(self.lr, Schedule):
+            return workload(rounds, self.momentum, self.lr * self.weight_decay)
+        if rounds > _DENSE:
+            return workload(rounds, self.momentum)
+        found, speed = np.zeros((rounds + 1, rounds)), np.zeros(rounds)
+        for t, unit in enumerate(np.eye(rounds)):
+            speed = self.momentum * speed + unit - self.weight_decay * found[t]
+            found[t + 1] = found[t] + self.lr.at(t) * speed
+        return found[1:]
+
+    def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
+        params = memory["params"]
+        slope = mean + self.weight_decay * params if self.weight_decay else mean
+        if self.momentum:
+            slope = self.momentum * memory["velocity"] + slope
+        moved = params - at(self.lr, t) * slope
+        after = {**memory, "params": moved if self.ball is None else project(moved, memory["center"], self.ball)}
+        if self.momentum:
+            after["velocity"] = slope
+        return after | self.average.fold(memory) if self.average else after
+
+
+class _Moments(ServerOptimizer):
+    """w <- w - lr * m / (sqrt(v) + floor),  m <- beta1 m + (1 - beta1) g,  v a running size of g^2 (Reddi 2021)."""
+
+    lr: float | Schedule
+    beta1: float
+    floor: float
+
+    def init(self, params: Tensor) -> Memory:
+        zeros = torch.zeros_like(params)
+        return {
+            "params": params.clone(),
+            "first": zeros,
+            "second": zeros.clone(),
+            "count": torch.zeros((), dtype=torch.int64),
+        }
+
+    @abstractmethod
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        """The running size of the squares after one more round."""
+
+    def trust(self, count: int) -> tuple[float, float]:
+        """What the first and the second moment of `count` rounds are divided by."""
+        return 1.0, 1.0
+
+    def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
+        count = memory["count"] + 1
+        first = self.beta1 * memory["first"] + (1 - self.beta1) * mean
+        second = self.size(memory["second"], mean.square())
+        by_first, by_second = self.trust(int(count))
+        scale = (second / by_second).sqrt() + self.floor
+        moved = at(self.lr, t) * (first / by_first) / scale
+        return {"params": memory["params"] - moved, "first": first, "second": second, "count": count}
+
+
+def _check_moments(lr: float | Schedule, floor: float, *betas: float) -> None:
+    check_lr(lr)
+    if not (all(0 <= beta < 1 for beta in betas) and positive(floor)):
+        found = f"betas {', '.join(shown(beta) for beta in betas)}, floor {shown(floor)}"
+        raise PlanError("server", found, "betas in [0, 1), floor > 0")
+
+
+@dataclass(frozen=True)
+class Adam(_Moments, kind="adam"):
+    """FedAdam:  v <- beta2 v + (1 - beta2) g^2, both moments bias-corrected (Kingma & Ba 2015)."""
+
+    lr: float | Schedule = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.floor, self.beta1, self.beta2)
+
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        return self.beta2 * second + (1 - self.beta2) * squares
+
+    def trust(self, count: int) -> tuple[float, float]:
+        return 1 - self.beta1**count, 1 - self.beta2**count
+
+
+@dataclass(frozen=True)
+class Yogi(_Moments, kind="yogi"):
+    """FedYogi:  v <- v - (1 - beta2) g^2 sign(v - g^2): the size grows at once and shrinks slowly."""
+
+    lr: float | Schedule = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.floor, self.beta1, self.beta2)
+
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        return second - (1 - self.beta2) * squares * torch.sign(second - squares)
+
+
+@dataclass(frozen=True)
+class Adagrad(_Moments, kind="adagrad"):
+    """FedAdagrad:  v <- v + g^2."""
+
+    lr: float | Schedule = 0.1
+    beta1: float = 0.0
+    floor: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.floor, self.beta1)
+
+    def size(self, second: Tensor, squares: Tensor) -> Tensor:
+        return second + squares
+
+
+@dataclass(frozen=True)
+class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
+    """An optimizer of PyTorch in a loop of the user's own (`make_private`): named here, run there.
+
+    It works on what is noised already, so it costs no privacy, whatever it does; no engine can run it. `momentum` is
+    what bands of correlated noise are found for.
+    """
+
+    name: str
+    momentum: float | None = None
+    needs: ClassVar[frozenset[str]] = frozenset({"a loop of PyTorch"})
+
+    def __post_init__(self) -> None:
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise PlanError("server", f"momentum {shown(self.momentum)}", "a number in [0, 1)")
+
+    def workload(self, rounds: int) -> NDArray[np.float64]:
+        return workload(rounds, self.momentum or 0.0)
+
+    def step(self, memory: Memory, mean: Tensor, t: int) -> Memory:
+        found = f"a step of {self.name}, which a plan can only name"
+        raise PlanError("server", found, "a server that engines run", "use sgd or adam, or make_private for a loop")

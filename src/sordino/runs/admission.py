@@ -1,0 +1,208 @@
+"""A run that pays from a ledger: charged whole before its first round, so that of two who race one gets the last.
+
+What is charged is the bill that the certificate will show, as planned. A run that stops early gets nothing back:
+whoever stopped it has seen its models. One that is continued pays nothing twice; if rounds are run again after a kill,
+it pays for them before they are. What the data set has spent in all is noted at the end, in ledger.json.
+
+Run folder and ledger know each other: every release is noted in the ledger, with the head of the folder's chain, before
+its noise is drawn. So a copy of a folder, or an older one that was put back, pays for the rounds that it will release
+beside those that were released already; and a ledger that lacks releases which the folder has charged is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sordino import codec
+from sordino.accounting.composition import Line, repeated_rounds
+from sordino.certificate.facts import Facts, billed
+from sordino.codec import durable_files
+from sordino.config import Config
+from sordino.errors import CertificateError, ConfigError, StorageError, UserError
+from sordino.ledger.entries import Released
+from sordino.ledger.journal import RESTORES
+from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.totals import Item, Standing
+from sordino.runs.charge_log import Chain
+
+if TYPE_CHECKING:
+    from sordino.runs.folder import RunFolder
+
+NAME = "ledger.json"
+
+
+def asked(config: Config, facts: Facts) -> Asked:
+    """The first line of the bill, in the ledger's terms: by name where silos have names.
+
+    Random cohorts are charged averaged over their coins, before the run and after it: composed with other runs, whose
+    coins are their own, that is true whatever was drawn.
+    """
+    if config.plan.clients.random:
+        facts = replace(facts, most=None, each=(), stopped=False)
+    bill = billed(config.plan, facts)
+    lines, best = bill.of("models"), config.privacy.selected
+    whose = config.plan.hash if best is None else codec.digest(best)
+    return Asked(bill.unit, lines[0].relation, _items(lines, config.task.silos), whose)
+
+
+def _payer(config: Config, run: str) -> str:
+    """Who pays for a run: itself, or, of many tries, the tuning that they belong to; it pays once, before the first."""
+    best = config.privacy.selected
+    return run if best is None else best.id
+
+
+def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
+    """Silos by name; without names nobody knows whose records they were in another run, so they must be alike."""
+    if names:
+        whose = [(line, name) for line in lines for k, name in enumerate(names) if not line.silos or k in line.silos]
+        return tuple(Item(event, count, silo=name) for line, name in whose for event, count in line.entries if count)
+    if len({tuple(event for event, _ in line.entries) for line in lines}) > 1:
+        found = "a ledger, and silos that differ in their noise or size and have no names"
+        raise ConfigError(found, "names, by which a silo is known in the next run", "set [task] silos")
+    most = max(lines, key=lambda line: [count for _, count in line.entries])
+    return tuple(Item(event, count) for event, count in most.entries if count)
+
+
+def _planned(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Asked:
+    """What the run will have cost if it goes on from round t to its end, with so many preparations in all."""
+    return asked(config, planned_facts(config, charged, t, prepared))
+
+
+def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Facts:
+    """What a certificate will rest on if the run goes on from round t to its end."""
+    rounds = [*charged, *range(t, config.plan.rounds)]
+    again = repeated_rounds(rounds)
+    spent: dict[str, Any] = {"repeats": len(again), "repeated": again, "prepared": prepared}
+    return Facts(config.delta, config.privacy.noise, len(rounds), **spent, **config.facts)
+
+
+def _named(config: Config) -> tuple[Path, str] | None:
+    file, name = config.privacy.ledger, config.privacy.dataset
+    return None if file is None or name is None else (Path(file), name)
+
+
+def consider_all(config: Config, all_of_them: Asked) -> None:
+    """Refuse many runs on the data set of this one that it cannot pay for together."""
+    named = _named(config)
+    if named is not None:
+        with Ledger.open(named[0]) as ledger:
+            ledger.consider(named[1], all_of_them)
+
+
+def consider(config: Config) -> None:
+    """Refuse a run that its data set cannot pay for, before anything is written; a try was paid for with the others."""
+    named = _named(config)
+    if named is not None and config.privacy.selected is None:
+        with Ledger.open(named[0]) as ledger:
+            ledger.consider(named[1], _planned(config))
+
+
+def admit_whole(config: Config, run: str) -> None:
+    """Pay for a run that no folder can continue, or for all tries of a tuning, before the first round."""
+    named = _named(config)
+    if named is not None:
+        with Ledger.open(named[0]) as ledger:
+            ledger.admit(_payer(config, run), named[1], _planned(config), whole=True)
+
+
+@dataclass
+class Admission:
+    """A run that has paid: every release is noted in the ledger before its noise is drawn."""
+
+    ledger: Ledger
+    run: str
+    released: int  # releases of this run that the ledger knows of
+    elsewhere: int = 0  # of those, from other copies of the folder
+
+    def note(self, number: int, head: str) -> None:
+        """Round `number` (from 1) is about to be released; `head` is the chain's, with its charge."""
+        self.ledger.note_release(self.run, number, head, self.released)
+        self.released += 1
+
+
+@contextmanager
+def admitted(config: Config, run: str, chain: Chain, t: int, *, prepares: bool) -> Iterator[Admission | None]:
+    """Pay for what is left of a run, from round t, beside all that was released of it, before any of it is run."""
+    named = _named(config)
+    if named is None:
+        yield None
+        return
+    with Ledger.open(named[0]) as ledger:
+        if config.privacy.selected is None:
+            yield _admission(config, ledger, named[1], run, chain, t, prepares)
+        else:  # the tuning has paid for all its tries, before the first
+            asked = _planned(config, chain.rounds, t, chain.prepared + prepares)
+            ledger.admit(_payer(config, run), named[1], asked, whole=True)
+            yield None
+
+
+def _admission(config: Config, ledger: Ledger, name: str, run: str, chain: Chain, t: int, prepares: bool) -> Admission:
+    noted, from_first = ledger.released(run)
+    missing = _not_noted(chain, noted)
+    if from_first and len(missing) > 1:  # a kill leaves one at most
+        found = f"the ledger {ledger.path}, which lacks {len(missing)} releases that the run {run} has charged"
+        raise StorageError(found, "a ledger that is as new as the run folder", RESTORES)
+    numbers = [one.round for one in noted] + missing
+    rounds, prepared = [number - 1 for number in numbers if number], numbers.count(0) + prepares
+    head = chain.head if from_first or not chain.charges else ""  # else it began before releases were noted
+    asked = _planned(config, rounds, t, prepared)
+    ledger.admit(run, name, asked, whole=True, chain=head, released=len(noted))
+    return Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(chain.charges))
+
+
+def _not_noted(chain: Chain, noted: list[Released]) -> list[int]:
+    """Rounds, from 1, that the chain has charged and the ledger does not know of."""
+    left, found = Counter(one.head for one in noted), []
+    for charge, head in zip(chain.charges, chain.heads, strict=True):
+        if left[head] > 0:
+            left[head] -= 1
+        else:
+            found.append(charge.round)
+    return found
+
+
+def settle(folder: RunFolder) -> None:
+    """Note what the data set has spent, once; if the run has cost more than was planned, that is written down too."""
+    held = folder.contents()
+    if (folder.path / NAME).exists() or _named(held.config) is None:
+        return
+    found = settled(held.config, held.header.run, folder.facts(held))
+    durable_files.write(folder.path / NAME, (json.dumps(codec.dump(found), indent=1) + "\n").encode())
+
+
+def settled(config: Config, run: str, facts: Facts) -> Standing | None:
+    """What the data set has spent, this run's whole cost among it; None where no ledger is named."""
+    named = _named(config)
+    if named is None:
+        return None
+    with Ledger.open(named[0]) as ledger:
+        payer = _payer(config, run)
+        ledger.settle(payer, asked(config, facts).items)
+        return ledger.standing(payer)
+
+
+def standing(path: Path, config: Config, facts: Facts) -> Standing | None:
+    """What ledger.json says, if it is of this data set and pays for this run; nothing before it is written."""
+    file, named = path / NAME, _named(config)
+    if named is None or not file.exists():
+        if file.exists() or (named is not None and (path / "certificate.json").exists()):
+            raise CertificateError(
+                NAME, f"{NAME} is {'not asked for by' if file.exists() else 'missing beside'} plan.toml"
+            )
+        return None
+    try:
+        found: Standing = codec.read(Standing, json.loads(durable_files.read(file)), NAME)
+    except (ValueError, TypeError, RecursionError, UserError) as error:
+        raise CertificateError(NAME, f"{NAME} cannot be read ({str(error)[:200]})") from None
+    need = asked(config, replace(facts, ledger=None))
+    if found.dataset != named[1] or found.limit.prices(need.unit, need.relation) is not None:
+        raise CertificateError(NAME, f"{NAME} is of another data set than {named[1]!r}, unit or relation")
+    if not found.covers(need.items):
+        raise CertificateError(NAME, f"{NAME} holds less than this run was billed")
+    return found
