@@ -20,11 +20,11 @@ from sordino import codec
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
 from sordino.audit import summary
+from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.canaries import judged as judge_canaries
 from sordino.audit.mechanism import Pipeline, audit_mechanism
 from sordino.audit.noise_test import QUESTIONS, Finding, failures, finding, unexamined
 from sordino.audit.record_attack import prove
-from sordino.audit.rehearsal import audit_behaviour
 from sordino.audit.sampling_test import Draws, cohort_law, judged
 from sordino.audit.sensitivity_test import movements
 from sordino.codec import plugins

@@ -17,9 +17,10 @@ from tests.test_codec import EXAMPLES, FAMILIES, KINDS, example
 
 from sordino import codec, recipes
 from sordino.accounting.binomial import binomial_most
+from sordino.accounting.calibration import Budget
 from sordino.codec.toml import LARGEST
 from sordino.errors import LONGEST, DivergedError, UserError
-from sordino.ledger.budget import Budget, client_filter
+from sordino.ledger.budget import client_filter
 from sordino.loop import run
 from sordino.models import Mlp, SmallCnn, build_seeded
 from sordino.parts.encoding import Clip

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sordino import loop as loop
 from sordino.audit import sequence
+from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.mechanism import audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
-from sordino.audit.rehearsal import audit_behaviour
 from sordino.parts import banded
 from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise

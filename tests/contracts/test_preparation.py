@@ -24,7 +24,7 @@ from torch import Tensor
 
 import sordino as so
 from sordino.accounting import accountant
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import Budget, calibrated
 from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, moved
 from sordino.audit.column_attack import audit_preparation
 from sordino.audit.membership import audit_membership
@@ -32,7 +32,7 @@ from sordino.config import Config, load_config, parse
 from sordino.engines import prepare
 from sordino.engines.distributed import Distributed
 from sordino.errors import CertificateError, ConfigError, DataError, EngineError
-from sordino.ledger.budget import Budget, client_filter
+from sordino.ledger.budget import client_filter
 from sordino.outcome import load_weights
 from sordino.parts.preparation import Histogram, Preparation, Values
 from sordino.plan import Plan, State

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
-from sordino.audit.rehearsal import audit_behaviour
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.linear_clients import LinearClients
 from sordino.loop import run

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader
 
 from sordino.dpsgd import loop_certificate, make_private
-from sordino.dpsgd.layer_rules import rule_of
+from sordino.dpsgd.rule_table import rule_of
 from sordino.errors import PlanError
 
 CLIP = 0.3

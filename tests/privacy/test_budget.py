@@ -19,11 +19,12 @@ from tests.privacy import oracles
 from tests.tiny import plan, task
 
 from sordino import plan as plans
+from sordino.accounting.calibration import Budget
 from sordino.accounting.composition import Participation, client_bill
 from sordino.config import load_config
 from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, PlanError
-from sordino.ledger.budget import Budget, Filter, client_filter
+from sordino.ledger.budget import Filter, client_filter
 from sordino.loop import Tally, run
 from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace

@@ -12,7 +12,7 @@ from tests.silos import SIZES, planned, silos
 from tests.tiny import plan as client_plan
 
 from sordino.accounting import accountant
-from sordino.accounting.calibration import calibrated, calibrated_silos
+from sordino.accounting.calibration import Budget, calibrated, calibrated_silos
 from sordino.accounting.composition import ADVERSARIES, Bill, Participation
 from sordino.accounting.delta import silo_deltas
 from sordino.accounting.events import (
@@ -32,7 +32,7 @@ from sordino.certificate.explain import ceilings
 from sordino.certificate.facts import Facts, participation
 from sordino.config import from_recipe
 from sordino.errors import BudgetError, ConfigError, PlanError
-from sordino.ledger.budget import Budget, check_affordable, client_filter
+from sordino.ledger.budget import check_affordable, client_filter
 from sordino.outcome import counted
 from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise

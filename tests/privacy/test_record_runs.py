@@ -13,10 +13,11 @@ from tests.commands import arrays, lines, sordino
 from tests.silos import planned
 
 from sordino.accounting import accountant
+from sordino.accounting.calibration import Budget
 from sordino.accounting.events import Event, FixedSampled, GaussianNoise, Relation
 from sordino.config import load_config
 from sordino.errors import BudgetError, ConfigError
-from sordino.ledger.budget import Budget, client_filter
+from sordino.ledger.budget import client_filter
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.releases import Forward

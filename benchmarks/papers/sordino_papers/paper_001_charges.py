@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.accounting.calibration import calibrated_silos, own_noise
+from sordino.accounting.calibration import Budget, calibrated_silos, own_noise
 from sordino.data.datasets import load
-from sordino.ledger.budget import Budget
 from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.server_optimizers import Sgd

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,10 @@ from sordino.accounting.composition import Line
 from sordino.accounting.delta import default_delta
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.rounding import upto
-from sordino.errors import PlanError, UnreachableError
-from sordino.ledger.budget import Budget
+from sordino.errors import ConfigError, PlanError, UnreachableError
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
-
 
 Cost = Callable[[float], float]
 TOLERANCE = 0.005
@@ -261,3 +259,16 @@ def calibrated_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
         return solved[size, budget]
 
     return own_noise(plan, tuple(solve(silo, budget) for silo, budget in enumerate(budgets)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one client, or one record of a silo, may spend over the whole run."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.epsilon < math.inf and 0 <= self.delta < 1):
+            found = f"a budget of epsilon {self.epsilon}, delta {self.delta}"
+            raise ConfigError(found, "epsilon above 0 and delta in [0, 1)", "set both in the silo's budget")

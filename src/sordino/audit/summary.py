@@ -10,10 +10,10 @@ from typing import Any
 from safetensors.torch import load_file
 
 from sordino.accounting.rounding import atleast, upto
+from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.mechanism import CONFIDENCE, audit_mechanism
 from sordino.audit.membership import audit_membership
 from sordino.audit.noise_test import FALSE_ALARM, unexamined
-from sordino.audit.rehearsal import audit_behaviour
 from sordino.certificate.explain import ceilings
 from sordino.certificate.facts import Facts
 from sordino.config import Config, load_config

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
+from sordino.accounting.calibration import Budget
 from sordino.accounting.rounding import upto
 from sordino.accounting.trials import Tries
 from sordino.certificate.build import headline
@@ -16,7 +17,6 @@ from sordino.cli.planning import check_new
 from sordino.codec import toml
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
-from sordino.ledger.budget import Budget
 from sordino.outcome import declared_public
 from sordino.tuning.private_selection import Tuning, tune_private
 from sordino.tuning.private_selection import text as private_text

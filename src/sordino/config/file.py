@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sordino import codec
+from sordino.accounting.calibration import Budget
 from sordino.accounting.delta import check_deltas, default_delta, silo_deltas
 from sordino.certificate.facts import OwnCode
 from sordino.codec import plugins, toml
@@ -23,7 +24,7 @@ from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.graph import BY_CONSTRUCTION
-from sordino.ledger.budget import Budget, Filter, check_affordable, client_filter
+from sordino.ledger.budget import Filter, check_affordable, client_filter
 from sordino.loop import check_early, check_train_metrics
 from sordino.models import SPECS, Given, build_seeded
 from sordino.parts.losses import CrossEntropy, Mse, keeps_apart

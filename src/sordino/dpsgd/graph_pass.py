@@ -21,9 +21,11 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino import codec
-from sordino.dpsgd.layer_rules import Site, foreign_rule, sites
+from sordino.dpsgd.clipped_sum import _recorded
+from sordino.dpsgd.layer_rules import foreign_rule
+from sordino.dpsgd.rule_table import Site, sites
 from sordino.dpsgd.small_convolutions import max_pool
-from sordino.dpsgd.tape import Tape, UnrecordableError, _recorded
+from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.dpsgd.vmap_fallback import Anything
 from sordino.graph import Captured, Layout, Traced
 from sordino.graph.capture import flat

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino.dpsgd.batch_independence import COARSE, distance, has_records, refused, shaken
 from sordino.dpsgd.graph_pass import GraphPass, by_layers, record_by_record, rule_leaves
-from sordino.dpsgd.layer_rules import sites
+from sordino.dpsgd.rule_table import sites
 from sordino.dpsgd.state_guard import still
 from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.errors import PlanError

@@ -20,14 +20,15 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sordino.dpsgd import Recorder
 from sordino.dpsgd.batch_checks import Inputs
 from sordino.dpsgd.batch_independence import Company, Lookout, constants, has_records
+from sordino.dpsgd.clipped_sum import _note, _recorded
 from sordino.dpsgd.graph_pass import GraphPass
 from sordino.dpsgd.guards import GradientWatch, Guard
-from sordino.dpsgd.layer_rules import Site, sites
 from sordino.dpsgd.loader import Handed, Turn
 from sordino.dpsgd.passes import Passes, no_output, refuse_labels
 from sordino.dpsgd.record_loss import in_float, is_half
 from sordino.dpsgd.reduction import Check, Seen
-from sordino.dpsgd.tape import UnrecordableError, _note, _recorded
+from sordino.dpsgd.rule_table import Site, sites
+from sordino.dpsgd.tape import UnrecordableError
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
 from sordino.graph.capture import flat

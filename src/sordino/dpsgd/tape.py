@@ -14,22 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
-from torch.utils.hooks import RemovableHandle
 
 from sordino import codec
-from sordino.accounting.bounds import Norm
-from sordino.dpsgd.clipped_gradient import Clipped, clipped_sum
-from sordino.dpsgd.layer_rules import Site, sites
-from sordino.dpsgd.mixing_layers import refuse_mixing
 from sordino.dpsgd.pieces import Piece, merged, wide
 from sordino.errors import PlanError
-from sordino.kernels.allocator import tune
 
 Pieces = Iterable[tuple[nn.Parameter | None, Piece]]
 Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the parameters
@@ -179,125 +171,3 @@ class Tape:
                     if parameter is not None and parameter.requires_grad:
                         uses.setdefault(parameter, []).append(piece)
             return {parameter: merged(pieces) for parameter, pieces in uses.items()}
-
-
-class Recorder:
-    """Records a model while attached; the backward pass then writes no `.grad` of the model's parameters.
-
-    The first batch of two or more is checked: in every layer, a record's gradient must touch that record alone.
-    Every forward since the last `clipped_sum` is a use by the same records, so one batch at a time.
-    """
-
-    def __init__(self, model: nn.Module, whole: bool = False, verify: bool = True, channels_last: bool = False) -> None:
-        refuse_mixing(model)
-        tune()
-        self.model = model
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.tape = Tape()
-        self.tape.channels_last = channels_last  # faster, unless the model has a `view` that cannot read it
-        self.sites = sites(model, whole)
-        self.outside: set[str] = set()
-        self.idle: list[str] = []  # trained parameters that the last batch's loss did not depend on
-        self.before: list[Any] = []
-        self.handles: list[RemovableHandle] = []
-        self.trusted = not verify  # whether a batch has shown that every layer keeps the records apart
-
-    def attach(self) -> Recorder:
-        """Run every site by its rule."""
-        if self.handles:
-            return self
-        self.before = [vars(site.module).get("forward") for site in self.sites]
-        for site in self.sites:
-            site.module.forward = _recorded(self.tape, site)
-        self.handles = [self.model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)]
-        self.handles += [self.model.register_forward_hook(self._verify)]
-        self.handles += [_note(p, self.outside, name) for name, p in self.named.items()]
-        return self
-
-    def detach(self) -> None:
-        """Leave the model as it was."""
-        for handle in self.handles:
-            handle.remove()
-        for site, own in zip(self.sites, self.before, strict=True) if self.handles else ():
-            del site.module.forward
-            if own is not None:
-                site.module.forward = own
-        self.handles = []
-        self.clear()
-
-    def __enter__(self) -> Recorder:
-        return self.attach()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.detach()
-
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
-        first = next((x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), None)
-        self.tape.begin(0 if first is None else len(first))
-
-    def _verify(self, module: nn.Module, args: Any, output: Any) -> None:
-        """On the first batch of two or more: the first record's output must depend on no other record's layers."""
-        batch = self.tape.batch
-        if self.trusted or batch < 2 or not torch.is_grad_enabled():
-            return
-        leaves = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor) and y.requires_grad and y.dim()]
-        seen = [y for y in leaves if len(y) == batch]
-        if seen:
-            self.verify(*(torch.stack([y[j].sum() for y in seen]).sum() for j in (0, batch - 1)))
-            self.trusted = all(bool(y.isfinite().all()) for y in leaves)
-
-    def clear(self) -> None:
-        """Forget what was recorded."""
-        self.tape.clear()
-        self.outside.clear()
-
-    def verify(self, first: Tensor, last: Tensor) -> None:
-        """Refuse if the gradient of a figure of the first, or the last, record alone touches another in some layer.
-
-        A rule that took the wrong axis for the records, or a layer that mixes them, shows itself here.
-        """
-        for own, figure in ((0, first), (self.tape.batch - 1, last)):
-            torch.autograd.grad(figure, self.tape.anchor, retain_graph=True, allow_unused=True)
-            leaks = any(call.leaks(self.tape.batch, own) for call in self.tape.calls)
-            for call in self.tape.calls:
-                call.slope = None
-            if leaks:
-                raise UnrecordableError("layers whose gradient for one record touches other records")
-
-    def clipped_sum(self, radius: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
-        """sum_j scale g_j min(1, radius / ||scale g_j||) after the backward; `scale` is b for a mean, 1 for a sum."""
-        if self.outside and self.tape.batch:
-            raise PlanError(
-                "per-record",
-                f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start",
-                "every use inside a recorded layer",
-                "call the layer itself, or pass whole=True to run the model record by record",
-            )
-        pieces = self.tape.pieces() if self.tape.batch else {}
-        self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-        total, norms = clipped_sum(pieces, self.named, self.tape.batch, radius, scale, norm, mask)
-        self.clear()
-        return Clipped(total, norms)
-
-
-def _note(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
-    """A gradient that autograd computed for a parameter itself came from a use that no site saw."""
-
-    def note(slope: Tensor) -> None:
-        outside.add(name)
-
-    handle: RemovableHandle = parameter.register_hook(note)  # type: ignore[no-untyped-call]
-    return handle
-
-
-def _recorded(tape: Tape, site: Site) -> Any:
-    plain = site.module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return plain(*args, **kwargs)
-        return site.rule(tape, site.module, site.axis, *args, **kwargs)
-
-    return forward

@@ -17,28 +17,16 @@ from numpy.typing import NDArray
 
 from sordino.accounting import calibration
 from sordino.accounting.bounds import Spent
+from sordino.accounting.calibration import Budget
 from sordino.accounting.composition import Bill, Line, Participation, reads_of, record_patterns, with_preparations
 from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
+from sordino.errors import BudgetError, PlanError, UnreachableError
 from sordino.ledger.charges import Charged
 from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.samplers import Cohort
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What one client, or one record of a silo, may spend over the whole run."""
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        if not (0 < self.epsilon < math.inf and 0 <= self.delta < 1):
-            found = f"a budget of epsilon {self.epsilon}, delta {self.delta}"
-            raise ConfigError(found, "epsilon above 0 and delta in [0, 1)", "set both in the silo's budget")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from sordino.accounting.calibration import Budget
 from sordino.accounting.delta import default_delta
 from sordino.errors import ConfigError
-from sordino.ledger.budget import Budget
 from sordino.parts.accelerated import Accelerated
 from sordino.parts.preparation import Preparation
 from sordino.parts.record_samplers import AllRecords, RecordSampler

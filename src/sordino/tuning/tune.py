@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, Literal
 
-from sordino.accounting.calibration import calibrated, calibrated_silos
+from sordino.accounting.calibration import Budget, calibrated, calibrated_silos
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Declared
 from sordino.errors import ConfigError, PlanError, UnreachableError
-from sordino.ledger.budget import Budget
 from sordino.loop import run
 from sordino.outcome import declared_public
 from sordino.parts.encoding import Clip
