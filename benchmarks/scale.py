@@ -34,7 +34,7 @@ def measured(path: Path, population: int) -> tuple[float, float]:
     task = TaskSpec(dataset="mapped", options={"path": str(path), "classes": 2}, model=Logistic()).build(population, 0)
     built, rounds = time.perf_counter() - began, []
     plan = recipes.dp_fed_avg(
-        rounds=ROUNDS, clients=Poisson(population, COHORT / population), lr=0.1, radius=1.0, multiplier=1.0, epochs=1,
+        rounds=ROUNDS, clients=Poisson(population, COHORT / population), lr=0.1, clip_norm=1.0, noise_multiplier=1.0, epochs=1,
         batch=5,
     )  # fmt: skip
     for done in run(plan, task, streams=Seeded(0), eval_every=ROUNDS):

@@ -27,8 +27,8 @@ name = "dp_fed_avg"
 rounds = 4
 clients = {{ kind = "poisson", population = 60, rate = 0.5 }}
 lr = 0.5
-radius = 1.0
-multiplier = 2.0
+clip_norm = 1.0
+noise_multiplier = 2.0
 
 [run]
 seed = 3
@@ -38,8 +38,8 @@ PLAN = """
 rounds = 4
 clients = { kind = "poisson", population = 60, rate = 0.5 }
 local = { kind = "local_sgd", lr = 0.5, epochs = 1 }
-encode = [{ kind = "clip", radius = 1.0 }]
-release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }
+encode = [{ kind = "clip", clip_norm = 1.0 }]
+release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }
 server = { kind = "sgd" }
 
 [run]"""

@@ -52,7 +52,7 @@ PARTS = [{"kind": kind, **keys} for family in EXAMPLES.values() for kind, keys i
 WHOLE = [0, 1, -1, 2, 3, 7, 10**6, 10**9, 10**12, 2**63 - 1, -(2**63)]
 REAL = [0.0, -0.0, 0.5, 1.5, 1e-9, 1e-320, 1e-160, 1e160, 1e308, -1e308, math.inf, -math.inf, math.nan]
 ODD: list[Any] = [True, "", "x", "poisson", "secure", [], [[]], {}, [1, 2], [0.5, "a"], {"kind": []}, {"kind": "x"}]
-KEYS = ["kind", "lr", "sizes", "radius", "epsilon", "noise", "client_epsilon", "zzz"]
+KEYS = ["kind", "lr", "sizes", "clip_norm", "epsilon", "noise", "client_epsilon", "zzz"]
 MARKS = [*"[]{}=\"'.9e-\n#", "\u00e4", "\x00", "1e999", "0x1", "= 2026-01-01"]
 
 

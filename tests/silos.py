@@ -57,7 +57,7 @@ def silos(
 
 
 def planned(**changes: Any) -> Plan:
-    """Everyone of three silos, two records each, radius 1, multiplier 2, three rounds; with `changes`."""
+    """Everyone of three silos, two records each, clip norm 1, noise multiplier 2, three rounds; with `changes`."""
     base = Plan(
         rounds=3,
         clients=Everyone(len(SIZES)),
@@ -76,10 +76,10 @@ def record_gradient(task: Task, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
-def clipped_sum(task: Task, row: Tensor, x: Tensor, y: Tensor, radius: float, norm: Norm = 2) -> Tensor:
-    """Sum over records of g min(1, radius / ||g||), record by record."""
+def clipped_sum(task: Task, row: Tensor, x: Tensor, y: Tensor, clip_norm: float, norm: Norm = 2) -> Tensor:
+    """Sum over records of g min(1, clip norm / ||g||), record by record."""
     total = torch.zeros_like(row)
     for one, target in zip(x, y, strict=True):
         slope = record_gradient(task, row, one, target)
-        total += slope * min(1.0, radius / max(float(slope.norm(p=norm)), 1e-30))
+        total += slope * min(1.0, clip_norm / max(float(slope.norm(p=norm)), 1e-30))
     return total

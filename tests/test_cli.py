@@ -37,7 +37,7 @@ def ran(fed: Path) -> Said:
 
 def cost(plan: Plan, delta: float) -> float:
     """Epsilon to one who sees the released models."""
-    line = plan.bill().line("models")
+    line = plan.cost().line("models")
     return accountant.epsilon(line.entries, line.relation, delta).value
 
 
@@ -58,7 +58,7 @@ def test_every_command_takes_json() -> None:
     ("words", "key"),
     [
         (("plan", "FED"), "bounds"),
-        (("epsilon", "--sampler", "full", "--population", 9, "--multiplier", 2), "epsilon"),
+        (("epsilon", "--sampler", "full", "--population", 9, "--noise_multiplier", 2), "epsilon"),
         (("calibrate", "FED", "--epsilon", 3), "value"),
         (("certify", "RUN"), "certified"),
         (("explain", "RUN"), ""),
@@ -83,13 +83,13 @@ def test_a_run_says_where_how_good_and_how_private(ran: Said) -> None:
 
 def test_infinity_is_a_word_in_json(tmp_path: Path) -> None:
     clipless = (
-        ('release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }', ""),
-        ("radius = 1.0", "radius = inf"),
+        ('release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }', ""),
+        ("clip_norm = 1.0", "clip_norm = inf"),
         ('kind = "poisson", population = 60, rate = 0.5', 'kind = "everyone", population = 60'),
         ("[run]", 'release = { kind = "no_noise" }\n\n[run]'),
     )
     found = sordino("plan", spelt_out(tmp_path, *clipless), "--json").json
-    assert found["plan"]["encode"][0]["radius"] == "inf"
+    assert found["plan"]["encode"][0]["clip_norm"] == "inf"
     assert found["epsilon"] is None
 
 
@@ -159,7 +159,7 @@ def test_calibrate_writes_a_file_that_costs_the_target(fed: Path, tmp_path: Path
     forecast = sordino("plan", out, "--json").json
     assert 1.5 * 0.995 <= forecast["epsilon"] <= 1.5
     assert forecast["epsilon"] == found["epsilon"]
-    assert forecast["plan"]["release"]["mechanism"]["multiplier"] == found["value"]
+    assert forecast["plan"]["release"]["mechanism"]["noise_multiplier"] == found["value"]
     before, after = load_config(fed), load_config(out)
     assert replace(after, plan=before.plan, privacy=before.privacy) == before  # nothing else has changed
 

@@ -22,7 +22,7 @@ def refused(file: Path, *words: str) -> None:
 @pytest.mark.parametrize(
     ("found", "instead", "words"),
     [
-        ("radius =", "radus =", ("recipe.radus", "'radius'")),
+        ("clip_norm =", "radus =", ("recipe.radus", "'clip_norm'")),
         ("[task]", "[tasks]", ("tasks", "'task'")),
         ("[run]", "[run]\nsede = 1", ("run.sede", "'seed'")),
         ("[run]", "[privacy]\ndleta = 1e-5\n[run]", ("privacy.dleta", "'delta'")),
@@ -63,9 +63,9 @@ def test_a_wrong_type_is_shown(found: str, instead: str, words: tuple[str, ...],
         ("[run]", "[privacy]\ndelta = 0.5\n[run]", ("delta = 0.5", "allow_large_delta")),
         ("rounds = 4", "rounds = 0", ("rounds = 0", "at least 1")),
         ("rounds = 4\n", "", ("recipe.rounds",)),
-        ("radius = 1.0", "radius = -1.0", ("radius -1.0", "positive")),
-        ("radius = 1.0", "radius = inf", ("bound",)),
-        ("multiplier = 2.0", "multiplier = -2.0", ("multiplier -2.0", "positive")),
+        ("clip_norm = 1.0", "clip_norm = -1.0", ("clip_norm -1.0", "positive")),
+        ("clip_norm = 1.0", "clip_norm = inf", ("bound",)),
+        ("noise_multiplier = 2.0", "noise_multiplier = -2.0", ("noise_multiplier -2.0", "positive")),
         ("seed = 3", "seed = 99999999999999999999", ("seed = 99999999999999999999",)),
         ("seed = 3", "seed = 3\neval_every = 0", ("eval_every = 0", "at least 1")),
         ("poisson", "poison", ("'poison'", "'poisson'")),
@@ -88,7 +88,7 @@ def test_a_population_that_is_not_the_data_s_is_refused(tmp_path: Path) -> None:
 
 
 def test_noise_without_a_clip_is_refused(tmp_path: Path) -> None:
-    refused(spelt_out(tmp_path, ('encode = [{ kind = "clip", radius = 1.0 }]\n', "")), "without a bound", "Clip")
+    refused(spelt_out(tmp_path, ('encode = [{ kind = "clip", clip_norm = 1.0 }]\n', "")), "without a bound", "Clip")
 
 
 def test_neither_a_recipe_nor_a_plan_is_refused(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_calibrate_never_overwrites(tmp_path: Path) -> None:
     ("words", "named"),
     [
         ("--epsilon 1 --free round", "'rounds'"),
-        ("--epsilon 1 --free radius", "multiplier, rounds or cohort"),
+        ("--epsilon 1 --free clip norm", "noise_multiplier, rounds or cohort"),
         ("--epsilon 0", "epsilon 0"),
         ("--epsilon nan", "epsilon nan"),
         ("--epsilon 1 --delta 1", "delta = 1"),

@@ -49,7 +49,7 @@ def _net(shape: tuple[int, ...], outputs: int, width: int = 2) -> torch.nn.Modul
     return torch.nn.Linear(shape[0], outputs * width)
 
 
-GAUSSIAN = {"kind": "gaussian", "multiplier": 1.5}
+GAUSSIAN = {"kind": "gaussian", "noise_multiplier": 1.5}
 RECORDS = {"kind": "fixed_records", "batch": 2, "sizes": [9]}
 
 # One table per kind, as a file would hold it, with every field that has no default. A new kind needs a line here.
@@ -59,8 +59,8 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "poisson": {"population": 6, "rate": 0.5, "cap": 4},
         "fixed": {"population": 6, "cohort": 3},
         "roundrobin": {"population": 6, "cohort": 2},
-        "separated": {"population": 6, "cohort": 2, "rest": 3, "seed": 1},
-        "turns": {"population": 6, "groups": 2, "rate": 0.5},
+        "min_separation": {"population": 6, "cohort": 2, "rest": 3, "seed": 1},
+        "cyclic_poisson": {"population": 6, "groups": 2, "rate": 0.5},
     },
     "Schedule": {
         "constant": {"value": 0.5},
@@ -76,14 +76,19 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "LocalSolver": {
         "scaffold": {"lr": 0.25, "steps": 3, "batch": 2},
         "local_sgd": {"lr": 0.25, "steps": 3, "batch": 2, "momentum": 0.5, "weight_decay": 0.25, "project": True},
-        "batch_gradient": {"records": RECORDS, "radius": 0.5, "norm": 1, "gradient": {"kind": "moreau", "beta": 2.0}},
+        "batch_gradient": {
+            "records": RECORDS,
+            "clip_norm": 0.5,
+            "norm": 1,
+            "gradient": {"kind": "moreau", "beta": 2.0},
+        },
         "noisy_local_sgd": {
             "records": RECORDS,
-            "radius": {"kind": "decay", "start": 0.5, "factor": 0.9},
-            "multiplier": 1.5,
+            "clip_norm": {"kind": "decay", "start": 0.5, "factor": 0.9},
+            "noise_multiplier": 1.5,
             "lr": 0.25,
             "steps": 3,
-            "multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "noise_multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
         },
     },
     "RecordSampler": {
@@ -99,11 +104,11 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "sam": {"rho": 0.05},
         "blur": {"strength": 0.5},
         "proximal": {"strength": 0.5},
-        "bounded": {"radius": 0.5, "norm": 1},
+        "bounded": {"clip_norm": 0.5, "norm": 1},
         "moreau": {"beta": 2.0, "steps": 30},
     },
     "Step": {
-        "clip": {"radius": 0.5, "norm": 1},
+        "clip": {"clip_norm": 0.5, "norm": 1},
         "sparsify_update": {"keep": 0.5},
         "public_mask": {"keep": 0.5, "source": {"kind": "random"}},
     },
@@ -135,13 +140,13 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "Preparation": {"histogram": {"column": "a", "epsilon": 0.1, "low": 0.0, "high": 5.0, "bins": 8, "grid": "log"}},
-    "Mechanism": {"gaussian": {"multiplier": 1.5}, "laplace": {"multiplier": 1.5}},
+    "Mechanism": {"gaussian": {"noise_multiplier": 1.5}, "laplace": {"noise_multiplier": 1.5}},
     "Release": {
         "central_noise": {"mechanism": GAUSSIAN},
-        "noise_shares": {"multiplier": 1.5, "at_least": 2},
-        "local_noise": {"mechanism": GAUSSIAN, "multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+        "noise_shares": {"noise_multiplier": 1.5, "at_least": 2},
+        "local_noise": {"mechanism": GAUSSIAN, "noise_multipliers": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
         "shuffled_noise": {"mechanism": GAUSSIAN, "at_least": 2},
-        "masked_noise": {"multiplier": 1.5, "keep": 0.5},
+        "masked_noise": {"noise_multiplier": 1.5, "keep": 0.5},
         "correlated_noise": {"mechanism": GAUSSIAN, "strategy": {"kind": "banded_square_root", "width": 2}},
         "forward": {},
         "no_noise": {},
@@ -154,8 +159,8 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "tree": {},
     },
     "Event": {
-        "gaussian": {"multiplier": 1.5},
-        "laplace": {"multiplier": 1.5},
+        "gaussian": {"noise_multiplier": 1.5},
+        "laplace": {"noise_multiplier": 1.5},
         "poisson_sampled": {"rate": 0.5, "event": GAUSSIAN},
         "publicly_sampled": {"rate": 0.5, "event": GAUSSIAN},
         "capped_poisson": {"rate": 0.5, "population": 9, "cap": 5, "event": GAUSSIAN},
@@ -358,8 +363,11 @@ def spoilt(path: str, value: Any, drop: bool = False) -> Any:
         (spoilt("round", 3), "unknown key round; .*did you mean 'rounds'"),
         (spoilt("clients.cohrt", 3), "unknown key clients.cohrt; .*did you mean 'cohort'"),
         (spoilt("local.epoch", 3), "unknown key local.epoch; .*did you mean 'epochs'"),
-        (spoilt("encode.0.radious", 3.0), r"unknown key encode\[0\].radious; .*did you mean 'radius'"),
-        (spoilt("release.mechanism.multiplyer", 3.0), "release.mechanism.multiplyer; .*did you mean 'multiplier'"),
+        (spoilt("encode.0.radious", 3.0), r"unknown key encode\[0\].radious; .*did you mean 'clip_norm'"),
+        (
+            spoilt("release.mechanism.multiplyer", 3.0),
+            "release.mechanism.multiplyer; .*did you mean 'noise_multiplier'",
+        ),
         (spoilt("local.lr.facter", 3.0), "unknown key local.lr.facter; .*did you mean 'factor'"),
         (
             spoilt("local.lr", {"kind": "linear", "start": 1.0, "end": 0.1, "rounds": 3, "round": 3}),
@@ -370,7 +378,7 @@ def spoilt(path: str, value: Any, drop: bool = False) -> Any:
         (spoilt("rounds", 2.5), "rounds = 2.5.*whole number"),
         (spoilt("rounds", True), "rounds = True.*whole number"),
         (spoilt("clients.cohort", "5"), "clients.cohort = '5'.*whole number"),
-        (spoilt("release.mechanism.multiplier", "1"), "release.mechanism.multiplier = '1'.*number"),
+        (spoilt("release.mechanism.noise_multiplier", "1"), "release.mechanism.noise_multiplier = '1'.*number"),
         (spoilt("server.lr", [1.0]), r"server.lr = \[1.0\]|server.lr"),
         (spoilt("encode.0.norm", 3), r"encode\[0\].norm = 3.*1, 2"),
         (spoilt("clients.kind", "poison"), "kind 'poison' in clients; .*did you mean 'poisson'"),
@@ -399,7 +407,7 @@ def test_reading_names_the_file_it_was_asked_about() -> None:
 
 def test_the_schema_for_editors_names_every_kind_of_a_plan() -> None:
     text = json.dumps(json_schema(Plan))
-    assert all(word in text for word in ("rounds", "clients", "population", "cohort", "multiplier", "strength"))
+    assert all(word in text for word in ("rounds", "clients", "population", "cohort", "noise_multiplier", "strength"))
 
 
 def test_a_part_where_another_kind_fits_is_refused() -> None:

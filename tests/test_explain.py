@@ -17,11 +17,13 @@ from sordino.certificate.facts import Facts, participation
 from sordino.config import load_config
 from sordino.runs.folder import RunFolder
 
-LOCAL = 'release = { kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 9.0 } }'
-SHUFFLED = 'release = { kind = "shuffled_noise", mechanism = { kind = "gaussian", multiplier = 9.0 }, at_least = 20 }'
-SHARES = 'release = { kind = "noise_shares", multiplier = 9.0, at_least = 20 }'
+LOCAL = 'release = { kind = "local_noise", mechanism = { kind = "gaussian", noise_multiplier = 9.0 } }'
+SHUFFLED = (
+    'release = { kind = "shuffled_noise", mechanism = { kind = "gaussian", noise_multiplier = 9.0 }, at_least = 20 }'
+)
+SHARES = 'release = { kind = "noise_shares", noise_multiplier = 9.0, at_least = 20 }'
 NONE = 'release = { kind = "no_noise" }'
-CENTRAL = 'release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'
+CENTRAL = 'release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }'
 
 
 def ran(folder: Path, *changes: tuple[str, str]) -> Path:
@@ -76,14 +78,14 @@ def test_the_change_that_a_number_speaks_of_is_said_with_it(central: Path) -> No
 def test_the_ceilings_are_those_of_what_was_billed(central: Path) -> None:
     folder, found = RunFolder.open(central), explained(central)
     plan = folder.config().plan
-    bill = plan.bill(participation(plan, folder.facts()))
-    for line, entry in zip(bill.lines, found["against"], strict=True):
+    cost = plan.cost(participation(plan, folder.facts()))
+    for line, entry in zip(cost.lines, found["against"], strict=True):
         reach = ceiling(line)
         assert entry["true_positive_rate_at_1_percent"] == reach.true_positives
         assert entry["auc_at_most"] == reach.auc
     sentence = found["against"][0]["sentence"]
-    assert f"{upto(100 * ceiling(bill.lines[0]).true_positives)} in 100 members" in sentence
-    assert f"AUC is at most {ceiling(bill.lines[0]).auc:.3f}" in sentence
+    assert f"{upto(100 * ceiling(cost.lines[0]).true_positives)} in 100 members" in sentence
+    assert f"AUC is at most {ceiling(cost.lines[0]).auc:.3f}" in sentence
     assert found["against"][2]["auc_at_most"] == 1
 
 

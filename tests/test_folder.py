@@ -26,8 +26,8 @@ from sordino.runs.writer import Book
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 LONG = (("rounds = 4", "rounds = 30\nepochs = 200"), ("seed = 3", "seed = 3\neval_every = 10"))
 SHARES = (
-    ('release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }', ""),
-    ("[run]", 'release = { kind = "noise_shares", multiplier = 2.0, at_least = 5 }\n\n[run]'),
+    ('release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }', ""),
+    ("[run]", 'release = { kind = "noise_shares", noise_multiplier = 2.0, at_least = 5 }\n\n[run]'),
 )
 DIAGNOSTIC = "diagnostic, not private"
 
@@ -183,7 +183,7 @@ def test_a_charge_cut_short_by_a_kill_does_not_spoil_the_next(fed: Path, monkeyp
     assert sordino("certify", out).code == 0
 
 
-@pytest.mark.parametrize("change", [("seed = 3", "seed = 4"), ("multiplier = 2.0", "multiplier = 2.1")])
+@pytest.mark.parametrize("change", [("seed = 3", "seed = 4"), ("noise_multiplier = 2.0", "noise_multiplier = 2.1")])
 def test_another_configuration_does_not_continue_a_run(change: tuple[str, str], finished: Path, tmp_path: Path) -> None:
     before = contents(finished)
     data = (str(tmp_path / "data.npz"), str(finished.parent / "data.npz"))

@@ -155,10 +155,10 @@ def test_one_digit_of_epsilon_fails_the_real_command(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "instead"),
     [
-        ("multiplier = 2.0", "multiplier = 1.9"),
+        ("noise_multiplier = 2.0", "noise_multiplier = 1.9"),
         ("rate = 0.5", "rate = 0.4"),
         ("lr = 0.5", "lr = 0.6"),
-        ("radius = 1.0", "radius = 1.5"),
+        ("clip_norm = 1.0", "clip_norm = 1.5"),
         ("rate = 0.5", "rate = 5.0"),
         ("rate = 0.5", "rate = "),
         ("seed = 3", "seed = 4"),

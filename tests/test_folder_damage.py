@@ -21,8 +21,8 @@ from sordino import loop as loop
 from sordino.errors import SordinoError
 
 SHARES = (
-    ('release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }', ""),
-    ("[run]", 'release = { kind = "noise_shares", multiplier = 2.0, at_least = 5 }\n\n[run]'),
+    ('release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }', ""),
+    ("[run]", 'release = { kind = "noise_shares", noise_multiplier = 2.0, at_least = 5 }\n\n[run]'),
 )
 NIGHTLY = bool(os.environ.get("SORDINO_NIGHTLY"))
 PLACES = 16 if NIGHTLY else 3  # where a bit is flipped in each file
@@ -83,18 +83,18 @@ def edited(out: Path, found: str, instead: str, name: str = "plan.toml") -> Path
 @pytest.mark.parametrize(
     ("found", "instead"),
     [
-        ("multiplier = 2.0", "multiplier = 5.0"),
+        ("noise_multiplier = 2.0", "noise_multiplier = 5.0"),
         ('noise = "simulation"', 'noise = "secure"'),
         ("seed = 3", "seed = 4"),
         ("rate = 0.5", "rate = 0.1"),
         ("rounds = 4", "rounds = 3"),
-        ("radius = 1.0", "radius = 2.0"),
+        ("clip_norm = 1.0", "clip_norm = 2.0"),
     ],
 )
 def test_a_plan_that_was_edited_after_a_kill_is_not_continued(
     found: str, instead: str, runs: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """Killed after 2 of 4 rounds, multiplier 2 to 5 by hand: the certificate would bill all rounds as if with 5."""
+    """Killed after 2 of 4 rounds, noise multiplier 2 to 5 by hand: the certificate would bill all rounds as if with 5."""
     out = edited(Path(shutil.copytree(runs["central", "stopped"], tmp_path / "a")), found, instead)
     charged = lines(out / "charges.jsonl")
     said = sordino("run", out / "plan.toml", "--out", out, "--resume")
@@ -108,7 +108,7 @@ def test_a_plan_that_was_edited_after_a_kill_is_not_continued(
 @pytest.mark.parametrize(
     ("name", "found", "instead"),
     [
-        ("plan.toml", "multiplier = 2.0", "multiplier = 5.0"),
+        ("plan.toml", "noise_multiplier = 2.0", "noise_multiplier = 5.0"),
         ("charges.jsonl", '{"round": 2', '{"round": 1'),
         ("history.jsonl", '"accuracy"', '"Accuracy"'),
         ("certificate.json", '"rounds_charged": 4', '"rounds_charged": 3'),

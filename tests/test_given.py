@@ -207,8 +207,8 @@ name = "dp_fed_avg"
 rounds = 2
 clients = { kind = "poisson", population = 60, rate = 0.5 }
 lr = 0.5
-radius = 1.0
-multiplier = 2.0
+clip_norm = 1.0
+noise_multiplier = 2.0
 """
 
 

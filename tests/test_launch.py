@@ -25,8 +25,8 @@ CONSOLE = str(Path(sys.executable).parent / "sordino")
 PATIENCE = 600.0  # seconds: a hang; nothing here takes that long on the busiest machine
 LONG = (("rounds = 4", "rounds = 120\nepochs = 250"), ("seed = 3", "seed = 3\neval_every = 10"))
 SHARES = (
-    ('release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }', ""),
-    ("[run]", 'release = { kind = "noise_shares", multiplier = 2.0, at_least = 5 }\n\n[run]'),
+    ('release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }', ""),
+    ("[run]", 'release = { kind = "noise_shares", noise_multiplier = 2.0, at_least = 5 }\n\n[run]'),
 )
 FAILS = """
 import os

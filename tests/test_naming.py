@@ -119,19 +119,19 @@ def test_noise_and_sizes_of_any_recipe_may_be_named() -> None:
     rounds = 2
     clients = { kind = "everyone", population = 2 }
     records = { kind = "fixed_records", batch = 5, sizes = { b = 20, a = 10 } }
-    radius = 1.0
+    clip_norm = 1.0
     lr = 0.1
     [recipe.release]
     kind = "local_noise"
-    mechanism = { kind = "gaussian", multiplier = 1.0 }
-    multipliers = { a = 3.0, b = 4.0 }
+    mechanism = { kind = "gaussian", noise_multiplier = 1.0 }
+    noise_multipliers = { a = 3.0, b = 4.0 }
     """
     config = parse(tomllib.loads(text))
     assert isinstance(config.plan.local, BatchGradient)
     assert isinstance(config.plan.release, LocalNoise)
     assert (config.task.silos, config.plan.local.records.sizes) == (("a", "b"), (10, 20))
-    assert config.plan.release.multipliers == (3.0, 4.0)
-    with pytest.raises(ConfigError, match=r"silo 'c' in recipe\.release\.multipliers"):
+    assert config.plan.release.noise_multipliers == (3.0, 4.0)
+    with pytest.raises(ConfigError, match=r"silo 'c' in recipe\.release\.noise_multipliers"):
         parse(tomllib.loads(text.replace("b = 4.0", "c = 4.0")))
 
 

@@ -50,10 +50,10 @@ def test_only_the_named_place_changes_and_the_table_given_does_not() -> None:
     ("key", "said"),
     [
         ("recpie.lr=1", "did you mean 'recipe'?"),
-        ("recipe.radios=1", "did you mean 'radius'?"),
+        ("recipe.radios=1", "did you mean 'clip_norm'?"),
         ("run.sede=1", "did you mean 'seed'?"),
-        ("plan.encode.2.radius=1", "a place from 0 to 0"),
-        ("plan.encode.0.radios=1", "did you mean 'radius'?"),
+        ("plan.encode.2.clip_norm=1", "a place from 0 to 0"),
+        ("plan.encode.0.radios=1", "did you mean 'clip_norm'?"),
         ("recipe.lr.at=1", "set recipe.lr itself"),
         ("recipe.lr=fast", "a number"),
         ("run..seed=1", "names with dots"),
@@ -65,7 +65,18 @@ def test_a_wrong_key_is_one_sentence(tmp_path: Path, key: str, said: str) -> Non
 
 def test_the_folder_holds_what_was_overridden(tmp_path: Path) -> None:
     file, out = federation(tmp_path), tmp_path / "run"
-    words = ["run", file, "--out", out, "--set", "recipe.rounds=2", "--set", "plan.encode.0.radius=0.25", "--seed", 11]
+    words = [
+        "run",
+        file,
+        "--out",
+        out,
+        "--set",
+        "recipe.rounds=2",
+        "--set",
+        "plan.encode.0.clip_norm=0.25",
+        "--seed",
+        11,
+    ]
     assert sordino(*words).code == 0
     kept = load_config(out / "plan.toml")
     assert (kept.plan.rounds, kept.run.seed) == (2, 11)
@@ -78,8 +89,8 @@ def test_the_folder_holds_what_was_overridden(tmp_path: Path) -> None:
 def test_a_plan_that_a_recipe_builds_is_changed_where_it_stands(tmp_path: Path) -> None:
     """In whatever order they are given: the recipe's own arguments first."""
     file = federation(tmp_path)
-    one = load_config(file, ["plan.server.lr=0.5", "recipe.radius=3.0"])
-    two = load_config(file, ["recipe.radius=3.0", "plan.server.lr=0.5"])
+    one = load_config(file, ["plan.server.lr=0.5", "recipe.clip_norm=3.0"])
+    two = load_config(file, ["recipe.clip_norm=3.0", "plan.server.lr=0.5"])
     assert one == two
     assert one.plan.encode == (Clip(3.0),)
     assert one.plan.server.lr == 0.5  # type: ignore[attr-defined]

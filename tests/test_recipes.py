@@ -66,13 +66,19 @@ from sordino.task import Task
 from sordino.training import train
 
 N = len(SIZES)
-USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(N), "lr": 0.1, "radius": 0.5, "multiplier": 0.2}
+USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(N), "lr": 0.1, "clip_norm": 0.5, "noise_multiplier": 0.2}
 QUIET = Gaussian(0.2)
-UNTOLD = {key: value for key, value in USUAL.items() if key != "multiplier"}  # what a release is given beside
+UNTOLD = {key: value for key, value in USUAL.items() if key != "noise_multiplier"}  # what a release is given beside
 FIVE = (5, 5, 5)
-SILOS: dict[str, Any] = {"rounds": 2, "clients": Everyone(3), "records": FixedRecords(2, FIVE), "radius": 0.5}
-ALONE: dict[str, Any] = {"rounds": 2, "records": PoissonRecords(5, (15,)), "lr": 0.1, "radius": 0.5, "multiplier": 0.2}
-TURNS: dict[str, Any] = {"rounds": 2, "population": N, "cohort": 3, "lr": 0.1, "steps": 2, "radius": 0.5}
+SILOS: dict[str, Any] = {"rounds": 2, "clients": Everyone(3), "records": FixedRecords(2, FIVE), "clip_norm": 0.5}
+ALONE: dict[str, Any] = {
+    "rounds": 2,
+    "records": PoissonRecords(5, (15,)),
+    "lr": 0.1,
+    "clip_norm": 0.5,
+    "noise_multiplier": 0.2,
+}
+TURNS: dict[str, Any] = {"rounds": 2, "population": N, "cohort": 3, "lr": 0.1, "steps": 2, "clip_norm": 0.5}
 BARE = {"best", "silo", "client_side_fed_avg", "dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam"}  # take nothing of USUAL
 OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
     "dp_fed_avg": [{}, {"server": Yogi(0.1)}, {"gradient": Proximal(0.1)}],
@@ -80,8 +86,8 @@ OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
     "dp_fed_sam": [
         {},
         {"adaptive": True, "denoiser": SparsifyMean(0.4)},
-        {"multiplier": None, "release": NoiseShares(0.2, 3)},
-        {"radius": Adaptive(0.5)},
+        {"noise_multiplier": None, "release": NoiseShares(0.2, 3)},
+        {"clip_norm": Adaptive(0.5)},
     ],
     "dp_fed_sam_top_k": [{}, {"sparsify": SparsifyUpdate(0.4)}],
     "fed_smp": [{"mask": mask} for mask in (RandomMask(), PublicDataMask(), ReleasedMask())],
@@ -95,7 +101,7 @@ OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
         for reads in (FixedRecords(1, FIVE), PoissonRecords(1, FIVE), OnePass(1, FIVE), AllRecords(FIVE))
     ]
     + [
-        {**SILOS, "records": FixedRecords(1, FIVE), "multiplier": None, "release": release}
+        {**SILOS, "records": FixedRecords(1, FIVE), "noise_multiplier": None, "release": release}
         for release in (ShuffledNoise(QUIET, 3), NoiseShares(0.2, 3), CentralNoise(QUIET))
     ]
     + [
@@ -109,7 +115,7 @@ OWN: dict[str, list[dict[str, Any]]] = {  # beside USUAL
         }
     ],
     "accelerated_minibatch_sgd": [{**SILOS, "v": 5.0}, {**SILOS, "v": 5.0, "mu": 0.5, "ball": 1.0}],
-    "noisy_local_sgd": [{**SILOS, "steps": 2}, {**SILOS, "steps": 2, "multipliers": (0.2, 0.3, 0.4)}],
+    "noisy_local_sgd": [{**SILOS, "steps": 2}, {**SILOS, "steps": 2, "noise_multipliers": (0.2, 0.3, 0.4)}],
     "silo": [{"sizes": (5, 3, 7), "epsilons": (4.0,), "rounds": 2}],
     "client_side_fed_avg": [{**TURNS, "mechanism": mechanism} for mechanism in (Laplace(0.2), QUIET)],
     **{name: [ALONE] for name in ("dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam")},
@@ -148,7 +154,7 @@ def test_a_recipe_trains_and_is_certified(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - {"best", "silo", "noisy_local_sgd", "client_side_fed_avg"}))
 def test_without_a_multiplier_a_recipe_has_no_noise_and_says_so(name: str) -> None:
-    bare = built(name, {**OWN[name][0], "multiplier": 0.0})
+    bare = built(name, {**OWN[name][0], "noise_multiplier": 0.0})
     assert bare.release == NoNoise()
 
 
@@ -172,7 +178,7 @@ def test_the_three_sound_top_k_forms_say_where_they_drop_coordinates() -> None:
     assert (mean.encode, mean.postprocess) == ((Clip(0.5),), (SparsifyMean(0.3),))
     assert mask.encode == (PublicMask(0.4, ReleasedMask()), Clip(0.5))
     assert update.postprocess == mask.postprocess == ()
-    assert update.bill() == mean.bill() == mask.bill() == dp_fed_avg(**USUAL).bill()
+    assert update.cost() == mean.cost() == mask.cost() == dp_fed_avg(**USUAL).cost()
 
 
 def test_sam_its_adaptive_form_and_blur_are_gradients_of_the_local_solver() -> None:
@@ -206,27 +212,27 @@ def test_dp_fed_ls_projects_every_step_and_puts_one_denoiser_in_the_place_of_smo
         planned = dp_fed_ls(**USUAL, denoiser=denoiser)
         assert planned.postprocess == (denoiser,)
         assert local(planned).project
-        assert planned.bill() == dp_fed_avg(**USUAL).bill()
+        assert planned.cost() == dp_fed_avg(**USUAL).cost()
 
 
 @pytest.mark.parametrize("recipe", [dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, fed_smp, blur, scaffold])
 def test_a_secure_sum_shares_the_same_noise_among_the_clients(recipe: Any) -> None:
     """Whom the clients trust is a release, not a word: the server sees sums only, and the bill stays."""
     own = {**UNTOLD, "clients": FixedSize(N, 4)}
-    shares, central = recipe(**own, release=NoiseShares(0.2, at_least=4)), recipe(**own, multiplier=0.2)
+    shares, central = recipe(**own, release=NoiseShares(0.2, at_least=4)), recipe(**own, noise_multiplier=0.2)
     assert central.release == CentralNoise(QUIET)
     assert shares.release.noise_std(np.arange(4), 0) == central.release.noise_std(np.arange(4), 0)
     assert shares.release.needs == {"secure_sum"}
-    assert shares.bill().line("models") == central.bill().line("models")
+    assert shares.cost().line("models") == central.cost().line("models")
 
 
 @pytest.mark.parametrize("name", [n for n, f in RECIPES.items() if "release" in inspect.signature(f).parameters])
 def test_noise_is_said_once_as_a_number_or_as_a_release(name: str) -> None:
-    own = {**OWN[name][0], "multiplier": None}
-    with pytest.raises(ConfigError, match="neither a multiplier nor a release"):
+    own = {**OWN[name][0], "noise_multiplier": None}
+    with pytest.raises(ConfigError, match="neither a noise multiplier nor a release"):
         built(name, own)
-    with pytest.raises(ConfigError, match="a multiplier and a release"):
-        built(name, {**own, "multiplier": 0.2, "release": CentralNoise(QUIET)})
+    with pytest.raises(ConfigError, match="a noise multiplier and a release"):
+        built(name, {**own, "noise_multiplier": 0.2, "release": CentralNoise(QUIET)})
     assert built(name, {**own, "release": CentralNoise(QUIET)}).release == CentralNoise(QUIET)
 
 
@@ -245,7 +251,7 @@ def by_hand() -> list[tuple[Plan, Plan]]:
     spent = NoisyLocalSgd(FixedRecords(2, FIVE), 0.5, 0.2, 0.1, steps=2)
     alone: dict[str, Any] = {"rounds": 2, "clients": Everyone(1), "release": CentralNoise(QUIET)}
     alone |= {"local": BatchGradient(PoissonRecords(5, (15,)), 0.5)}
-    adam, noisy = Adam(0.1, 0.9, 0.999, 1e-8), {**SILOS, "multiplier": 0.2}
+    adam, noisy = Adam(0.1, 0.9, 0.999, 1e-8), {**SILOS, "noise_multiplier": 0.2}
     bounded = LocalSgd(lr=0.1, steps=2, gradient=Bounded(0.5, 1))
     return [
         (dp_fed_avg(**USUAL), Plan(**fed, local=sgd, encode=clip)),
@@ -363,10 +369,10 @@ def test_a_recipe_in_a_file_takes_parts() -> None:
             "rounds": 2,
             "clients": {"kind": "fixed", "population": N, "cohort": 4},
             "lr": 0.1,
-            "radius": 0.5,
+            "clip_norm": 0.5,
             "mask": {"kind": "released", "explore": 0.1},
             "denoiser": {"kind": "james_stein", "positive": False},
-            "release": {"kind": "noise_shares", "multiplier": 0.2, "at_least": 4},
+            "release": {"kind": "noise_shares", "noise_multiplier": 0.2, "at_least": 4},
             "server": {"kind": "yogi", "lr": 0.1},
         }
     )
@@ -410,7 +416,7 @@ def task_end(planned: Plan | None) -> Tensor:
 def test_best_costs_its_epsilon_and_hardly_less(population: int, epsilon: float, delta: float | None) -> None:
     planned = best(population=population, epsilon=epsilon, delta=delta, rounds=10)
     assert planned.clients.population == population
-    spent = line_entry(planned.bill().line("models"), delta or default_delta(population))["epsilon"]
+    spent = line_entry(planned.cost().line("models"), delta or default_delta(population))["epsilon"]
     assert 0.99 * epsilon <= spent <= epsilon
 
 
@@ -418,19 +424,19 @@ def test_best_costs_its_epsilon_and_hardly_less(population: int, epsilon: float,
 
 
 def test_an_upload_is_clipped_to_the_longest_way_its_steps_can_go() -> None:
-    """lr * steps * radius, in the norm of the noise; replacing a client moves it twice that."""
+    """lr * steps * clip norm, in the norm of the noise; replacing a client moves it twice that."""
     for noise in (Laplace(0.2), QUIET):
         planned = client_side_fed_avg(**{**TURNS, "lr": Decay(0.1, 0.5)}, mechanism=noise)
         assert planned.encode == (Clip(Scaled(Decay(0.1, 0.5), 1.0), noise.norm),)
         assert planned.release == LocalNoise(noise)
         assert local(planned).gradient == Bounded(0.5, noise.norm)
-        line = planned.bill().line("models")
+        line = planned.cost().line("models")
         assert (line.relation, line.entries) == ("replace_one", ((noise.event(), 1),))  # each client once in two rounds
 
 
 def test_the_silo_recipe_reads_everything_and_trusts_nobody() -> None:
-    planned = silo(sizes=(50, 80), epsilons=(1.0, 2.0), deltas=(1e-3,), rounds=5, radius=0.3)
+    planned = silo(sizes=(50, 80), epsilons=(1.0, 2.0), deltas=(1e-3,), rounds=5, clip_norm=0.3)
     assert planned.local == BatchGradient(AllRecords((50, 80)), 0.3)
     assert isinstance(planned.release, LocalNoise)
-    assert planned.release.multipliers[0] > 1.5 * planned.release.multipliers[1]
+    assert planned.release.noise_multipliers[0] > 1.5 * planned.release.noise_multipliers[1]
     assert planned.clients == Everyone(2)

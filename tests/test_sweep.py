@@ -15,7 +15,7 @@ from scipy import stats
 from tests.commands import contents, federation, sordino
 
 from sordino.accounting import accountant
-from sordino.accounting.composition import Bill, Line
+from sordino.accounting.composition import Cost, Line
 from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.accounting.rounding import upto
 from sordino.config import load_config
@@ -34,7 +34,7 @@ base = "fed.toml"
 {more}
 [sweep.grid]
 "recipe.lr" = [0.1, 0.5]
-"plan.encode.0.radius" = [0.5, 1.0]
+"plan.encode.0.clip_norm" = [0.5, 1.0]
 """
 
 
@@ -106,8 +106,8 @@ def test_own_data_are_billed_unless_their_owner_calls_them_public(private: Path)
 
 
 _RECIPE: dict[str, Any] = {
-    "name": "dp_fed_avg", "rounds": 1, "clients": {"kind": "everyone", "population": 3}, "lr": 0.1, "radius": 1.0,
-    "multiplier": 1.0,
+    "name": "dp_fed_avg", "rounds": 1, "clients": {"kind": "everyone", "population": 3}, "lr": 0.1, "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
 }  # fmt: skip
 
 
@@ -144,17 +144,19 @@ def test_cells_that_protect_different_things_are_refused_in_a_sentence(tmp_path:
 
 
 def test_silos_that_differ_are_composed_silo_by_silo() -> None:
-    def bill(*multipliers: float) -> Bill:
+    def cost(*noise_multipliers: float) -> Cost:
         lines = [
-            Line(who, "replace_one", ((GaussianNoise(z), 2),), (k,)) for who in _WHO for k, z in enumerate(multipliers)
+            Line(who, "replace_one", ((GaussianNoise(z), 2),), (k,))
+            for who in _WHO
+            for k, z in enumerate(noise_multipliers)
         ]
-        return Bill("record", tuple(lines))
+        return Cost("record", tuple(lines))
 
-    both = sweep_cost.composed([bill(1.0, 2.0, 2.0), bill(1.0, 3.0, 3.0)], 3)
+    both = sweep_cost.composed([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
     found = {line.silos: dict(line.entries) for line in both.of("messages")}
     assert found == {(0,): {GaussianNoise(1.0): 4}, (1, 2): {GaussianNoise(2.0): 2, GaussianNoise(3.0): 2}}
     with pytest.raises(ConfigError, match="one client and cells that protect one record"):
-        sweep_cost.composed([bill(1.0), Bill("client", bill(1.0).lines)], 1)
+        sweep_cost.composed([cost(1.0), Cost("client", cost(1.0).lines)], 1)
 
 
 _WHO: Any = ("models", "cohort", "messages")
@@ -290,7 +292,7 @@ def test_every_cell_is_a_run_like_any_other(private: Path) -> None:
     with open(private / "a" / "table.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 8
-    assert {line["plan.encode.0.radius"] for line in lines} == {"0.5", "1"}
+    assert {line["plan.encode.0.clip_norm"] for line in lines} == {"0.5", "1"}
     assert (private / "a" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (private / "a" / "sweep.svg").read_text()
 

@@ -35,7 +35,13 @@ from sordino.task import Task
 
 def my_own_training(model: nn.Module, hospitals: list[Any], test: Any) -> sordino.Result:
     plan = sordino.recipes.dp_fed_avg(
-        rounds=10, clients=sordino.Everyone(len(hospitals)), lr=0.5, epochs=2, radius=2.0, multiplier=2.0, batch=10
+        rounds=10,
+        clients=sordino.Everyone(len(hospitals)),
+        lr=0.5,
+        epochs=2,
+        clip_norm=2.0,
+        noise_multiplier=2.0,
+        batch=10,
     )
     result = sordino.train(plan, sordino.Task.of(model, hospitals, test), delta=1e-3)
     print(result.certificate["epsilon"], result.history[-1]["accuracy"])
@@ -75,7 +81,7 @@ def test_a_users_own_module_and_clients_train_in_under_fifteen_lines(
 @pytest.mark.parametrize("sampler", [Everyone(6), Poisson(6, 0.5), FixedSize(6, 3), RoundRobin(6, 2)], ids=str)
 def test_the_certificate_says_what_the_plan_forecast(sampler: Everyone) -> None:
     planned = plan(clients=sampler)
-    line = planned.bill().line("models")
+    line = planned.cost().line("models")
     found = sordino.train(planned, task()).certificate
     wanted = accountant.epsilon(line.entries, line.relation, default_delta(6)).value
     assert found["epsilon"] == pytest.approx(wanted, abs=2e-6)
@@ -267,6 +273,6 @@ def test_a_run_continued_from_its_state_is_bit_exact(server: Sgd) -> None:
 def test_calibrated_plans_cost_what_was_asked() -> None:
     planned = plan(rounds=5, clients=RoundRobin(100, 30), encode=(Clip(1.0),))
     target = sordino.calibrated(planned, epsilon=2.0, delta=1e-3)
-    line = target.bill().line("models")
+    line = target.cost().line("models")
     assert 1.98 <= accountant.epsilon(line.entries, line.relation, 1e-3).value <= 2.0
     assert replace(target, release=planned.release) == planned  # nothing else was touched

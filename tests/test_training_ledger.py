@@ -21,7 +21,7 @@ ROUNDS = 3
 
 def plan() -> so.Plan:
     return so.recipes.dp_fed_avg(
-        clients=so.Poisson(20, 0.5), rounds=ROUNDS, epochs=1, batch=4, lr=0.1, radius=1.0, multiplier=1.5
+        clients=so.Poisson(20, 0.5), rounds=ROUNDS, epochs=1, batch=4, lr=0.1, clip_norm=1.0, noise_multiplier=1.5
     )
 
 

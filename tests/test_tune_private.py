@@ -16,7 +16,7 @@ from tests.commands import Said, federation, sordino
 
 from sordino.accounting.events import GaussianNoise, PubliclySampled, Tuned
 from sordino.accounting.selection import Selection
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.certificate.facts import Facts, billed
 from sordino.config import load_config
 from sordino.errors import ConfigError, DivergedError
@@ -45,10 +45,10 @@ def won(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def oracle(multiplier: float, mean: float) -> float:
+def oracle(noise_multiplier: float, mean: float) -> float:
     """Google's accountant, of four Poisson rounds repeated a geometric number of times."""
     accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
-    rounds = de.SelfComposedDpEvent(de.PoissonSampledDpEvent(0.5, de.GaussianDpEvent(multiplier)), 4)
+    rounds = de.SelfComposedDpEvent(de.PoissonSampledDpEvent(0.5, de.GaussianDpEvent(noise_multiplier)), 4)
     accountant.compose(de.RepeatAndSelectDpEvent(rounds, mean, 1.0))
     return float(accountant.get_epsilon(DELTA))
 
@@ -69,7 +69,7 @@ def test_the_certificate_bills_all_tries_and_one_try_would_be_caught(won: Path) 
 def test_a_budget_is_met_by_the_whole_search(tmp_path: Path) -> None:
     file = federation(tmp_path)
     made = json.loads(tuned(file, tmp_path / "best", "--epsilon", 2, "--json").out)["certificate"]
-    z = load_config(tmp_path / "best" / "plan.toml").plan.release.mechanism.multiplier  # type: ignore[attr-defined]
+    z = load_config(tmp_path / "best" / "plan.toml").plan.release.mechanism.noise_multiplier  # type: ignore[attr-defined]
     assert 0.98 * 2 < made["epsilon"] <= 2
     assert oracle(z, 3.0) == pytest.approx(2, rel=0.01)
 
@@ -94,7 +94,7 @@ def test_the_best_of_all_tries_is_what_is_left(tmp_path: Path, monkeypatch: pyte
         return done
 
     monkeypatch.setattr(private_selection, "execute", watched)
-    monkeypatch.setattr(Tries, "draw", lambda self, coins: 5)
+    monkeypatch.setattr(Trials, "draw", lambda self, coins: 5)
     told = json.loads(tuned(federation(tmp_path), tmp_path / "best", "--json").out)
     assert len(seen) == 5
     assert len({coins for _, coins in seen}) == 5  # each with coins of its own
@@ -120,7 +120,7 @@ def test_a_folder_whose_bill_was_made_smaller_is_refused(won: Path, tmp_path: Pa
     ("words", "said"),
     [
         (("--over", "recipe.rounds=[2, 4]"), "another bill"),
-        (("--over", "recipe.multiplier=[1.0, 2.0]"), "another bill"),
+        (("--over", "recipe.noise_multiplier=[1.0, 2.0]"), "another bill"),
         (("--over", "recipe.clients.rate={low=0.1, high=0.5}"), "another bill"),
         (("--over", "run.seed=[1, 2]"), "among what is tried"),
         (("--over", "privacy.delta=[0.01, 0.001]"), "among what is tried"),
@@ -142,7 +142,7 @@ def test_what_the_theorem_does_not_cover_is_refused(tmp_path: Path, words: tuple
 def test_who_was_in_the_winner_does_not_lower_the_bill() -> None:
     """The cohorts of the tries that lost are seen by nobody, and may have had somebody in more rounds."""
     plan = tiny.plan(rounds=5, clients=FixedSize(6, 2), release=NoiseShares(1.0, 2), encode=(Clip(1.0),))
-    selection = Selection(id="a", tries=Tries(3.0), over=("recipe.lr",), by="accuracy")
+    selection = Selection(id="a", tries=Trials(3.0), over=("recipe.lr",), by="accuracy")
     seen = Facts(0.01, "simulation", 5, most=1)
     alone, best = (billed(plan, facts).line("cohort").entries for facts in (seen, replace(seen, selection=selection)))
     assert [count for _, count in alone] == [1]
@@ -165,7 +165,7 @@ def test_a_ledger_pays_once_for_all_tries(tmp_path: Path, monkeypatch: pytest.Mo
     assert sordino(*words, "--epsilon", 1.5).code == 0
     where = f'[privacy]\nledger = "{ledger}"\ndataset = "study"\n\n[run]'
     file = federation(tmp_path, ("[run]", where))
-    monkeypatch.setattr(Tries, "draw", lambda self, coins: 3)
+    monkeypatch.setattr(Trials, "draw", lambda self, coins: 3)
     assert tuned(file, tmp_path / "best").code == 1  # one try could be paid for
     assert not (tmp_path / "best").exists()
     assert sordino(*words, "--epsilon", 20).code == 0
@@ -179,14 +179,14 @@ def test_a_ledger_pays_once_for_all_tries(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_no_try_releases_nothing_and_a_stop_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = federation(tmp_path), tmp_path / "best"
-    monkeypatch.setattr(Tries, "draw", lambda self, coins: 0)
+    monkeypatch.setattr(Trials, "draw", lambda self, coins: 0)
     said = tuned(file, out, "--law", "poisson")
     assert (said.code, out.exists()) == (1, False)
     assert "nothing is released" in said.err
     left = tmp_path / ".best.tries" / "try"
     left.mkdir(parents=True)
     (left / "history.jsonl").write_text("{}")  # what a killed tuning left
-    monkeypatch.setattr(Tries, "draw", lambda self, coins: 2)
+    monkeypatch.setattr(Trials, "draw", lambda self, coins: 2)
 
     def stopped(config: Any, path: Path, tried: bool) -> None:
         assert not left.exists()
@@ -223,7 +223,7 @@ def test_neither_time_nor_fate_of_a_try_is_told(tmp_path: Path, monkeypatch: pyt
             return done
 
         monkeypatch.setattr(private_selection, "execute", watched)
-        monkeypatch.setattr(Tries, "draw", lambda self, coins: 2)
+        monkeypatch.setattr(Trials, "draw", lambda self, coins: 2)
         said = tuned(federation(tmp_path), tmp_path / f"best{first_diverges}")
         assert said.code == 0
         told.append(said.out.split("best:")[0].splitlines())
@@ -232,13 +232,13 @@ def test_neither_time_nor_fate_of_a_try_is_told(tmp_path: Path, monkeypatch: pyt
 
 def test_for_release_the_number_of_tries_comes_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[str] = []
-    real = Tries.draw
+    real = Trials.draw
 
-    def watched(self: Tries, coins: Any) -> int:
+    def watched(self: Trials, coins: Any) -> int:
         kinds.append(type(coins.bit_generator).__name__)
         return min(real(self, coins), 2)
 
-    monkeypatch.setattr(Tries, "draw", watched)
+    monkeypatch.setattr(Trials, "draw", watched)
     file = federation(tmp_path, ("[run]", '[privacy]\nnoise = "secure"\n[run]'))
     assert tuned(file, tmp_path / "best").code == 0
     assert kinds == ["AESCounter"]

@@ -38,8 +38,8 @@ population = 20
 cohort = 20
 lr = 0.3
 steps = 2
-radius = 1.0
-mechanism = { kind = "gaussian", multiplier = 1.0 }
+clip_norm = 1.0
+mechanism = { kind = "gaussian", noise_multiplier = 1.0 }
 """
 
 
@@ -48,13 +48,13 @@ def digits(clients: int = 20) -> Task:
 
 
 def client_side(**changes: object) -> Plan:
-    settings = {"rounds": 4, "population": 20, "cohort": 20, "lr": 0.3, "steps": 2, "radius": 1.0}
+    settings = {"rounds": 4, "population": 20, "cohort": 20, "lr": 0.3, "steps": 2, "clip_norm": 1.0}
     return client_side_fed_avg(**{**settings, "mechanism": Gaussian(1.0), **changes})  # type: ignore[arg-type]
 
 
 def test_the_proposal_meets_the_budget_and_says_what_the_search_cost() -> None:
     found = tune(client_side(), digits(), epsilon=50.0, delta=0.01, trials=1)
-    spent = headline(found.plan.bill().of("models"), 0.01)["epsilon"]
+    spent = headline(found.plan.cost().of("models"), 0.01)["epsilon"]
     assert 0.9 * 50 < spent <= 50
     assert found.cost.startswith("nothing")
     assert set(found.curves) == {"pace", "steps", "rounds"}
@@ -104,14 +104,14 @@ def test_the_papers_rules_are_the_first_guess() -> None:
 def _silos() -> Plan:
     reads = FixedRecords(10, (30, 40, 50))
     return noisy_minibatch_sgd(
-        rounds=4, clients=Everyone(3), records=reads, radius=1.0, multiplier=1.0, lr=Linear(1.0, 0.1, 4)
+        rounds=4, clients=Everyone(3), records=reads, clip_norm=1.0, noise_multiplier=1.0, lr=Linear(1.0, 0.1, 4)
     )
 
 
 def test_turning_a_knob_turns_what_hangs_on_it() -> None:
     longer = turned(client_side(), Knobs(rounds=8, steps=6, pace=0.5))
     assert longer.clip is not None
-    assert longer.clip.radius_at(0) == pytest.approx(0.3 * 0.5 * 6 * 1.0)  # lr * steps * zeta
+    assert longer.clip.clip_norm_at(0) == pytest.approx(0.3 * 0.5 * 6 * 1.0)  # lr * steps * zeta
     silos = turned(_silos(), Knobs(rounds=8, batch=20, pace=2.0))
     assert isinstance(silos.server, Sgd)
     assert silos.local.reads == FixedRecords(20, (30, 40, 50))
@@ -137,7 +137,7 @@ def test_a_solver_without_knobs_is_refused() -> None:
     class Other:
         kind = "other"
 
-    plan = dp_fed_avg(rounds=2, clients=Everyone(3), lr=0.1, radius=1.0, multiplier=1.0)
+    plan = dp_fed_avg(rounds=2, clients=Everyone(3), lr=0.1, clip_norm=1.0, noise_multiplier=1.0)
     object.__setattr__(plan, "local", Other())
     with pytest.raises(PlanError, match="other"):
         knobs(plan)
@@ -182,7 +182,7 @@ def test_silos_keep_budgets_of_their_own(tmp_path: Path, real_data: Path) -> Non
     tuned = load_config(out)
     assert tuned.task.silos == ("cleveland", "hungarian", "switzerland", "va")
     assert [budget.epsilon for budget in tuned.budgets] == [1.0, 2.0, 4.0, 8.0]
-    own = headline(tuned.plan.bill().of("messages"), tuned.delta, tuned.deltas)["silos"]
+    own = headline(tuned.plan.cost().of("messages"), tuned.delta, tuned.deltas)["silos"]
     spent = {silo: entry["epsilon"] for entry in own for silo in entry["silos"]}
     for place, budget in enumerate(tuned.budgets):
         assert 0.97 * budget.epsilon < spent[place] <= budget.epsilon

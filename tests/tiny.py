@@ -55,7 +55,7 @@ def task(sizes: Sequence[int] = SIZES, model: nn.Module | None = None, shape: tu
 
 
 def plan(**changes: Any) -> Plan:
-    """Everyone of six, one full-batch epoch, clip 1, multiplier 1, two rounds; with `changes`."""
+    """Everyone of six, one full-batch epoch, clip 1, noise multiplier 1, two rounds; with `changes`."""
     base = Plan(
         rounds=2,
         clients=Everyone(len(SIZES)),

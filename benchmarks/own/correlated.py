@@ -44,7 +44,7 @@ def client() -> tuple[Callable[[], object], int]:
     x, y = torch.randn(4 * 300, 3, 32, 32), torch.randint(10, (4 * 300,))
     model = build_seeded(SvhnCnn(), (3, 32, 32), 10, 0)
     task = Task(model, Clients(Records(x, y), np.arange(1200), np.arange(5) * 300))
-    plan = dp_fed_avg(rounds=1, clients=FixedSize(4, 1), lr=0.05, radius=1.0, multiplier=1.0, epochs=1, batch=64)
+    plan = dp_fed_avg(rounds=1, clients=FixedSize(4, 1), lr=0.05, clip_norm=1.0, noise_multiplier=1.0, epochs=1, batch=64)
     return lambda: list(run(plan, task)), sum(p.numel() for p in model.parameters())
 
 

@@ -58,7 +58,7 @@ def seconds(make: Callable[[int], Any], batch: int) -> float:
     model, x, classes = make(batch)
     loader = DataLoader(TensorDataset(x, torch.randint(classes, (len(x),))), batch_size=batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    private, stepper, batches = make_private(model, optimizer, loader, epochs=STEPS // 4, multiplier=1.0)
+    private, stepper, batches = make_private(model, optimizer, loader, epochs=STEPS // 4, noise_multiplier=1.0)
     began = time.process_time()
     for _ in range(STEPS // 4):
         for xs, ys in batches:

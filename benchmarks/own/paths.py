@@ -69,13 +69,13 @@ def ratio(fast: Callable[[], object], slow: Callable[[], object], turns: int) ->
 
 def averaging(population: int, batch: int) -> Plan:
     return dp_fed_avg(
-        rounds=1, clients=Everyone(population), lr=0.05, radius=1.0, multiplier=1.0, epochs=1, batch=batch
+        rounds=1, clients=Everyone(population), lr=0.05, clip_norm=1.0, noise_multiplier=1.0, epochs=1, batch=batch
     )
 
 
 def silos(population: int, batch: int, size: int) -> Plan:
     read = FixedRecords(batch, (size,))
-    plan = noisy_minibatch_sgd(rounds=1, clients=Everyone(population), records=read, radius=1.0, multiplier=1.0, lr=0.1)
+    plan = noisy_minibatch_sgd(rounds=1, clients=Everyone(population), records=read, clip_norm=1.0, noise_multiplier=1.0, lr=0.1)
     assert isinstance(plan.local, BatchGradient)
     return plan
 

@@ -34,7 +34,7 @@ def task(spec: Spec, outputs: int, x: Tensor, clients: int, loss: str = "cross_e
 
 def fed_avg(own: Task, cohort: int, rounds: int, epochs: int, batch: int) -> Once:
     sampler = FixedSize(own.clients.population, cohort)
-    plan = dp_fed_avg(rounds=rounds, clients=sampler, lr=0.05, radius=1.0, multiplier=1.0, epochs=epochs, batch=batch)
+    plan = dp_fed_avg(rounds=rounds, clients=sampler, lr=0.05, clip_norm=1.0, noise_multiplier=1.0, epochs=epochs, batch=batch)
     return lambda: [done.t for done in run(plan, own)]
 
 
@@ -57,7 +57,7 @@ def lstm() -> Once:
 def grid() -> Once:
     own = task(Linear(), 1, torch.randn(25 * 200, 50), 25, "logistic")
     plan = noisy_minibatch_sgd(
-        rounds=8, clients=Everyone(25), records=FixedRecords(35, (200,)), radius=1.0, multiplier=1.0, lr=0.1
+        rounds=8, clients=Everyone(25), records=FixedRecords(35, (200,)), clip_norm=1.0, noise_multiplier=1.0, lr=0.1
     )
     return lambda: run_grid([plan] * 18, own, range(18))
 
@@ -66,7 +66,7 @@ def dp_sgd() -> Once:
     model, data = build_seeded(DpMnistCnn(), (1, 28, 28), 10, 0), torch.randn(1024, 1, 28, 28)
     loader = DataLoader(TensorDataset(data, torch.randint(10, (1024,))), batch_size=256)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    private, stepper, batches = make_private(model, optimizer, loader, epochs=1000, multiplier=1.0, clip=1.0)
+    private, stepper, batches = make_private(model, optimizer, loader, epochs=1000, noise_multiplier=1.0, clip=1.0)
 
     def epoch() -> None:
         for x, y in batches:
@@ -87,9 +87,9 @@ def accounting() -> Once:
     times = count()
 
     def ask() -> object:
-        multiplier = 1.0 + 1e-3 * next(times)
+        noise_multiplier = 1.0 + 1e-3 * next(times)
         return answer(
-            Question(sampler="poisson", population=10000, cohort=100, rounds=1000, multiplier=multiplier, delta=1e-5)
+            Question(sampler="poisson", population=10000, cohort=100, rounds=1000, noise_multiplier=noise_multiplier, delta=1e-5)
         )
 
     return ask

@@ -35,8 +35,8 @@ CLIENTS, COHORT, ROUNDS, PILOT = 1000, 50, 100, 99
 
 
 def ours(mu: float, step: float, seed: int, choose: bool = False) -> float:
-    work = {"rounds": ROUNDS, "clients": RoundRobin(CLIENTS, COHORT), "lr": 0.1, "radius": 0.8, "batch": 10}
-    bare = dp_ftrl(**work, multiplier=1.0, strategy=Banded(CLIENTS // COHORT), server=Sgd(lr=step))
+    work = {"rounds": ROUNDS, "clients": RoundRobin(CLIENTS, COHORT), "lr": 0.1, "clip_norm": 0.8, "batch": 10}
+    bare = dp_ftrl(**work, noise_multiplier=1.0, strategy=Banded(CLIENTS // COHORT), server=Sgd(lr=step))
     assert isinstance(bare.release, CorrelatedNoise)
     plan = noisier(bare, bare.release.strategy.sensitivity(bare.patterns) / mu)
     return accuracy(plan, mnist_logistic(CLIENTS, seed), mnist_validation() if choose else None, seed)

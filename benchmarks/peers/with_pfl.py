@@ -69,11 +69,11 @@ class Counting:
         return PyTorchModel(module, local_optimizer_create=torch.optim.SGD, central_optimizer=central)
 
 
-def banded(rounds: int, apart: int, radius: float, multiplier: Callable[[int], float]) -> GaussianMechanism:
-    """pfl's banded matrix mechanism; `multiplier` of the most rounds that one client is in."""
-    given = lambda most: types.SimpleNamespace(cohort_noise_parameter=multiplier(most))  # noqa: E731
+def banded(rounds: int, apart: int, clip_norm: float, noise_multiplier: Callable[[int], float]) -> GaussianMechanism:
+    """pfl's banded matrix mechanism; `noise_multiplier` of the most rounds that one client is in."""
+    given = lambda most: types.SimpleNamespace(cohort_noise_parameter=noise_multiplier(most))  # noqa: E731
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # it leaves its matrix where it stands
-        return BandedMatrixFactorizationMechanism(radius, rounds, apart, given)
+        return BandedMatrixFactorizationMechanism(clip_norm, rounds, apart, given)
 
 
 def backend(users: FederatedDataset, mechanism: GaussianMechanism | None = None) -> SimulatedBackend:

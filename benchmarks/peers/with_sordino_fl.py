@@ -43,8 +43,8 @@ def plan_of(work: Federation, rounds: int) -> Plan:
         rounds=rounds,
         clients=FixedSize(work.clients, work.cohort),
         lr=RATE,
-        radius=RADIUS,
-        multiplier=MULTIPLIER,
+        clip_norm=RADIUS,
+        noise_multiplier=MULTIPLIER,
         epochs=work.epochs,
         batch=work.batch,
     )
@@ -56,8 +56,8 @@ def banded_plan(work: Federation, rounds: int) -> Plan:
         rounds=rounds,
         clients=RoundRobin(work.clients, work.cohort),
         lr=RATE,
-        radius=RADIUS,
-        multiplier=MULTIPLIER,
+        clip_norm=RADIUS,
+        noise_multiplier=MULTIPLIER,
         strategy=Banded(work.clients // work.cohort),
         epochs=work.epochs,
         batch=work.batch,
@@ -101,8 +101,8 @@ def grid_plan(work: Grid, run: int) -> Plan:
         rounds=work.rounds,
         clients=Everyone(work.silos),
         records=FixedRecords(work.batch, (work.records,)),
-        radius=RADIUS,
-        multiplier=MULTIPLIER * (1 + run % 6),
+        clip_norm=RADIUS,
+        noise_multiplier=MULTIPLIER * (1 + run % 6),
         lr=RATE * (1 + run % 10),
     )
 

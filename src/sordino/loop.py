@@ -38,14 +38,14 @@ class Charges(Protocol):
 
 
 @runtime_checkable
-class Settles(Protocol):
+class ReceiptLog(Protocol):
     """Charges that are told what became of a round whose clients are elsewhere."""
 
     def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None: ...
 
 
 @dataclass(frozen=True)
-class Settled:
+class RoundReceipts:
     """What is known after so many charges: who of the last cohort refused, and what silos say that they have paid."""
 
     after: int
@@ -61,10 +61,10 @@ class Tally:
     rounds: list[int] = field(default_factory=list)
     prepared: int = 0  # times that the plan's preparations were released
     cohorts: list[Cohort] = field(default_factory=list)
-    settled: list[Settled] = field(default_factory=list)
+    settled: list[RoundReceipts] = field(default_factory=list)
 
     def settle(self, refused: tuple[int, ...], receipts: tuple[Receipt, ...]) -> None:
-        self.settled.append(Settled(len(self.rounds), refused, receipts))
+        self.settled.append(RoundReceipts(len(self.rounds), refused, receipts))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
         if t == BEFORE:
@@ -195,7 +195,7 @@ def check_finite(state: State) -> None:
         if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())) and not bool(tensor.isfinite().all()):
             raise DivergedError(
                 f"round {state.t} left NaN or infinity in the server's {name}; its release stays charged, and what "
-                f"was kept is the state of round {state.t - 1}; lower the server's step, the radius or the local lr"
+                f"was kept is the state of round {state.t - 1}; lower the server's step, the clip norm or the local lr"
             )
 
 
@@ -227,7 +227,7 @@ def told(plan: Plan) -> bool:
 
 def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
     """Of a round elsewhere, who refused and what was paid; a refusal takes back a charge, if there was one."""
-    if collected.deployed and told(plan) and isinstance(charges, Settles):
+    if collected.deployed and told(plan) and isinstance(charges, ReceiptLog):
         charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
 
 

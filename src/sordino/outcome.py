@@ -22,7 +22,7 @@ from sordino.data.lineage import note_of
 from sordino.data.named_fields import plain
 from sordino.errors import DataError
 from sordino.ledger.charges import Charged
-from sordino.loop import Round, Settled
+from sordino.loop import Round, RoundReceipts
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import NO_COINS, Cohort
 from sordino.plan import Plan, State
@@ -111,7 +111,7 @@ def model_digest(model: nn.Module) -> str:
 
 
 def counted(
-    plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[Settled] = ()
+    plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[RoundReceipts] = ()
 ) -> Facts:
     """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
     again = repeated_rounds(rounds)
@@ -125,7 +125,7 @@ def counted(
         beyond = int((each - _asked_once(plan, rounds, cohorts)).max())
         facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(len(again), beyond), repeated=again)
         facts = replace(facts, replayed=len(known.replayed))
-    own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.multipliers))
+    own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.noise_multipliers))
     return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
 
 
@@ -137,12 +137,12 @@ def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray
     return np.bincount([client for _, client in asked], minlength=plan.clients.population)
 
 
-def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> NDArray[np.int64]:
+def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> NDArray[np.int64]:
     """How often every client was charged; without a word of the silos, how often it was asked."""
     return charges_of(plan, rounds, cohorts, settled).total
 
 
-def charges_of(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[Settled]) -> Charged:
+def charges_of(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> Charged:
     """Every charge of the chain and what silos said of it, counted by client and by release."""
     known = Charged.of(plan) if settled else replace(Charged.of(plan), replays=False)
     retell(plan, rounds, cohorts, settled, known)
@@ -156,7 +156,9 @@ class Told(Protocol):
     def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None: ...
 
 
-def retell(plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[Settled], who: Told) -> None:
+def retell(
+    plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[RoundReceipts], who: Told
+) -> None:
     """Every charge, and after it what silos said of it."""
     if not plan.clients.random:
         cohorts = [plan.clients.draw(t, NO_COINS) for t in rounds]

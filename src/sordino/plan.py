@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.accounting.bounds import Bound, Spent, Unit
+from sordino.accounting.bounds import AlreadyPrivate, Bound, Unit
 from sordino.accounting.composition import (
-    Bill,
+    Cost,
     Participation,
-    client_bill,
+    client_cost,
     reads_of,
-    record_bill,
+    record_cost,
     record_patterns,
     with_preparations,
 )
@@ -46,7 +46,7 @@ class _Kept:
     """A place for what a plan has computed of itself: no field, so neither compared nor written."""
 
     __slots__ = ("_forecast",)
-    _forecast: Bill
+    _forecast: Cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Plan(_Kept):
         genuine(self, "plan")
         if not 1 <= self.rounds <= LONGEST:
             raise PlanError("rounds", f"rounds = {shown(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
-        self._check_radius()
+        self._check_clip_norm()
         self._check_schedules()
         self.local.lasts(self.rounds)
         self.release.check(self.bound)
@@ -90,8 +90,8 @@ class Plan(_Kept):
             raise PlanError(
                 "projection",
                 "project = true without a Clip step",
-                "a radius to project on",
-                "add Clip(radius) to encode",
+                "a clip norm to project on",
+                "add Clip(clip_norm) to encode",
             )
 
     def _work(self) -> Floats:
@@ -115,22 +115,22 @@ class Plan(_Kept):
                 found = f"{where} from {low:g} to {high:g} in {self.rounds} rounds"
                 raise PlanError("schedule", found, "finite numbers that float32 holds in every round")
 
-    def _check_radius(self) -> None:
-        """A radius that is not a positive finite number in every round bounds nothing."""
-        radii = [*(clip.radius for clip in self.clips), getattr(self.local, "radius", 1.0)]
-        scheduled = [radius for radius in radii if isinstance(radius, Schedule)]
-        for radius in scheduled:
-            low, high = radius.span(self.rounds)
+    def _check_clip_norm(self) -> None:
+        """A clip norm that is not a positive finite number in every round bounds nothing."""
+        clip_norms = [*(clip.clip_norm for clip in self.clips), getattr(self.local, "clip_norm", 1.0)]
+        scheduled = [clip_norm for clip_norm in clip_norms if isinstance(clip_norm, Schedule)]
+        for clip_norm in scheduled:
+            low, high = clip_norm.span(self.rounds)
             if not positive(low, high):
-                found = f"a radius from {low:g} to {high:g} in {self.rounds} rounds"
-                raise PlanError("clip", found, "a positive finite radius in every round")
-        if not any(isinstance(radius, Adaptive) for radius in scheduled):
+                found = f"a clip norm from {low:g} to {high:g} in {self.rounds} rounds"
+                raise PlanError("clip", found, "a positive finite clip norm in every round")
+        if not any(isinstance(clip_norm, Adaptive) for clip_norm in scheduled):
             return
         if self.clips != self.encode[-1:]:
-            found = "an adaptive radius, and a step after its Clip or another Clip"
+            found = "an adaptive clip norm, and a step after its Clip or another Clip"
             raise PlanError("adaptive clip", found, "one Clip, as the last step", "put it at the end of encode")
         if self.local.projects:
-            found = "an adaptive radius with project = true, under which every update is inside"
+            found = "an adaptive clip norm with project = true, under which every update is inside"
             raise PlanError("adaptive clip", found, "updates that are not projected", "set project = false")
 
     def _check_records(self) -> None:
@@ -141,7 +141,7 @@ class Plan(_Kept):
         reads.check(self.clients.population)
         self.local.suits(self.clients.population)
         spent = self.local.bound()
-        needed = self.rounds * (spent.count if isinstance(spent, Spent) else 1)
+        needed = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
         if most is not None and needed > most:
             found = f"{needed} disjoint batches where the smallest silo has {most}"
             raise PlanError("one pass", found, "batches that are disjoint in all rounds", "fewer rounds, or less batch")
@@ -176,7 +176,7 @@ class Plan(_Kept):
     def _check_denoisers(self) -> None:
         """Who shrinks by the noise must be told how much there is."""
         asking = [step for step in self.postprocess if step.needs_noise]
-        if asking and isinstance(self.bound, Spent):
+        if asking and isinstance(self.bound, AlreadyPrivate):
             found = f"{asking[0].kind} on messages whose noise went through local steps"
             raise PlanError("denoising", found, "noise of a known deviation", "drop it, or noise the message itself")
         bent = next((i for i, step in enumerate(self.postprocess) if not step.linear), len(self.postprocess))
@@ -201,17 +201,17 @@ class Plan(_Kept):
         return self.clients.population if self.local.reads is None else max(self.local.reads.sizes)
 
     @property
-    def bound(self) -> Bound | Spent:
+    def bound(self) -> Bound | AlreadyPrivate:
         """What is known of one message once every step has run."""
         return self.bounds[-1]
 
     @property
-    def bounds(self) -> tuple[Bound | Spent, ...]:
+    def bounds(self) -> tuple[Bound | AlreadyPrivate, ...]:
         """The bound after the local solver and after each step: the chain that `sordino plan` prints."""
-        chain: list[Bound | Spent] = [self.local.bound()]
+        chain: list[Bound | AlreadyPrivate] = [self.local.bound()]
         for step in self.encode:
             before = chain[-1]
-            if isinstance(before, Spent):
+            if isinstance(before, AlreadyPrivate):
                 raise PlanError("spent", f"{step.kind} on a message that is private already", "no encode steps")
             chain.append(step.bound(before))
         return tuple(chain)
@@ -233,16 +233,18 @@ class Plan(_Kept):
         learnt: Mapping[str, Tensor] | None = None,
         update: Callable[[], Tensor] | None = None,
     ) -> Public:
-        """What everybody knows in round t: the radius, and which of `size` coordinates are sent.
+        """What everybody knows in round t: the clip norm, and which of `size` coordinates are sent.
 
         `learnt` is what earlier releases taught; `update` makes an update on public records, if a mask asks for one.
         """
         known = learnt or {}
-        radius = (
-            self.clip.radius_at(t, float(known["radius"]) if "radius" in known else None) if self.clip else math.inf
+        clip_norm = (
+            self.clip.clip_norm_at(t, float(known["clip_norm"]) if "clip_norm" in known else None)
+            if self.clip
+            else math.inf
         )
         shared = {name.removeprefix(SHARED): held for name, held in known.items() if name.startswith(SHARED)}
-        return Public(t=t, radius=radius, size=size, mask=self._mask(t, size, known, update), shared=shared)
+        return Public(t=t, clip_norm=clip_norm, size=size, mask=self._mask(t, size, known, update), shared=shared)
 
     def length(self, size: int) -> int:
         """Numbers in an encoded message of a model with `size` of them."""
@@ -283,21 +285,21 @@ class Plan(_Kept):
             learnt["released"] = mean if before is None else 0.9 * before + mean
         return learnt
 
-    def bill(self, participation: Participation | None = None, only: int | None = None) -> Bill:
+    def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
         """What a run with this participation cost, or cost one client of it; without one, the forecast."""
         if participation is None:
             return self.forecast
         if self.unit == "record":
-            rounds = record_bill(self.clients, self.local, self.release, participation, only)
+            rounds = record_cost(self.clients, self.local, self.release, participation, only)
         else:
-            rounds = client_bill(self.clients, self.release, participation, only)
+            rounds = client_cost(self.clients, self.release, participation, only)
         return with_preparations(rounds, self.prepare, self.release, participation.prepared)
 
     @property
-    def forecast(self) -> Bill:
+    def forecast(self) -> Cost:
         """What the plan costs if it runs as planned: computed once, when the plan is built."""
         if not hasattr(self, "_forecast"):
-            object.__setattr__(self, "_forecast", self.bill(Participation.planned(self.clients, self.rounds)))
+            object.__setattr__(self, "_forecast", self.cost(Participation.planned(self.clients, self.rounds)))
         return self._forecast
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:

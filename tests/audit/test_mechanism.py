@@ -189,8 +189,8 @@ MORE_STEPS: dict[str, tuple[Step, ...]] = {
     "a mask from public data": (PublicMask(0.3, PublicDataMask()), Clip(0.7)),
     "a client's own top-k": (SparsifyUpdate(0.2), Clip(0.7)),
     "a top-k by influence": (SparsifyUpdate(0.2, "influence"), Clip(0.7)),
-    "an adaptive radius": (Clip(Adaptive(0.7)),),
-    "a decaying radius": (Clip(Decay(0.7, 0.9)),),
+    "an adaptive clip norm": (Clip(Adaptive(0.7)),),
+    "a decaying clip norm": (Clip(Decay(0.7, 0.9)),),
 }
 
 

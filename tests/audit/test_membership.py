@@ -143,7 +143,7 @@ def test_chance_alone_fails_no_audit(tmp_path: Path) -> None:
     found = []
     for seed in range(6):
         (tmp_path / str(seed)).mkdir()
-        changes = (("multiplier = 2.0", "multiplier = 400.0"), ("seed = 3", f"seed = {seed}"))
+        changes = (("noise_multiplier = 2.0", "noise_multiplier = 400.0"), ("seed = 3", f"seed = {seed}"))
         found.append(sordino("audit", finished(tmp_path / str(seed), *changes), "--json").json)
     assert all(one["membership"]["auc_at_most"] < 0.51 for one in found)
     assert any(one["membership"]["auc"] > one["membership"]["auc_at_most"] for one in found)
@@ -151,7 +151,7 @@ def test_chance_alone_fails_no_audit(tmp_path: Path) -> None:
 
 
 def test_a_model_that_knows_more_than_its_certificate_allows_fails_the_audit(tmp_path: Path) -> None:
-    out = finished(tmp_path, ("multiplier = 2.0", "multiplier = 100.0"), data=by_heart_data())
+    out = finished(tmp_path, ("noise_multiplier = 2.0", "noise_multiplier = 100.0"), data=by_heart_data())
     assert sordino("audit", out, "--json").json["passed"]
     data = load_config(out / "plan.toml").build()
     by_heart = plan(

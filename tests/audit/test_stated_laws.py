@@ -38,7 +38,7 @@ from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Cohort, Everyone, Poisson, RoundRobin, Sampler
-from sordino.parts.separation import Turns
+from sordino.parts.separation import CyclicPoisson
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 
@@ -76,9 +76,9 @@ def clean() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Foreign(Mechanism):
-    """Noise N(0, multiplier^2) by a class of its own; subclasses lie in `draw`."""
+    """Noise N(0, noise multiplier^2) by a class of its own; subclasses lie in `draw`."""
 
-    multiplier: float
+    noise_multiplier: float
     stated: ClassVar[bool] = True
 
     @property
@@ -87,19 +87,19 @@ class Foreign(Mechanism):
 
     @property
     def std(self) -> float:
-        return self.multiplier
+        return self.noise_multiplier
 
     def event(self) -> Event:
-        return GaussianNoise(self.multiplier)
+        return GaussianNoise(self.noise_multiplier)
 
     def distribution(self) -> Distribution | None:
-        return stats.norm(scale=self.multiplier) if self.stated else None
+        return stats.norm(scale=self.noise_multiplier) if self.stated else None
 
     def draw(self, size: int, rng: np.random.Generator) -> Array:
         return rng.standard_normal(size)
 
     def sample(self, size: int, rng: np.random.Generator) -> Array:
-        return self.draw(size, rng) * self.multiplier
+        return self.draw(size, rng) * self.noise_multiplier
 
 
 def two_silent(self: Any, size: int, rng: np.random.Generator) -> Array:
@@ -167,9 +167,9 @@ def test_under_local_noise_the_messages_of_a_foreign_mechanism_are_examined_and_
 
 @dataclass(frozen=True)
 class Discrete(Mechanism, kind="discrete laplace of a test"):
-    """P[k] ~ exp(-|k| grid / multiplier) at k * grid."""
+    """P[k] ~ exp(-|k| grid / noise multiplier) at k * grid."""
 
-    multiplier: float
+    noise_multiplier: float
     grid: float = 0.5
     lie: bool = False
 
@@ -179,16 +179,16 @@ class Discrete(Mechanism, kind="discrete laplace of a test"):
 
     @property
     def std(self) -> float:
-        return float(stats.dlaplace(self.grid / self.multiplier).std() * self.grid)
+        return float(stats.dlaplace(self.grid / self.noise_multiplier).std() * self.grid)
 
     def event(self) -> Event:
-        return LaplaceNoise(self.multiplier)
+        return LaplaceNoise(self.noise_multiplier)
 
     def distribution(self) -> Distribution:
-        return Scaled(stats.dlaplace(self.grid / self.multiplier), self.grid)
+        return Scaled(stats.dlaplace(self.grid / self.noise_multiplier), self.grid)
 
     def sample(self, size: int, rng: np.random.Generator) -> Array:
-        p = -math.expm1(-self.grid / (self.multiplier * (0.9 if self.lie else 1.0)))
+        p = -math.expm1(-self.grid / (self.noise_multiplier * (0.9 if self.lie else 1.0)))
         return self.grid * (rng.geometric(p, size) - rng.geometric(p, size)).astype(np.float64)
 
 
@@ -346,7 +346,7 @@ def test_a_lie_of_a_sampler_that_states_its_law_is_found(lie: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sampler", [Poisson(8, 0.9), Poisson(8, 0.9, cap=7), Turns(9, 3, 0.9)], ids=["all", "cap", "turns"]
+    "sampler", [Poisson(8, 0.9), Poisson(8, 0.9, cap=7), CyclicPoisson(9, 3, 0.9)], ids=["all", "cap", "turns"]
 )
 def test_a_high_rate_among_few_is_examined(sampler: Sampler) -> None:
     """More than the mean and its root are more than there are: probability 0, and no NaN."""
@@ -462,20 +462,20 @@ from sordino.accounting.events import GaussianNoise
 @dataclass(frozen=True)
 class Soft(Mechanism, kind="soft"):
     """Noise of my own."""
-    multiplier: float
+    noise multiplier: float
     @property
     def norm(self): return 2
     @property
-    def std(self): return self.multiplier
-    def event(self): return GaussianNoise(self.multiplier)
+    def std(self): return self.noise_multiplier
+    def event(self): return GaussianNoise(self.noise_multiplier)
     def sample(self, size, rng):
-        drawn = rng.standard_normal(size) * self.multiplier
+        drawn = rng.standard_normal(size) * self.noise_multiplier
         drawn[SILENT] = 0.0
         return drawn
 '''
 STATED = """    def distribution(self):
         from scipy import stats
-        return stats.norm(scale=self.multiplier)
+        return stats.norm(scale=self.noise_multiplier)
 """
 
 

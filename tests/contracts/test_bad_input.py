@@ -72,12 +72,12 @@ def refused(file: Path, command: str = "plan") -> str:
         ("[recipe]", "model = { kind = 'mlp', hidden = [1_000_000_000_000] }\n[recipe]", "hidden"),
         ("[recipe]", "model = { kind = 'char_lstm', layers = 1_000_000_000 }\n[recipe]", "layers"),
         ("[recipe]", "model = { kind = 'svhn_cnn', channels = [1, 2, 3] }\n[recipe]", "a list of 2"),
-        ("radius = 1.0", "radius = 1e308", "radius 1e+308"),
-        ("multiplier = 2.0", "multiplier = 1e308", "multiplier 1e+308"),
-        ("multiplier = 2.0", "multiplier = 1e-300", "multiplier 1e-300"),
-        ("radius = 1.0", "radius = 1.0\nserver = { kind = 'sgd', lr = 1e308 }", "lr = 1e+308"),
-        ("radius = 1.0", "radius = 1.0\nserver = { kind = 'sgd', lr = nan }", "lr = nan"),
-        ("radius = 1.0", "radius = 1.0\nserver = { kind = 'sgd', lr = -inf }", "lr = -inf"),
+        ("clip_norm = 1.0", "clip_norm = 1e308", "clip_norm 1e+308"),
+        ("noise_multiplier = 2.0", "noise_multiplier = 1e308", "noise_multiplier 1e+308"),
+        ("noise_multiplier = 2.0", "noise_multiplier = 1e-300", "noise_multiplier 1e-300"),
+        ("clip_norm = 1.0", "clip_norm = 1.0\nserver = { kind = 'sgd', lr = 1e308 }", "lr = 1e+308"),
+        ("clip_norm = 1.0", "clip_norm = 1.0\nserver = { kind = 'sgd', lr = nan }", "lr = nan"),
+        ("clip_norm = 1.0", "clip_norm = 1.0\nserver = { kind = 'sgd', lr = -inf }", "lr = -inf"),
         ("lr = 0.5", "lr = { kind = 'decay', start = 1.0, factor = 1e300 }", "recipe"),
         ("lr = 0.5", "lr = { kind = 'constant', value = nan }", "value = nan"),
     ],
@@ -127,7 +127,7 @@ def test_parts_in_parts_without_end_are_refused() -> None:
 
 # ---- numbers -------------------------------------------------------------------------------------------------------
 
-HARMLESS = {("clip", "radius", math.inf), ("tuned", "shape", math.inf)}  # no clip; Poisson many tries
+HARMLESS = {("clip", "clip_norm", math.inf), ("tuned", "shape", math.inf)}  # no clip; Poisson many tries
 
 
 def _numbers(family: str, kind: str) -> Iterator[str]:
@@ -174,7 +174,7 @@ def test_a_schedule_of_a_stranger_is_asked_in_every_round() -> None:
         def at(self, t: int) -> float:
             return math.nan if t == 5 else self.value
 
-    with pytest.raises(UserError, match="radius"):
+    with pytest.raises(UserError, match="clip_norm"):
         tiny.plan(rounds=10, encode=(Clip(Spike(1.0)),))
     assert tiny.plan(rounds=5, encode=(Clip(Spike(1.0)),)).rounds == 5
 
@@ -207,10 +207,10 @@ def test_a_plan_of_a_billion_rounds_and_clients_costs_no_list_of_either(clients:
     big = tiny.plan(
         rounds=10**9, clients=clients, encode=(Clip(Linear(1.0, 0.5, 10**9)),), server=Sgd(Decay(1.0, 0.999))
     )
-    assert all(count > 0 for line in big.bill().lines for _, count in line.entries)
+    assert all(count > 0 for line in big.cost().lines for _, count in line.entries)
     local = BatchGradient(AllRecords((50,)), Linear(1.0, 0.5, 10**9))
     silos = tiny.plan(rounds=10**9, clients=clients, local=local, encode=(), release=LocalNoise(Gaussian(1.0)))
-    assert len(silos.bill().lines) == 3
+    assert len(silos.cost().lines) == 3
 
 
 def test_a_filter_of_one_pass_costs_no_table_of_rounds_and_silos() -> None:
@@ -278,7 +278,7 @@ def test_a_finite_model_whose_sum_overflows_is_not_called_infinite() -> None:
 
 def test_a_run_that_diverges_keeps_its_last_good_checkpoint_and_its_charges(tmp_path: Path) -> None:
     grows = 'server = { kind = "sgd", lr = { kind = "decay", start = 1.0, factor = 1e12 } }'
-    changes = ('server = { kind = "sgd" }', grows), ("radius = 1.0", "radius = 1e9")
+    changes = ('server = { kind = "sgd" }', grows), ("clip_norm = 1.0", "clip_norm = 1e9")
     file, out = spelt_out(tmp_path, *changes), tmp_path / "a"
     said = sordino("run", file, "--out", out)
     assert said.code == 1
@@ -299,7 +299,7 @@ def test_a_plan_that_cannot_be_priced_is_refused_before_the_first_round(
         raise UserError("a plan that no accountant can price")
 
     plan = tiny.plan(release=CentralNoise(Gaussian(1.0371)))
-    file = federation(tmp_path, ("multiplier = 2.0", "multiplier = 2.0371"))
+    file = federation(tmp_path, ("noise_multiplier = 2.0", "noise_multiplier = 2.0371"))
     monkeypatch.setattr(accountant, "epsilon", refuses)
     with pytest.raises(UserError, match="no accountant"):
         train(plan, tiny.task(), on_round=lambda line: pytest.fail("a round was run"))

@@ -25,7 +25,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import RecordsInTurn
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.samplers import Everyone, RoundRobin, Sampler
-from sordino.parts.separation import Turns
+from sordino.parts.separation import CyclicPoisson
 from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import BufferedToeplitz, Strategy, Tree
 from sordino.plan import Plan
@@ -48,7 +48,7 @@ def plan(strategy: Strategy, clients: Sampler | None = None) -> Plan:
 
 BANDS = plan(BandedSquareRoot(4))
 DRIFT = plan(Banded(4, (1.0, 0.8, 0.6, 0.5), ends=16, drift=(0.0, -0.7, -0.6, -0.5)))
-GROUPS = plan(Banded(3), Turns(60, 3, 0.4))
+GROUPS = plan(Banded(3), CyclicPoisson(60, 3, 0.4))
 RECORDS = Plan(
     rounds=16,
     clients=Everyone(1),

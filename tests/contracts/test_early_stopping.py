@@ -72,21 +72,21 @@ def test_the_rounds_that_ran_would_be_too_small_a_bill() -> None:
     epsilon of all rounds that holds for every rule; with epsilon of the rounds that ran it fails for this one.
     """
     mu, delta, last, runs = 0.3, 0.01, 100, 40_000
-    noisy = plan(rounds=last, release=CentralNoise(Gaussian(2 / mu)))  # replace one: twice the radius
+    noisy = plan(rounds=last, release=CentralNoise(Gaussian(2 / mu)))  # replace one: twice the clip norm
 
     def gap(epsilon: float, m: float) -> float:
         return float(norm.cdf(-epsilon / m + m / 2) - np.exp(epsilon) * norm.cdf(-epsilon / m - m / 2)) - delta
 
-    bills = np.array([brentq(gap, 0, 50, args=(mu * t**0.5,)) for t in range(1, last + 1)])
-    ours = line_entry(noisy.bill().line("cohort"), delta)  # what a certificate says of all rounds
-    assert ours["epsilon"] == pytest.approx(bills[-1], rel=1e-4)
+    costs = np.array([brentq(gap, 0, 50, args=(mu * t**0.5,)) for t in range(1, last + 1)])
+    ours = line_entry(noisy.cost().line("cohort"), delta)  # what a certificate says of all rounds
+    assert ours["epsilon"] == pytest.approx(costs[-1], rel=1e-4)
     rng, walk, running = np.random.default_rng(0), np.zeros(runs), np.ones(runs, dtype=bool)
     small = large = 0.0
     for t in range(last):
         walk[running] += mu * rng.standard_normal(int(running.sum())) + mu**2 / 2
-        over = running & ((walk > bills[t] + mu / 2) | (t == last - 1))
-        small += float(np.maximum(0, 1 - np.exp(bills[t] - walk[over])).sum()) / runs
-        large += float(np.maximum(0, 1 - np.exp(bills[-1] - walk[over])).sum()) / runs
+        over = running & ((walk > costs[t] + mu / 2) | (t == last - 1))
+        small += float(np.maximum(0, 1 - np.exp(costs[t] - walk[over])).sum()) / runs
+        large += float(np.maximum(0, 1 - np.exp(costs[-1] - walk[over])).sum()) / runs
         running &= ~over
     assert small > 4 * delta
     assert large < delta

@@ -22,15 +22,15 @@ from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 
-USUAL: dict[str, Any] = {"rounds": 2, "lr": 0.1, "radius": 0.7, "multiplier": 1.0, "clients": Poisson(40, 0.3)}
+USUAL: dict[str, Any] = {"rounds": 2, "lr": 0.1, "clip_norm": 0.7, "noise_multiplier": 1.0, "clients": Poisson(40, 0.3)}
 SHARED: dict[str, Any] = {
     **USUAL,
     "clients": FixedSize(20, 5),
-    "multiplier": None,
+    "noise_multiplier": None,
     "release": NoiseShares(1.0, at_least=5),
 }
-WORK: dict[str, Any] = {"rounds": 12, "lr": 0.1, "radius": 0.7, "multiplier": 1.0}
-TURNS: dict[str, Any] = {"rounds": 2, "population": 20, "cohort": 5, "lr": 0.1, "steps": 3, "radius": 0.7}
+WORK: dict[str, Any] = {"rounds": 12, "lr": 0.1, "clip_norm": 0.7, "noise_multiplier": 1.0}
+TURNS: dict[str, Any] = {"rounds": 2, "population": 20, "cohort": 5, "lr": 0.1, "steps": 3, "clip_norm": 0.7}
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "dp_fed_avg": [USUAL],
     "dp_fed_ls": [USUAL],

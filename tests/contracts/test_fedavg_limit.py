@@ -52,18 +52,18 @@ CLIENT_LEVEL = sorted(name for name in RECIPES if name not in {*RECORD_LEVEL, *R
 
 
 def neutral(name: str, sampler: Sampler, batch: int | None) -> Plan:
-    """The recipe with an infinite radius and no noise."""
+    """The recipe with an infinite clip norm and no noise."""
     if name not in NEUTRAL:
         pytest.fail(f"recipe {name} has no neutral settings in {__name__}.NEUTRAL: add them")
     if name == "client_side_fed_avg":  # whole batches, cohorts in turn; a gradient's ball must be finite
         common = {"rounds": ROUNDS, "population": len(SIZES), "cohort": int(sampler.expected), "lr": LR}
-        private = RECIPES[name](**common, steps=EPOCHS, radius=1e6, mechanism=Gaussian(1.0))
+        private = RECIPES[name](**common, steps=EPOCHS, clip_norm=1e6, mechanism=Gaussian(1.0))
         return replace(private, local=replace(private.local, batch=batch), release=NoNoise())  # type: ignore[type-var]
     settings = {"lr": LR, "epochs": EPOCHS, "batch": batch, "rounds": ROUNDS, **NEUTRAL[name]}
     if name == "best":  # its noise is solved for, its server slows down: both are put aside
         private = RECIPES[name](**settings)
         return replace(private, clients=sampler, encode=(Clip(math.inf),), release=NoNoise(), server=Sgd())
-    return RECIPES[name](clients=sampler, radius=math.inf, multiplier=0.0, **settings)
+    return RECIPES[name](clients=sampler, clip_norm=math.inf, noise_multiplier=0.0, **settings)
 
 
 def plain_fedavg(data: Task, cohort_of: Callable[[int], list[int]], local: LocalSgd, rounds: int = ROUNDS) -> Tensor:

@@ -43,7 +43,7 @@ def works():
 
 """
 SAMPLER = ('clients = { kind = "poisson"', 'clients = { kind = "own"')
-STEP = ("radius = 1.0 }]", 'radius = 1.0 }, { kind = "own" }]')
+STEP = ("clip_norm = 1.0 }]", 'clip_norm = 1.0 }, { kind = "own" }]')
 SOLVER = ('local = { kind = "local_sgd"', 'local = { kind = "own"')
 GRADIENT = ("epochs = 1 }", 'epochs = 1, momentum = 0.1, gradient = { kind = "own" } }')
 MECHANISM = ('kind = "gaussian"', 'kind = "own"')

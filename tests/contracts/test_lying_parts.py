@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.tiny import plan
 
 from sordino import codec
-from sordino.accounting.composition import Bill, Participation
+from sordino.accounting.composition import Cost, Participation
 from sordino.accounting.events import GaussianNoise
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts
@@ -56,15 +56,15 @@ class Hoarding(Average):
 
 
 class Generous(Plan):
-    def bill(self, participation: Participation | None = None, only: int | None = None) -> Bill:
-        return replace(super().bill(participation, only), lines=())
+    def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
+        return replace(super().cost(participation, only), lines=())
 
 
 LIES: dict[str, Callable[[], Plan]] = {
     "plan.release.mechanism": lambda: plan(release=CentralNoise(Silent(1.0))),
     "plan.release": lambda: plan(release=Blind(1.0, 1)),
     "plan.encode[0]": lambda: plan(encode=(Wide(1.0),)),
-    "plan.encode[0].radius.schedule": lambda: plan(encode=(Clip(Scaled(Drifting(1.0), 1.0)),)),
+    "plan.encode[0].clip_norm.schedule": lambda: plan(encode=(Clip(Scaled(Drifting(1.0), 1.0)),)),
     "plan.server.average": lambda: plan(server=Sgd(average=Hoarding())),
     "plan, a Generous": lambda: Generous(**{name: getattr(plan(), name) for name in Plan.__dataclass_fields__}),
 }
@@ -109,7 +109,7 @@ class Soft(Gaussian, kind="soft noise of a test"):
     """A stranger's own noise: honest about being another part."""
 
     def event(self) -> GaussianNoise:
-        return GaussianNoise(self.multiplier)
+        return GaussianNoise(self.noise_multiplier)
 
 
 def test_a_part_of_another_package_is_named_on_the_certificate_and_changes_the_hash() -> None:

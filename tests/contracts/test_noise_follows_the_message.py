@@ -145,7 +145,7 @@ def test_every_release_declares_the_noise_of_the_cohort_that_came(name: str) -> 
 
 
 def test_a_record_level_message_is_told_in_its_own_unit() -> None:
-    local = BatchGradient(AllRecords((1,)), radius=0.25)
+    local = BatchGradient(AllRecords((1,)), clip_norm=0.25)
     noise = told(replace(plan(Clip(0.3)), encode=(), local=local, release=LocalNoise(Gaussian(0.5))))
     assert float(noise.square().mean().sqrt()) == pytest.approx(1.0, rel=0.02)
 
@@ -212,6 +212,6 @@ def test_who_needs_the_noise_stands_only_behind_linear_maps() -> None:
 
 
 def test_noise_that_went_through_local_steps_is_not_called_known() -> None:
-    local = NoisyLocalSgd(AllRecords((1,)), radius=1.0, multiplier=1.0, lr=0.1, steps=2)
+    local = NoisyLocalSgd(AllRecords((1,)), clip_norm=1.0, noise_multiplier=1.0, lr=0.1, steps=2)
     with pytest.raises(PlanError, match="local steps"):
         replace(plan(Clip(0.3)), encode=(), local=local, release=Forward(), postprocess=(JamesStein(),))

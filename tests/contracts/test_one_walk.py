@@ -32,8 +32,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return call
 
     monkeypatch.setattr(Plan, "__post_init__", counted("plans", Plan.__post_init__))
-    for name in ("client_bill", "record_bill"):
-        monkeypatch.setattr(plans, name, counted("bills", getattr(plans, name)))
+    for name in ("client_cost", "record_cost"):
+        monkeypatch.setattr(plans, name, counted("costs", getattr(plans, name)))
     return found
 
 
@@ -51,11 +51,11 @@ def test_a_run_builds_one_plan_and_bills_it_once_before_and_once_after(
 ) -> None:
     file = spelt_out(tmp_path) if written_as == "plan" else federation(tmp_path, *RECORDS * (written_as == "records"))
     assert sordino("run", file, "--out", tmp_path / "run").code == 0
-    assert counts == {"plans": 1, "bills": 2}
+    assert counts == {"plans": 1, "costs": 2}
 
 
 def test_a_budget_asks_the_same_plan(tmp_path: Path, counts: Counter[str]) -> None:
-    shares = ('mechanism = { kind = "gaussian", multiplier = 2.0 }', "multiplier = 2.0, at_least = 1")
+    shares = ('mechanism = { kind = "gaussian", noise_multiplier = 2.0 }', "noise_multiplier = 2.0, at_least = 1")
     limit = ("[run]", "[privacy]\nclient_epsilon = 9.0\n\n[run]")
     file = spelt_out(tmp_path, ("central_noise", "noise_shares"), shares, limit)
     assert sordino("run", file, "--out", tmp_path / "run").code == 0
@@ -82,9 +82,9 @@ def test_a_plan_has_no_room_for_what_is_set_by_hand() -> None:
     plan = planned()
     for twin in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
         assert twin == plan
-        assert twin.forecast == plan.forecast == plan.bill()
+        assert twin.forecast == plan.forecast == plan.cost()
     with pytest.raises(AttributeError):
-        object.__setattr__(plan, "bill", lambda: None)
+        object.__setattr__(plan, "cost", lambda: None)
 
 
 def test_every_hop_of_the_walk_is_where_the_page_says() -> None:

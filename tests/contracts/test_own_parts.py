@@ -146,7 +146,7 @@ class Flip(Step, kind="flip"):
 def flipped(folder: Path) -> Path:
     """A federation with a step that only the file beside it knows."""
     (folder / "my_parts.py").write_text(OWN)
-    return spelt_out(folder, ("radius = 1.0 }]", 'radius = 1.0 }, { kind = "flip" }]'))
+    return spelt_out(folder, ("clip_norm = 1.0 }]", 'clip_norm = 1.0 }, { kind = "flip" }]'))
 
 
 @pytest.mark.usefixtures("clean")

@@ -83,9 +83,9 @@ def config(table: dict[str, Any]) -> Config:
 
 
 BEST = {"name": "best", "population": 2, "epsilon": 4.0, "rounds": 5, "rate": 0.5}
-NOISE = {"kind": "local_noise", "mechanism": {"kind": "gaussian", "multiplier": 9.0}}
+NOISE = {"kind": "local_noise", "mechanism": {"kind": "gaussian", "noise_multiplier": 9.0}}
 EVERYONE = {"kind": "everyone", "population": 2}
-LOCAL = {"name": "dp_fed_avg", "rounds": 3, "lr": 0.1, "radius": 1.0, "epochs": 1} | {
+LOCAL = {"name": "dp_fed_avg", "rounds": 3, "lr": 0.1, "clip_norm": 1.0, "epochs": 1} | {
     "clients": EVERYONE,
     "release": NOISE,
 }
@@ -241,7 +241,7 @@ def test_a_run_is_charged_for_columns_before_it_draws_and_scales_by_what_it_rele
     said = json.loads((tmp_path / "run" / "prepared.json").read_text())["amount"]
     assert 150 < said["range"][0] < said["missing"] < said["range"][1] < 600
     entries = done.certificate["adversaries"][0]["silos"][0]["events"]
-    assert {"count": 1, "event": {"kind": "laplace", "multiplier": 4.0}} in entries
+    assert {"count": 1, "event": {"kind": "laplace", "noise_multiplier": 4.0}} in entries
     assert done.certificate["prepared"][0]["release"]["column"] == "amount"
 
 

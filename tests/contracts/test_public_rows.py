@@ -27,8 +27,8 @@ name = "dp_fed_avg"
 rounds = 2
 clients = {{ kind = "everyone", population = 3 }}
 lr = 0.1
-radius = 1.0
-multiplier = 2.0
+clip_norm = 1.0
+noise_multiplier = 2.0
 
 [privacy]
 noise = "secure"

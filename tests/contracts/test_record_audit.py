@@ -27,7 +27,7 @@ from sordino.recipes import RECIPES
 from sordino.rng import Seeded
 
 Z, TRIALS = 1.5, 200_000
-USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(2), "radius": 0.7, "multiplier": Z}
+USUAL: dict[str, Any] = {"rounds": 2, "clients": Everyone(2), "clip_norm": 0.7, "noise_multiplier": Z}
 # Settings of every recipe whose unit is a record; test_every_recipe_is_audited asks for them.
 EIGHT = AllRecords((8,))
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -36,7 +36,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         for reads in (EIGHT, OnePass(4, (8,)), FixedRecords(4, (8,)), PoissonRecords(4, (8,)))
     ]
     + [
-        {**USUAL, "lr": 0.1, "records": reads, "multiplier": None, "release": release}
+        {**USUAL, "lr": 0.1, "records": reads, "noise_multiplier": None, "release": release}
         for reads, release in (
             (EIGHT, NoiseShares(Z, at_least=2)),
             (EIGHT, CentralNoise(Gaussian(Z))),
@@ -47,7 +47,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "noisy_local_sgd": [{**USUAL, "lr": 0.1, "steps": 1, "records": reads} for reads in (EIGHT, FixedRecords(8, (8,)))],
     "silo": [{"sizes": (8, 8), "epsilons": (4.0,), "rounds": 1}],
     **{
-        name: [{"rounds": 2, "records": PoissonRecords(8, (8,)), "lr": 0.1, "radius": 0.7, "multiplier": Z}]
+        name: [{"rounds": 2, "records": PoissonRecords(8, (8,)), "lr": 0.1, "clip_norm": 0.7, "noise_multiplier": Z}]
         for name in ("dp_sgd", "dp_ls_sgd", "dp_adam", "dp_ls_adam")
     },
 }
@@ -109,8 +109,8 @@ def test_what_is_attacked_is_what_a_round_releases() -> None:
     for seed in range(400):
         after, _ = one_round(planned, task, worker, Seeded(seed), Tally(), state, np.arange(2))
         moved = -planned.server.result(after.memory)[0] / 0.1 / planned.local.unit(planned.public(0))
-        seen.append(float(moved) * 2)  # the sum over two silos, in radii
-    assert abs(np.mean(seen) + 1.0) < 0.4  # the canary is pulled to one radius
+        seen.append(float(moved) * 2)  # the sum over two silos, in clip norms
+    assert abs(np.mean(seen) + 1.0) < 0.4  # the canary is pulled to one clip norm
     assert abs(np.std(seen) / (Z * 2**0.5) - 1) < 0.15
 
 
@@ -122,7 +122,7 @@ class MeanClipped(LinearClients):
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         mean = self.gradient(w, batch)
-        inside = (ball.radius / mean.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
+        inside = (ball.clip_norm / mean.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
         total: Tensor = mean * inside * batch.y.shape[1]
         return total
 
@@ -160,7 +160,7 @@ def test_a_silo_that_forgets_its_noise_is_caught(release: Release, adversary: An
     [
         (plan(LOCAL), plan(LocalNoise(Gaussian(Z / 2))), "messages"),
         (plan(CENTRAL), plan(CentralNoise(Gaussian(Z / 2))), "models"),
-        (plan(Forward(), local=SPENT), plan(Forward(), local=replace(SPENT, multiplier=Z / 2)), "messages"),
+        (plan(Forward(), local=SPENT), plan(Forward(), local=replace(SPENT, noise_multiplier=Z / 2)), "messages"),
     ],
     ids=["local", "central", "in the step"],
 )

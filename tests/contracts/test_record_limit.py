@@ -25,13 +25,13 @@ from sordino.task import Task
 
 SIZES, ROUNDS, LR, WIDE = (6, 4, 9), 3, 0.3, 1e3  # no gradient here is so long
 Path = Literal["batched", "sequential"]
-SILOS: dict[str, Any] = {"rounds": ROUNDS, "clients": Everyone(3), "radius": WIDE, "multiplier": 0.0}
+SILOS: dict[str, Any] = {"rounds": ROUNDS, "clients": Everyone(3), "clip_norm": WIDE, "noise_multiplier": 0.0}
 ALONE: dict[str, Any] = {
     "rounds": ROUNDS,
     "records": PoissonRecords(5, (19,)),
     "lr": LR,
-    "radius": WIDE,
-    "multiplier": 0.0,
+    "clip_norm": WIDE,
+    "noise_multiplier": 0.0,
 }
 # Every recipe whose unit is a record, with its own idea switched off. A new one needs a line here and a test below.
 RECORD_LEVEL: dict[str, list[dict[str, Any]]] = {
@@ -40,9 +40,17 @@ RECORD_LEVEL: dict[str, list[dict[str, Any]]] = {
         for reads in (FixedRecords(4, SIZES), OnePass(1, SIZES), PoissonRecords(3, SIZES), AllRecords(SIZES))
     ],
     "accelerated_minibatch_sgd": [{**SILOS, "v": 2.0, "records": FixedRecords(4, SIZES)}],
-    "noisy_local_sgd": [{**SILOS, "lr": LR, "records": FixedRecords(2, SIZES), "steps": 2, "multiplier": 1e-9}],
+    "noisy_local_sgd": [{**SILOS, "lr": LR, "records": FixedRecords(2, SIZES), "steps": 2, "noise_multiplier": 1e-9}],
     "silo": [
-        {"sizes": SIZES, "epsilons": (9.0,), "rounds": ROUNDS, "radius": WIDE, "lr": LR, "momentum": 0.0, "final": 1.0}
+        {
+            "sizes": SIZES,
+            "epsilons": (9.0,),
+            "rounds": ROUNDS,
+            "clip_norm": WIDE,
+            "lr": LR,
+            "momentum": 0.0,
+            "final": 1.0,
+        }
     ],
     "dp_sgd": [ALONE],
     "dp_ls_sgd": [{**ALONE, "denoiser": LaplacianSmoothing(0.0)}],
@@ -157,7 +165,7 @@ def test_a_clip_that_binds_or_noise_is_not_plain_sgd(name: str) -> None:
     """The limit is a limit: the same comparison fails with privacy switched on."""
     task, plan = data(name), free(name, RECORD_LEVEL[name][0])
     wanted = trained(task, plan, lambda parameters: torch.optim.SGD(parameters, lr=LR))
-    clipped = replace(plan, local=replace(plan.local, radius=0.05))  # type: ignore[type-var]
+    clipped = replace(plan, local=replace(plan.local, clip_norm=0.05))  # type: ignore[type-var]
     noised = replace(plan, release=CentralNoise(Gaussian(1e-4)))
     assert not torch.allclose(final(clipped, task), wanted, atol=1e-3)
     assert not torch.allclose(final(noised, task), wanted, atol=1e-3)

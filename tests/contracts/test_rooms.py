@@ -14,21 +14,12 @@ from statistics import median
 import sordino
 
 ORDER = (
-    *(
-        "version",
-        "errors",
-        "rng",
-        "codec",
-        "layout",
-        "graph",
-        "kernels",
-        "pld",
-        "matrix",
-    ),  # words, bytes, coins, code, losses, noise
-    *("parts", "privacy", "plan", "recipes"),  # what an algorithm is made of, what it costs, the algorithm, the papers'
-    *("data", "models", "per_record", "engines"),  # whose records, which net, who computes
-    *("run", "outcome", "config"),  # the loop, what it leaves, the file
-    *("theory", "report", "optim", "runs", "flower", "tuning", "audit", "training", "cli"),  # what is built on it
+    *("version", "lazy", "errors", "rng", "codec", "layout", "graph", "kernels"),  # values, random streams, code
+    *("accounting", "parts", "plan", "recipes"),  # what a release costs, what an algorithm is made of, the algorithm
+    *("ledger", "certificate"),  # what outlives a run, what is said of it
+    *("data", "task", "models", "dpsgd", "engines"),  # whose records, which model, who computes
+    *("loop", "outcome", "config"),  # the loop, what it leaves, the file
+    *("report", "runs", "federation", "tuning", "audit", "training", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

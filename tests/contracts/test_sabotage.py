@@ -68,7 +68,7 @@ def noise(change: Callable[[Array, np.random.Generator], Array]) -> Callable[[Pa
     drawn = Gaussian.sample
 
     def sample(self: Gaussian, size: int, rng: np.random.Generator) -> Array:
-        return change(drawn(self, size, rng) / self.multiplier, rng) * self.multiplier
+        return change(drawn(self, size, rng) / self.noise_multiplier, rng) * self.noise_multiplier
 
     return lambda patch: patch.setattr(Gaussian, "sample", sample)
 
@@ -137,7 +137,7 @@ def tiled(z: Array, rng: np.random.Generator) -> Array:
 def the_mean(self: LinearClients, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
     """The batch's mean gradient is clipped, not each record's (PRIVACY rule 8)."""
     mean = self.gradient(w, batch)
-    inside = (ball.radius / mean.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
+    inside = (ball.clip_norm / mean.norm(dim=1, keepdim=True).clamp(min=1e-30)).clamp(max=1.0)
     total: Tensor = mean * inside * batch.y.shape[1]
     return total
 

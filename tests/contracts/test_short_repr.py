@@ -118,7 +118,7 @@ def result(task: Task) -> Result:
 
 def plan() -> so.Plan:
     return so.recipes.dp_fed_avg(
-        clients=so.Everyone(10), rounds=2, epochs=1, batch=6, lr=0.1, radius=1.0, multiplier=1.0
+        clients=so.Everyone(10), rounds=2, epochs=1, batch=6, lr=0.1, clip_norm=1.0, noise_multiplier=1.0
     )
 
 

@@ -49,7 +49,13 @@ def task(model: nn.Module | None = None, seed: int = 0, **settings: Any) -> so.T
 
 def plan(rounds: int = 3, clients: so.parts.Sampler | None = None) -> so.Plan:
     return so.recipes.dp_fed_avg(
-        clients=clients or so.Poisson(20, 0.5), rounds=rounds, epochs=1, batch=4, lr=0.1, radius=1.0, multiplier=1.5
+        clients=clients or so.Poisson(20, 0.5),
+        rounds=rounds,
+        epochs=1,
+        batch=4,
+        lr=0.1,
+        clip_norm=1.0,
+        noise_multiplier=1.5,
     )
 
 

@@ -35,7 +35,7 @@ def spec(folder: Path, **options: Any) -> TaskSpec:
 
 def plan(population: int, cohort: float, rounds: int = 3) -> Plan:
     return recipes.dp_fed_avg(
-        rounds=rounds, clients=Poisson(population, cohort / population), lr=0.1, radius=1.0, multiplier=1.0,
+        rounds=rounds, clients=Poisson(population, cohort / population), lr=0.1, clip_norm=1.0, noise_multiplier=1.0,
         epochs=1, batch=2,
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_records_outside_the_cohort_are_never_read(tmp_path: Path) -> None:
     np.save(tmp_path / "clients.npy", np.linspace(0, rows, 1001).astype(np.int64))
     task = spec(tmp_path).build(1000, 0)
     small = recipes.dp_fed_avg(
-        rounds=1, clients=Poisson(1000, 0.002), lr=0.1, radius=1.0, multiplier=1.0, epochs=1, batch=None
+        rounds=1, clients=Poisson(1000, 0.002), lr=0.1, clip_norm=1.0, noise_multiplier=1.0, epochs=1, batch=None
     )  # fmt: skip
     before = resident()
     assert len([*run(small, task)]) == 1

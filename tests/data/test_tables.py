@@ -294,7 +294,9 @@ def test_a_number_of_classes_that_was_read_off_the_labels_is_said(tmp_path: Path
     options = {"path": str(tmp_path / "a.npz")}
     table = {"dataset": "npz", "options": options, "partition": {"kind": "iid", "clients": 2}}
     recipe = {"name": "dp_fed_avg", "clients": {"kind": "poisson", "population": 2, "rate": 0.5}, "lr": 0.1}
-    config = parse({"task": table, "recipe": {**recipe, "radius": 1.0, "multiplier": 1.0, "rounds": 1, "epochs": 1}})
+    config = parse(
+        {"task": table, "recipe": {**recipe, "clip_norm": 1.0, "noise_multiplier": 1.0, "rounds": 1, "epochs": 1}}
+    )
     (said,) = declared_public(config.build())
     assert (said.rows, said.what) == (1, "number of classes")
 

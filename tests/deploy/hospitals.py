@@ -30,7 +30,7 @@ PLAN = """
 rounds = {rounds}
 clients = {clients}
 local = {{ kind = "local_sgd", lr = 0.5, epochs = 1, batch = 20 }}
-encode = [{{ kind = "clip", radius = 1.0 }}]
+encode = [{{ kind = "clip", clip_norm = 1.0 }}]
 release = {release}
 server = {{ kind = "sgd" }}
 """
@@ -38,9 +38,9 @@ EVERYONE = '{ kind = "everyone", population = 4 }'
 POISSON = '{ kind = "poisson", population = 4, rate = 0.75 }'
 RELEASES = {
     "no_noise": (EVERYONE, '{ kind = "no_noise" }'),
-    "central_noise": (POISSON, '{ kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'),
-    "local_noise": (EVERYONE, '{ kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'),
-    "noise_shares": (EVERYONE, '{ kind = "noise_shares", multiplier = 2.0, at_least = 3 }'),
+    "central_noise": (POISSON, '{ kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }'),
+    "local_noise": (EVERYONE, '{ kind = "local_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }'),
+    "noise_shares": (EVERYONE, '{ kind = "noise_shares", noise_multiplier = 2.0, at_least = 3 }'),
 }
 RECIPE = """
 [recipe]

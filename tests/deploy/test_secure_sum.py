@@ -24,7 +24,7 @@ from sordino.engines.jobs import Job
 from sordino.errors import DataError, EngineError, QuorumError
 from sordino.federation import secagg_client, secagg_messages
 from sordino.federation.secagg_client import Member
-from sordino.federation.secagg_messages import Letter
+from sordino.federation.secagg_messages import SecAggMessage
 from sordino.federation.secagg_server import SecureRemote
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
@@ -67,7 +67,7 @@ class Wire:
     silent: Callable[[str, int], bool] = lambda stage, client: False
     offers: frozenset[str] = frozenset()
     name: str = "wire"
-    seen: list[Letter] = field(default_factory=list)
+    seen: list[SecAggMessage] = field(default_factory=list)
     charged: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod
@@ -84,9 +84,9 @@ class Wire:
 
     def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
         for client, body in bodies.items():
-            if not self.silent(Letter.of_bytes(body).stage, client):
+            if not self.silent(SecAggMessage.of_bytes(body).stage, client):
                 made = self.members[client].reply(body)
-                self.seen += [Letter.of_bytes(body), Letter.of_bytes(made)]
+                self.seen += [SecAggMessage.of_bytes(body), SecAggMessage.of_bytes(made)]
                 yield client, made
 
     def ask(self, jobs: Mapping[int, Job], timeout: float) -> Iterator[tuple[int, bytes]]:
@@ -166,18 +166,18 @@ def test_a_session_that_is_asked_again_draws_and_pays_anew() -> None:
 # ---- what a silo refuses ---------------------------------------------------------------------------------------------
 
 
-def stages(whole: Task) -> tuple[Wire, dict[str, dict[int, Letter]]]:
+def stages(whole: Task) -> tuple[Wire, dict[str, dict[int, SecAggMessage]]]:
     """A session as the server asks for it: the letters of each stage."""
     found, wire, _ = collect()
     assert found.received == SILOS
-    asked: dict[str, dict[int, Letter]] = {}
+    asked: dict[str, dict[int, SecAggMessage]] = {}
     for letter, _ in zip(wire.seen[::2], wire.seen[1::2], strict=True):
         asked.setdefault(letter.stage, {})[len(asked.get(letter.stage, {}))] = letter
     return wire, asked
 
 
-def said(member: Member, letter: Letter) -> str:
-    return str(Letter.of_bytes(member.reply(letter.to_bytes())).said.get("refused", ""))
+def said(member: Member, letter: SecAggMessage) -> str:
+    return str(SecAggMessage.of_bytes(member.reply(letter.to_bytes())).said.get("refused", ""))
 
 
 def test_a_sum_is_opened_once_and_never_below_the_threshold() -> None:
@@ -226,13 +226,13 @@ def test_another_threshold_a_late_job_and_a_second_row_are_refused() -> None:
 
 def test_bad_letters_are_one_sentence() -> None:
     silo = Wire.of(task()).members[0]
-    good = Letter("keys", "s").to_bytes()
+    good = SecAggMessage("keys", "s").to_bytes()
     for bad in (b"", good[:-3], good.replace(b'"keys"', b'"code"'), good.replace(b'"said": {}', b'"said": []')):
         with pytest.raises(DataError):
             silo.reply(bad)
     silo.reply(good)
     for told in ({}, {"members": 3}, {"members": {"0": ["zz", ""]}, "threshold": 2}, {"members": {}, "threshold": "x"}):
-        assert "found" in said(silo, Letter("shares", "s", told))
+        assert "found" in said(silo, SecAggMessage("shares", "s", told))
 
 
 @given(st.data())
@@ -249,7 +249,7 @@ def test_no_letter_makes_a_silo_stumble_or_pay(data: st.DataObject) -> None:
 
 
 @cache
-def known_letters() -> tuple[Wire, list[Letter]]:
+def known_letters() -> tuple[Wire, list[SecAggMessage]]:
     """The letters of one whole session, and silos that were in none."""
     _, asked = stages(task())
     return Wire.of(task()), [letter for stage in asked.values() for letter in stage.values()]

@@ -76,7 +76,7 @@ CASES = {
     "local noise": Case(plan(encode=(Clip(1.0, 1),), release=LocalNoise(Laplace(2.0))), with_test(mlp())),
     "shuffled": Case(plan(release=ShuffledNoise(Gaussian(3.0), 3)), with_test(mlp())),
     "noise of the solver's own": Case(planned(local=OWN, release=Forward()), silos()),
-    "adaptive radius": Case(plan(rounds=4, encode=(Clip(Adaptive(0.5)),), local=SGD), with_test(mlp())),
+    "adaptive clip norm": Case(plan(rounds=4, encode=(Clip(Adaptive(0.5)),), local=SGD), with_test(mlp())),
     "mask from public records": Case(
         plan(encode=(PublicMask(0.3, PublicDataMask()), Clip(0.7)), local=SGD), with_test(mlp())
     ),
@@ -123,7 +123,7 @@ def noise_of_rank_one_is_lost(rank: int) -> Iterator[None]:
     honest = InProcessWorker.coins
 
     def coins(self: InProcessWorker, owners: Any, t: int) -> list[Coins]:
-        quiet = replace(self.plan.local, multiplier=1e-9)  # type: ignore[type-var]
+        quiet = replace(self.plan.local, noise_multiplier=1e-9)  # type: ignore[type-var]
         return [replace(coin, solver=quiet if rank else coin.solver) for coin in honest(self, owners, t)]
 
     yield from _while("coins", coins)

@@ -62,14 +62,14 @@ def test_the_written_gradient_is_autograds(curve: Any, loss: str, outputs: int, 
 def test_every_record_is_pulled_as_a_whole(curve: Any, norm: Any) -> None:
     data = federation(net(curve))
     rows, batch = noise(M, data.layout.size, seed=4), batch_of(data, MASK)
-    for radius in (0.05, 1.0, 1e3):
-        found = DenseClients(data).clipped(rows, batch, Ball(radius, norm))
+    for clip_norm in (0.05, 1.0, 1e3):
+        found = DenseClients(data).clipped(rows, batch, Ball(clip_norm, norm))
         for i in range(M):
             alone = [gradient(data, rows[i], batch.x[i][j : j + 1], batch.y[i][j : j + 1]) for j in range(B)]
             kept = [g for g, real in zip(alone, MASK[i], strict=True) if real]
             sizes = [float(torch.linalg.vector_norm(g, ord=norm)) for g in kept]
-            exact = sum((g * min(1, radius / size) for g, size in zip(kept, sizes, strict=True)), torch.zeros(()))
-            assert torch.allclose(found[i], exact.expand_as(found[i]), atol=1e-5 + 3e-5 * radius * len(kept))
+            exact = sum((g * min(1, clip_norm / size) for g, size in zip(kept, sizes, strict=True)), torch.zeros(()))
+            assert torch.allclose(found[i], exact.expand_as(found[i]), atol=1e-5 + 3e-5 * clip_norm * len(kept))
 
 
 def test_no_record_moves_the_sum_by_more_than_the_radius() -> None:

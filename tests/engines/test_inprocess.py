@@ -121,14 +121,16 @@ def test_an_empty_cohort_still_releases_noise(path: Literal["batched", "sequenti
     start = task().layout.flatten(task().model)
     moved = done[0].state.memory["params"] - start
     assert not any(one.void for one in done)
-    assert float(moved.std()) == pytest.approx(1.0 / rare.clients.expected, rel=0.3)  # multiplier * radius / expected
+    assert float(moved.std()) == pytest.approx(
+        1.0 / rare.clients.expected, rel=0.3
+    )  # noise multiplier * clip norm / expected
     assert not torch.equal(done[0].state.memory["params"], done[1].state.memory["params"])
 
 
-@pytest.mark.parametrize("radius", [1.0, Adaptive(1.0)], ids=["fixed", "adaptive"])
-def test_the_sum_over_nobody_is_zero(radius: float | Adaptive) -> None:
-    """The bit of an adaptive radius too: nobody is neither inside nor outside."""
-    alone, data = plan(encode=(Clip(radius),)), task()
+@pytest.mark.parametrize("clip_norm", [1.0, Adaptive(1.0)], ids=["fixed", "adaptive"])
+def test_the_sum_over_nobody_is_zero(clip_norm: float | Adaptive) -> None:
+    """The bit of an adaptive clip norm too: nobody is neither inside nor outside."""
+    alone, data = plan(encode=(Clip(clip_norm),)), task()
     job = ClientJob(alone.public(0), data.layout.flatten(data.model), np.arange(0))
     collected = InProcess().prepare(alone, data, Seeded(0)).collect(job)
     assert collected.received == 0

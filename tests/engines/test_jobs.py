@@ -58,7 +58,7 @@ def test_what_a_server_writes_is_what_a_silo_reads(name: str) -> None:
     assert read.admission == (name == "admission")
     if read.public is not None and job.public is not None and read.start is not None:
         assert torch.equal(read.start, START)
-        assert (read.public.t, read.public.radius, read.public.size) == (job.public.t, job.public.radius, SIZE)
+        assert (read.public.t, read.public.clip_norm, read.public.size) == (job.public.t, job.public.clip_norm, SIZE)
         assert all(torch.equal(read.public.shared[name], held) for name, held in job.public.shared.items())
 
 
@@ -146,8 +146,8 @@ BAD_JOBS: dict[str, tuple[bytes, str]] = {
     "negative length": (changed(WHOLE, arrays=[["start", "<f4", -10]]), "-10"),
     "wrong sizes": (changed(WHOLE, size=9), "size = 9"),
     "a round after the last": (changed(WHOLE, t=2), "t = 2"),
-    "radius NaN": (changed(WHOLE, radius=math.nan), "radius"),
-    "radius -1": (changed(WHOLE, radius=-1), "radius"),
+    "clip_norm NaN": (changed(WHOLE, clip_norm=math.nan), "clip_norm"),
+    "clip_norm -1": (changed(WHOLE, clip_norm=-1), "clip_norm"),
     "seed in secure mode": (changed(WHOLE, mode="secure"), "a seed in secure mode"),
     "no seed in simulation": (changed(WHOLE, seed=None), "seed = None"),
     "another mode": (changed(WHOLE, mode="quiet"), "mode"),

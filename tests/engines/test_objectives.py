@@ -71,11 +71,11 @@ def both(name: str, ball: Ball, mask: Tensor | None = None, away: bool = False) 
     return fast, slow, one
 
 
-@pytest.mark.parametrize("radius", [0.3, 1e3])
+@pytest.mark.parametrize("clip_norm", [0.3, 1e3])
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_backward_pass_gives_the_sum_of_clipped_rows(name: str, away: bool, radius: float) -> None:
-    fast, slow, one = both(name, Ball(radius), away=away)
+def test_one_backward_pass_gives_the_sum_of_clipped_rows(name: str, away: bool, clip_norm: float) -> None:
+    fast, slow, one = both(name, Ball(clip_norm), away=away)
     assert one.fast is not None
     assert float(slow.norm()) > 0.1
     torch.testing.assert_close(fast, slow, rtol=1e-5, atol=2e-5)

@@ -22,7 +22,7 @@ from sordino.runs.launch import launch
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(population=6, size=10)
 COHORT = np.array([0, 5, 2])
-PUBLIC = Public(t=3, radius=0.1, size=10, mask=torch.tensor([1, 9]))
+PUBLIC = Public(t=3, clip_norm=0.1, size=10, mask=torch.tensor([1, 9]))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ PUBLIC = Public(t=3, radius=0.1, size=10, mask=torch.tensor([1, 9]))
         Order(),
         Order(PUBLIC, COHORT),
         Order(Public(t=0), COHORT[:0]),
-        Order(Public(t=10**9, radius=math.inf, size=10), COHORT),
+        Order(Public(t=10**9, clip_norm=math.inf, size=10), COHORT),
     ],
 )
 def test_what_rank_zero_says_is_what_the_others_read(order: Order) -> None:
@@ -44,9 +44,9 @@ def test_what_rank_zero_says_is_what_the_others_read(order: Order) -> None:
     assert read.public is not None
     assert read.cohort is not None
     assert np.array_equal(read.cohort, order.cohort)
-    assert (read.public.t, read.public.radius, read.public.size) == (
+    assert (read.public.t, read.public.clip_norm, read.public.size) == (
         order.public.t,
-        order.public.radius,
+        order.public.clip_norm,
         order.public.size,
     )
     mask, wanted = read.public.mask, order.public.mask
@@ -73,7 +73,7 @@ def test_the_end_of_a_run_is_an_order_too() -> None:
         Order(PUBLIC, np.array([-1])).written(),
         Order(Public(t=0, mask=torch.tensor([10])), COHORT).written(),
         Order(Public(t=-1), COHORT).written(),
-        Order(Public(t=0, radius=math.nan), COHORT).written(),
+        Order(Public(t=0, clip_norm=math.nan), COHORT).written(),
         Order(PUBLIC, COHORT).written().replace(b'"t": 3', b'"t": true'),
         Order(PUBLIC, COHORT).written().replace(b'"<i8", 3]', b'"<i8", -2]'),
     ],

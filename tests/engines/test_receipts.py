@@ -16,9 +16,9 @@ from sordino.config import Config, parse
 from sordino.engines.base import Receipt
 from sordino.engines.jobs import Job
 from sordino.engines.remote import Remote
-from sordino.engines.replies import Drawer, Silo
+from sordino.engines.replies import InMemoryReplyStore, Silo
 from sordino.errors import BudgetError, CertificateError, QuorumError
-from sordino.loop import Settled
+from sordino.loop import RoundReceipts
 from sordino.outcome import spent
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
@@ -28,8 +28,8 @@ from sordino.runs.folder import RunFolder
 SCHEMA = json.loads(
     (Path(__file__).resolve().parents[2] / "src/sordino/certificate/certificate.schema.json").read_text("utf-8")
 )
-LOCAL = {"kind": "local_noise", "mechanism": {"kind": "gaussian", "multiplier": 2.0}}
-CENTRAL = {"kind": "central_noise", "mechanism": {"kind": "gaussian", "multiplier": 2.0}}
+LOCAL = {"kind": "local_noise", "mechanism": {"kind": "gaussian", "noise_multiplier": 2.0}}
+CENTRAL = {"kind": "central_noise", "mechanism": {"kind": "gaussian", "noise_multiplier": 2.0}}
 FOUR = {"kind": "everyone", "population": 4}
 
 
@@ -39,14 +39,14 @@ def config(release: Any = LOCAL, clients: Any = FOUR, rounds: int = 3, noise: st
         "rounds": rounds,
         "clients": clients,
         "local": {"kind": "local_sgd", "lr": 0.1, "epochs": 1, "batch": 64},
-        "encode": [{"kind": "clip", "radius": 1.0}],
+        "encode": [{"kind": "clip", "clip_norm": 1.0}],
         "release": release,
         "server": {"kind": "sgd"},
     }
     return parse({"task": {"dataset": "digits"}, "plan": plan, "privacy": {"noise": noise, "delta": 1e-3, **privacy}})
 
 
-class Clumsy(Drawer):
+class Clumsy(InMemoryReplyStore):
     """Killed once after its first charge, before the message was stored: it pays again."""
 
     def charge(self, job: Job) -> int:
@@ -55,7 +55,7 @@ class Clumsy(Drawer):
         return super().charge(job)
 
 
-class Poor(Drawer):
+class Poor(InMemoryReplyStore):
     """Can pay for one message."""
 
     def charge(self, job: Job) -> int:
@@ -169,11 +169,11 @@ def test_half_a_receipt_after_a_kill_is_dropped(tmp_path: Path) -> None:
     ("settled", "wanted"),
     [
         ([], [2, 1]),
-        ([Settled(1, (0,))], [1, 1]),
-        ([Settled(1, (), (Receipt(0, 5),))], [6, 1]),
-        ([Settled(1, (), (Receipt(0, 5),)), Settled(2, (0,))], [5, 1]),
-        ([Settled(2, (), (Receipt(0, 1),))], [1, 1]),
-        ([Settled(1, (), (Receipt(0, 5),)), Settled(2, (), (Receipt(0, 3),))], [5, 1]),
+        ([RoundReceipts(1, (0,))], [1, 1]),
+        ([RoundReceipts(1, (), (Receipt(0, 5),))], [6, 1]),
+        ([RoundReceipts(1, (), (Receipt(0, 5),)), RoundReceipts(2, (0,))], [5, 1]),
+        ([RoundReceipts(2, (), (Receipt(0, 1),))], [1, 1]),
+        ([RoundReceipts(1, (), (Receipt(0, 5),)), RoundReceipts(2, (), (Receipt(0, 3),))], [5, 1]),
     ],
     ids=[
         "nothing said",
@@ -190,17 +190,17 @@ def test_the_bill_is_the_last_receipt_and_since_then_asked_minus_refused(settled
     assert spent(plan, [0, 1], [np.array([0, 1]), np.array([0])], settled).tolist() == wanted
 
 
-SHARES = {"kind": "noise_shares", "multiplier": 2.0, "at_least": 3}
+SHARES = {"kind": "noise_shares", "noise_multiplier": 2.0, "at_least": 3}
 
 
 @pytest.mark.parametrize(
     ("release", "rounds", "settled", "wanted"),
     [
-        (LOCAL, [0, 1, 1], [Settled(1, (), (Receipt(0, 1),))], 2),
-        (LOCAL, [0, 1, 0, 1], [Settled(1, (), (Receipt(0, 1),))], 3),
-        (SHARES, [0, 1, 1], [Settled(1, (), (Receipt(0, 1),))], 3),
-        (CENTRAL, [0, 1, 1], [Settled(i + 1, (), (Receipt(0, min(i, 1) + 1),)) for i in range(3)], 3),
-        (LOCAL, [0, 1, 2], [Settled(i + 1, (), (Receipt(0, 1),)) for i in range(3)], 3),
+        (LOCAL, [0, 1, 1], [RoundReceipts(1, (), (Receipt(0, 1),))], 2),
+        (LOCAL, [0, 1, 0, 1], [RoundReceipts(1, (), (Receipt(0, 1),))], 3),
+        (SHARES, [0, 1, 1], [RoundReceipts(1, (), (Receipt(0, 1),))], 3),
+        (CENTRAL, [0, 1, 1], [RoundReceipts(i + 1, (), (Receipt(0, min(i, 1) + 1),)) for i in range(3)], 3),
+        (LOCAL, [0, 1, 2], [RoundReceipts(i + 1, (), (Receipt(0, 1),)) for i in range(3)], 3),
     ],
     ids=[
         "the same job again",
@@ -211,7 +211,7 @@ SHARES = {"kind": "noise_shares", "multiplier": 2.0, "at_least": 3}
     ],
 )
 def test_a_round_again_is_a_charge_unless_the_silo_sends_the_same_bytes(
-    release: Any, rounds: list[int], settled: list[Settled], wanted: int
+    release: Any, rounds: list[int], settled: list[RoundReceipts], wanted: int
 ) -> None:
     assert spent(config(release).plan, rounds, [], settled)[0] == wanted
 
@@ -254,7 +254,7 @@ def test_a_silo_that_paid_twice_ends_the_run_before_it_overspends_the_servers_bu
 
 def test_a_silo_may_be_asked_by_two_runs_and_keeps_them_apart() -> None:
     one = config()
-    till = Drawer()
+    till = InMemoryReplyStore()
     silo = Silo(one.build().as_silo(0), till)
     for run in ("0" * 32, "1" * 32):
         silo.reply(Job(run, one.plan, 0, "secure").to_bytes())

@@ -20,7 +20,7 @@ from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.jobs import Job, Reply
 from sordino.engines.remote import Remote, RemoteWorker
-from sordino.engines.replies import Drawer, Silo, answer
+from sordino.engines.replies import InMemoryReplyStore, Silo, answer
 from sordino.errors import BudgetError, ConfigError, DataError, EngineError, QuorumError
 from sordino.loop import Tally, run
 from sordino.parts.encoding import Adaptive, Clip, Public
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Plan, Task]] = {
         planned(rounds=10, local=NoisyLocalSgd(FixedRecords(2, SILO_SIZES), 1.0, 2.0, 0.3, 3), release=Forward()),
         silos(),
     ),
-    "adaptive radius": (replace(TEN, encode=(Clip(Adaptive(0.5)),)), with_test(mlp())),
+    "adaptive clip norm": (replace(TEN, encode=(Clip(Adaptive(0.5)),)), with_test(mlp())),
     "mask from public records": (replace(TEN, encode=(PublicMask(0.3, PublicDataMask()), Clip(0.7))), with_test(mlp())),
 }
 
@@ -168,7 +168,7 @@ def test_a_job_for_release_holds_no_seed_and_no_other_clients_name() -> None:
     model(STILL, wide().as_server(), remote(wires), Secure())
     heads = [json.loads(body.partition(b"\n")[0]) for body in seen]
     words = ("format", "kind", "run", "client", "mode", "seed", "deadline", "paid", "plan", "arrays")
-    known = {*words, "t", "radius", "size"}
+    known = {*words, "t", "clip_norm", "size"}
     assert len(heads) == 8
     assert all(set(head) <= known and head["seed"] is None for head in heads)
 
@@ -190,7 +190,7 @@ def refusing(task: Task, *clients: int) -> Wires:
     """Silos of which some have nothing left to spend."""
     wires = Wires.of(task)
 
-    class Empty(Drawer):
+    class Empty(InMemoryReplyStore):
         def charge(self, job: Job) -> int:
             raise BudgetError("nothing is left of this silo's budget")
 
@@ -314,7 +314,7 @@ def job_of(wanted: Plan, task: Task, client: int = 1, **changes: Any) -> Job:
 
 
 def test_a_silo_says_the_same_again_and_pays_nothing_even_past_the_deadline() -> None:
-    task, till = with_test(mlp()), Drawer()
+    task, till = with_test(mlp()), InMemoryReplyStore()
     silo = Silo(task.as_silo(1), till, now=lambda: 100.0)
     first = silo.reply(job_of(LOCAL, task, deadline=200.0).to_bytes())
     assert silo.reply(job_of(LOCAL, task, deadline=50.0).to_bytes()) == first
@@ -322,7 +322,7 @@ def test_a_silo_says_the_same_again_and_pays_nothing_even_past_the_deadline() ->
 
 
 def test_a_job_past_its_deadline_is_not_computed_and_costs_nothing() -> None:
-    task, till = with_test(mlp()), Drawer()
+    task, till = with_test(mlp()), InMemoryReplyStore()
     silo = Silo(task.as_silo(1), till, now=lambda: 100.0)
     with pytest.raises(DataError, match="past its deadline"):
         silo.reply(job_of(LOCAL, task, deadline=50.0).to_bytes())
@@ -342,7 +342,7 @@ def test_a_message_is_charged_before_its_noise_and_stored_before_it_is_sent(
 ) -> None:
     task, log = with_test(mlp()) if wanted is LOCAL else silos(), list[str]()
 
-    class Diary(Drawer):
+    class Diary(InMemoryReplyStore):
         def charge(self, job: Job) -> int:
             log.append("charge")
             return super().charge(job)
@@ -372,7 +372,7 @@ def test_a_message_is_charged_before_its_noise_and_stored_before_it_is_sent(
     ids=["another's", "another population"],
 )
 def test_a_silo_refuses_what_is_not_its_own_and_pays_nothing(changes: dict[str, Any], words: str) -> None:
-    task, till = with_test(mlp()), Drawer()
+    task, till = with_test(mlp()), InMemoryReplyStore()
     job = job_of(LOCAL, task, **changes)
     reply = Reply.from_bytes(Silo(task.as_silo(1), till).reply(job.to_bytes()), job, task.layout.size)
     assert words in reply.refused
@@ -384,7 +384,7 @@ def test_a_policy_refuses_before_anything_is_computed(monkeypatch: pytest.Monkey
         raise DataError("a plan that this silo's policy does not name")
 
     monkeypatch.setattr(InProcessWorker, "solve", None)
-    task, till = with_test(mlp()), Drawer()
+    task, till = with_test(mlp()), InMemoryReplyStore()
     wires = Wires.of(task)
     wires.silos[3] = Silo(task.as_silo(3), till, no)
     with pytest.raises(EngineError, match=r"client 3, which refuses this plan \(.*policy"):
@@ -420,10 +420,10 @@ def test_a_quorum_above_the_population_and_a_run_without_a_name_are_refused() ->
 def test_clients_that_remember_are_refused_by_the_server_and_by_the_silo() -> None:
     """SCAFFOLD's control variates would have to outlive a silo's process."""
     task = with_test(mlp())
-    memory = scaffold(clients=Poisson(6, 0.5), steps=2, batch=2, lr=0.1, radius=1.0, multiplier=1.0, rounds=2)
+    memory = scaffold(clients=Poisson(6, 0.5), steps=2, batch=2, lr=0.1, clip_norm=1.0, noise_multiplier=1.0, rounds=2)
     with pytest.raises(EngineError, match="on an engine without client_state"):
         model(memory, task.as_server(), remote(Wires.of(task)))
-    till = Drawer()
+    till = InMemoryReplyStore()
     job = Job(RUN, memory, 1, "simulation", 5)
     reply = Reply.from_bytes(Silo(task.as_silo(1), till).reply(job.to_bytes()), job, task.layout.size)
     assert "a silo that keeps nothing between rounds" in reply.refused
@@ -431,7 +431,7 @@ def test_clients_that_remember_are_refused_by_the_server_and_by_the_silo() -> No
 
 
 def test_no_malformed_job_is_charged() -> None:
-    task, till = with_test(mlp()), Drawer()
+    task, till = with_test(mlp()), InMemoryReplyStore()
     silo, whole = Silo(task.as_silo(1), till), job_of(LOCAL, task).to_bytes()
     for body in (whole[:-1], whole + b"x", b"", whole.replace(b'"round"', b'"erase"'), whole.replace(b"1", b"2", 1)):
         with pytest.raises(DataError):

@@ -34,10 +34,10 @@ def task_of(name: str, model: nn.Module | None = None, **options: Any) -> so.Tas
     return so.Task.of(built(name) if model is None else model, own, test=every[-4:], **options)
 
 
-def averaged(multiplier: float = 1e-9, rounds: int = 1, lr: float = 0.1) -> so.Plan:
+def averaged(noise_multiplier: float = 1e-9, rounds: int = 1, lr: float = 0.1) -> so.Plan:
     return so.Plan(
         rounds=rounds, clients=so.Everyone(CLIENTS), local=so.parts.LocalSgd(epochs=1, batch=EACH, lr=lr),
-        encode=(so.parts.Clip(10.0),), release=so.parts.CentralNoise(so.parts.Gaussian(multiplier)), server=so.parts.Sgd(lr=1.0),
+        encode=(so.parts.Clip(10.0),), release=so.parts.CentralNoise(so.parts.Gaussian(noise_multiplier)), server=so.parts.Sgd(lr=1.0),
     )  # fmt: skip
 
 
@@ -66,10 +66,10 @@ def test_a_round_is_the_mean_of_the_clients_own_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_where_a_record_is_the_unit_each_is_clipped(name: str) -> None:
-    """A radius far above all norms gives the plain mean: the fast way, and its looks, hold for these models."""
+    """A clip norm far above all norms gives the plain mean: the fast way, and its looks, hold for these models."""
     plan = so.Plan(
         rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)), server=so.parts.Sgd(lr=0.1),
-        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=100.0),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=100.0),
     )  # fmt: skip
     result, wanted = so.train(plan, task_of(name), delta=0.1), by_hand(name)
     for key, parameter in result.model.named_parameters():
@@ -80,7 +80,7 @@ def test_where_a_record_is_the_unit_each_is_clipped(name: str) -> None:
 def test_records_are_clipped_under_gradient_checkpointing_too() -> None:
     plan = so.Plan(
         rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)), server=so.parts.Sgd(lr=0.1),
-        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=100.0),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=100.0),
     )  # fmt: skip
     model: Any = built("llama")
     model.gradient_checkpointing_enable()
@@ -100,7 +100,7 @@ def test_adapters_alone_are_sent_and_stored(name: str, tmp_path: Path) -> None:
     task = task_of(name)
     trained = {key: p.numel() for key, p in task.model.model.named_parameters() if p.requires_grad}  # type: ignore[union-attr]
     assert task.layout.size == sum(trained.values()) < 0.2 * sum(p.numel() for p in task.model.parameters())
-    result = so.train(averaged(multiplier=1.0), task, delta=0.1)
+    result = so.train(averaged(noise_multiplier=1.0), task, delta=0.1)
     stored = load(model_bytes(result.model))
     assert stored.keys() == trained.keys()
     assert result.certificate["model_sha256"] == hashlib.sha256(model_bytes(result.model)).hexdigest()
@@ -140,7 +140,7 @@ def test_dropout_is_off_where_a_model_is_judged_and_leaves_records_apart() -> No
     assert task.evaluate(vector) == task.evaluate(vector)
     plan = so.Plan(
         rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)), server=so.parts.Sgd(lr=0.1),
-        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=1.0),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=1.0),
     )  # fmt: skip
     check_records(plan, task)
     assert so.train(plan, task, delta=0.1).certificate["unit"] == "record"
@@ -183,7 +183,7 @@ def test_tensors_that_get_noise_and_nothing_else_are_named(caplog: pytest.LogCap
 
 def test_a_run_in_which_nothing_learns_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "sordino"):
-        so.train(averaged(multiplier=1.0, lr=1e-60), task_of("vit"), delta=0.1)
+        so.train(averaged(noise_multiplier=1.0, lr=1e-60), task_of("vit"), delta=0.1)
     assert "noise has moved" in caplog.text
 
 
@@ -206,7 +206,7 @@ def test_a_mixer_inside_is_refused_where_a_record_is_the_unit() -> None:
     model.transformer.h[0].mlp.c_fc = Centred(model.transformer.h[0].mlp.c_fc)
     plan = so.Plan(
         rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)), server=so.parts.Sgd(lr=0.1),
-        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), radius=1.0),
+        local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=1.0),
     )  # fmt: skip
     with pytest.raises(PlanError, match="depends on the other records"):
         so.train(plan, task_of("gpt2", model), delta=0.1)
@@ -227,7 +227,7 @@ def test_the_task_keeps_the_users_model_as_it_is() -> None:
     model = built("bert")
     before = copy.deepcopy(model.state_dict())
     task = task_of("bert", model)
-    so.train(averaged(multiplier=1.0), task, delta=0.1)
+    so.train(averaged(noise_multiplier=1.0), task, delta=0.1)
     assert isinstance(task.model, ByName)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 

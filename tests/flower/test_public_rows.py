@@ -39,8 +39,8 @@ def federation(folder: Path, kind: str, options: dict[str, Any], test: bool = Tr
         "rounds": 2,
         "clients": {"kind": "everyone", "population": 2},
         "local": {"kind": "local_sgd", "lr": 0.1, "epochs": 1, "batch": 8},
-        "encode": [{"kind": "clip", "radius": 1.0}],
-        "release": {"kind": "local_noise", "mechanism": {"kind": "gaussian", "multiplier": 2.0}},
+        "encode": [{"kind": "clip", "clip_norm": 1.0}],
+        "release": {"kind": "local_noise", "mechanism": {"kind": "gaussian", "noise_multiplier": 2.0}},
         "server": {"kind": "sgd"},
     }
     spec = {"silos": list(NAMES), "inputs": [2], "classes": 2}

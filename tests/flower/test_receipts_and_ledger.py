@@ -22,12 +22,12 @@ from sordino.ledger.totals import Item
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, LocalNoise
 from sordino.parts.samplers import Poisson
-from sordino.parts.separation import Turns
+from sordino.parts.separation import CyclicPoisson
 from sordino.plan import Plan
 
 RUN = "0" * 32
 HIDDEN = client_plan(clients=Poisson(6, 0.5), rounds=8, release=CentralNoise(Gaussian(2.0)))
-IN_TURN = replace(HIDDEN, clients=Turns(6, 4, 0.5))
+IN_TURN = replace(HIDDEN, clients=CyclicPoisson(6, 4, 0.5))
 LOCAL = client_plan(rounds=8, release=LocalNoise(Gaussian(3.0)))
 
 

@@ -106,8 +106,8 @@ def pulled(task: Task, rows: Any, ball: Ball, kernel: bool) -> Tensor:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_clipped_sums_are_those_of_torch(loss: str | Loss, outputs: int, bias: bool, norm: Any) -> None:
     task, rows = federation(loss, outputs, bias=bias), np.random.default_rng(0).integers(20, size=(5, 6))
-    for radius in (0.3, 5.0, 1e4):
-        compiled, torchs = (pulled(task, rows, Ball(radius, norm), kernel) for kernel in (True, False))
+    for clip_norm in (0.3, 5.0, 1e4):
+        compiled, torchs = (pulled(task, rows, Ball(clip_norm, norm), kernel) for kernel in (True, False))
         assert torch.allclose(compiled, torchs, atol=2e-6, rtol=1e-5)
 
 
@@ -132,11 +132,13 @@ def test_a_record_that_is_not_finite_counts_as_zero(bad: float) -> None:
 
 def test_a_run_and_a_grid_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     data = federation()
-    fed = dp_fed_avg(rounds=3, clients=Everyone(4), lr=0.1, radius=0.5, multiplier=0.1, epochs=2, batch=4)
+    fed = dp_fed_avg(rounds=3, clients=Everyone(4), lr=0.1, clip_norm=0.5, noise_multiplier=0.1, epochs=2, batch=4)
     silos = federation("logistic", 1)
     silos = Task(silos.model, Clients.of([(torch.randn(9, 19), torch.randint(2, (9, 1)).float())] * 3), loss="logistic")
     reads = FixedRecords(4, (9,))
-    noisy = noisy_minibatch_sgd(rounds=3, clients=Everyone(3), records=reads, radius=0.5, multiplier=0.1, lr=0.3)
+    noisy = noisy_minibatch_sgd(
+        rounds=3, clients=Everyone(3), records=reads, clip_norm=0.5, noise_multiplier=0.1, lr=0.3
+    )
     found = []
     for on in (True, False):
         monkeypatch.setattr(kernels, "available", lambda on=on: on)

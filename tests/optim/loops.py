@@ -16,7 +16,7 @@ from sordino.dpsgd import PrivateLoader, PrivateOptimizer, make_private
 from sordino.parts.releases import CentralNoise
 from sordino.rng import Seeded
 
-QUIET = 1e-9  # a multiplier whose noise is below rounding
+QUIET = 1e-9  # a noise multiplier whose noise is below rounding
 
 Loss = Callable[[Any, Tensor], Tensor]
 Parts = tuple[nn.Module, PrivateOptimizer, PrivateLoader]
@@ -41,12 +41,12 @@ def private(
     named: Any = None,
     **settings: Any,
 ) -> Parts:
-    """A loop on 60 records with batches of 12; settings beside one epoch and multiplier 1; `named` in the ledger."""
+    """A loop on 60 records with batches of 12; settings beside one epoch and noise multiplier 1; `named` in the ledger."""
     model = model or mlp()
     if loader is None:
         loader = DataLoader(data() if dataset is None else dataset, batch_size=batch, shuffle=True)
     settings |= {} if named is None else {"dataset": named}
-    settings = {"epochs": 1, **({} if "epsilon" in settings else {"multiplier": 1.0}), **settings}
+    settings = {"epochs": 1, **({} if "epsilon" in settings else {"noise_multiplier": 1.0}), **settings}
     return make_private(
         model, optimizer((p for p in model.parameters() if p.requires_grad), lr=0.1), loader, **settings
     )

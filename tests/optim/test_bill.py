@@ -29,7 +29,7 @@ def accounted(rate: float, z: float, steps: int, delta: float) -> float:
 
 
 def test_epsilon_is_that_of_the_poisson_sampled_gaussian() -> None:
-    parts = private(epochs=4, multiplier=1.5)
+    parts = private(epochs=4, noise_multiplier=1.5)
     train(parts, epochs=2)
     found = parts[1].certificate()
     delta = 1e-3
@@ -66,7 +66,7 @@ _VARIANTS = ((0.0, None, torch.optim.SGD), (3.0, 4, torch.optim.Adam))
 
 
 def test_steps_beyond_the_plan_are_billed() -> None:
-    parts = private(epochs=1, multiplier=1.0)
+    parts = private(epochs=1, noise_multiplier=1.0)
     before = parts[1].certificate()["epsilon"]
     train(parts, epochs=2)
     found = parts[1].certificate()
@@ -112,7 +112,7 @@ def test_published_settings_cost_no_more_than_the_library_itself_proves(rate: fl
     steps = epochs * round(1 / records.rate(0))
     optimizer = torch.optim.SGD(mlp().parameters())
     bare = loop_plan(epochs=epochs, records=records, clip=1.0, smoothing=1.0, optimizer=optimizer)
-    ours = line_entry(with_noise(bare, None, z, delta).bill().line("models"), delta)["epsilon"]
+    ours = line_entry(with_noise(bare, None, z, delta).cost().line("models"), delta)["epsilon"]
     event = dp_event.PoissonSampledDpEvent(records.rate(0), dp_event.GaussianDpEvent(z))
     tight, loose = pld.PLDAccountant(value_discretization_interval=1e-4), rdp.RdpAccountant()
     tight.compose(event, steps)
@@ -132,10 +132,10 @@ def test_delta_is_small_unless_asked_otherwise() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"multiplier": None}, ConfigError),
-        ({"multiplier": 1.0, "epsilon": 1.0}, ConfigError),
-        ({"multiplier": 0.0}, PlanError),
-        ({"multiplier": math.nan}, PlanError),
+        ({"noise_multiplier": None}, ConfigError),
+        ({"noise_multiplier": 1.0, "epsilon": 1.0}, ConfigError),
+        ({"noise_multiplier": 0.0}, PlanError),
+        ({"noise_multiplier": math.nan}, PlanError),
         ({"epsilon": -1.0}, UnreachableError),
         ({"clip": 0.0}, ConfigError),
         ({"clip": math.inf}, ConfigError),
@@ -217,7 +217,7 @@ def test_two_copies_of_one_account_are_both_billed(copied: str, monkeypatch: pyt
 @pytest.mark.parametrize(
     "other",
     [
-        {"multiplier": 1.1},
+        {"noise_multiplier": 1.1},
         {"clip": 2.0},
         {"smoothing": 1.0},
         {"epochs": 2},

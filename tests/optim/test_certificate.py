@@ -28,12 +28,12 @@ from sordino.version import versions
 @pytest.mark.parametrize("name", TWINS)
 def test_a_loop_is_the_plan_of_its_recipe(name: str) -> None:
     optimizer, strength = TWINS[name]
-    settings = private(optimizer=optimizer, multiplier=1.3, clip=0.5, smoothing=strength)[1].account.settings
-    recipe = plan(name, records=PoissonRecords(12, (60,)), multiplier=1.3)
+    settings = private(optimizer=optimizer, noise_multiplier=1.3, clip=0.5, smoothing=strength)[1].account.settings
+    recipe = plan(name, records=PoissonRecords(12, (60,)), noise_multiplier=1.3)
     assert isinstance(settings.plan.server, TorchOptimizer)
     assert settings.plan.server.name == f"{optimizer.__module__}.{optimizer.__qualname__}"
     assert settings.plan == replace(recipe, server=settings.plan.server)
-    assert settings.plan.bill() == recipe.bill()
+    assert settings.plan.cost() == recipe.cost()
 
 
 def test_a_plan_that_names_a_torch_optimizer_does_not_run_in_a_federation() -> None:
@@ -60,7 +60,7 @@ def test_the_certificate_of_a_loop_is_that_of_its_plan_and_its_counts() -> None:
 
 def test_a_federated_run_and_a_loop_have_one_format(tmp_path: Path) -> None:
     loop = private()[1].certificate()
-    trained = run(plan("dp_sgd", multiplier=1.3), Task.of(mlp(), [data().tensors])).certificate
+    trained = run(plan("dp_sgd", noise_multiplier=1.3), Task.of(mlp(), [data().tensors])).certificate
     sordino("run", federation(tmp_path), "--out", tmp_path / "run")
     folder = json.loads((tmp_path / "run" / "certificate.json").read_text())
     assert list(loop) == list(trained) == list(folder)

@@ -36,7 +36,7 @@ def still(strategy: Strategy, **more: Any) -> Parts:
     nn.init.zeros_(model.weight)
     dataset = TensorDataset(torch.zeros(10, WIDTH), torch.zeros(10, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)  # the batch: a step moves by the noise itself
-    settings: dict[str, Any] = {"epochs": EPOCHS, "multiplier": 1.0, "strategy": strategy, "reduction": "sum"}
+    settings: dict[str, Any] = {"epochs": EPOCHS, "noise_multiplier": 1.0, "strategy": strategy, "reduction": "sum"}
     return make_private(model, optimizer, DataLoader(dataset, batch_size=2), **{**settings, **more})
 
 
@@ -226,9 +226,9 @@ def test_the_certificate_is_one_event_of_the_whole_loop_and_certify_finds_it_aga
     assert made["relation"] == "replace_one"
     release = parts[1].account.settings.plan.release
     assert isinstance(release, CorrelatedNoise)
-    ((event, count),) = parts[1].account.settings.plan.bill().line("models").entries
+    ((event, count),) = parts[1].account.settings.plan.cost().line("models").entries
     sensitivity = 2.0 * float(np.linalg.norm(release.strategy.column(20)))  # type: ignore[attr-defined]
-    assert event == GaussianNoise(release.mechanism.multiplier / sensitivity)  # sqrt(4 epochs) = 2
+    assert event == GaussianNoise(release.mechanism.noise_multiplier / sensitivity)  # sqrt(4 epochs) = 2
     assert count == 1
     found = CliRunner().invoke(app, ["certify", str(tmp_path / "loop.json")])
     assert found.exit_code == 0, found.output
@@ -238,7 +238,7 @@ def test_the_certificate_is_one_event_of_the_whole_loop_and_certify_finds_it_aga
 
 def test_correlated_noise_leaves_less_in_the_model_at_the_same_epsilon() -> None:
     def spread(strategy: Strategy) -> float:
-        parts = still(strategy, epochs=20, multiplier=None, epsilon=2.0, allow_large_delta=True, delta=1e-3)
+        parts = still(strategy, epochs=20, noise_multiplier=None, epsilon=2.0, allow_large_delta=True, delta=1e-3)
         return float(np.sqrt(np.mean(np.cumsum(moves(parts, 20), axis=0) ** 2)))
 
     assert spread(Banded(5)) < 0.55 * spread(Identity())

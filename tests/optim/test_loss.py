@@ -93,7 +93,7 @@ def movement(run: Callable[[Parts], None], **settings: Any) -> float:
     sums = []
     for first in (0, 1):
         part = TensorDataset(x[first:], y[first:])
-        parts = language(dataset=part, batch=len(part), multiplier=QUIET, clip=clip, **settings)
+        parts = language(dataset=part, batch=len(part), noise_multiplier=QUIET, clip=clip, **settings)
         before = weights(parts[0]).double()
         run(parts)
         sums.append((before - weights(parts[0])) * len(part) / 0.1)
@@ -107,7 +107,7 @@ def test_without_the_check_a_token_mean_moves_the_sum_by_more_than_one(monkeypat
 
 
 def test_a_loss_per_record_is_clipped_as_in_a_loop_over_records() -> None:
-    parts = language(loss=per_record, clip=0.2, multiplier=QUIET)
+    parts = language(loss=per_record, clip=0.2, noise_multiplier=QUIET)
     x, y = next(iter(parts[2]))
     model, before = parts[0], weights(parts[0]).clone()
     rows = batch_of(parts, 0)

@@ -44,7 +44,7 @@ def moved(model: nn.Module) -> float:
     x[0] *= 50
     totals = []
     for count in (40, 41):
-        parts = private(model, TensorDataset(x[-count:], y[-count:]), batch=count, multiplier=1e-9, smoothing=0.0)
+        parts = private(model, TensorDataset(x[-count:], y[-count:]), batch=count, noise_multiplier=1e-9, smoothing=0.0)
         before = weights(parts[0]).clone()
         train(parts)
         totals.append((before - weights(parts[0])) * count / 0.1)  # lr

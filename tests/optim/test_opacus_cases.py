@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 import torch
 from tests.optim.loops import data, private
-from tests.per_record.oracle import assert_equal, clipped_loop, middle_radius, squared
+from tests.per_record.oracle import assert_equal, clipped_loop, middle_clip_norm, squared
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -26,7 +26,7 @@ BATCH = 4
 
 # ---- the accountant --------------------------------------------------------------------------------------------------
 
-PRV = [  # rate, multiplier, steps, delta -> epsilon by PRV, and by RDP
+PRV = [  # rate, noise multiplier, steps, delta -> epsilon by PRV, and by RDP
     (256 / 60000, 1.1, 14100, 1e-5, 2.395268501872555, 2.6003429386103023),
     (0.01, 1.0, 1000, 1e-5, 1.8383716376346455, 2.1013652716430564),
     (0.01, 0.7, 500, 1e-6, 4.362833098476064, 5.153498520594403),
@@ -49,7 +49,7 @@ def test_epsilon_is_at_most_that_of_opacus(
 
 
 def test_the_certificate_of_a_loop_is_at_most_what_opacus_says() -> None:
-    parts = private(dataset=data(60), batch=6, epochs=10, multiplier=2.0, smoothing=0.0, delta=1e-5)
+    parts = private(dataset=data(60), batch=6, epochs=10, noise_multiplier=2.0, smoothing=0.0, delta=1e-5)
     _, _, steps, delta, prv, _ = PRV[3]
     found = parts[1].certificate()
     assert (found["counts"]["rounds_billed"], found["delta"]) == (steps, delta)
@@ -171,13 +171,13 @@ WORDS: dict[str, Case] = {
 def agrees(build: Callable[[], nn.Module], x: Tensor) -> None:
     """Both ways of running it, the direct one and an ordinary backward pass, equal the loop over records."""
     model, y = build(), torch.linspace(-2, 2, BATCH)
-    radius = middle_radius(clipped_loop(model, squared, x, y, 1.0)[1])
-    wanted = clipped_loop(model, squared, x, y, radius)
+    clip_norm = middle_clip_norm(clipped_loop(model, squared, x, y, 1.0)[1])
+    wanted = clipped_loop(model, squared, x, y, clip_norm)
     engine = ClippedGradient(model, squared)
-    assert_equal(engine.sum(x, y, radius), *wanted)
+    assert_equal(engine.sum(x, y, clip_norm), *wanted)
     with Recorder(model, engine.whole) as recorder:
         squared(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
-        assert_equal(recorder.clipped_sum(radius), *wanted)
+        assert_equal(recorder.clipped_sum(clip_norm), *wanted)
 
 
 @pytest.mark.parametrize("name", [*CONVOLUTIONS, *NORMS, *RECURRENT, *ATTENTION, *OTHERS])

@@ -426,7 +426,7 @@ def test_a_loss_beside_the_known_one_moves_nothing() -> None:
     totals = []
     for one in (loop, train):
         torch.manual_seed(1)
-        parts = private(Own(), multiplier=QUIET)
+        parts = private(Own(), noise_multiplier=QUIET)
         one(parts)
         totals.append(weights(parts[0]))
     assert torch.equal(*totals)

@@ -32,7 +32,7 @@ def test_a_frozen_parameter_with_a_gradient_by_hand_stays() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model[0].weight.requires_grad_(False)  # type: ignore[index]
-    parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, multiplier=1.0)
+    parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, noise_multiplier=1.0)
     before = model[0].weight.clone()  # type: ignore[index]
     model[0].weight.grad = torch.ones_like(before)  # type: ignore[index]
     backward(parts, *first_batch(parts))
@@ -44,7 +44,7 @@ def test_thawing_a_parameter_needs_a_new_bill() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model[0].weight.requires_grad_(False)  # type: ignore[index]
-    parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, multiplier=1.0)
+    parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, noise_multiplier=1.0)
     model[0].weight.requires_grad_(True)  # type: ignore[index]
     backward(parts, *first_batch(parts))
     with pytest.raises(PlanError, match="unfrozen"):
@@ -94,7 +94,7 @@ def test_an_inner_step_that_fails_leaves_noised_gradients_alone() -> None:
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             raise RuntimeError("disk full")
 
-    parts = private(optimizer=Failing, multiplier=1.0)
+    parts = private(optimizer=Failing, noise_multiplier=1.0)
     before = weights(parts[0]).clone()
     with pytest.raises(RuntimeError, match="disk full"):
         train(parts)
@@ -234,17 +234,17 @@ def test_optimizers_that_cannot_be_private_are_refused() -> None:
     loader: Any = DataLoader(data(), 12)
     model, stranger = mlp(), nn.Parameter(torch.zeros(2))
     with pytest.raises(ConfigError, match="another module"):
-        make_private(model, torch.optim.SGD([*model.parameters(), stranger]), loader, epochs=1, multiplier=1.0)
+        make_private(model, torch.optim.SGD([*model.parameters(), stranger]), loader, epochs=1, noise_multiplier=1.0)
     with pytest.raises(ConfigError, match="LBFGS"):
-        make_private(model, torch.optim.LBFGS(model.parameters()), loader, epochs=1, multiplier=1.0)
+        make_private(model, torch.optim.LBFGS(model.parameters()), loader, epochs=1, noise_multiplier=1.0)
     frozen = mlp().requires_grad_(False)
     with pytest.raises(ConfigError, match="trainable"):
-        make_private(frozen, torch.optim.SGD(frozen.parameters()), loader, epochs=1, multiplier=1.0)
+        make_private(frozen, torch.optim.SGD(frozen.parameters()), loader, epochs=1, noise_multiplier=1.0)
 
 
 def test_nothing_is_made_private_twice() -> None:
     model, optimizer, loader = private()
-    again: dict[str, Any] = {"epochs": 1, "multiplier": 1.0}
+    again: dict[str, Any] = {"epochs": 1, "noise_multiplier": 1.0}
     with pytest.raises(ConfigError, match="private already"):
         make_private(model, torch.optim.SGD(model.parameters()), DataLoader(data(), 12), **again)
     with pytest.raises(ConfigError, match="private already"):

@@ -259,6 +259,6 @@ def test_copies_and_pickles_of_a_guarded_model_are_ordinary() -> None:
 def test_a_frozen_model_trains_its_head_alone() -> None:
     model = mlp()
     optimizer: Optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)  # type: ignore[index]
-    parts: Parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, multiplier=1.0)
+    parts: Parts = make_private(model, optimizer, DataLoader(data(), 12), epochs=1, noise_multiplier=1.0)
     train(parts)
     assert parts[1].certificate()["counts"]["rounds_charged"] == 5

@@ -84,7 +84,9 @@ def test_an_empty_batch_still_makes_a_noised_step() -> None:
 
 
 def test_the_noise_has_the_size_that_is_billed() -> None:
-    model, optimizer, loader = private(nn.Linear(300, 100), data(20, (300,), 100), batch=5, multiplier=2.0, smoothing=0)
+    model, optimizer, loader = private(
+        nn.Linear(300, 100), data(20, (300,), 100), batch=5, noise_multiplier=2.0, smoothing=0
+    )
     x, _ = next(iter(loader))
     (model(x) * 0).sum().backward()
     optimizer.step()
@@ -101,7 +103,7 @@ def test_a_canary_moves_the_release_by_one_clip_and_no_more() -> None:
         x[0, 0] = canary
         model = nn.Linear(3, 1, bias=False)
         parts = private(
-            model, TensorDataset(x, torch.ones(8)), _still, batch=8, clip=0.7, multiplier=1.5, smoothing=0.0
+            model, TensorDataset(x, torch.ones(8)), _still, batch=8, clip=0.7, noise_multiplier=1.5, smoothing=0.0
         )
         seen = []
         for _ in range(500):
@@ -144,7 +146,9 @@ def test_frozen_and_unheld_parameters_are_no_part_of_the_norm() -> None:
     held = model[0]  # type: ignore[index]
     held.bias.requires_grad_(False)
     own = torch.optim.SGD(held.parameters(), lr=0.1)
-    parts = make_private(model, own, DataLoader(dataset, 12), epochs=1, multiplier=QUIET, smoothing=0.0, clip=0.05)
+    parts = make_private(
+        model, own, DataLoader(dataset, 12), epochs=1, noise_multiplier=QUIET, smoothing=0.0, clip=0.05
+    )
     frozen = {name: p.clone() for name, p in model.named_parameters() if name != "0.weight"}
     rows = batch_of(parts, 0)
     wanted = clipped_sum(model, dataset.tensors[0][rows], dataset.tensors[1][rows], 0.05)
@@ -160,7 +164,7 @@ def test_frozen_and_unheld_parameters_are_no_part_of_the_norm() -> None:
 def test_shared_weights_are_added_before_the_norm() -> None:
     layer = nn.Linear(4, 4)
     model, dataset = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 3)), data()
-    parts = private(model, dataset, multiplier=QUIET, smoothing=0.0, clip=CLIP)
+    parts = private(model, dataset, noise_multiplier=QUIET, smoothing=0.0, clip=CLIP)
     rows = batch_of(parts, 0)
     wanted = clipped_sum(model, dataset.tensors[0][rows], dataset.tensors[1][rows], CLIP)
     x, y = next(iter(parts[2]))

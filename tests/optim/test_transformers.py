@@ -25,7 +25,7 @@ BATCH = 10
 def private(name: str, model: nn.Module | None = None, **settings: Any) -> Parts:
     model = built(name) if model is None else model
     trained = [p for p in model.parameters() if p.requires_grad]
-    settings = {"epochs": 1, "multiplier": QUIET, "clip": CLIP, "loss": kind_of_loss(name), **settings}
+    settings = {"epochs": 1, "noise_multiplier": QUIET, "clip": CLIP, "loss": kind_of_loss(name), **settings}
     loader: DataLoader[Any] = DataLoader(rows(records(name)), batch_size=BATCH, shuffle=True)  # type: ignore[arg-type]
     return make_private(model, torch.optim.SGD(trained, lr=0.1), loader, **settings)
 
@@ -71,7 +71,7 @@ def test_a_step_is_the_sum_of_a_loop_over_records(name: str) -> None:
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_only_adapters_are_clipped_and_moved_and_the_base_is_named_by_its_hash(name: str, tmp_path: Any) -> None:
-    parts = private(name, multiplier=1.0)
+    parts = private(name, noise_multiplier=1.0)
     before = {key: tensor.clone() for key, tensor in parts[0].state_dict().items()}
     for batch in parts[2]:
         step(parts, batch)
@@ -88,7 +88,7 @@ def test_only_adapters_are_clipped_and_moved_and_the_base_is_named_by_its_hash(n
 @pytest.mark.parametrize("name", FAMILIES)
 def test_dropout_keeps_records_apart_by_construction(name: str) -> None:
     torch.manual_seed(5)
-    parts = private(name, FAMILIES[name](dropout=0.2).train(), multiplier=1.0)
+    parts = private(name, FAMILIES[name](dropout=0.2).train(), noise_multiplier=1.0)
     for batch in parts[2]:
         step(parts, batch)
     assert parts[1].certificate()["own_code"]["grade"] == "by construction"
@@ -131,7 +131,7 @@ def test_labels_are_taken_where_nothing_is_trained() -> None:
 
 
 def test_a_mean_over_records_outside_the_model_is_recognised() -> None:
-    parts = private("bert", loss=None, multiplier=1.0)
+    parts = private("bert", loss=None, noise_multiplier=1.0)
     for batch in parts[2]:
         labels = batch.pop("labels")
         F.cross_entropy(parts[0](**batch).logits, labels).backward()  # type: ignore[no-untyped-call]
@@ -159,7 +159,7 @@ def test_an_empty_batch_of_a_collator_of_transformers_is_empty() -> None:
     loader: DataLoader[Any] = DataLoader(held, batch_size=1, collate_fn=collate)
     model = built("bert")
     parts = make_private(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), loader, epochs=1, multiplier=1.0, loss="cross_entropy"
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loader, epochs=1, noise_multiplier=1.0, loss="cross_entropy"
     )
     sizes = []
     for batch in parts[2]:
@@ -203,7 +203,7 @@ def test_rules_are_taken_for_what_they_compute_and_not_for_a_name() -> None:
 def test_adapters_that_are_saved_are_those_that_were_trained(tmp_path: Any) -> None:
     from safetensors.torch import load_file
 
-    parts = private("bert", lora_bert().train(), multiplier=1.0)
+    parts = private("bert", lora_bert().train(), noise_multiplier=1.0)
     for batch in parts[2]:
         step(parts, batch)
     model: Any = parts[1].detach()
@@ -217,7 +217,7 @@ def test_adapters_that_are_saved_are_those_that_were_trained(tmp_path: Any) -> N
 def test_tensors_that_noise_alone_would_move_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     model: Any = built("bert")
     model.spare = nn.Linear(2, 2)
-    parts = private("bert", model, multiplier=1.0)
+    parts = private("bert", model, noise_multiplier=1.0)
     with caplog.at_level(logging.WARNING, "sordino"):
         for batch in parts[2]:
             step(parts, batch)

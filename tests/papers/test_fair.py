@@ -39,10 +39,10 @@ KEPT = Path(__file__).parents[2] / "benchmarks" / "papers" / "results"
 
 
 def test_all_methods_are_compared_at_one_epsilon() -> None:
-    bills = [plan(setting, 0).bill() for _, setting in settings()]
-    assert all(bill == bills[0] for bill in bills)
+    costs = [plan(setting, 0).cost() for _, setting in settings()]
+    assert all(cost == costs[0] for cost in costs)
     assert set(CHOSEN) == set(METHODS)
-    assert plan(replace(CHOSEN["DP-FedSAM"], multiplier=0.9), 0).bill() != bills[0]
+    assert plan(replace(CHOSEN["DP-FedSAM"], noise_multiplier=0.9), 0).cost() != costs[0]
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -103,7 +103,7 @@ def test_every_method_has_about_as_many_runs_on_a_seed_that_reports_nothing(
     def measured(setting: Setting, seed: int, judge: str) -> dict[str, Any]:
         assert (seed, judge) == (100, "validation")
         asked.append(setting)
-        return {"validation": -abs(setting.lr - 0.3) - abs(setting.radius - 0.5) - abs(setting.own - 0.2)}
+        return {"validation": -abs(setting.lr - 0.3) - abs(setting.clip_norm - 0.5) - abs(setting.own - 0.2)}
 
     monkeypatch.setattr(paper_003_tuning, "measured", measured)
     found = paper_003_tuning.searched(method)
@@ -111,7 +111,7 @@ def test_every_method_has_about_as_many_runs_on_a_seed_that_reports_nothing(
     assert 9 <= len(found) <= 19
     (best,) = [row for row in found if row["chosen"]]
     assert best["validation"] == max(row["validation"] for row in found)
-    assert best["radius"] == 0.5
+    assert best["clip_norm"] == 0.5
 
 
 def test_what_reports_is_what_the_kept_search_chose() -> None:
@@ -121,7 +121,7 @@ def test_what_reports_is_what_the_kept_search_chose() -> None:
     for method, row in best.items():
         setting = CHOSEN[method]
         own = setting.own if row["own"] is not None else None
-        assert (setting.lr, setting.radius, own) == (row["lr"], row["radius"], row["own"])
+        assert (setting.lr, setting.clip_norm, own) == (row["lr"], row["clip_norm"], row["own"])
     assert max(set(paper_003.SOUND_TOP_K) & set(best), key=lambda method: best[method]["validation"]) == BEST_TOP_K
 
 
@@ -139,7 +139,7 @@ def few_records(inputs: int = 30) -> Task:
 
 
 def local_plan(gradient: Gradient, **options: Any) -> Plan:
-    shared: dict[str, Any] = {"rounds": 2, "clients": Poisson(5, 0.5), "radius": 0.5, "multiplier": 1.0}
+    shared: dict[str, Any] = {"rounds": 2, "clients": Poisson(5, 0.5), "clip_norm": 0.5, "noise_multiplier": 1.0}
     shared |= {"epochs": 4, "batch": 3}
     return federated(lr=0.2, gradient=gradient, **(shared | options))
 
@@ -147,7 +147,7 @@ def local_plan(gradient: Gradient, **options: Any) -> Plan:
 def messages(engine: InProcess, plan: Plan, held: Task) -> torch.Tensor:
     worker = engine.prepare(plan, held, Seeded(7))
     start = held.layout.flatten(held.model)
-    return worker.solve(np.arange(5), Public(t=0, size=len(start), radius=0.5), start)
+    return worker.solve(np.arange(5), Public(t=0, size=len(start), clip_norm=0.5), start)
 
 
 @pytest.mark.parametrize("gradient", [Plain(), Sam(0.3), Blur(0.7), Blur(0.7, Sam(0.2)), Proximal(0.4)])
@@ -179,7 +179,7 @@ def test_what_looks_at_single_weights_takes_the_plain_way() -> None:
         assert not isinstance(InSpan().prepare(plan, held, Seeded(0)), SpanWorker)
         wrong = SpanWorker(plan, held, Seeded(7), InProcess().prepare(plan, held, Seeded(7)).way, 8)
         start = held.layout.flatten(held.model)
-        forced = wrong.solve(np.arange(5), Public(t=0, size=len(start), radius=0.5), start)
+        forced = wrong.solve(np.arange(5), Public(t=0, size=len(start), clip_norm=0.5), start)
         assert not torch.allclose(forced, messages(InProcess(), plan, held), atol=1e-3)
     assert isinstance(plan.local, LocalSgd)
 
@@ -207,5 +207,5 @@ def test_the_epsilon_of_equation_16_is_not_that_of_the_published_protocol() -> N
     assert fixed > 36.9  # a certified lower bound of the truth
     assert per_tensor == pytest.approx(92.2, abs=0.1)
     for rounds in (200, 300):  # Eq. 16: Renyi accounting of Poisson cohorts, on the usual orders
-        plan = dp_fed_avg(rounds=rounds, clients=Poisson(500, 0.1), radius=1.0, multiplier=0.95, lr=0.1)
-        assert RUNS[rounds][0] == pytest.approx(headline(plan.bill().of("models"), 1 / 500)["epsilon_rdp"], abs=0.01)
+        plan = dp_fed_avg(rounds=rounds, clients=Poisson(500, 0.1), clip_norm=1.0, noise_multiplier=0.95, lr=0.1)
+        assert RUNS[rounds][0] == pytest.approx(headline(plan.cost().of("models"), 1 / 500)["epsilon_rdp"], abs=0.01)

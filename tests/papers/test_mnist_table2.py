@@ -1,7 +1,7 @@
 """Paper 000, Table 2: MNIST, logistic regression, 500 clients; the last iterate on the full test set, mean of 3 seeds.
 
 The paper's noise for eps = 6 (its Theorem 2) has std nu = .454 on the sum of updates clipped to C = .4, so the
-multiplier is nu / C = 1.135. Seen in a prototype: 83.8 without smoothing, 85.8 with, 89.0 with PLD's noise.
+noise multiplier is nu / C = 1.135. Seen in a prototype: 83.8 without smoothing, 85.8 with, 89.0 with PLD's noise.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sordino.training import train
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("real_data")]
 
 
-def paper(strength: float, multiplier: float = 1.135) -> Plan:
+def paper(strength: float, noise_multiplier: float = 1.135) -> Plan:
     return dp_fed_ls(
         rounds=30,
         clients=Poisson(500, 0.05),
         lr=Decay(0.1, 0.99),
-        radius=0.4,
-        multiplier=multiplier,
+        clip_norm=0.4,
+        noise_multiplier=noise_multiplier,
         denoiser=LaplacianSmoothing(strength),
         epochs=5,
         batch=10,

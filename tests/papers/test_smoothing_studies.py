@@ -38,7 +38,9 @@ def images(count: int, seed: int) -> Records:
 
 def bench(test: Any) -> paper_004_cnn.Bench:
     parts = images(40, 0), images(20, 1)
-    return paper_004_cnn.Bench("tiny", Setting(records=40, batch=20, epochs=1, radius=0.5), (8.0,), lambda: parts, test)
+    return paper_004_cnn.Bench(
+        "tiny", Setting(records=40, batch=20, epochs=1, clip_norm=0.5), (8.0,), lambda: parts, test
+    )
 
 
 class LookedAtTheTestError(Exception):

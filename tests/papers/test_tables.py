@@ -81,7 +81,7 @@ def test_table_2_runs_the_papers_settings() -> None:
     local = planned.local
     assert isinstance(local, LocalSgd)
     assert (planned.rounds, local.epochs, local.batch, local.weight_decay, local.project) == (30, 5, 10, 4e-5, True)
-    assert planned.public(0).radius == 0.4
+    assert planned.public(0).clip_norm == 0.4
 
 
 def test_papers_list_names_every_table_and_cell() -> None:
@@ -114,7 +114,7 @@ def test_an_id_is_a_cell_or_all_cells_of_a_table() -> None:
 
 def small(seed: int, validation: bool = False) -> Job:
     task = Task.of(mlp(), clients(), test=clients((30,))[0])
-    planned = dp_fed_avg(rounds=3, clients=plan().clients, lr=0.3, radius=1.0, multiplier=2.0)
+    planned = dp_fed_avg(rounds=3, clients=plan().clients, lr=0.3, clip_norm=1.0, noise_multiplier=2.0)
     some = clients((12,))[0]
     return Job(planned, task, default_delta(len(SIZES)), Records(*some) if validation else None)
 
@@ -205,7 +205,7 @@ def test_a_last_round_without_clients_leaves_no_figure_that_json_cannot_hold(mon
 
 
 def gaussian_epsilon(delta: float) -> float:
-    """Of three releases of multiplier 2 and movement 2: mu = sqrt(3), by bisection on the exact curve."""
+    """Of three releases of noise multiplier 2 and movement 2: mu = sqrt(3), by bisection on the exact curve."""
 
     def phi(x: float) -> float:
         return 0.5 * math.erfc(-x / math.sqrt(2))
@@ -319,7 +319,8 @@ def test_a_result_of_other_settings_is_noticed_and_replaced(
 def test_the_last_digits_of_what_was_solved_for_are_no_other_setting() -> None:
     job = small(0)
     noisier = [
-        replace(job, plan=replace(job.plan, release=job.plan.release.with_multiplier(z))) for z in (2, 2 + 1e-11, 2.001)
+        replace(job, plan=replace(job.plan, release=job.plan.release.with_noise_multiplier(z)))
+        for z in (2, 2 + 1e-11, 2.001)
     ]
     first, same, other = (one.settings for one in noisier)
     assert first == same != other

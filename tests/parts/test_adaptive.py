@@ -1,4 +1,4 @@
-"""Promises of the adaptive radius: the bit fits in the ball, the radius finds its quantile, the bill stays."""
+"""Promises of the adaptive clip norm: the bit fits in the ball, the clip norm finds its quantile, the bill stays."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def length(row: Tensor) -> float:
 
 @given(
     row=st.lists(entries, min_size=1, max_size=12),
-    radius=st.floats(-20, 20).map(lambda e: 10.0**e),
+    clip_norm=st.floats(-20, 20).map(lambda e: 10.0**e),
     share=st.floats(1e-3, 1 - 1e-3),
 )
 @settings(max_examples=200, deadline=None)
-def test_a_message_with_its_bit_is_inside_the_unit_ball(row: list[float], radius: float, share: float) -> None:
-    (sent,) = Clip(Adaptive(1.0, share=share)).encode(torch.tensor([row]), Public(0, radius))
+def test_a_message_with_its_bit_is_inside_the_unit_ball(row: list[float], clip_norm: float, share: float) -> None:
+    (sent,) = Clip(Adaptive(1.0, share=share)).encode(torch.tensor([row]), Public(0, clip_norm))
     assert len(sent) == len(row) + 1
     assert bool(sent.isfinite().all())
     assert length(sent) <= 1.0
@@ -67,7 +67,7 @@ def test_the_update_comes_back_through_decode() -> None:
     row = row * (1.5 / row.norm())
     assert torch.allclose(clip.decode(clip.encode(row[None], public)[0], public), row, rtol=1e-5)
     double = clip.decode(clip.encode(row[None] * 4, public)[0], public)
-    assert torch.allclose(double, row * (2.0 / 1.5), rtol=1e-4)  # on the sphere of this round's radius
+    assert torch.allclose(double, row * (2.0 / 1.5), rtol=1e-4)  # on the sphere of this round's clip norm
 
 
 @pytest.mark.parametrize(("fraction", "wanted"), [(0.0, math.exp(0.1)), (0.5, 1.0), (0.75, math.exp(-0.05))])
@@ -87,14 +87,14 @@ def test_noise_never_carries_the_radius_away() -> None:
 @pytest.mark.parametrize("quantile", [0.25, 0.5, 0.75])
 def test_the_radius_finds_the_quantile_of_update_norms(quantile: float, start: float) -> None:
     """The server stands still, so the eight clients' norms are the same in every round."""
-    local, radius = LocalSgd(lr=1.0, epochs=2), Adaptive(start, quantile=quantile, rate=0.5)
+    local, clip_norm = LocalSgd(lr=1.0, epochs=2), Adaptive(start, quantile=quantile, rate=0.5)
     norms = sorted(float(row.norm()) for row in updates(local))
     still = plan(
-        rounds=50, clients=Everyone(8), local=local, encode=(Clip(radius),), server=Sgd(lr=0.0),
+        rounds=50, clients=Everyone(8), local=local, encode=(Clip(clip_norm),), server=Sgd(lr=0.0),
         release=CentralNoise(Gaussian(0.002)),
     )  # fmt: skip
-    tail = [float(done.state.learnt["radius"]) for done in run(still, eight(), streams=Seeded(0))][-10:]
-    below, step = int(8 * quantile), math.exp(0.5 / 8)  # one client more or less moves the radius by a step
+    tail = [float(done.state.learnt["clip_norm"]) for done in run(still, eight(), streams=Seeded(0))][-10:]
+    below, step = int(8 * quantile), math.exp(0.5 / 8)  # one client more or less moves the clip norm by a step
     assert all(norms[below - 1] / step <= found <= norms[below] * step for found in tail)
     assert norms[below] * step < norms[-1]
 
@@ -113,14 +113,14 @@ def updates(local: LocalSgd) -> Tensor:
 def test_the_radius_is_public_state_and_survives_a_checkpoint_bit_exact(tmp_path: Path) -> None:
     planned = plan(rounds=4, encode=(Clip(Adaptive(0.5)),), release=CentralNoise(Gaussian(0.05)))
     done = rounds(planned, task())
-    radii = [float(one.state.learnt["radius"]) for one in done]
-    assert len({0.5, *radii}) == 5  # it moves
+    clip_norms = [float(one.state.learnt["clip_norm"]) for one in done]
+    assert len({0.5, *clip_norms}) == 5  # it moves
     Checkpoint(done[1].state, "", Mark(), Mark()).save(tmp_path)
     state = Checkpoint.of_bytes((tmp_path / STATE).read_bytes()).state
     again = list(run(planned, task(), streams=Seeded(0), state=state))
-    assert [float(one.state.learnt["radius"]) for one in again] == radii[2:]
+    assert [float(one.state.learnt["clip_norm"]) for one in again] == clip_norms[2:]
     assert torch.equal(again[-1].state.memory["params"], done[-1].state.memory["params"])
-    assert planned.public(2, learnt=state.learnt).radius == radii[1]
+    assert planned.public(2, learnt=state.learnt).clip_norm == clip_norms[1]
 
 
 def test_a_void_round_keeps_the_radius() -> None:
@@ -130,19 +130,19 @@ def test_a_void_round_keeps_the_radius() -> None:
     before: Any = None
     for one in done:
         if one.void:
-            assert one.state.learnt.get("radius") == before
-        before = one.state.learnt.get("radius")
+            assert one.state.learnt.get("clip_norm") == before
+        before = one.state.learnt.get("clip_norm")
 
 
 @pytest.mark.parametrize("clients", [Poisson(6, 0.5), FixedSize(6, 3), Everyone(6)], ids=lambda c: c.kind)
 def test_the_bit_costs_nothing_beside_a_fixed_radius_of_the_same_multiplier(clients: Any) -> None:
-    fixed, adaptive = (plan(clients=clients, encode=(Clip(radius),)) for radius in (1.0, Adaptive(1.0)))
-    assert adaptive.bill() == fixed.bill()
+    fixed, adaptive = (plan(clients=clients, encode=(Clip(clip_norm),)) for clip_norm in (1.0, Adaptive(1.0)))
+    assert adaptive.cost() == fixed.cost()
     assert adaptive.bound == fixed.bound == Bound("client", norm=2, finite=True)
 
 
 def test_the_certificate_of_an_adaptive_radius_says_the_same_epsilon() -> None:
-    facts, plans = Facts(1e-3, "simulation", 2), [plan(encode=(Clip(radius),)) for radius in (1.0, Adaptive(1.0))]
+    facts, plans = Facts(1e-3, "simulation", 2), [plan(encode=(Clip(clip_norm),)) for clip_norm in (1.0, Adaptive(1.0))]
     costs = [[line["epsilon"] for line in certificate(p, facts)["adversaries"]] for p in plans]
     assert costs[0] == costs[1]
     assert costs[0][0] > 0
@@ -151,7 +151,7 @@ def test_the_certificate_of_an_adaptive_radius_says_the_same_epsilon() -> None:
 def test_diagnostics_read_the_radius_of_the_round() -> None:
     planned = plan(rounds=2, encode=(Clip(Adaptive(1e-3, quantile=0.9, rate=3.0)),), release=NoNoise())
     first, second = rounds(planned, task())
-    assert second.state.learnt["radius"] > first.state.learnt["radius"] > 5e-3
+    assert second.state.learnt["clip_norm"] > first.state.learnt["clip_norm"] > 5e-3
     alphas = [6 * one.diagnostics["alpha_bar"] - 1 for one in (first, second)]  # one client has no records
     assert alphas[1] > 5 * alphas[0]
 
@@ -174,7 +174,7 @@ OUT_OF_PLACE: dict[str, tuple[Step, ...]] = {
     "a mask would drop the bit": (Clip(Adaptive(1.0)), PublicMask(0.5)),
     "a top-k could drop the bit": (Clip(Adaptive(1.0)), SparsifyUpdate(0.5)),
     "another clip would count as the update": (Clip(Adaptive(1.0)), Clip(1.0)),
-    "two radii, one public number": (Clip(1.0), Clip(Adaptive(1.0))),
+    "two clip norms, one public number": (Clip(1.0), Clip(Adaptive(1.0))),
 }
 
 
@@ -185,7 +185,7 @@ def test_an_adaptive_clip_that_is_not_alone_and_last_is_refused(why: str) -> Non
 
 
 def test_an_adaptive_radius_of_projected_updates_is_refused() -> None:
-    """They are all inside the ball, so the radius would shrink for ever."""
+    """They are all inside the ball, so the clip norm would shrink for ever."""
     with pytest.raises(PlanError, match="adaptive clip"):
         plan(encode=(Clip(Adaptive(1.0)),), local=LocalSgd(lr=1.0, epochs=1, project=True))
 
@@ -196,8 +196,8 @@ def test_an_adaptive_clip_after_a_public_mask_trains() -> None:
     assert float((final(planned, task()) - start).norm()) > 0.01
 
 
-@pytest.mark.parametrize("radius", [Constant(-0.1), Linear(1.0, -1.0, 2)])
-def test_a_schedule_of_a_second_clip_must_stay_positive_too(radius: Any) -> None:
-    """A second clip of radius -0.1 would multiply a message in the unit ball by -10."""
-    with pytest.raises(PlanError, match="radius"):
-        plan(rounds=3, encode=(Clip(1.0), Clip(radius)))
+@pytest.mark.parametrize("clip_norm", [Constant(-0.1), Linear(1.0, -1.0, 2)])
+def test_a_schedule_of_a_second_clip_must_stay_positive_too(clip_norm: Any) -> None:
+    """A second clip of clip norm -0.1 would multiply a message in the unit ball by -10."""
+    with pytest.raises(PlanError, match="clip_norm"):
+        plan(rounds=3, encode=(Clip(1.0), Clip(clip_norm)))

@@ -19,21 +19,21 @@ ODD = [0.0, 5e-324, 1e-45, 1.2e-38, 1e-30, 1e-12, 1 / 3, 1.0, 7.0, 1e15, 1e30, 3
 BAD = [math.inf, math.nan]
 
 
-def table(radius: float) -> list[float]:
-    return [*ODD, *(share * radius for share in NEAR)]
+def table(clip_norm: float) -> list[float]:
+    return [*ODD, *(share * clip_norm for share in NEAR)]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-@pytest.mark.parametrize("radius", RADII)
-def test_every_norm_is_scaled_into_the_ball_in_exact_arithmetic(radius: float, kind: torch.dtype) -> None:
-    norms = torch.tensor(table(radius), dtype=kind)
-    scale = factors(norms, radius)
+@pytest.mark.parametrize("clip_norm", RADII)
+def test_every_norm_is_scaled_into_the_ball_in_exact_arithmetic(clip_norm: float, kind: torch.dtype) -> None:
+    norms = torch.tensor(table(clip_norm), dtype=kind)
+    scale = factors(norms, clip_norm)
     for norm, factor in zip(norms.tolist(), scale.float().tolist(), strict=True):  # as the product reads it
         assert factor == 0 or FEW_DIGITS * 0.99 <= factor <= 1
         if math.isfinite(norm):
-            assert Fraction(norm) * Fraction(factor) <= Fraction(radius)
-            close = factor == pytest.approx(min(1.0, radius / max(norm, 1e-320)), rel=2 * SLACK)
-            assert close or radius / norm < 1.01 * FEW_DIGITS
+            assert Fraction(norm) * Fraction(factor) <= Fraction(clip_norm)
+            close = factor == pytest.approx(min(1.0, clip_norm / max(norm, 1e-320)), rel=2 * SLACK)
+            assert close or clip_norm / norm < 1.01 * FEW_DIGITS
 
 
 def test_without_the_slack_some_norm_leaves_the_ball() -> None:
@@ -58,11 +58,11 @@ def test_a_row_of_no_weight_is_zero_whatever_stands_in_it() -> None:
     assert torch.equal(pulled, torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.5e38, 0.5], [0.0, 0.0]]))
 
 
-@pytest.mark.parametrize("radius", RADII)
-def test_a_clients_clip_is_the_same_rule_over_the_radius(radius: float) -> None:
-    rows = torch.tensor(table(radius), dtype=torch.float32).nan_to_num(posinf=3e38)[:, None]
-    wanted = factors(rows[:, 0].double(), radius) * rows[:, 0].double() / radius
-    encoded = Clip(radius).encode(rows, Public(0, radius))[:, 0].double()
+@pytest.mark.parametrize("clip_norm", RADII)
+def test_a_clients_clip_is_the_same_rule_over_the_radius(clip_norm: float) -> None:
+    rows = torch.tensor(table(clip_norm), dtype=torch.float32).nan_to_num(posinf=3e38)[:, None]
+    wanted = factors(rows[:, 0].double(), clip_norm) * rows[:, 0].double() / clip_norm
+    encoded = Clip(clip_norm).encode(rows, Public(0, clip_norm))[:, 0].double()
     told = wanted > 0  # a client's own factor may be smaller than a record's: it is applied in float64
     assert torch.allclose(encoded[told], wanted[told], rtol=1e-6, atol=1e-37)
     assert float(encoded.max()) <= 1
@@ -74,11 +74,11 @@ def test_a_factor_beyond_float32_is_applied_in_float64() -> None:
 
 
 @pytest.mark.skipif(not kernels.available(), reason="needs numba")
-@pytest.mark.parametrize("radius", RADII)
-def test_machine_code_has_the_same_rule(radius: float) -> None:
+@pytest.mark.parametrize("clip_norm", RADII)
+def test_machine_code_has_the_same_rule(clip_norm: float) -> None:
     from sordino.kernels.linear import factor
 
-    norms = [*table(radius), *BAD]
-    wanted: Tensor = factors(torch.tensor(norms, dtype=torch.float64), radius).float()
-    found = [float(factor(norm, radius * (1 - SLACK), FEW_DIGITS)) for norm in norms]
+    norms = [*table(clip_norm), *BAD]
+    wanted: Tensor = factors(torch.tensor(norms, dtype=torch.float64), clip_norm).float()
+    found = [float(factor(norm, clip_norm * (1 - SLACK), FEW_DIGITS)) for norm in norms]
     assert found == pytest.approx(wanted.tolist(), rel=2**-23, abs=0.0)

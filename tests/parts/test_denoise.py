@@ -153,8 +153,8 @@ RELEASES: dict[str, dict[str, Any]] = {
     "local": {"release": LocalNoise(Gaussian(0.7)), "clients": Poisson(6, 0.6)},
     "shuffled": SHUFFLED,
     "a public mask": {"release": CentralNoise(Gaussian(0.7)), "encode": (PublicMask(0.5), Clip(0.3))},
-    "an adaptive radius": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(Adaptive(0.3, share=0.6)),)},
-    "a falling radius": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(Decay(0.3, 0.5)),)},
+    "an adaptive clip norm": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(Adaptive(0.3, share=0.6)),)},
+    "a falling clip norm": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(Decay(0.3, 0.5)),)},
     "a tree's noise": {"release": CorrelatedNoise(Gaussian(0.7), Tree()), "clients": RoundRobin(6, 6)},
     "bands' noise": {"release": CorrelatedNoise(Gaussian(0.7), BandedSquareRoot(4)), "clients": RoundRobin(6, 6)},
     "two clips": {"release": CentralNoise(Gaussian(0.7)), "encode": (Clip(0.3), Clip(0.2))},
@@ -218,7 +218,7 @@ def test_no_denoiser_changes_the_bill_or_the_certificates_epsilon() -> None:
     bare, sampled = plan(), plan(clients=Poisson(6, 0.5))
     assert cost(bare)[0]
     for denoiser in DENOISERS:
-        assert plan(clients=Poisson(6, 0.5), postprocess=(denoiser,)).bill() == sampled.bill()
+        assert plan(clients=Poisson(6, 0.5), postprocess=(denoiser,)).cost() == sampled.cost()
         assert cost(plan(postprocess=(denoiser,))) == cost(bare)
 
 

@@ -23,7 +23,7 @@ NORMS: tuple[Norm, ...] = (1, 2)
 LARGE = 11_000_000
 ODD = (0.0, 1e-45, -1e-45, 1e-40, 1e-38, 1e-23, 1e-19, 1e-12, 1.0, -1.0, 1e15, 1e19, 3e38, -3e38)
 entries = st.one_of(st.sampled_from(ODD), st.floats(width=32, allow_nan=False, allow_infinity=False))
-radii = st.floats(-30, 30).map(lambda exponent: 10.0**exponent)
+clip_norms = st.floats(-30, 30).map(lambda exponent: 10.0**exponent)
 
 
 def exact(row: Tensor, norm: Norm) -> float:
@@ -45,25 +45,25 @@ def adversarial_rows(draw: st.DrawFn) -> Tensor:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@given(rows=adversarial_rows(), radius=radii)
+@given(rows=adversarial_rows(), clip_norm=clip_norms)
 @settings(max_examples=300, deadline=None)
-def test_every_encoded_message_is_inside_the_unit_ball(norm: Norm, rows: Tensor, radius: float) -> None:
-    encoded = Clip(radius, norm=norm).encode(rows, Public(0, radius))
+def test_every_encoded_message_is_inside_the_unit_ball(norm: Norm, rows: Tensor, clip_norm: float) -> None:
+    encoded = Clip(clip_norm, norm=norm).encode(rows, Public(0, clip_norm))
     assert encoded.dtype == torch.float32
     assert bool(encoded.isfinite().all())
     assert max(exact(row, norm) for row in encoded) <= 1.0
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@given(row=st.lists(entries, min_size=1, max_size=24), radius=st.floats(-6, 6).map(lambda e: 10.0**e))
+@given(row=st.lists(entries, min_size=1, max_size=24), clip_norm=st.floats(-6, 6).map(lambda e: 10.0**e))
 @settings(max_examples=300, deadline=None)
 def test_a_clipped_message_keeps_its_direction_and_lies_on_the_sphere(
-    norm: Norm, row: list[float], radius: float
+    norm: Norm, row: list[float], clip_norm: float
 ) -> None:
     rows = torch.tensor([row])
     size = exact(rows[0] / max(1e-45, float(rows.abs().max())), norm) * float(rows.abs().max())
-    encoded = Clip(radius, norm=norm).encode(rows, Public(0, radius))[0]
-    if size > radius:
+    encoded = Clip(clip_norm, norm=norm).encode(rows, Public(0, clip_norm))[0]
+    if size > clip_norm:
         assert exact(encoded, norm) == pytest.approx(1.0, abs=2e-5)
         assert torch.allclose(encoded.double(), rows[0].double() / size, rtol=3e-5, atol=1e-37)
 
@@ -110,19 +110,23 @@ def test_a_plain_float32_norm_leaves_the_ball_at_eleven_million_entries() -> Non
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("radius", [1e-3, 1.0, math.inf])
-def test_a_row_that_is_not_finite_becomes_zero_and_its_neighbours_stay(norm: Norm, bad: float, radius: float) -> None:
+@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, math.inf])
+def test_a_row_that_is_not_finite_becomes_zero_and_its_neighbours_stay(
+    norm: Norm, bad: float, clip_norm: float
+) -> None:
     rows = torch.tensor([[0.5e-3, 0.0, 0.2e-3], [1.0, bad, 2.0], [0.1e-3, 0.1e-3, 0.0]])
-    alone = Clip(radius, norm=norm).encode(rows[[0, 2]], Public(0, radius))
-    encoded = Clip(radius, norm=norm).encode(rows, Public(0, radius))
+    alone = Clip(clip_norm, norm=norm).encode(rows[[0, 2]], Public(0, clip_norm))
+    encoded = Clip(clip_norm, norm=norm).encode(rows, Public(0, clip_norm))
     assert torch.equal(encoded[1], torch.zeros(3))
     assert torch.equal(encoded[[0, 2]], alone)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_zero_row_stays_zero_at_every_radius(norm: Norm) -> None:
-    for radius in (1e-30, 1e-5, 1.0, 1e30, math.inf):
-        assert torch.equal(Clip(radius, norm=norm).encode(torch.zeros(2, 5), Public(0, radius)), torch.zeros(2, 5))
+    for clip_norm in (1e-30, 1e-5, 1.0, 1e30, math.inf):
+        assert torch.equal(
+            Clip(clip_norm, norm=norm).encode(torch.zeros(2, 5), Public(0, clip_norm)), torch.zeros(2, 5)
+        )
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -137,21 +141,21 @@ def test_an_infinite_radius_leaves_rows_alone_and_bounds_nothing(norm: Norm) -> 
 @given(exponent=st.floats(-25, 25), share=st.floats(1e-3, 1 - 2 * SLACK), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
 def test_decode_undoes_encode_inside_the_ball(norm: Norm, exponent: float, share: float, seed: int) -> None:
-    radius, direction = 10.0**exponent, noise(8, seed=seed).double()
-    row = (direction * (share * radius / exact(direction, norm))).to(torch.float32)
-    clip = Clip(radius, norm=norm)
-    back = clip.decode(clip.encode(row[None], Public(0, radius))[0], Public(0, radius))
+    clip_norm, direction = 10.0**exponent, noise(8, seed=seed).double()
+    row = (direction * (share * clip_norm / exact(direction, norm))).to(torch.float32)
+    clip = Clip(clip_norm, norm=norm)
+    back = clip.decode(clip.encode(row[None], Public(0, clip_norm))[0], Public(0, clip_norm))
     assert torch.allclose(back, row, rtol=3e-7, atol=1e-37)
 
 
 def test_the_radius_of_a_round_follows_its_schedule() -> None:
     clip, row = Clip(Decay(4.0, 0.5)), torch.tensor([[0.3, 0.4]])
     whole = plan(encode=(clip,))
-    for t, radius in enumerate((4.0, 2.0, 1.0)):
+    for t, clip_norm in enumerate((4.0, 2.0, 1.0)):
         public = whole.public(t)
-        assert public.radius == radius
-        assert torch.allclose(clip.encode(row, public), row / radius)
-        assert torch.allclose(clip.decode(row[0], public), row[0] * radius)
+        assert public.clip_norm == clip_norm
+        assert torch.allclose(clip.encode(row, public), row / clip_norm)
+        assert torch.allclose(clip.decode(row[0], public), row[0] * clip_norm)
 
 
 def test_clip_is_the_step_that_makes_a_bound_finite() -> None:
@@ -165,17 +169,17 @@ def test_clip_of_a_message_bounds_no_record() -> None:
         Clip(1.0).bound(Bound("record"))
 
 
-@pytest.mark.parametrize("radius", [0.0, -1.0, -math.inf, math.nan])
-def test_a_radius_that_is_not_positive_is_refused(radius: float) -> None:
-    with pytest.raises(PlanError, match="radius"):
-        Clip(radius)
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, -math.inf, math.nan])
+def test_a_radius_that_is_not_positive_is_refused(clip_norm: float) -> None:
+    with pytest.raises(PlanError, match="clip_norm"):
+        Clip(clip_norm)
 
 
 @pytest.mark.parametrize(
-    "radius",
+    "clip_norm",
     [Constant(-1.0), Linear(1.0, -1.0, 2), Decay(-1.0, 0.5), Decay(1.0, 1e200), Piecewise(1.0, 0.0, (1,))],
 )
-def test_a_schedule_that_leaves_the_positive_numbers_is_refused_before_the_run(radius: Constant) -> None:
-    """A negative radius would turn the clip off: encode([3, 4000]) with radius -1 is [-3, -4000]."""
-    with pytest.raises(PlanError, match="radius"):
-        plan(rounds=3, encode=(Clip(radius),))
+def test_a_schedule_that_leaves_the_positive_numbers_is_refused_before_the_run(clip_norm: Constant) -> None:
+    """A negative clip norm would turn the clip off: encode([3, 4000]) with clip norm -1 is [-3, -4000]."""
+    with pytest.raises(PlanError, match="clip_norm"):
+        plan(rounds=3, encode=(Clip(clip_norm),))

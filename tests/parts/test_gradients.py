@@ -111,16 +111,18 @@ def test_a_rho_that_is_not_a_finite_number_from_zero_up_is_refused(rho: float) -
 # ---- the pull into the ball -----------------------------------------------------------------------------------------
 
 
-def penalty(w: Tensor, start: Tensor, strength: float, radius: float) -> Tensor:
-    return strength / 2 * ((w - start).square().sum() - radius**2).clamp(min=0)
+def penalty(w: Tensor, start: Tensor, strength: float, clip_norm: float) -> Tensor:
+    return strength / 2 * ((w - start).square().sum() - clip_norm**2).clamp(min=0)
 
 
 def test_blur_adds_the_slope_of_its_penalty() -> None:
-    start, radius, strength = noise(2, seed=3), 1.0, 0.7
+    start, clip_norm, strength = noise(2, seed=3), 1.0, 0.7
     rows = start + torch.tensor([[0.1, 0.2], [0.6, -0.7], [0.9, 0.9], [-3.0, 1.0], [0.0, 0.0]])
-    found = Blur(strength).at(cast(Any, Bowl()), rows, NOTHING, Anchor(start, radius)) - slope(Plain(), rows.tolist())
+    found = Blur(strength).at(cast(Any, Bowl()), rows, NOTHING, Anchor(start, clip_norm)) - slope(
+        Plain(), rows.tolist()
+    )
     leaves = rows.clone().requires_grad_()
-    total = sum((penalty(row, start, strength, radius) for row in leaves), torch.zeros(()))
+    total = sum((penalty(row, start, strength, clip_norm) for row in leaves), torch.zeros(()))
     (wanted,) = torch.autograd.grad(total, leaves)
     assert torch.allclose(found, wanted, atol=1e-5)
     assert [bool(row.any()) for row in wanted] == [False, False, True, True, False]
@@ -130,7 +132,7 @@ def test_blur_inside_the_ball_is_its_own_oracle_exactly() -> None:
     inside, anchor = [[3.0, 1.0], [2.9, 1.2]], Anchor(torch.tensor([3.0, 1.0]), 0.5)
     assert torch.equal(slope(Blur(5.0), inside, anchor), slope(Plain(), inside))
     assert torch.equal(slope(Blur(5.0, Sam(0.5)), inside, anchor), slope(Sam(0.5), inside))
-    assert torch.equal(slope(Blur(5.0), [[9.0, 9.0]], HERE), slope(Plain(), [[9.0, 9.0]]))  # no radius: no outside
+    assert torch.equal(slope(Blur(5.0), [[9.0, 9.0]], HERE), slope(Plain(), [[9.0, 9.0]]))  # no clip norm: no outside
 
 
 def test_blur_pulls_on_top_of_another_oracle() -> None:
@@ -165,9 +167,9 @@ def test_a_pull_that_is_not_a_finite_number_from_zero_up_is_refused(strength: fl
 
 
 def test_blur_pulls_with_the_radius_of_the_plans_clip() -> None:
-    def length(radius: float, strength: float) -> float:
+    def length(clip_norm: float, strength: float) -> float:
         local = LocalSgd(lr=0.3, epochs=5, gradient=Blur(strength))
-        free = plan(rounds=1, local=local, encode=(Clip(radius),), release=NoNoise())
+        free = plan(rounds=1, local=local, encode=(Clip(clip_norm),), release=NoNoise())
         return rounds(free, task())[0].diagnostics["update_norm_mean"]
 
     assert length(0.2, 1.0) < 0.8 * length(0.2, 0.0)

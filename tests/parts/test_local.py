@@ -32,7 +32,7 @@ def picks(local: LocalSgd, size: int = SIZE, client: int = 0) -> list[list[int]]
     return [[int(i) for i in row if i >= 0] for row in table]
 
 
-def message(local: LocalSgd, t: int = 0, radius: float = math.inf) -> Tensor:
+def message(local: LocalSgd, t: int = 0, clip_norm: float = math.inf) -> Tensor:
     """What LocalSgd sends for a client with SIZE records."""
     data = task((SIZE,))
     records = data.clients.records
@@ -42,7 +42,7 @@ def message(local: LocalSgd, t: int = 0, radius: float = math.inf) -> Tensor:
             yield Batch(records.x[step][None], records.y[step][None])
 
     start = data.layout.flatten(data.model)
-    return local.solve(Work(OneClient(data), start, batches(), 1, Public(t, radius)))[0]
+    return local.solve(Work(OneClient(data), start, batches(), 1, Public(t, clip_norm)))[0]
 
 
 def plain(local: LocalSgd, lr: float, after: Callable[[nn.Module, nn.Module], None] | None = None) -> Tensor:
@@ -78,19 +78,19 @@ def test_the_learning_rate_is_the_rounds_own() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_projection_happens_after_every_step(momentum: float) -> None:
-    radius, layout = 0.2, task((SIZE,)).layout
+    clip_norm, layout = 0.2, task((SIZE,)).layout
     local = LocalSgd(lr=0.5, epochs=3, batch=3, momentum=momentum, project=True)
 
     def pull_back(model: nn.Module, start: nn.Module) -> None:
         offset = layout.flatten(model) - layout.flatten(start)
-        layout.load(model, layout.flatten(start) + offset * min(1.0, radius / float(offset.norm())))
+        layout.load(model, layout.flatten(start) + offset * min(1.0, clip_norm / float(offset.norm())))
 
     wanted = plain(local, 0.5, pull_back)
     at_the_end = plain(LocalSgd(lr=0.5, epochs=3, batch=3, momentum=momentum), 0.5)
-    at_the_end = at_the_end * (radius / float(at_the_end.norm()))
-    sent = message(local, radius=radius)
+    at_the_end = at_the_end * (clip_norm / float(at_the_end.norm()))
+    sent = message(local, clip_norm=clip_norm)
     assert torch.allclose(sent, wanted, rtol=1e-4, atol=1e-6)
-    assert float(sent.norm()) <= radius * (1 + 1e-5)
+    assert float(sent.norm()) <= clip_norm * (1 + 1e-5)
     assert not torch.allclose(sent, at_the_end, atol=1e-3)  # projecting once, at the end, is another algorithm
 
 

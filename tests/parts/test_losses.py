@@ -135,7 +135,7 @@ def federation(loss: Any) -> Task:
 
 
 def test_a_strangers_written_slope_runs_on_the_written_path(strange: dict[str, type[Loss]]) -> None:
-    plan = dp_fed_avg(clients=so.Everyone(3), batch=2, lr=0.1, radius=1.0, multiplier=1.0, rounds=2)
+    plan = dp_fed_avg(clients=so.Everyone(3), batch=2, lr=0.1, clip_norm=1.0, noise_multiplier=1.0, rounds=2)
     assert can_write_out(federation("huber"))
     header = InProcess().prepare(plan, federation(strange["own"]()), Seeded(0)).header
     assert (header["gradient"], header["loops"]) == ("LinearClients", "torch")

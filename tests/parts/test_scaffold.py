@@ -108,7 +108,7 @@ def test_a_convolution_keeps_its_controls_in_the_models_own_order() -> None:
 
 def test_the_bill_is_that_of_one_clipped_message_a_round() -> None:
     private = plan(rounds=7, local=LOCAL, clients=Poisson(6, 0.5))
-    assert private.bill() == plan(rounds=7, clients=Poisson(6, 0.5)).bill()
+    assert private.cost() == plan(rounds=7, clients=Poisson(6, 0.5)).cost()
 
 
 def test_both_halves_of_the_message_share_one_ball() -> None:
@@ -129,7 +129,7 @@ def test_controls_move_by_what_is_sent_so_clipping_does_not_stop_the_run() -> No
     assert torch.allclose(last.learnt["shared.control"], last.secret[ROWS].mean(0), atol=1e-5)
     late = replace(LOCAL, lr=LR)
     worker = InProcess().prepare(replace(tight, local=late, encode=(Clip(math.inf),)), data, Seeded(0))
-    public, start = replace(tight.public(0, 67), radius=math.inf), data.layout.flatten(data.model)
+    public, start = replace(tight.public(0, 67), clip_norm=math.inf), data.layout.flatten(data.model)
     worker.solve(np.arange(6), public, start)
     assert float(worker.kept.of(np.arange(6), torch.device("cpu")).norm(dim=1).max()) * STEPS * LR > 0.05
 

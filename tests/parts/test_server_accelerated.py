@@ -102,8 +102,10 @@ def test_the_step_in_a_ball_is_the_argmin_found_by_brute_force() -> None:
     server, start = Accelerated(v=0.5, mu=0.4, ball=0.7), torch.tensor([0.2, -0.1], dtype=torch.float64)
     memory = server.init(start)
     angle = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)[:-1]
-    radius = torch.linspace(0, 0.7, 701, dtype=torch.float64)
-    disc = start + torch.stack([torch.outer(radius, angle.cos()), torch.outer(radius, angle.sin())], -1).reshape(-1, 2)
+    clip_norm = torch.linspace(0, 0.7, 701, dtype=torch.float64)
+    disc = start + torch.stack([torch.outer(clip_norm, angle.cos()), torch.outer(clip_norm, angle.sin())], -1).reshape(
+        -1, 2
+    )
     for r in range(1, 6):
         mean, md, w = noise(2, seed=50 + r).double(), server.query(memory), memory["prox"]
         alpha, eta = 2 / (r + 1), 2.0 / (r * (r + 1))

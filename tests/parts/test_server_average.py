@@ -84,8 +84,10 @@ def test_no_model_leaves_the_ball() -> None:
 def test_the_projection_is_the_nearest_point_found_by_brute_force() -> None:
     center = torch.tensor([1.0, -2.0], dtype=torch.float64)
     angle = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)[:-1]
-    radius = torch.linspace(0, 1.5, 601, dtype=torch.float64)
-    disc = center + torch.stack([torch.outer(radius, angle.cos()), torch.outer(radius, angle.sin())], -1).reshape(-1, 2)
+    clip_norm = torch.linspace(0, 1.5, 601, dtype=torch.float64)
+    disc = center + torch.stack([torch.outer(clip_norm, angle.cos()), torch.outer(clip_norm, angle.sin())], -1).reshape(
+        -1, 2
+    )
     for seed in range(20):
         point = center + 2 * noise(2, seed=seed).double()
         nearest = disc[(disc - point).square().sum(-1).argmin()]

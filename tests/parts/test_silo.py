@@ -134,7 +134,7 @@ def moved(ours: Any, w: Tensor, rows: list[Any], ball: Ball, labels: bool) -> Te
     x = torch.tensor([row[0] for row in rows], dtype=torch.float32).reshape(1, len(rows), 4)
     y = torch.tensor([[row[1], row[2]] for row in rows], dtype=torch.float32).reshape(1, len(rows), 2)
     y = (y[..., 0].nan_to_num(0, 0, 0) > 0).long() if labels else y
-    out: Tensor = ours.clipped(w, Batch(x, y), ball)[0].clone().double() / ball.radius
+    out: Tensor = ours.clipped(w, Batch(x, y), ball)[0].clone().double() / ball.clip_norm
     assert bool(out.isfinite().all())
     return out
 
@@ -151,7 +151,7 @@ def check_movement(ours: Any, w: Tensor, own: list[Any], first: Any, other: Any,
     other=records,
     loss=st.sampled_from(["mse", "logistic", "absolute", "hinge", Quantile(0.9), "cross_entropy"]),
     norm=st.sampled_from([1, 2]),
-    radius=st.sampled_from([1e-3, 1.0, 50.0]),
+    clip_norm=st.sampled_from([1e-3, 1.0, 50.0]),
     bias=st.booleans(),
     scale=st.sampled_from([0.0, 1.0, 1e6]),
     beta=st.sampled_from([None, 0.1, 1e6]),
@@ -163,14 +163,14 @@ def test_one_record_moves_a_linear_message_by_at_most_one(
     other: Any,
     loss: str | Loss,
     norm: Norm,
-    radius: float,
+    clip_norm: float,
     bias: bool,
     scale: float,
     beta: float | None,
 ) -> None:
     data = silos(loss, 2, bias=bias)
     w = noise(1, data.layout.size, seed=2) * scale
-    ball = Ball(radius, norm, Moreau(beta) if beta and data.losses.has_envelope else None)
+    ball = Ball(clip_norm, norm, Moreau(beta) if beta and data.losses.has_envelope else None)
     check_movement(LinearClients(data), w, own, first, other, ball, loss == "cross_entropy")
 
 
@@ -219,11 +219,11 @@ def test_with_hardly_any_noise_it_is_clipped_local_sgd(build: Any, sampler: Reco
 
 def by_hand(data: Task, local: NoisyLocalSgd, w: Tensor, t: int, silo: int) -> Tensor:
     """Where one silo ends: w <- w - lr / batch * clipped sum."""
-    w, radius, lr = w.clone(), 0.4 * 0.5**t, 0.8 * 0.5**t
+    w, clip_norm, lr = w.clone(), 0.4 * 0.5**t, 0.8 * 0.5**t
     for picks in local.indices(SIZES[silo], Seeded(0).at(t, "batches", silo), t, silo):
         own = torch.from_numpy(data.clients.rows(silo)[picks[picks >= 0]])
         records = data.clients.records
-        w -= lr / local.records.count * clipped_sum(data, w, records.x[own], records.y[own], radius)
+        w -= lr / local.records.count * clipped_sum(data, w, records.x[own], records.y[own], clip_norm)
     return w
 
 
@@ -233,16 +233,16 @@ def constant_slopes(features: int, sizes: tuple[int, ...]) -> Task:
     return Task(seeded(nn.Linear(features, 1)), Clients.of(pairs), loss="absolute")
 
 
-@pytest.mark.parametrize(("steps", "multipliers"), [(1, ()), (4, ()), (3, (0.5, 2.0, 8.0))])
-def test_its_noise_has_the_stated_size_in_every_step_and_silo(steps: int, multipliers: tuple[float, ...]) -> None:
-    data, lr, radius = constant_slopes(8000, SIZES), 0.3, 0.7
-    local = NoisyLocalSgd(FixedRecords(2, SIZES), radius, 1.5, lr, steps, multipliers)
+@pytest.mark.parametrize(("steps", "noise_multipliers"), [(1, ()), (4, ()), (3, (0.5, 2.0, 8.0))])
+def test_its_noise_has_the_stated_size_in_every_step_and_silo(steps: int, noise_multipliers: tuple[float, ...]) -> None:
+    data, lr, clip_norm = constant_slopes(8000, SIZES), 0.3, 0.7
+    local = NoisyLocalSgd(FixedRecords(2, SIZES), clip_norm, 1.5, lr, steps, noise_multipliers)
     worker = InProcess(path="batched").prepare(planned(local=local, release=Forward()), data, Seeded(0))
     start = data.layout.flatten(data.model)
     found = worker.solve(np.arange(3), Public(t=0), start)
     for silo in range(3):
-        own = multipliers[silo] if multipliers else 1.5
-        wanted = math.sqrt(steps) * lr * own * radius / 2  # batch of two
+        own = noise_multipliers[silo] if noise_multipliers else 1.5
+        wanted = math.sqrt(steps) * lr * own * clip_norm / 2  # batch of two
         assert abs(float(found[silo].std()) / wanted - 1) < 0.04
     assert abs(float(torch.corrcoef(found[:2])[0, 1])) < 0.05  # silos draw each for itself
 
@@ -264,15 +264,15 @@ def refused(rule: str, build: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan, Adaptive(1.0)])
-def test_a_radius_that_bounds_nothing_is_refused(radius: Any) -> None:
-    refused("clip", lambda: BatchGradient(FixedRecords(2, SIZES), radius))
-    refused("clip", lambda: NoisyLocalSgd(FixedRecords(2, SIZES), radius, 1.0, 0.1, 2))
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, math.inf, math.nan, Adaptive(1.0)])
+def test_a_radius_that_bounds_nothing_is_refused(clip_norm: Any) -> None:
+    refused("clip", lambda: BatchGradient(FixedRecords(2, SIZES), clip_norm))
+    refused("clip", lambda: NoisyLocalSgd(FixedRecords(2, SIZES), clip_norm, 1.0, 0.1, 2))
 
 
-@pytest.mark.parametrize("radius", [Linear(1.0, 0.0, 2), Constant(-1.0), Decay(1.0, 1e200), Decay(1.0, 1e-300)])
-def test_a_schedule_that_reaches_no_radius_in_some_round_is_refused(radius: Any) -> None:
-    said = refused("clip", lambda: planned(local=BatchGradient(FixedRecords(2, SIZES), radius)))
+@pytest.mark.parametrize("clip_norm", [Linear(1.0, 0.0, 2), Constant(-1.0), Decay(1.0, 1e200), Decay(1.0, 1e-300)])
+def test_a_schedule_that_reaches_no_radius_in_some_round_is_refused(clip_norm: Any) -> None:
+    said = refused("clip", lambda: planned(local=BatchGradient(FixedRecords(2, SIZES), clip_norm)))
     assert "in 3 rounds" in said
 
 
@@ -289,7 +289,7 @@ def test_noise_of_their_own_needs_one_multiplier_per_silo_and_no_zero() -> None:
     for count in (2, 4):
         local = NoisyLocalSgd(FixedRecords(2, SIZES), 1.0, 1.0, 0.1, 2, (1.0,) * count)
         said = refused("local noise", lambda local=local: planned(local=local, release=Forward()))
-        assert f"{count} multipliers for 3 silos" in said
+        assert f"{count} noise multipliers for 3 silos" in said
 
 
 def test_what_is_private_already_is_forwarded_and_nothing_else_is() -> None:
@@ -329,7 +329,7 @@ def test_a_float_buffer_is_refused_and_group_norm_is_not() -> None:
 def test_targets_that_the_radius_cannot_reach_are_refused_from_public_records_alone() -> None:
     far = [(noise(size, 4), 1e4 + noise(size)) for size in SIZES]
     model, plan = seeded(nn.Linear(4, 1)), planned(local=BatchGradient(FixedRecords(2, SIZES), 1.0))
-    with pytest.raises(DataError, match=r"radii long.*scale the target"):
+    with pytest.raises(DataError, match=r"clip_norms long.*scale the target"):
         check(plan, Task.of(model, far, test=far[0], loss="mse"), InProcess())
     check(plan, Task.of(model, far, loss="mse"), InProcess())  # nothing public to look at
     near = Records(noise(20, 4), noise(20, seed=1))

@@ -244,12 +244,12 @@ def test_no_sparse_form_changes_the_bill() -> None:
     steps += [PublicMask(0.4, PublicDataMask()), PublicMask(0.4, ReleasedMask())]
     for step in steps:
         changed = plan(encode=(step, Clip(1.0)))
-        assert changed.bill() == plan().bill()
+        assert changed.cost() == plan().cost()
         assert changed.bound == plan().bound
 
 
 def test_a_public_mask_is_clipped_by_the_norm_of_what_is_sent() -> None:
-    """The clip comes after the mask: what the mask drops takes nothing of the radius."""
+    """The clip comes after the mask: what the mask drops takes nothing of the clip norm."""
     data, wide = task(model=seeded(nn.Linear(4, 3))), LocalSgd(lr=5.0, epochs=1)
     alone = replace(masked(RandomMask(), local=wide, release=NoNoise(), clients=Everyone(1)), rounds=1)
     one = Task.of(data.model, clients((6,)))

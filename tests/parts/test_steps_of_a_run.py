@@ -137,7 +137,7 @@ def test_a_step_size_that_overflows_in_the_last_local_step_is_refused(kind: str)
 
 def _noisy(lr: Schedule | float, rounds: int = 1, steps: int = 2) -> Plan:
     records = FixedRecords(batch=2, sizes=SILOS)
-    local = NoisyLocalSgd(records=records, radius=1.0, multiplier=1.0, lr=lr, steps=steps)
+    local = NoisyLocalSgd(records=records, clip_norm=1.0, noise_multiplier=1.0, lr=lr, steps=steps)
     return planned(local=local, release=Forward(), rounds=rounds)
 
 
@@ -168,18 +168,18 @@ def test_controls_are_divided_by_the_way_of_the_whole_round() -> None:
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_bill_of_client_side_noise_is_the_same_for_any_step_and_its_clip_is_the_way(steps: int) -> None:
-    known = {"rounds": 6, "population": 6, "cohort": 3, "steps": steps, "radius": 0.5, "mechanism": Laplace(2.0)}
+    known = {"rounds": 6, "population": 6, "cohort": 3, "steps": steps, "clip_norm": 0.5, "mechanism": Laplace(2.0)}
     one = client_side_fed_avg(lr=0.1, **known)  # type: ignore[arg-type]
     other = client_side_fed_avg(lr=FALLING, **known)  # type: ignore[arg-type]
     assert one.forecast == other.forecast
     for t in range(6):
-        assert other.public(t).radius == pytest.approx(0.5 * sum(paces(FALLING, t, steps)))
-        assert one.public(t).radius == pytest.approx(0.5 * 0.1 * steps)
+        assert other.public(t).clip_norm == pytest.approx(0.5 * sum(paces(FALLING, t, steps)))
+        assert one.public(t).clip_norm == pytest.approx(0.5 * 0.1 * steps)
 
 
 def test_the_clip_of_client_side_noise_takes_nothing_from_gradients_in_their_ball() -> None:
     own = client_side_fed_avg(
-        rounds=2, population=6, cohort=6, lr=FALLING, steps=STEPS, radius=0.05, mechanism=Laplace(2.0)
+        rounds=2, population=6, cohort=6, lr=FALLING, steps=STEPS, clip_norm=0.05, mechanism=Laplace(2.0)
     )
     task = Task.of(mlp(), clients())
     quiet = replace(own, release=NoNoise())

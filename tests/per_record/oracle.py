@@ -41,21 +41,21 @@ def size(gradient: dict[str, Tensor], order: int = 2) -> float:
 
 
 def clipped_loop(
-    model: nn.Module, losses: Losses, x: Tensor, y: Tensor, radius: float, order: int = 2
+    model: nn.Module, losses: Losses, x: Tensor, y: Tensor, clip_norm: float, order: int = 2
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """sum_j g_j min(1, radius / ||g_j||), and the norms."""
+    """sum_j g_j min(1, clip norm / ||g_j||), and the norms."""
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in model.named_parameters() if p.requires_grad}
     norms = []
     for gradient in record_gradients(model, losses, x, y):
         norms.append(size(gradient, order))
-        factor = 1.0 if norms[-1] <= radius else radius / norms[-1]
+        factor = 1.0 if norms[-1] <= clip_norm else clip_norm / norms[-1]
         for name, part in gradient.items():
             total[name] += factor * part.double()
     return total, torch.tensor(norms, dtype=torch.float64)
 
 
-def middle_radius(norms: Tensor) -> float:
-    """A radius that clips about half of the records, and is no record's own norm."""
+def middle_clip_norm(norms: Tensor) -> float:
+    """A clip norm that clips about half of the records, and is no record's own norm."""
     return float(norms.median()) * 1.001
 
 

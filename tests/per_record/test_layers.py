@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.per_record.oracle import assert_equal, clipped_loop, middle_radius, squared
+from tests.per_record.oracle import assert_equal, clipped_loop, middle_clip_norm, squared
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -165,18 +165,18 @@ def prepared(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize("name", CASES)
 def test_layer_equals_a_loop_over_records(name: str) -> None:
     model, x, y = prepared(name)
-    radius = middle_radius(clipped_loop(model, squared, x, y, 1.0)[1])
+    clip_norm = middle_clip_norm(clipped_loop(model, squared, x, y, 1.0)[1])
     engine = ClippedGradient(model, squared)
-    assert_equal(engine.sum(x, y, radius), *clipped_loop(model, squared, x, y, radius))
+    assert_equal(engine.sum(x, y, clip_norm), *clipped_loop(model, squared, x, y, clip_norm))
     assert not engine.whole
 
 
 @pytest.mark.parametrize("name", ["linear over time", "conv2d after a layer", "embedding", "LSTM {'bias': False}"])
 def test_the_l1_norm_clips_too(name: str) -> None:
     model, x, y = prepared(name)
-    radius = middle_radius(clipped_loop(model, squared, x, y, 1.0, order=1)[1])
-    got = ClippedGradient(model, squared).sum(x, y, radius, norm=1)
-    assert_equal(got, *clipped_loop(model, squared, x, y, radius, order=1))
+    clip_norm = middle_clip_norm(clipped_loop(model, squared, x, y, 1.0, order=1)[1])
+    got = ClippedGradient(model, squared).sum(x, y, clip_norm, norm=1)
+    assert_equal(got, *clipped_loop(model, squared, x, y, clip_norm, order=1))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,4 @@
-"""A record more moves the clipped sum by at most the radius, or the model is refused."""
+"""A record more moves the clipped sum by at most the clip norm, or the model is refused."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from tests.per_record.oracle import assert_equal, classes, clipped_loop, middle_radius, size, squared
+from tests.per_record.oracle import assert_equal, classes, clipped_loop, middle_clip_norm, size, squared
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -73,10 +73,10 @@ class Mixing(nn.Module):
 
 
 def agrees(model: nn.Module, x: Tensor, y: Tensor) -> ClippedGradient:
-    radius = middle_radius(clipped_loop(model, squared, x, y, 1.0)[1])
+    clip_norm = middle_clip_norm(clipped_loop(model, squared, x, y, 1.0)[1])
     engine = ClippedGradient(model, squared)
     for _ in range(2):
-        assert_equal(engine.sum(x, y, radius), *clipped_loop(model, squared, x, y, radius))
+        assert_equal(engine.sum(x, y, clip_norm), *clipped_loop(model, squared, x, y, clip_norm))
     return engine
 
 
@@ -217,15 +217,15 @@ def test_a_record_that_is_not_finite_counts_as_zero(bad: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e6, 1e12, 1e18])
-@pytest.mark.parametrize("radius", [1e-12, 1e-3, 1.0, 1e4])
-def test_the_clipped_norm_never_exceeds_the_radius(scale: float, radius: float) -> None:
+@pytest.mark.parametrize("clip_norm", [1e-12, 1e-3, 1.0, 1e4])
+def test_the_clipped_norm_never_exceeds_the_radius(scale: float, clip_norm: float) -> None:
     model, (x, y) = dense(), rows(8)
     engine = ClippedGradient(model, lambda out, target: squared(out, target) * scale)
     for j in range(8):
-        got = engine.sum(x[j : j + 1] * 10.0 ** (j - 4), y[j : j + 1], radius)
-        assert size(got.total) <= radius
-        if got.norms[0] > radius and got.norms[0].isfinite():
-            assert size(got.total) >= radius * (1 - 3e-5)
+        got = engine.sum(x[j : j + 1] * 10.0 ** (j - 4), y[j : j + 1], clip_norm)
+        assert size(got.total) <= clip_norm
+        if got.norms[0] > clip_norm and got.norms[0].isfinite():
+            assert size(got.total) >= clip_norm * (1 - 3e-5)
 
 
 def test_cancelling_time_steps_cannot_hide_a_gradient() -> None:
@@ -349,5 +349,5 @@ def test_bad_input_is_said_in_one_sentence() -> None:
     model, (x, y) = dense(), rows()
     with pytest.raises(DataError, match="one value per record"):
         ClippedGradient(model, lambda out, target: squared(out, target).mean()).sum(x, y, 1.0)
-    with pytest.raises(ConfigError, match="radius"):
+    with pytest.raises(ConfigError, match="clip_norm"):
         ClippedGradient(model, squared).sum(x, y, 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.per_record.oracle import assert_equal, classes, clipped_loop, middle_radius, squared
+from tests.per_record.oracle import assert_equal, classes, clipped_loop, middle_clip_norm, squared
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -86,8 +86,8 @@ def test_a_convolution_is_clipped_as_by_a_loop_over_records(
     """Above another layer, so that all of the loops are needed."""
     calls = counted(monkeypatch, small_convolutions, "_weight_gradients")
     model, (x, y) = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh(), CONVOLUTIONS[name]()), draw(sides)
-    radius = middle_radius(clipped_loop(model, squared, x, y, 1.0)[1])
-    assert_equal(ClippedGradient(model, squared).sum(x, y, radius), *clipped_loop(model, squared, x, y, radius))
+    clip_norm = middle_clip_norm(clipped_loop(model, squared, x, y, 1.0)[1])
+    assert_equal(ClippedGradient(model, squared).sum(x, y, clip_norm), *clipped_loop(model, squared, x, y, clip_norm))
     assert calls
 
 

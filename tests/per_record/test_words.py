@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.per_record.oracle import assert_equal, clipped_loop, middle_radius, squared
+from tests.per_record.oracle import assert_equal, clipped_loop, middle_clip_norm, squared
 from torch import Tensor, nn
 
 from sordino.dpsgd import ClippedGradient
@@ -66,9 +66,9 @@ def test_a_clipped_sum_equals_a_loop_over_records(kind: type[nn.Module]) -> None
     torch.manual_seed(2)
     model, x, y = kind(), torch.randint(0, WORDS, (BATCH, LENGTH)), torch.randn(BATCH)
     _, norms = clipped_loop(model, squared, x, y, 1e9)
-    radius = middle_radius(norms)
+    clip_norm = middle_clip_norm(norms)
     fast = ClippedGradient(model, squared)
-    assert_equal(fast.sum(x, y, radius), *clipped_loop(model, squared, x, y, radius))
+    assert_equal(fast.sum(x, y, clip_norm), *clipped_loop(model, squared, x, y, clip_norm))
     assert fast.whole is (kind not in (Positions, TiedTable))
 
 

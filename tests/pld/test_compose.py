@@ -38,17 +38,17 @@ Array = NDArray[np.float64]
 # ---- against the closed form ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "multiplier"), [(10_000, 100.0), (1_000_000, 3000.0), (3, 0.7)])
+@pytest.mark.parametrize(("count", "noise_multiplier"), [(10_000, 100.0), (1_000_000, 3000.0), (3, 0.7)])
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_everybody_every_round_is_never_below_the_gaussian_at_any_delta(
-    count: int, multiplier: float, relation: Relation
+    count: int, noise_multiplier: float, relation: Relation
 ) -> None:
     moved = 2 if relation == "replace_one" else 1
-    events: list[Event] = [PoissonSampled(1.0, GaussianNoise(multiplier))]
-    events += [FixedSampled(1000, 1000, GaussianNoise(multiplier))] if relation == "replace_one" else []
+    events: list[Event] = [PoissonSampled(1.0, GaussianNoise(noise_multiplier))]
+    events += [FixedSampled(1000, 1000, GaussianNoise(noise_multiplier))] if relation == "replace_one" else []
     for event in events:
         for delta in (1e-3, 1e-5, 1e-8, 1e-10, 1e-12, 1e-13, 1e-14, 1e-15, 1e-40):
-            truth = gaussian_epsilon(moved * math.sqrt(count) / multiplier, delta)
+            truth = gaussian_epsilon(moved * math.sqrt(count) / noise_multiplier, delta)
             found = accountant.bound([(event, count)], relation, delta, rough=True)
             assert found.method == "pld"
             assert truth <= found.value <= 1.003 * truth
@@ -142,11 +142,11 @@ def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.05, 0.7, 1.0])
-@pytest.mark.parametrize("multiplier", [0.3, 2.0, 40.0])
-def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, multiplier: float) -> None:
+@pytest.mark.parametrize("noise_multiplier", [0.3, 2.0, 40.0])
+def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, noise_multiplier: float) -> None:
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
-    pair = without_replacement.pair(rate=rate, mu=2 / multiplier)
-    curve = without_replacement.hockey_stick(at, rate=rate, multiplier=multiplier)
+    pair = without_replacement.pair(rate=rate, mu=2 / noise_multiplier)
+    curve = without_replacement.hockey_stick(at, rate=rate, noise_multiplier=noise_multiplier)
     assert np.allclose(loss_grid.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 
 
@@ -212,10 +212,13 @@ def test_any_question_gets_a_number_or_one_sentence(
     assert not math.isnan(found.value)
 
 
-@pytest.mark.parametrize("multiplier", [1e-308, 1e-160, 1e-9, 1e-5, 1e-4, 1e4, 1e9, 1e160, 1e308])
+@pytest.mark.parametrize("noise_multiplier", [1e-308, 1e-160, 1e-9, 1e-5, 1e-4, 1e4, 1e9, 1e160, 1e308])
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_absurd_multipliers_are_in_order(multiplier: float, relation: Relation) -> None:
+def test_absurd_multipliers_are_in_order(noise_multiplier: float, relation: Relation) -> None:
     """Sampled rounds cost no more than rounds of everybody, which have a closed form; none crashes."""
-    everybody = accountant.bound([(GaussianNoise(multiplier / 2), 7)], relation, 1e-5).value
-    for event in (PoissonSampled(0.1, GaussianNoise(multiplier)), CappedPoisson(0.1, 50, 8, GaussianNoise(multiplier))):
+    everybody = accountant.bound([(GaussianNoise(noise_multiplier / 2), 7)], relation, 1e-5).value
+    for event in (
+        PoissonSampled(0.1, GaussianNoise(noise_multiplier)),
+        CappedPoisson(0.1, 50, 8, GaussianNoise(noise_multiplier)),
+    ):
         assert 0 <= accountant.epsilon([(event, 7)], relation, 1e-5).value <= everybody * (1 + 1e-9) + 1e-12

@@ -26,27 +26,29 @@ TABLE = [
 ]
 
 
-def cost(rate: float, multiplier: float, rounds: int, delta: float) -> float:
-    return accountant.bound([(PoissonSampled(rate, GaussianNoise(multiplier)), rounds)], "add_remove", delta).value
+def cost(rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
+    return accountant.bound(
+        [(PoissonSampled(rate, GaussianNoise(noise_multiplier)), rounds)], "add_remove", delta
+    ).value
 
 
-@pytest.mark.parametrize(("rate", "multiplier", "rounds", "delta", "checked", "step"), TABLE)
+@pytest.mark.parametrize(("rate", "noise_multiplier", "rounds", "delta", "checked", "step"), TABLE)
 def test_small_rates_cost_the_checked_epsilon_and_never_less_than_a_certified_lower_bound(
-    rate: float, multiplier: float, rounds: int, delta: float, checked: float, step: float
+    rate: float, noise_multiplier: float, rounds: int, delta: float, checked: float, step: float
 ) -> None:
-    found = cost(rate, multiplier, rounds, delta)
+    found = cost(rate, noise_multiplier, rounds, delta)
     least = oracles.poisson_lower_bound(
-        rate=rate, multiplier=multiplier, rounds=rounds, delta=delta, step=step, reach=2 * checked
+        rate=rate, noise_multiplier=noise_multiplier, rounds=rounds, delta=delta, step=step, reach=2 * checked
     )
     assert least <= found <= 1.02 * checked
     assert least >= 0.95 * found  # the lower bound is sharp enough to mean something
 
 
-@pytest.mark.parametrize(("rate", "multiplier", "rounds", "delta", "checked"), [row[:5] for row in TABLE[:3]])
+@pytest.mark.parametrize(("rate", "noise_multiplier", "rounds", "delta", "checked"), [row[:5] for row in TABLE[:3]])
 def test_the_curve_at_small_rates_goes_through_the_checked_point(
-    rate: float, multiplier: float, rounds: int, delta: float, checked: float
+    rate: float, noise_multiplier: float, rounds: int, delta: float, checked: float
 ) -> None:
-    entries = [(PoissonSampled(rate, GaussianNoise(multiplier)), rounds)]
+    entries = [(PoissonSampled(rate, GaussianNoise(noise_multiplier)), rounds)]
     found = accountant.deltas_at(entries, "add_remove", [checked, 8.0])
     assert 0.98 * delta <= found[0] <= 1.03 * delta
     assert found[1] < found[0]
@@ -75,9 +77,9 @@ def test_a_window_sought_by_large_changes_of_the_tilt_alone_would_be_loose(monke
     assert cost(1e-6, 0.5, 100_000, 1e-6) > 2 * found
 
 
-def library(rate: float, multiplier: float, rounds: int, delta: float, near: float) -> float:
+def library(rate: float, noise_multiplier: float, rounds: int, delta: float, near: float) -> float:
     grid = min(near / (10 * math.sqrt(rounds)), 1e-2)
-    once = plds.from_gaussian_mechanism(multiplier, value_discretization_interval=grid, sampling_prob=rate)
+    once = plds.from_gaussian_mechanism(noise_multiplier, value_discretization_interval=grid, sampling_prob=rate)
     return float(once.self_compose(rounds).get_epsilon_for_delta(delta))
 
 
@@ -85,12 +87,12 @@ def cases() -> list[tuple[float, float, int, float]]:
     coins = random.Random(23)
     scales = [(-6.0, 0.0), (math.log10(0.4), 2.0), (0.3, 4.0), (-9.0, -3.0)]
     drawn = ([10 ** coins.uniform(*ends) for ends in scales] for _ in range(30))
-    return [(rate, multiplier, round(rounds), delta) for rate, multiplier, rounds, delta in drawn]
+    return [(rate, noise_multiplier, round(rounds), delta) for rate, noise_multiplier, rounds, delta in drawn]
 
 
-@pytest.mark.parametrize(("rate", "multiplier", "rounds", "delta"), cases())
+@pytest.mark.parametrize(("rate", "noise_multiplier", "rounds", "delta"), cases())
 def test_at_any_rate_epsilon_is_at_most_the_librarys_and_one_percent(
-    rate: float, multiplier: float, rounds: int, delta: float
+    rate: float, noise_multiplier: float, rounds: int, delta: float
 ) -> None:
-    found = cost(rate, multiplier, rounds, delta)
-    assert found <= 1.01 * library(rate, multiplier, rounds, delta, max(found, 5e-3)) + 1e-9
+    found = cost(rate, noise_multiplier, rounds, delta)
+    assert found <= 1.01 * library(rate, noise_multiplier, rounds, delta, max(found, 5e-3)) + 1e-9

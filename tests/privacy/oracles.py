@@ -18,7 +18,7 @@ STEP = 2e-5  # of the privacy loss; rounding down costs at most rounds * STEP of
 MARGIN = 1e-8  # of delta: more than all floating-point error and wrapped mass, both checked below
 
 
-def lower_bound(*, rate: float, multiplier: float, rounds: int, delta: float) -> float:
+def lower_bound(*, rate: float, noise_multiplier: float, rounds: int, delta: float) -> float:
     """A certified lower bound on epsilon at `delta` of `rounds` rounds of fixed-size sampling under replace-one.
 
     The neighbours: all clients send -1, except that one sends +1 in D. A cohort with that client sums to 2 more than
@@ -26,7 +26,7 @@ def lower_bound(*, rate: float, multiplier: float, rounds: int, delta: float) ->
         P = (1-q) N(0, z^2) + q N(2, z^2)    against    Q = N(0, z^2)
     and the bound is the epsilon of their composition with each loss rounded down and the left tail thrown away.
     """
-    low, masses = _rounded_down_losses(rate=rate, multiplier=multiplier)
+    low, masses = _rounded_down_losses(rate=rate, noise_multiplier=noise_multiplier)
     size = 2 ** math.ceil(math.log2(48 / STEP))  # losses in [-24, 24) at least
     assert _chance_beyond(size // 2 * STEP, low, masses, rounds) < MARGIN / 4
     assert _transform_error(size, masses, rounds) < MARGIN / 4
@@ -40,11 +40,13 @@ def lower_bound(*, rate: float, multiplier: float, rounds: int, delta: float) ->
     return float(losses[violated[-1]]) if violated.size else 0.0
 
 
-def _rounded_down_losses(*, rate: float, multiplier: float) -> tuple[int, Array]:
+def _rounded_down_losses(*, rate: float, noise_multiplier: float) -> tuple[int, Array]:
     """The law under P of floor(loss / STEP), at most the true loss everywhere: (least value, masses from there on)."""
-    points = np.linspace(-9 * multiplier, 2 + 9 * multiplier, 400_001)
-    loss = np.log1p(rate * np.expm1((2 * points - 2) / multiplier**2))  # increasing: each cell starts with its least
-    tail = (1 - rate) * special.ndtr(-points / multiplier) + rate * special.ndtr((2 - points) / multiplier)
+    points = np.linspace(-9 * noise_multiplier, 2 + 9 * noise_multiplier, 400_001)
+    loss = np.log1p(
+        rate * np.expm1((2 * points - 2) / noise_multiplier**2)
+    )  # increasing: each cell starts with its least
+    tail = (1 - rate) * special.ndtr(-points / noise_multiplier) + rate * special.ndtr((2 - points) / noise_multiplier)
     masses = np.append(-np.diff(tail), tail[-1])
     cells = np.floor(loss / STEP).astype(np.int64)
     return int(cells[0]), np.bincount(cells - cells[0], weights=masses).astype(np.float64)
@@ -123,7 +125,7 @@ def _histogram(bits: list[int], epsilon0: float, delta0: float) -> Counter[tuple
 
 
 def poisson_lower_bound(
-    *, rate: float, multiplier: float, rounds: int, delta: float, step: float, reach: float
+    *, rate: float, noise_multiplier: float, rounds: int, delta: float, step: float, reach: float
 ) -> float:
     """A certified lower bound on epsilon of Poisson rounds, one client removed, sharp also where the rate is small.
 
@@ -131,7 +133,7 @@ def poisson_lower_bound(
     whose losses log P(I)/Q(I) are multiples of `step`: merging is post-processing, so it can only lower delta.
     Losses above the window, which ends at `reach` or later, wrap to smaller ones, which lowers it too; none is below.
     """
-    losses, chances = _merged_outcomes(rate=rate, mu=1 / multiplier, step=step)
+    losses, chances = _merged_outcomes(rate=rate, mu=1 / noise_multiplier, step=step)
     first = losses[0]
     size = 2 ** math.ceil(math.log2(reach / step - rounds * first))
     law = np.zeros(size)

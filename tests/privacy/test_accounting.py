@@ -12,7 +12,7 @@ from tests.tiny import plan
 
 from sordino.accounting import accountant
 from sordino.accounting.accountant import delta_at, deltas_at, epsilon
-from sordino.accounting.composition import Participation, client_bill
+from sordino.accounting.composition import Participation, client_cost
 from sordino.accounting.events import (
     Event,
     FixedSampled,
@@ -38,31 +38,39 @@ def cost(event: Event, count: int, relation: Relation, delta: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "pld", "rdp"), [(2.4, 0.94, 1.07), (2.2, 1.06, 1.20), (2.0, 1.20, 1.37), (1.8, 1.39, 1.58)]
+    ("noise_multiplier", "pld", "rdp"), [(2.4, 0.94, 1.07), (2.2, 1.06, 1.20), (2.0, 1.20, 1.37), (1.8, 1.39, 1.58)]
 )
-def test_poisson_cohorts_of_a_twentieth_cost_the_checked_epsilon(multiplier: float, pld: float, rdp: float) -> None:
-    found = epsilon([(PoissonSampled(0.05, GaussianNoise(multiplier)), 200)], "add_remove", CNN)
+def test_poisson_cohorts_of_a_twentieth_cost_the_checked_epsilon(
+    noise_multiplier: float, pld: float, rdp: float
+) -> None:
+    found = epsilon([(PoissonSampled(0.05, GaussianNoise(noise_multiplier)), 200)], "add_remove", CNN)
     assert found.value == pytest.approx(pld, abs=0.006)
     assert found.rdp == pytest.approx(rdp, abs=0.006)
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "upper", "lower"), [(2.4, 3.06, 2.62), (2.2, 3.59, 3.07), (2.0, 4.31, 3.69), (1.8, 5.36, 4.60)]
+    ("noise_multiplier", "upper", "lower"), [(2.4, 3.06, 2.62), (2.2, 3.59, 3.07), (2.0, 4.31, 3.69), (1.8, 5.36, 4.60)]
 )
-def test_fixed_cohorts_of_a_twentieth_cost_the_checked_epsilon(multiplier: float, upper: float, lower: float) -> None:
-    found = cost(FixedSampled(2000, 100, GaussianNoise(multiplier)), 200, "replace_one", CNN)
+def test_fixed_cohorts_of_a_twentieth_cost_the_checked_epsilon(
+    noise_multiplier: float, upper: float, lower: float
+) -> None:
+    found = cost(FixedSampled(2000, 100, GaussianNoise(noise_multiplier)), 200, "replace_one", CNN)
     assert found == pytest.approx(upper, rel=0.02)
     assert found >= lower
 
 
-@pytest.mark.parametrize(("multiplier", "pld"), [(1.4, 6.38), (1.2, 8.19), (1.0, 11.22), (0.8, 17.08)])
-def test_poisson_cohorts_of_a_fifth_cost_the_checked_epsilon(multiplier: float, pld: float) -> None:
-    assert cost(PoissonSampled(0.2, GaussianNoise(multiplier)), 100, "add_remove", LSTM) == pytest.approx(pld, abs=0.01)
+@pytest.mark.parametrize(("noise_multiplier", "pld"), [(1.4, 6.38), (1.2, 8.19), (1.0, 11.22), (0.8, 17.08)])
+def test_poisson_cohorts_of_a_fifth_cost_the_checked_epsilon(noise_multiplier: float, pld: float) -> None:
+    assert cost(PoissonSampled(0.2, GaussianNoise(noise_multiplier)), 100, "add_remove", LSTM) == pytest.approx(
+        pld, abs=0.01
+    )
 
 
-@pytest.mark.parametrize(("multiplier", "lower"), [(1.4, 22.3), (1.2, 30.9), (1.0, 46.3), (0.8, 77.1)])
-def test_fixed_cohorts_of_a_fifth_cost_at_least_the_certified_lower_bound(multiplier: float, lower: float) -> None:
-    found = cost(FixedSampled(975, 195, GaussianNoise(multiplier)), 100, "replace_one", LSTM)
+@pytest.mark.parametrize(("noise_multiplier", "lower"), [(1.4, 22.3), (1.2, 30.9), (1.0, 46.3), (0.8, 77.1)])
+def test_fixed_cohorts_of_a_fifth_cost_at_least_the_certified_lower_bound(
+    noise_multiplier: float, lower: float
+) -> None:
+    found = cost(FixedSampled(975, 195, GaussianNoise(noise_multiplier)), 100, "replace_one", LSTM)
     assert lower <= found < 1.2 * lower
 
 
@@ -76,8 +84,8 @@ def test_paper_003_is_right_for_poisson_and_five_times_more_for_fixed_cohorts(
 
 
 def test_a_secure_aggregation_server_that_saw_a_client_twenty_times_learns_zero_out_24() -> None:
-    bill = client_bill(Poisson(500, 0.1), NoiseShares(0.95, at_least=40), Participation(releases=200, most=20))
-    line = bill.line("cohort")
+    cost = client_cost(Poisson(500, 0.1), NoiseShares(0.95, at_least=40), Participation(releases=200, most=20))
+    line = cost.line("cohort")
     assert line.relation == "zero_out"
     assert epsilon(line.entries, line.relation, 1 / 500).value == pytest.approx(23.9, abs=0.06)
 
@@ -110,7 +118,7 @@ def test_rates_of_silos_and_records_never_multiply() -> None:
         rounds=1000, clients=Poisson(100, 0.1), local=BatchGradient(PoissonRecords(2, (200,)), 1.0), encode=(),
         release=LocalNoise(Gaussian(0.8)),
     )  # fmt: skip
-    for line in silos.bill(Participation(releases=1000, most=100)).lines:
+    for line in silos.cost(Participation(releases=1000, most=100)).lines:
         assert line.entries == ((record, 100),)
 
 

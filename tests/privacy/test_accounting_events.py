@@ -30,7 +30,7 @@ from sordino.accounting.events import (
     billable,
 )
 from sordino.accounting.pld.pairs import Orders, Response
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.errors import PlanError
 
 Array = NDArray[np.float64]
@@ -136,17 +136,17 @@ def test_shuffled_rounds_cost_more_than_one_and_less_than_their_sum(rounds: int)
 
 
 def test_a_shuffled_gaussian_is_amplified_where_it_is_noisy_and_never_above_its_own_messages() -> None:
-    for multiplier, amplified in ((5.0, True), (2.0, True), (0.5, False)):
-        local = cost(GaussianNoise(multiplier), 3, "replace_one", 1e-6)
-        found = cost(Shuffled(100_000, GaussianNoise(multiplier)), 3, "replace_one", 1e-6)
+    for noise_multiplier, amplified in ((5.0, True), (2.0, True), (0.5, False)):
+        local = cost(GaussianNoise(noise_multiplier), 3, "replace_one", 1e-6)
+        found = cost(Shuffled(100_000, GaussianNoise(noise_multiplier)), 3, "replace_one", 1e-6)
         assert found < local / 2 if amplified else found == local
 
 
 def test_one_shuffled_gaussian_report_is_no_less_than_the_gaussian_itself() -> None:
-    for multiplier in (1.0, 4.0):
-        found = cost(Shuffled(1, GaussianNoise(multiplier)), 1, "replace_one", 1e-5)
-        assert oracles.gaussian_delta(found, 2 / multiplier) <= 1e-5 * (1 + 1e-6)
-        assert oracles.gaussian_delta(found * 0.999, 2 / multiplier) > 1e-5
+    for noise_multiplier in (1.0, 4.0):
+        found = cost(Shuffled(1, GaussianNoise(noise_multiplier)), 1, "replace_one", 1e-5)
+        assert oracles.gaussian_delta(found, 2 / noise_multiplier) <= 1e-5 * (1 + 1e-6)
+        assert oracles.gaussian_delta(found * 0.999, 2 / noise_multiplier) > 1e-5
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out"])
@@ -178,7 +178,7 @@ SAMPLED: list[Event] = [
         PubliclySampled(0.1, inner),
     )
 ]
-TUNED: list[Event] = [Tuned(event, 3, Tries(4.0)) for event in [*NOISE, *SAMPLED]]
+TUNED: list[Event] = [Tuned(event, 3, Trials(4.0)) for event in [*NOISE, *SAMPLED]]
 
 
 def accepted(event: Event, relation: Relation) -> bool:

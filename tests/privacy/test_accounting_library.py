@@ -55,7 +55,7 @@ def test_an_epsilon_needs_neither_torch_nor_the_library_nor_the_heavy_half_of_sc
     code = """
 import sys
 from sordino.cli import main
-sys.argv = "sordino epsilon --sampler poisson --population 1000 --cohort 50 --rounds 30 --multiplier 2 --json".split()
+sys.argv = "sordino epsilon --sampler poisson --population 1000 --cohort 50 --rounds 30 --noise_multiplier 2 --json".split()
 try:
     main()
 except SystemExit as stop:
@@ -97,11 +97,13 @@ def test_the_librarys_rdp_of_fixed_cohorts_is_below_a_certified_lower_bound() ->
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.9])
-@pytest.mark.parametrize("multiplier", [0.6, 2.0, 30.0])
-def test_divergences_of_sampled_noise_are_the_librarys(rate: float, multiplier: float) -> None:
-    ours = renyi.present(rate, 1 / multiplier)
+@pytest.mark.parametrize("noise_multiplier", [0.6, 2.0, 30.0])
+def test_divergences_of_sampled_noise_are_the_librarys(rate: float, noise_multiplier: float) -> None:
+    ours = renyi.present(rate, 1 / noise_multiplier)
     whole = np.flatnonzero(renyi.ORDERS % 1 == 0)[::7]  # its other orders are above the truth, or left out
-    theirs = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(rate, multiplier, renyi.ORDERS[whole])
+    theirs = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(
+        rate, noise_multiplier, renyi.ORDERS[whole]
+    )
     assert ours[whole] == pytest.approx(theirs, rel=1e-6, abs=2e-9)
     moments = (renyi.ORDERS - 1) * ours  # convex in the order
     slopes = np.diff(moments) / np.diff(renyi.ORDERS)
@@ -120,8 +122,8 @@ def test_divergences_of_plain_noise_are_the_librarys(size: float) -> None:
 SMALL = PoissonSampled(128 / 60_000, GaussianNoise(20.0))
 
 
-def library_pld(rate: float, multiplier: float, count: int, grid: float, delta: float) -> float:
-    once = plds.from_gaussian_mechanism(multiplier, value_discretization_interval=grid, sampling_prob=rate)
+def library_pld(rate: float, noise_multiplier: float, count: int, grid: float, delta: float) -> float:
+    once = plds.from_gaussian_mechanism(noise_multiplier, value_discretization_interval=grid, sampling_prob=rate)
     return float(once.self_compose(count).get_epsilon_for_delta(delta))
 
 
@@ -140,29 +142,31 @@ def test_a_grid_that_is_not_refined_would_be_noticed() -> None:
 
 
 def test_the_rounding_of_the_librarys_transform_falls_below_the_truth_and_ours_does_not() -> None:
-    truth = gaussian_epsilon(1.0, 1e-14)  # 10,000 rounds of everybody at multiplier 100
+    truth = gaussian_epsilon(1.0, 1e-14)  # 10,000 rounds of everybody at noise multiplier 100
     assert library_pld(1.0, 100.0, 10_000, 2.5e-4, 1e-14) < 0.98 * truth
     found = accountant.bound([(PoissonSampled(1.0, GaussianNoise(100.0)), 10_000)], "add_remove", 1e-14)
     assert found.method == "pld"
     assert truth <= found.value <= 1.001 * truth
 
 
-@pytest.mark.parametrize("multiplier", [0.6, 3.0])
-def test_every_grid_is_above_the_next_finer_one(multiplier: float) -> None:
-    entries = ((PoissonSampled(0.02, GaussianNoise(multiplier)), 500),)
+@pytest.mark.parametrize("noise_multiplier", [0.6, 3.0])
+def test_every_grid_is_above_the_next_finer_one(noise_multiplier: float) -> None:
+    entries = ((PoissonSampled(0.02, GaussianNoise(noise_multiplier)), 500),)
     found = [accountant.epsilon_on(entries, "add_remove", 1e-5, grid) for grid in (1e-2, 4e-3, 1e-3, 2.5e-4)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
 
 @pytest.mark.parametrize("count", [2, 60, 1000])
-@pytest.mark.parametrize(("rate", "multiplier"), [(0.02, 0.7), (0.3, 2.0), (0.9, 20.0)])
+@pytest.mark.parametrize(("rate", "noise_multiplier"), [(0.02, 0.7), (0.3, 2.0), (0.9, 20.0)])
 def test_on_the_same_grid_ours_is_the_librarys_to_a_millionth_from_above(
-    rate: float, multiplier: float, count: int
+    rate: float, noise_multiplier: float, count: int
 ) -> None:
     grid, delta = 2e-3, 1e-5
-    theirs = library_pld(rate, multiplier, count, grid, delta)
-    ours = accountant.epsilon_on([(PoissonSampled(rate, GaussianNoise(multiplier)), count)], "add_remove", delta, grid)
+    theirs = library_pld(rate, noise_multiplier, count, grid, delta)
+    ours = accountant.epsilon_on(
+        [(PoissonSampled(rate, GaussianNoise(noise_multiplier)), count)], "add_remove", delta, grid
+    )
     assert theirs * (1 - 1e-9) <= ours <= theirs * (1 + 1e-6)
 
 

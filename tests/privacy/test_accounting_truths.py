@@ -31,11 +31,11 @@ def cost(event: Event, count: int, relation: Relation, delta: float) -> float:
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("multiplier", [0.2, 1.0, 7.0, 300.0])
+@pytest.mark.parametrize("noise_multiplier", [0.2, 1.0, 7.0, 300.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
-def test_sums_of_gaussians_are_the_closed_form(relation: Relation, multiplier: float, delta: float) -> None:
-    entries: list[tuple[Event, int]] = [(GaussianNoise(multiplier), 3), (GaussianNoise(2 * multiplier), 4)]
-    mu = 2 / multiplier * (2 if relation == "replace_one" else 1)  # sqrt(3 + 4/4) = 2
+def test_sums_of_gaussians_are_the_closed_form(relation: Relation, noise_multiplier: float, delta: float) -> None:
+    entries: list[tuple[Event, int]] = [(GaussianNoise(noise_multiplier), 3), (GaussianNoise(2 * noise_multiplier), 4)]
+    mu = 2 / noise_multiplier * (2 if relation == "replace_one" else 1)  # sqrt(3 + 4/4) = 2
     found = epsilon(entries, relation, delta)
     assert (found.method, found.grid) == ("gdp", None)
     assert oracles.gaussian_delta(found.value, mu) <= delta * (1 + 1e-6)
@@ -70,14 +70,14 @@ def two_laplace_delta(at: float, one: float, other: float) -> float:
     return float(atoms + sum(pieces))
 
 
-@pytest.mark.parametrize("multiplier", [0.4, 1.0, 5.0])
+@pytest.mark.parametrize("noise_multiplier", [0.4, 1.0, 5.0])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
-def test_two_laplace_releases_are_the_exact_composition(multiplier: float, share: float) -> None:
-    at = share * 2 / multiplier
-    truth = two_laplace_delta(at, 1 / multiplier, 1 / multiplier)
-    ours = delta_at([(LaplaceNoise(multiplier), 2)], "add_remove", at)
+def test_two_laplace_releases_are_the_exact_composition(noise_multiplier: float, share: float) -> None:
+    at = share * 2 / noise_multiplier
+    truth = two_laplace_delta(at, 1 / noise_multiplier, 1 / noise_multiplier)
+    ours = delta_at([(LaplaceNoise(noise_multiplier), 2)], "add_remove", at)
     assert truth * (1 - 1e-9) <= ours <= truth * 1.02 + 1e-6
-    assert cost(LaplaceNoise(multiplier), 2, "add_remove", truth) == pytest.approx(at, rel=0.01, abs=2e-3)
+    assert cost(LaplaceNoise(noise_multiplier), 2, "add_remove", truth) == pytest.approx(at, rel=0.01, abs=2e-3)
 
 
 @pytest.mark.parametrize("split", [0.0, 0.1, 0.5])
@@ -97,16 +97,18 @@ def test_laplace_is_pure_at_delta_zero_and_never_costs_more_than_pure(count: int
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize(("rate", "multiplier"), [(0.05, 0.7), (0.3, 1.0), (0.9, 2.0)])
-def test_one_poisson_round_is_the_integral_of_its_densities(relation: Relation, rate: float, multiplier: float) -> None:
+@pytest.mark.parametrize(("rate", "noise_multiplier"), [(0.05, 0.7), (0.3, 1.0), (0.9, 2.0)])
+def test_one_poisson_round_is_the_integral_of_its_densities(
+    relation: Relation, rate: float, noise_multiplier: float
+) -> None:
     x = np.linspace(-40, 40, 400_001)
-    still, moved = stats.norm.pdf(x, 0, multiplier), stats.norm.pdf(x, 1, multiplier)
+    still, moved = stats.norm.pdf(x, 0, noise_multiplier), stats.norm.pdf(x, 1, noise_multiplier)
     other = (1 - rate) * still + rate * moved[::-1] if relation == "replace_one" else still
     with_it = (1 - rate) * still + rate * moved
     for at in (0.02, 0.3, 1.0):
         pairs = ((with_it, other), (other, with_it))
         truth = max(float(np.sum(np.maximum(p - math.exp(at) * q, 0))) * (x[1] - x[0]) for p, q in pairs)
-        ours = delta_at([(PoissonSampled(rate, GaussianNoise(multiplier)), 1)], relation, at)
+        ours = delta_at([(PoissonSampled(rate, GaussianNoise(noise_multiplier)), 1)], relation, at)
         assert truth * (1 - 1e-6) <= ours <= truth * 1.01 + 1e-9
 
 

@@ -38,19 +38,19 @@ def exact(mu: float, at: float = 0.01) -> Ceiling:
     return Ceiling(float(stats.norm.cdf(stats.norm.ppf(at) + mu)), float(stats.norm.cdf(mu / math.sqrt(2))))
 
 
-@pytest.mark.parametrize("multiplier", [0.5, 1.0, 4.0, 50.0])
+@pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 4.0, 50.0])
 @pytest.mark.parametrize(("relation", "moved"), [("add_remove", 1), ("zero_out", 1), ("replace_one", 2)])
-def test_a_gaussian_has_the_ceilings_of_its_mu(multiplier: float, relation: Relation, moved: int) -> None:
-    found, truth = ceiling(line(GaussianNoise(multiplier), 4, relation)), exact(2 * moved / multiplier)
+def test_a_gaussian_has_the_ceilings_of_its_mu(noise_multiplier: float, relation: Relation, moved: int) -> None:
+    found, truth = ceiling(line(GaussianNoise(noise_multiplier), 4, relation)), exact(2 * moved / noise_multiplier)
     assert found.true_positives == pytest.approx(truth.true_positives, rel=1e-9)
     assert found.auc == pytest.approx(truth.auc, rel=1e-9)
 
 
-@pytest.mark.parametrize("multiplier", [0.5, 2.0, 30.0])
+@pytest.mark.parametrize("noise_multiplier", [0.5, 2.0, 30.0])
 @pytest.mark.parametrize("at", [0.01])
-def test_the_curve_is_above_the_closed_form_by_less_than_a_percent(multiplier: float, at: float) -> None:
+def test_the_curve_is_above_the_closed_form_by_less_than_a_percent(noise_multiplier: float, at: float) -> None:
     """At rate 1 Poisson sampling is the plain Gaussian, but goes through the curve."""
-    sampled, truth = line(PoissonSampled(1.0, GaussianNoise(multiplier))), exact(1 / multiplier, at)
+    sampled, truth = line(PoissonSampled(1.0, GaussianNoise(noise_multiplier))), exact(1 / noise_multiplier, at)
     found = profiles._from_curve(sampled, at)
     assert ceiling(sampled, at).auc == pytest.approx(truth.auc, rel=1e-12)
     assert truth.true_positives <= found.true_positives <= 1.01 * truth.true_positives
@@ -65,19 +65,21 @@ def best_attack(scores: NDArray[np.float64], innocent: NDArray[np.float64]) -> C
     return Ceiling(found - 4 * math.sqrt(0.25 / len(scores)), auc - 4 * math.sqrt(0.25 / len(scores)))
 
 
-def sampled(rate: float, multiplier: float, rounds: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def sampled(rate: float, noise_multiplier: float, rounds: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Scores of the optimal test, the sum of log densities, on real rounds with and without the client."""
     rng = np.random.default_rng(seed)
-    noise = multiplier * rng.standard_normal((2, rounds, SAMPLES))
+    noise = noise_multiplier * rng.standard_normal((2, rounds, SAMPLES))
     noise[0] += rng.random((rounds, SAMPLES)) < rate
-    ratio = np.log1p(rate * np.expm1((2 * noise - 1) / (2 * multiplier**2))).sum(axis=1)
+    ratio = np.log1p(rate * np.expm1((2 * noise - 1) / (2 * noise_multiplier**2))).sum(axis=1)
     return ratio[0], ratio[1]
 
 
-@pytest.mark.parametrize(("rate", "multiplier", "rounds"), [(0.1, 0.5, 1), (0.3, 1.0, 8)])
-def test_the_optimal_attack_on_a_poisson_gaussian_stays_below(rate: float, multiplier: float, rounds: int) -> None:
-    found = ceiling(line(PoissonSampled(rate, GaussianNoise(multiplier)), rounds))
-    reached = best_attack(*sampled(rate, multiplier, rounds, seed=1))
+@pytest.mark.parametrize(("rate", "noise_multiplier", "rounds"), [(0.1, 0.5, 1), (0.3, 1.0, 8)])
+def test_the_optimal_attack_on_a_poisson_gaussian_stays_below(
+    rate: float, noise_multiplier: float, rounds: int
+) -> None:
+    found = ceiling(line(PoissonSampled(rate, GaussianNoise(noise_multiplier)), rounds))
+    reached = best_attack(*sampled(rate, noise_multiplier, rounds, seed=1))
     assert 0.8 * found.true_positives < reached.true_positives < found.true_positives
     assert 0.9 * found.auc < reached.auc < found.auc
 
@@ -91,12 +93,12 @@ def test_noise_that_was_halved_would_break_the_ceilings() -> None:
 
 
 def test_the_optimal_attack_on_laplace_stays_below() -> None:
-    rng, multiplier = np.random.default_rng(2), 0.5
-    noise = rng.laplace(scale=multiplier, size=(2, 3, SAMPLES))
+    rng, noise_multiplier = np.random.default_rng(2), 0.5
+    noise = rng.laplace(scale=noise_multiplier, size=(2, 3, SAMPLES))
     noise[0] += 1
-    scores = ((np.abs(noise) - np.abs(noise - 1)) / multiplier).sum(axis=1)
+    scores = ((np.abs(noise) - np.abs(noise - 1)) / noise_multiplier).sum(axis=1)
     reached = best_attack(scores[0] + 1e-9 * rng.random(SAMPLES), scores[1] + 1e-9 * rng.random(SAMPLES))
-    found = ceiling(line(LaplaceNoise(multiplier), 3))
+    found = ceiling(line(LaplaceNoise(noise_multiplier), 3))
     assert 0.9 * found.true_positives < reached.true_positives < found.true_positives
     assert 0.97 * found.auc < reached.auc < found.auc
 

@@ -11,7 +11,7 @@ import pytest
 from tests.tiny import plan
 
 from sordino.accounting import accountant
-from sordino.accounting.composition import Adversary, Line, Participation, client_bill
+from sordino.accounting.composition import Adversary, Line, Participation, client_cost
 from sordino.accounting.events import (
     CappedPoisson,
     Event,
@@ -60,7 +60,7 @@ def planned(clients: Sampler, release: Release, rounds: int = ROUNDS) -> Plan:
 
 
 def line(clients: Sampler, release: Release, adversary: Adversary) -> Line:
-    return planned(clients, release).bill().line(adversary)
+    return planned(clients, release).cost().line(adversary)
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_local_noise_is_replace_one_and_unamplified_for_every_adversary(clients:
 
 def test_clients_with_their_own_noise_have_a_line_of_their_own_and_the_least_is_the_headline() -> None:
     own = LocalNoise(Gaussian(9.0), tuple([5.0, 2.0, 7.0] + [8.0] * 97))
-    bill = planned(EVERYONE, own).bill()
-    assert [found.silos[:1] for found in bill.of("models")] == [(0,), (1,), (2,), (3,)]
-    assert bill.line("models", 1).entries == ((Z, ROUNDS),)
-    assert headline(bill.of("models"), 1e-5)["epsilon"] == line_entry(bill.line("models", 1), 1e-5)["epsilon"]
+    cost = planned(EVERYONE, own).cost()
+    assert [found.silos[:1] for found in cost.of("models")] == [(0,), (1,), (2,), (3,)]
+    assert cost.line("models", 1).entries == ((Z, ROUNDS),)
+    assert headline(cost.of("models"), 1e-5)["epsilon"] == line_entry(cost.line("models", 1), 1e-5)["epsilon"]
 
 
 @pytest.mark.parametrize("clients", SAMPLERS, ids=str)
@@ -145,16 +145,16 @@ def test_shuffled_noise_is_replace_one_and_its_crowd_is_the_least_accepted(clien
 
 @pytest.mark.parametrize("clients", SAMPLERS, ids=str)
 def test_no_noise_is_allowed_with_every_sampler_and_promises_nothing(clients: Sampler) -> None:
-    for found in planned(clients, NoNoise()).bill().lines:
+    for found in planned(clients, NoNoise()).cost().lines:
         assert accountant.epsilon(found.entries, found.relation, 1e-5).value == math.inf
 
 
 @pytest.mark.parametrize("clients", SAMPLERS, ids=str)
 @pytest.mark.parametrize("release", [CENTRAL, NoiseShares(2.0, 10), LOCAL], ids=str)
 def test_every_plan_has_one_line_per_adversary_about_clients(clients: Sampler, release: Release) -> None:
-    bill = planned(clients, release).bill()
-    assert bill.unit == "client"
-    assert [found.adversary for found in bill.lines] == ["models", "cohort", "messages"]
+    cost = planned(clients, release).cost()
+    assert cost.unit == "client"
+    assert [found.adversary for found in cost.lines] == ["models", "cohort", "messages"]
 
 
 @pytest.mark.parametrize("release", [CENTRAL, NoiseShares(2.0, 10), LOCAL], ids=str)
@@ -162,9 +162,9 @@ def test_every_plan_has_one_line_per_adversary_about_clients(clients: Sampler, r
 def test_postprocessing_server_and_radius_never_change_the_bill(clients: Sampler, release: Release) -> None:
     base = planned(clients, release)
     smooth = replace(base, postprocess=(LaplacianSmoothing(3.0), LaplacianSmoothing(1.0)))
-    assert smooth.bill() == base.bill()
-    assert replace(base, server=Adam()).bill() == base.bill()
-    assert replace(base, encode=(Clip(77.0),)).bill() == base.bill()
+    assert smooth.cost() == base.cost()
+    assert replace(base, server=Adam()).cost() == base.cost()
+    assert replace(base, encode=(Clip(77.0),)).cost() == base.cost()
 
 
 @pytest.mark.parametrize("at_least", [1, 4, 10])
@@ -186,10 +186,10 @@ def test_the_denominator_is_never_the_realised_cohort_where_messages_are_unseen(
 
 def test_realised_counts_move_only_the_lines_of_those_who_see_them() -> None:
     base = planned(POISSON, CENTRAL)
-    forecast, real = base.bill(), base.bill(Participation(releases=ROUNDS, most=2))
+    forecast, real = base.cost(), base.cost(Participation(releases=ROUNDS, most=2))
     assert real.line("models") == forecast.line("models")
     assert real.line("cohort").entries == ((Z, 2),)
-    assert base.bill(Participation(releases=13, most=2)).line("models").entries == ((PoissonSampled(0.1, Z), 13),)
+    assert base.cost(Participation(releases=13, most=2)).line("models").entries == ((PoissonSampled(0.1, Z), 13),)
 
 
 def _epsilon(found: Line, delta: float) -> float:
@@ -199,21 +199,21 @@ def _epsilon(found: Line, delta: float) -> float:
 def test_the_published_plan_costs_7_30_to_one_who_sees_models_and_23_9_to_one_who_sees_the_cohort() -> None:
     """PRIVACY rule 3: paper 003, z = .95, q = .1, T = 200, delta = 1/500, a client in 20 rounds."""
     published = planned(Poisson(500, 0.1), CentralNoise(Gaussian(0.95)), rounds=200)
-    bill = published.bill(Participation(releases=200, most=20))
-    assert _epsilon(bill.line("models"), 1 / 500) == pytest.approx(7.30, abs=0.03)
-    assert _epsilon(bill.line("cohort"), 1 / 500) == pytest.approx(23.9, abs=0.1)
+    cost = published.cost(Participation(releases=200, most=20))
+    assert _epsilon(cost.line("models"), 1 / 500) == pytest.approx(7.30, abs=0.03)
+    assert _epsilon(cost.line("cohort"), 1 / 500) == pytest.approx(23.9, abs=0.1)
 
 
 def test_fixed_cohorts_cost_what_replacing_a_client_costs() -> None:
     """PRIVACY rule 2: T = 200, q = .05, z = 2.4, delta = 2000^-1.1: 3.06, never below 2.62; not Poisson's 0.94."""
-    bill = planned(FixedSize(2000, 100), CentralNoise(Gaussian(2.4)), rounds=200).bill()
-    assert 2.62 <= _epsilon(bill.line("models"), 2000**-1.1) <= 3.07
+    cost = planned(FixedSize(2000, 100), CentralNoise(Gaussian(2.4)), rounds=200).cost()
+    assert 2.62 <= _epsilon(cost.line("models"), 2000**-1.1) <= 3.07
 
 
 def test_who_sees_more_of_local_noise_pays_the_same_and_who_sees_more_of_shares_pays_more() -> None:
-    local = planned(POISSON, LOCAL).bill()
+    local = planned(POISSON, LOCAL).cost()
     assert len({_epsilon(found, 1e-3) for found in local.lines}) == 1
-    shares = planned(FIXED, NoiseShares(2.0, 10)).bill()
+    shares = planned(FIXED, NoiseShares(2.0, 10)).cost()
     assert _epsilon(shares.line("models"), 1e-3) < _epsilon(shares.line("messages"), 1e-3)
 
 
@@ -239,14 +239,14 @@ class Woven(CentralNoise, kind="test_woven"):
 
 
 def test_a_sampler_that_does_not_say_so_amplifies_nothing() -> None:
-    bill = client_bill(Thinned(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
-    assert bill.line("models").entries == bill.line("cohort").entries == ((GaussianNoise(2.0), 9),)
-    assert bill.line("models").relation == "zero_out"
-    proved = client_bill(Poisson(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
+    cost = client_cost(Thinned(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
+    assert cost.line("models").entries == cost.line("cohort").entries == ((GaussianNoise(2.0), 9),)
+    assert cost.line("models").relation == "zero_out"
+    proved = client_cost(Poisson(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
     assert proved.line("models").entries == ((PoissonSampled(0.1, GaussianNoise(2.0)), 30),)
 
 
 def test_one_event_may_stand_for_a_whole_run() -> None:
     for most in (1, 9):
-        bill = client_bill(Poisson(100, 0.1), Woven(Gaussian(2.0)), Participation(releases=30, most=most))
-        assert bill.line("models").entries == ((GaussianNoise(2.0 / math.log2(2 + most)), 1),)
+        cost = client_cost(Poisson(100, 0.1), Woven(Gaussian(2.0)), Participation(releases=30, most=most))
+        assert cost.line("models").entries == ((GaussianNoise(2.0 / math.log2(2 + most)), 1),)

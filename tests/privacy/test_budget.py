@@ -20,7 +20,7 @@ from tests.tiny import plan, task
 
 from sordino import plan as plans
 from sordino.accounting.calibration import Budget
-from sordino.accounting.composition import Participation, client_bill
+from sordino.accounting.composition import Participation, client_cost
 from sordino.config import load_config
 from sordino.engines.inprocess import InProcess
 from sordino.errors import BudgetError, PlanError
@@ -39,10 +39,10 @@ from sordino.runs.writer import Book
 DELTA = 1e-5
 
 
-def worth(multiplier: float, epsilon: float, moved: float = 1.0) -> int:
+def worth(noise_multiplier: float, epsilon: float, moved: float = 1.0) -> int:
     """The most Gaussian rounds within (epsilon, DELTA), by the closed form of mpmath alone."""
     rounds = 0
-    while oracles.gaussian_delta(epsilon, moved * math.sqrt(rounds + 1) / multiplier) <= DELTA:
+    while oracles.gaussian_delta(epsilon, moved * math.sqrt(rounds + 1) / noise_multiplier) <= DELTA:
         rounds += 1
     return rounds
 
@@ -55,11 +55,11 @@ def seen(**changes: Any) -> Any:
 # ---- what a budget is worth -----------------------------------------------------------------------------------------
 
 
-@given(multiplier=st.floats(1.0, 30.0), epsilon=st.floats(0.2, 8.0))
+@given(noise_multiplier=st.floats(1.0, 30.0), epsilon=st.floats(0.2, 8.0))
 @settings(max_examples=25, deadline=None)
-def test_a_budget_is_worth_the_rounds_of_the_closed_form(multiplier: float, epsilon: float) -> None:
-    found = client_filter(seen(release=NoiseShares(multiplier, at_least=1)), Budget(epsilon, DELTA))
-    assert found.allowed.tolist() == [worth(multiplier, epsilon)] * 6
+def test_a_budget_is_worth_the_rounds_of_the_closed_form(noise_multiplier: float, epsilon: float) -> None:
+    found = client_filter(seen(release=NoiseShares(noise_multiplier, at_least=1)), Budget(epsilon, DELTA))
+    assert found.allowed.tolist() == [worth(noise_multiplier, epsilon)] * 6
     assert found.spent.tolist() == [0] * 6
 
 
@@ -92,16 +92,16 @@ def test_single_clients_may_have_budgets_of_their_own() -> None:
 def test_clients_with_more_noise_of_their_own_may_come_more_often() -> None:
     own = (10.0, 20.0, 20.0, 40.0, 10.0, 10.0)
     found = client_filter(seen(release=LocalNoise(Gaussian(1.0), own)), Budget(3.0, DELTA))
-    assert found.allowed.tolist() == [worth(multiplier, 3.0, moved=2.0) for multiplier in own]
+    assert found.allowed.tolist() == [worth(noise_multiplier, 3.0, moved=2.0) for noise_multiplier in own]
 
 
 def test_a_budget_is_worth_what_the_bill_says_of_so_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the k-th round of a client costs k releases: what one round costs, times n, would be too little."""
 
     def growing(clients: Any, release: Any, counted: Participation, *only: Any) -> Any:
-        return client_bill(clients, release, replace(counted, most=counted.most * (counted.most + 1) // 2), *only)
+        return client_cost(clients, release, replace(counted, most=counted.most * (counted.most + 1) // 2), *only)
 
-    monkeypatch.setattr(plans, "client_bill", growing)
+    monkeypatch.setattr(plans, "client_cost", growing)
     allowed = int(client_filter(seen(rounds=7), Budget(2.0, DELTA)).allowed[0])
     releases = worth(20.0, 2.0)
     assert allowed * (allowed + 1) // 2 <= releases < (allowed + 1) * (allowed + 2) // 2
@@ -211,15 +211,15 @@ ALL = 'clients = { kind = "everyone", population = 60 }'
 
 
 def budgeted(folder: Path, rounds: int, clients: str = DRAWN) -> Path:
-    """Half of sixty clients, multiplier 2, nine rounds, and a budget worth so many of them for every client."""
+    """Half of sixty clients, noise multiplier 2, nine rounds, and a budget worth so many of them for every client."""
     mu, delta = (2.0 if clients == ALL else 1.0) * math.sqrt(rounds) / 2, 1e-3
     enough = (e for e in np.arange(0.05, 40, 0.01) if not rounds or oracles.gaussian_delta(e, mu) <= delta)
-    central = '{ kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'
+    central = '{ kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }'
     return spelt_out(
         folder,
         ("rounds = 4", "rounds = 9"),
         ('clients = { kind = "poisson", population = 60, rate = 0.5 }', clients),
-        (central, '{ kind = "noise_shares", multiplier = 2.0, at_least = 1 }'),
+        (central, '{ kind = "noise_shares", noise_multiplier = 2.0, at_least = 1 }'),
         ("[run]", f"[privacy]\nclient_epsilon = {next(enough)}\n\n[run]"),
     )
 

@@ -52,7 +52,7 @@ SAMPLED = ("poisson", "long poisson", "fixed")
 
 
 def cost(one: Plan) -> float:
-    line = one.bill().line("models")
+    line = one.cost().line("models")
     return accountant.epsilon(line.entries, line.relation, default_delta(one.clients.population)).value
 
 
@@ -119,16 +119,16 @@ def test_the_multiplier_meets_any_target_within_half_a_percent(
     target: float, delta: float, count: int, rate: float
 ) -> None:
     line_of = lines(lambda z: PoissonSampled(rate, GaussianNoise(z)), "add_remove", count)
-    found = calibration.multiplier(line_of, target, delta)
+    found = calibration.noise_multiplier(line_of, target, delta)
     assert spent(line_of(found), delta) <= target
     assert spent(line_of(found), delta) >= 0.995 * target or found <= 0.02
 
 
-@given(target=st.floats(0.1, 30), multiplier=st.floats(0.5, 50))
+@given(target=st.floats(0.1, 30), noise_multiplier=st.floats(0.5, 50))
 @settings(max_examples=40, deadline=None)
-def test_the_rounds_of_a_gaussian_are_those_of_its_closed_form(target: float, multiplier: float) -> None:
+def test_the_rounds_of_a_gaussian_are_those_of_its_closed_form(target: float, noise_multiplier: float) -> None:
     def line_of(n: int) -> Line:
-        return Line("models", "zero_out", ((GaussianNoise(multiplier), n),))
+        return Line("models", "zero_out", ((GaussianNoise(noise_multiplier), n),))
 
     if spent(line_of(1), 1e-5) > target:
         with pytest.raises(UnreachableError, match="1 round already"):
@@ -141,21 +141,21 @@ def test_the_rounds_of_a_gaussian_are_those_of_its_closed_form(target: float, mu
 def test_any_noise_will_do_where_sampling_alone_meets_the_target() -> None:
     line_of = lines(lambda z: PoissonSampled(1e-6, GaussianNoise(z)), "add_remove", 3)
     assert spent(line_of(0.02), 1e-5) == 0
-    assert calibration.multiplier(line_of, 0.5, 1e-5) <= 0.01
+    assert calibration.noise_multiplier(line_of, 0.5, 1e-5) <= 0.01
 
 
 def test_pure_laplace_is_calibrated_at_delta_zero() -> None:
-    found = calibration.multiplier(lines(LaplaceNoise, "replace_one", 4), 2.0, 0.0)
+    found = calibration.noise_multiplier(lines(LaplaceNoise, "replace_one", 4), 2.0, 0.0)
     assert found == pytest.approx(4.0, rel=0.005)
     assert found >= 4.0
 
 
 def test_a_multiplier_guessed_far_off_costs_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     line_of = lines(lambda z: PoissonSampled(0.05, GaussianNoise(z)), "add_remove", 200)
-    right = calibration.multiplier(line_of, 2.0, 1e-4)
+    right = calibration.noise_multiplier(line_of, 2.0, 1e-4)
     for guess in (0.3, 300.0):
         monkeypatch.setattr(calibration, "_likely_multiplier", lambda *_, guess=guess: guess)
-        assert calibration.multiplier(line_of, 2.0, 1e-4) == pytest.approx(right, rel=0.005)
+        assert calibration.noise_multiplier(line_of, 2.0, 1e-4) == pytest.approx(right, rel=0.005)
 
 
 @pytest.mark.parametrize("count", [1, 20_000])
@@ -172,7 +172,7 @@ def test_a_count_guessed_far_off_costs_time_and_nothing_else(count: int, monkeyp
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
-@pytest.mark.parametrize("free", ["multiplier", "rounds"])
+@pytest.mark.parametrize("free", ["noise_multiplier", "rounds"])
 def test_an_epsilon_that_means_nothing_is_refused(target: float, free: str) -> None:
     with pytest.raises(UnreachableError, match="positive finite epsilon"):
         calibrated(plan(), epsilon=target, free=free)
@@ -187,15 +187,20 @@ def test_a_delta_that_means_nothing_is_refused(delta: float) -> None:
 @pytest.mark.parametrize(
     ("changes", "target", "delta", "free"),
     [
-        ({"rounds": 1, "clients": Everyone(6)}, 1e-9, 1e-9, "multiplier"),
+        ({"rounds": 1, "clients": Everyone(6)}, 1e-9, 1e-9, "noise_multiplier"),
         ({"rounds": 1, "clients": Everyone(6)}, 1e-9, 1e-9, "rounds"),
-        ({"rounds": 1, "clients": Everyone(6)}, 1.0, 0.0, "multiplier"),
-        ({"rounds": 1, "clients": Poisson(600, 0.1)}, 1.0, 0.0, "multiplier"),
+        ({"rounds": 1, "clients": Everyone(6)}, 1.0, 0.0, "noise_multiplier"),
+        ({"rounds": 1, "clients": Poisson(600, 0.1)}, 1.0, 0.0, "noise_multiplier"),
         ({"rounds": 1, "clients": Poisson(600, 0.1)}, 1.0, 0.0, "rounds"),
-        ({"rounds": 1, "clients": FixedSize(600, 60)}, 1.0, 0.0, "multiplier"),
+        ({"rounds": 1, "clients": FixedSize(600, 60)}, 1.0, 0.0, "noise_multiplier"),
         ({"rounds": 10_000, "clients": FixedSize(600, 60)}, 0.01, 1e-9, "cohort"),
         ({"rounds": 3, "clients": Everyone(600), "release": NoNoise()}, 1.0, 1e-5, "rounds"),
-        ({"rounds": 3, "clients": Everyone(600), "release": ShuffledNoise(Gaussian(1.0), 600)}, 1.0, 0.0, "multiplier"),
+        (
+            {"rounds": 3, "clients": Everyone(600), "release": ShuffledNoise(Gaussian(1.0), 600)},
+            1.0,
+            0.0,
+            "noise_multiplier",
+        ),
     ],
     ids=str,
 )

@@ -55,7 +55,7 @@ def test_the_certificate_holds_every_field_of_rule_14(of: Plan) -> None:
         assert name in found
     assert found["accountant"]["library"] == accountant.VERSION
     assert {"mode", "note"} <= set(found["noise"])
-    assert {"scope", "radius", "norm"} <= set(found["clip"])
+    assert {"scope", "clip_norm", "norm"} <= set(found["clip"])
     assert {"sees", "needs"} <= set(found["trust"])
     assert found["plan_sha256"] == of.hash
     assert [line["adversary"] for line in found["adversaries"]] == ["models", "cohort", "messages"]
@@ -66,18 +66,18 @@ def test_the_certificate_holds_every_field_of_rule_14(of: Plan) -> None:
 def test_the_numbers_at_the_top_are_those_of_one_who_sees_the_models() -> None:
     found = written(POISSON)
     first = found["adversaries"][0]
-    line = POISSON.bill().line("models")
+    line = POISSON.cost().line("models")
     assert (found["epsilon"], found["relation"], found["delta"]) == (first["epsilon"], first["relation"], 1e-3)
     assert first["epsilon"] == pytest.approx(accountant.epsilon(line.entries, line.relation, 1e-3).value, abs=2e-6)
     assert (found["unit"], found["relation"]) == ("client", "add_remove")
     assert first["events"] == [
         {
             "count": 4,
-            "event": {"kind": "poisson_sampled", "rate": 0.2, "event": {"kind": "gaussian", "multiplier": 1.0}},
+            "event": {"kind": "poisson_sampled", "rate": 0.2, "event": {"kind": "gaussian", "noise_multiplier": 1.0}},
         }
     ]
     assert found["sampler"] == {"kind": "poisson", "population": 50, "rate": 0.2}
-    assert found["clip"]["radius"] == 1.0
+    assert found["clip"]["clip_norm"] == 1.0
     assert found["denominator"] == 10.0
 
 

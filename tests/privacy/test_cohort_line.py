@@ -29,7 +29,7 @@ from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, Forward, NoiseShares
 from sordino.parts.samplers import Cohort, FixedSize, Poisson, Sampler
-from sordino.parts.separation import Turns
+from sordino.parts.separation import CyclicPoisson
 from sordino.plan import Plan
 
 
@@ -47,7 +47,7 @@ def epsilon(found: Plan, delta: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("population", "rate", "rounds", "multiplier", "delta", "checked"),
+    ("population", "rate", "rounds", "noise_multiplier", "delta", "checked"),
     [
         (500, 0.1, 200, 0.95, 0.002, 27.04),
         (10**7, 1e-5, 10_000, 0.6, 1e-5, 9.197),
@@ -55,25 +55,25 @@ def epsilon(found: Plan, delta: float) -> float:
     ],
 )
 def test_one_who_sees_cohorts_is_billed_the_checked_epsilon(
-    population: int, rate: float, rounds: int, multiplier: float, delta: float, checked: float
+    population: int, rate: float, rounds: int, noise_multiplier: float, delta: float, checked: float
 ) -> None:
-    found = epsilon(made(Poisson(population, rate), CentralNoise(Gaussian(multiplier)), rounds), delta)
+    found = epsilon(made(Poisson(population, rate), CentralNoise(Gaussian(noise_multiplier)), rounds), delta)
     assert found == pytest.approx(checked, rel=1e-3)
     if rounds <= 200:
-        truth = {"rate": rate, "rounds": rounds, "mu": 1 / multiplier}
+        truth = {"rate": rate, "rounds": rounds, "mu": 1 / noise_multiplier}
         assert oracles.public_coin_delta(found, **truth) <= delta  # type: ignore[arg-type]
         assert oracles.public_coin_delta(found * 0.998, **truth) > delta  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("rate", "rounds", "multiplier"), [(0.3, 7, 1.0), (0.02, 40, 0.7), (0.9, 12, 3.0)])
+@pytest.mark.parametrize(("rate", "rounds", "noise_multiplier"), [(0.3, 7, 1.0), (0.02, 40, 0.7), (0.9, 12, 3.0)])
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
 def test_rounds_by_a_seen_coin_are_the_binomial_mixture_of_gaussians(
-    rate: float, rounds: int, multiplier: float, relation: Relation
+    rate: float, rounds: int, noise_multiplier: float, relation: Relation
 ) -> None:
-    mu = (2 if relation == "replace_one" else 1) / multiplier
+    mu = (2 if relation == "replace_one" else 1) / noise_multiplier
     for at in (0.0, 0.5, 2.0, 6.0):
         truth = oracles.public_coin_delta(at, rate=rate, rounds=rounds, mu=mu)
-        ours = accountant.delta_at([(PubliclySampled(rate, GaussianNoise(multiplier)), rounds)], relation, at)
+        ours = accountant.delta_at([(PubliclySampled(rate, GaussianNoise(noise_multiplier)), rounds)], relation, at)
         assert truth * (1 - 1e-9) <= ours <= truth * 1.005 + 1e-11
 
 
@@ -163,7 +163,7 @@ def test_a_cap_takes_a_client_with_its_exact_probability(population: int, rate: 
 
 
 @pytest.mark.parametrize(
-    "clients", [Poisson(20, 0.3), Poisson(20, 0.3, cap=6), FixedSize(20, 7), Turns(20, 4, 0.3)], ids=str
+    "clients", [Poisson(20, 0.3), Poisson(20, 0.3, cap=6), FixedSize(20, 7), CyclicPoisson(20, 4, 0.3)], ids=str
 )
 def test_a_sampler_draws_a_client_as_often_as_its_rate_says(clients: Sampler) -> None:
     rng, rounds = np.random.default_rng(5), 8000
@@ -175,7 +175,7 @@ def test_a_sampler_draws_a_client_as_often_as_its_rate_says(clients: Sampler) ->
 
 def test_shared_noise_is_billed_column_by_column_where_the_bands_fit_between_turns() -> None:
     release = CorrelatedNoise(Gaussian(2.0), BandedSquareRoot(3))
-    found = made(Turns(40, 4, 0.5), release, 10).forecast
+    found = made(CyclicPoisson(40, 4, 0.5), release, 10).forecast
     column = release.strategy.once
     assert found.line("cohort").entries == ((PubliclySampled(0.5, GaussianNoise(2.0 / column)), 3),)
 
@@ -209,11 +209,11 @@ def test_a_run_that_was_cut_pays_for_what_was_drawn_and_for_the_coins_of_a_whole
 
 def test_rounds_run_again_have_coins_of_their_own() -> None:
     again = participation(SHARES, Facts(1e-5, "simulation", 12, repeats=2, repeated=(3, 3)))
-    assert SHARES.bill(again).line("cohort").entries == ((COIN, 12),)
+    assert SHARES.cost(again).line("cohort").entries == ((COIN, 12),)
 
 
 def test_realised_rounds_are_what_the_plan_says_of_them() -> None:
-    assert SHARES.bill(Participation(10, 3)).line("cohort").entries == ((Z, 3),)
+    assert SHARES.cost(Participation(10, 3)).line("cohort").entries == ((Z, 3),)
     assert replace(SHARES, rounds=3).forecast.line("cohort").entries == ((COIN, 3),)
 
 
@@ -237,7 +237,7 @@ def test_the_certificate_says_what_a_client_in_k_rounds_is_promised() -> None:
 
 
 def test_the_calculator_says_it_too() -> None:
-    asked = Question(sampler="poisson", population=500, cohort=50, rounds=200, multiplier=0.95, delta=0.002)
+    asked = Question(sampler="poisson", population=500, cohort=50, rounds=200, noise_multiplier=0.95, delta=0.002)
     told = "averaged over the coins; by the number of rounds that a client is in: 23.86 in 20 (chance of more 0."
     assert told in text(answer(asked))
 
@@ -249,5 +249,5 @@ def test_laplace_noise_and_a_cap_have_the_line_too() -> None:
         (FixedSize(50, 10), CentralNoise(Gaussian(2.0))),
     ):
         found, sure = epsilon(made(clients, release, 10), 1e-5), Participation(10, 10)
-        everybody = made(clients, release, 10).bill(sure).line("cohort")
+        everybody = made(clients, release, 10).cost(sure).line("cohort")
         assert 0 < found < accountant.epsilon(everybody.entries, everybody.relation, 1e-5).value

@@ -28,7 +28,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
-from sordino.parts.separation import Separated, Turns
+from sordino.parts.separation import CyclicPoisson, MinSeparation
 from sordino.parts.server_optimizers import Adam, Sgd
 from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
 from sordino.plan import Plan, State
@@ -39,19 +39,19 @@ from sordino.task import Task
 STRATEGIES = [Identity(), BandedSquareRoot(4), Banded(4), BufferedToeplitz(2), Tree()]
 
 
-def plan(strategy: Strategy, clients: Sampler | None = None, rounds: int = 20, multiplier: float = 2.0) -> Plan:
+def plan(strategy: Strategy, clients: Sampler | None = None, rounds: int = 20, noise_multiplier: float = 2.0) -> Plan:
     return Plan(
         rounds=rounds,
         clients=clients or RoundRobin(40, 10),
         local=LocalSgd(0.1, epochs=1),
         encode=(Clip(1.0),),
-        release=CorrelatedNoise(Gaussian(multiplier), strategy),
+        release=CorrelatedNoise(Gaussian(noise_multiplier), strategy),
         server=Sgd(),
     )
 
 
 def entries(made: Plan, who: str = "models") -> tuple[tuple[object, int], ...]:
-    return made.bill().line(who).entries  # type: ignore[arg-type]
+    return made.cost().line(who).entries  # type: ignore[arg-type]
 
 
 def test_the_whole_run_is_one_event_of_the_sensitivity() -> None:
@@ -59,7 +59,9 @@ def test_the_whole_run_is_one_event_of_the_sensitivity() -> None:
     squares = 1 + 0.5**2 + 0.375**2 + 0.3125**2
     assert count == 1
     assert isinstance(event, GaussianNoise)
-    assert event.multiplier == pytest.approx(2 / math.sqrt(5 * squares))  # five turns, four rounds apart, four bands
+    assert event.noise_multiplier == pytest.approx(
+        2 / math.sqrt(5 * squares)
+    )  # five turns, four rounds apart, four bands
 
 
 def test_identity_costs_what_independent_noise_costs() -> None:
@@ -69,14 +71,14 @@ def test_identity_costs_what_independent_noise_costs() -> None:
     assert isinstance(event, GaussianNoise)
     assert isinstance(each, GaussianNoise)
     assert (count, times) == (1, 5)
-    assert event.multiplier == pytest.approx(each.multiplier / math.sqrt(times))
+    assert event.noise_multiplier == pytest.approx(each.noise_multiplier / math.sqrt(times))
 
 
 def test_more_bands_than_rounds_between_turns_cost_more() -> None:
     narrow, wide = (entries(plan(BandedSquareRoot(bands)))[0][0] for bands in (4, 12))
     assert isinstance(narrow, GaussianNoise)
     assert isinstance(wide, GaussianNoise)
-    assert wide.multiplier < narrow.multiplier
+    assert wide.noise_multiplier < narrow.noise_multiplier
 
 
 @pytest.mark.parametrize("clients", [Poisson(40, 0.25), FixedSize(40, 10)])
@@ -86,14 +88,14 @@ def test_a_sampler_that_keeps_nobody_apart_is_refused(clients: Sampler) -> None:
 
 
 def test_turns_are_amplified_where_the_bands_fit_between_them() -> None:
-    ((event, count),) = entries(plan(BandedSquareRoot(4), Turns(40, 4, 0.5)))
+    ((event, count),) = entries(plan(BandedSquareRoot(4), CyclicPoisson(40, 4, 0.5)))
     assert count == 5
     assert isinstance(event, PoissonSampled)
     assert event.rate == 0.5
     with pytest.raises(PlanError, match="bands"):
-        plan(BandedSquareRoot(5), Turns(40, 4, 0.5))
+        plan(BandedSquareRoot(5), CyclicPoisson(40, 4, 0.5))
     with pytest.raises(PlanError, match="bands"):
-        plan(BufferedToeplitz(2), Turns(40, 4, 0.5))
+        plan(BufferedToeplitz(2), CyclicPoisson(40, 4, 0.5))
 
 
 def test_everyone_comes_every_round() -> None:
@@ -101,16 +103,16 @@ def test_everyone_comes_every_round() -> None:
     column = np.array([1.0, 0.5, 0.375, 0.3125])
     total = np.convolve(np.ones(20), column)[:20]
     assert isinstance(event, GaussianNoise)
-    assert event.multiplier == pytest.approx(2 / np.linalg.norm(total))
+    assert event.noise_multiplier == pytest.approx(2 / np.linalg.norm(total))
 
 
 def test_a_run_that_ended_early_costs_less() -> None:
     made = plan(BandedSquareRoot(4))
-    short = made.bill(Participation(releases=8, most=2)).line("models").entries[0][0]
+    short = made.cost(Participation(releases=8, most=2)).line("models").entries[0][0]
     whole = entries(made)[0][0]
     assert isinstance(short, GaussianNoise)
     assert isinstance(whole, GaussianNoise)
-    assert short.multiplier == pytest.approx(whole.multiplier * math.sqrt(5 / 2))
+    assert short.noise_multiplier == pytest.approx(whole.noise_multiplier * math.sqrt(5 / 2))
 
 
 def test_the_plan_writes_the_coefficients_down() -> None:
@@ -156,8 +158,8 @@ def test_a_workload_is_what_the_server_does(server: Sgd) -> None:
 
 
 def test_calibration_finds_the_multiplier() -> None:
-    made = calibrated(plan(Banded(4), multiplier=1.0), epsilon=1.0, delta=1e-5)
-    line = made.bill().line("models")
+    made = calibrated(plan(Banded(4), noise_multiplier=1.0), epsilon=1.0, delta=1e-5)
+    line = made.cost().line("models")
     assert epsilon(line.entries, line.relation, 1e-5).value == pytest.approx(1.0, rel=1e-2)
 
 
@@ -172,12 +174,12 @@ def test_the_forecast_of_noise_is_that_of_the_matrix(strategy: Strategy, server:
     assert noise_of_models(CorrelatedNoise(Gaussian(2.0), strategy), work) == pytest.approx(known)
 
 
-@pytest.mark.parametrize("clients", [RoundRobin(40, 10), Turns(40, 4, 0.5), Everyone(10)])
+@pytest.mark.parametrize("clients", [RoundRobin(40, 10), CyclicPoisson(40, 4, 0.5), Everyone(10)])
 def test_independent_noise_beside_it_has_the_same_price(clients: Sampler) -> None:
     made = plan(BandedSquareRoot(4), clients)
     assert isinstance(made.release, CorrelatedNoise)
     alone = replace(made, release=made.release.independent(clients, made.patterns))
-    lines = [one.bill().line("models") for one in (made, alone)]
+    lines = [one.cost().line("models") for one in (made, alone)]
     spent = [epsilon(line.entries, line.relation, 1e-5).value for line in lines]
     assert spent[0] == pytest.approx(spent[1], rel=1e-3)
 
@@ -190,7 +192,7 @@ def test_best_takes_the_least_noise_and_stays_as_it_was_unless_asked() -> None:
     assert best(**same, correlate=True).hash == found[0].plan.hash
     assert best(**same) == next(one.plan for one in found if "Poisson" in one.name)
     for one in found:
-        line = one.plan.bill().line("models")
+        line = one.plan.cost().line("models")
         assert epsilon(line.entries, line.relation, default_delta(60)).value == pytest.approx(2.0, rel=2e-2)
 
 
@@ -198,7 +200,7 @@ def test_best_takes_the_least_noise_and_stays_as_it_was_unless_asked() -> None:
 
 
 def test_whoever_was_drawn_rests() -> None:
-    sampler = Separated(60, 7, 8, seed=3)
+    sampler = MinSeparation(60, 7, 8, seed=3)
     last: dict[int, int] = {}
     counts = np.zeros(60)
     for t in range(200):
@@ -213,11 +215,11 @@ def test_whoever_was_drawn_rests() -> None:
 
 def test_cohorts_that_cannot_rest_are_refused() -> None:
     with pytest.raises(PlanError, match="rest"):
-        Separated(60, 10, 7)
+        MinSeparation(60, 10, 7)
 
 
 def test_turns_take_one_group_at_a_time() -> None:
-    sampler, rng = Turns(41, 4, 0.5), np.random.default_rng(0)
+    sampler, rng = CyclicPoisson(41, 4, 0.5), np.random.default_rng(0)
     sizes = []
     for t in range(400):
         drawn = sampler.draw(t, rng)
@@ -279,8 +281,8 @@ class Hasty(Sampler, kind="hasty"):
         return 5
 
 
-class Early(Turns, kind="early"):
-    """Turns that take everybody in every round."""
+class Early(CyclicPoisson, kind="early"):
+    """CyclicPoisson that take everybody in every round."""
 
     def draw(self, t: int, rng: np.random.Generator) -> np.ndarray:
         return np.arange(self.population, dtype=np.int64)

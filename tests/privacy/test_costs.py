@@ -11,7 +11,7 @@ from tests.tiny import plan as client_plan
 
 from sordino.accounting import accountant
 from sordino.accounting.events import GaussianNoise, PoissonSampled
-from sordino.ledger.charges import Cost
+from sordino.ledger.charges import SiloCost
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.totals import Item, Limit
 from sordino.parts.mechanisms import Gaussian
@@ -38,7 +38,7 @@ def test_a_silo_that_is_charged_job_by_job_pays_the_bill_of_its_plan(
     tmp_path: Path, reads: RecordSampler, silo: int
 ) -> None:
     plan = reading(reads)
-    cost, line = Cost(plan, silo), plan.forecast.line("cohort", silo)
+    cost, line = SiloCost(plan, silo), plan.forecast.line("cohort", silo)
     with Ledger.open(tmp_path / "l", create=True) as ledger:
         ledger.limit("own", Limit(1e4, 1e-5, "record", line.relation))
         ledger.admit("a", "own", cost.asked, whole=cost.whole, jobs=cost.jobs)
@@ -61,7 +61,7 @@ def test_a_block_is_what_the_sampler_draws(reads: RecordSampler) -> None:
 
 def test_a_line_that_rests_on_the_servers_coins_is_charged_whole() -> None:
     """Job by job it would be amplified events for the rounds that the silo sees, which are not amplified at all."""
-    cost = Cost(POISSON, 2, "models")
+    cost = SiloCost(POISSON, 2, "models")
     assert (cost.whole, cost.jobs) == (True, 8)
     assert cost.asked.relation == "add_remove"
     assert cost.asked.items == (Item(PoissonSampled(0.5, GaussianNoise(1.0)), 8),)
@@ -70,7 +70,7 @@ def test_a_line_that_rests_on_the_servers_coins_is_charged_whole() -> None:
 
 def test_charging_amplified_rounds_as_they_come_is_caught(tmp_path: Path) -> None:
     """Sabotage: a silo in 4 of 8 rounds pays 4 amplified events, half of what the models tell of it."""
-    cost = Cost(POISSON, 0, "models")
+    cost = SiloCost(POISSON, 0, "models")
     line = POISSON.forecast.line("models")
     with Ledger.open(tmp_path / "l", create=True) as ledger:
         ledger.limit("own", Limit(100.0, 1e-5, "client", "add_remove"))
@@ -90,7 +90,7 @@ def test_charging_amplified_rounds_as_they_come_is_caught(tmp_path: Path) -> Non
 @pytest.mark.parametrize("adversary", ["cohort", "messages"])
 def test_to_one_who_sees_who_takes_part_rounds_are_charged_as_they_come(adversary: str) -> None:
     local = client_plan(clients=Poisson(6, 0.5), rounds=8, release=LocalNoise(Gaussian(3.0)))
-    cost = Cost(local, 1, adversary)  # type: ignore[arg-type]
+    cost = SiloCost(local, 1, adversary)  # type: ignore[arg-type]
     assert not cost.whole
     assert cost.asked.items == (Item(GaussianNoise(3.0), 4),)
     assert cost.job(5) == (Item(GaussianNoise(3.0)),)
@@ -98,7 +98,7 @@ def test_to_one_who_sees_who_takes_part_rounds_are_charged_as_they_come(adversar
 
 def test_two_one_pass_runs_of_different_batches_compose_per_record(tmp_path: Path) -> None:
     """Each reads every record at most once: two releases in all, whatever the blocks are."""
-    first, second = (Cost(reading(OnePass(batch, SIZES)), 0) for batch in (10, 8))
+    first, second = (SiloCost(reading(OnePass(batch, SIZES)), 0) for batch in (10, 8))
     with Ledger.open(tmp_path / "l", create=True) as ledger:
         ledger.limit("own", Limit(1e4, 1e-5, "record"))
         for name, cost in (("a", first), ("b", second)):

@@ -18,7 +18,7 @@ from sordino.certificate.explain import _counted
 from sordino.certificate.facts import Facts, billed, check_counts, participation
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError, QuorumError
-from sordino.loop import Settled
+from sordino.loop import RoundReceipts
 from sordino.outcome import charges_of, counted
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import FixedRecords, OnePass
@@ -95,7 +95,7 @@ PLANS = [
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Plan, list[int], list[Any], list[Settled]]:
+def histories(draw: st.DrawFn) -> tuple[Plan, list[int], list[Any], list[RoundReceipts]]:
     """Charges of a run that is killed and resumed at will, and what silos that keep their messages say of them."""
     plan, rounds, t = draw(st.sampled_from(PLANS)), list[int](), 0
     while t < plan.rounds:
@@ -109,30 +109,32 @@ def histories(draw: st.DrawFn) -> tuple[Plan, list[int], list[Any], list[Settled
     return plan, rounds, cohorts, _receipts(plan, rounds, cohorts, draw) if deployed else []
 
 
-def _receipts(plan: Plan, rounds: list[int], cohorts: list[Any], draw: st.DrawFn) -> list[Settled]:
+def _receipts(plan: Plan, rounds: list[int], cohorts: list[Any], draw: st.DrawFn) -> list[RoundReceipts]:
     """After some charges every silo of the cohort says what it paid; one may have paid twice for one message."""
-    said = list[Settled]()
+    said = list[RoundReceipts]()
     for after in range(1, len(rounds) + 1):
         if draw(st.booleans()):
-            known = charges_of(plan, rounds[:after], cohorts[:after], said or [Settled(0)]).total
+            known = charges_of(plan, rounds[:after], cohorts[:after], said or [RoundReceipts(0)]).total
             asked = cohorts[after - 1] if cohorts else np.arange(plan.clients.population)
             more = draw(st.sampled_from([0, 0, 1]))
-            said.append(Settled(after, (), tuple(Receipt(int(c), int(known[c]) + more) for c in asked if known[c])))
+            said.append(
+                RoundReceipts(after, (), tuple(Receipt(int(c), int(known[c]) + more) for c in asked if known[c]))
+            )
     return said
 
 
 @settings(max_examples=150, deadline=None)
 @given(histories())
 def test_charged_billed_and_events_agree_after_any_kills_and_resumes(
-    history: tuple[Plan, list[int], list[Any], list[Settled]],
+    history: tuple[Plan, list[int], list[Any], list[RoundReceipts]],
 ) -> None:
     plan, rounds, cohorts, settled = history
     facts = counted(plan, rounds, cohorts, Facts(1e-3, "secure", 0), settled)
-    found, bill = participation(plan, facts), billed(plan, facts)
-    check_counts(plan, facts, found, bill)
+    found, cost = participation(plan, facts), billed(plan, facts)
+    check_counts(plan, facts, found, cost)
     new = len(rounds) - facts.replayed
     assert max(plan.rounds, new, *facts.receipts) <= found.releases <= plan.rounds + facts.repeats
-    counts = {who: max(line.entries[0][1] for line in bill.of(who)) for who in ("models", "cohort", "messages")}
+    counts = {who: max(line.entries[0][1] for line in cost.of(who)) for who in ("models", "cohort", "messages")}
     assert max(counts.values()) <= found.releases
     disjoint = plan.local.reads is not None and plan.local.reads.disjoint
     if plan.clients.kind == "everyone" and not disjoint:
@@ -147,9 +149,9 @@ def test_no_certificate_is_made_of_counts_that_disagree() -> None:
     facts = replace(good, replayed=12)
     with pytest.raises(CertificateError, match="do not agree"):
         certificate(plan, facts)
-    found, bill = participation(plan, good), billed(plan, good)
+    found, cost = participation(plan, good), billed(plan, good)
     for wrong in (replace(found, releases=11), replace(found, releases=9)):
         with pytest.raises(CertificateError, match="rounds are billed"):
-            check_counts(plan, good, wrong, bill)
+            check_counts(plan, good, wrong, cost)
     with pytest.raises(CertificateError, match="counts 10 releases of one client, where 11"):
-        check_counts(plan, Facts(1e-3, "secure", 11), participation(plan, Facts(1e-3, "secure", 11)), bill)
+        check_counts(plan, Facts(1e-3, "secure", 11), participation(plan, Facts(1e-3, "secure", 11)), cost)

@@ -30,8 +30,8 @@ population = {count}
 cohort = {count}
 lr = 0.1
 steps = 1
-radius = 1.0
-mechanism = {{ kind = "gaussian", multiplier = {multiplier} }}
+clip_norm = 1.0
+mechanism = {{ kind = "gaussian", noise_multiplier = {noise multiplier} }}
 {privacy}
 
 [federation]
@@ -41,11 +41,11 @@ classes = 10
 """
 
 
-def written(folder: Path, count: int, privacy: str = "", multiplier: float = 30.0) -> Path:
+def written(folder: Path, count: int, privacy: str = "", noise_multiplier: float = 30.0) -> Path:
     """fed.toml with so many silos and a client-level plan."""
     silos = str([f"s{i}" for i in range(count)]).replace("'", '"')
     file = folder / "fed.toml"
-    file.write_text(FILE.format(count=count, privacy=privacy, multiplier=multiplier, silos=silos))
+    file.write_text(FILE.format(count=count, privacy=privacy, noise_multiplier=noise_multiplier, silos=silos))
     return file
 
 
@@ -85,13 +85,13 @@ def test_a_new_federation_of_few_silos_asks_for_a_delta_and_writes_nothing(count
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("multiplier", [3.0, 30.0, 3e5])
+@pytest.mark.parametrize("noise_multiplier", [3.0, 30.0, 3e5])
 @pytest.mark.parametrize("count", [3, 5])
 def test_policies_of_a_new_federation_are_read_by_whoever_serves_them(
-    count: int, multiplier: float, tmp_path: Path
+    count: int, noise_multiplier: float, tmp_path: Path
 ) -> None:
     """With three silos and the delta of .30, a policy of epsilon 0.0 was written, which no silo could load."""
-    file = written(tmp_path, count, "[privacy]\ndelta = 1e-3", multiplier)
+    file = written(tmp_path, count, "[privacy]\ndelta = 1e-3", noise_multiplier)
     assert made(tmp_path, file).code == 0
     for name in (f"s{i}" for i in range(count)):
         policy = load_policy(tmp_path / "made" / "silos" / name / "policy.toml")

@@ -31,8 +31,8 @@ DELTA = 1e-5
 ROOMY = Limit(8.0, DELTA, "record")
 
 
-def mu_of(count: int, multiplier: float = 4.0, movement: float = 2.0) -> float:
-    return math.sqrt(count) * movement / multiplier
+def mu_of(count: int, noise_multiplier: float = 4.0, movement: float = 2.0) -> float:
+    return math.sqrt(count) * movement / noise_multiplier
 
 
 @pytest.fixture
@@ -379,11 +379,11 @@ def test_a_count_that_is_none_is_refused(count: int) -> None:
         Item(GAUSS, count)
 
 
-@pytest.mark.parametrize("multiplier", [math.nan, 0.0, -1.0])
-def test_noise_that_is_none_is_refused(ledger: Ledger, multiplier: float) -> None:
+@pytest.mark.parametrize("noise_multiplier", [math.nan, 0.0, -1.0])
+def test_noise_that_is_none_is_refused(ledger: Ledger, noise_multiplier: float) -> None:
     enter(ledger, "a")
     with pytest.raises(BudgetError):
-        ledger.charge("a", "0", (Item(GaussianNoise(multiplier)),))
+        ledger.charge("a", "0", (Item(GaussianNoise(noise_multiplier)),))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (math.inf, 0.1), (math.nan, 0.1), (1.0, 1.0), (1.0, -0.1)])

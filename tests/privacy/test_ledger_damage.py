@@ -86,7 +86,7 @@ def test_what_is_not_a_ledger_is_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        """UPDATE entries SET body = replace(body, '"multiplier":4.0', '"multiplier":9.0') WHERE id = 4""",
+        """UPDATE entries SET body = replace(body, '"noise_multiplier":4.0', '"noise_multiplier":9.0') WHERE id = 4""",
         "DELETE FROM entries WHERE id = 5",
         "DELETE FROM entries WHERE id = 3",
         "DELETE FROM head",

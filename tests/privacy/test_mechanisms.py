@@ -1,4 +1,4 @@
-"""Promises of the noise: its scale is the multiplier, wherever it is added; two thirds of it would be noticed."""
+"""Promises of the noise: its scale is the noise multiplier, wherever it is added; two thirds of it would be noticed."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def summed(release: Release, mode: Mode = "simulation", t: int = 0, seed: int = 
 
 
 @pytest.mark.parametrize("law", [Gaussian, Laplace])
-@pytest.mark.parametrize("multiplier", [1e-3, 0.7, 1.0, 40.0])
-def test_a_draw_has_the_scale_of_its_multiplier(law: Callable[[float], Mechanism], multiplier: float) -> None:
-    mechanism = law(multiplier)
+@pytest.mark.parametrize("noise_multiplier", [1e-3, 0.7, 1.0, 40.0])
+def test_a_draw_has_the_scale_of_its_multiplier(law: Callable[[float], Mechanism], noise_multiplier: float) -> None:
+    mechanism = law(noise_multiplier)
     sample = mechanism.sample(D, Seeded(1).at(0, "server noise"))
-    assert_scale(sample, LAWS[type(mechanism)], multiplier)
+    assert_scale(sample, LAWS[type(mechanism)], noise_multiplier)
     assert sample.std() == pytest.approx(mechanism.std, rel=0.05)
 
 
@@ -143,10 +143,10 @@ def test_coordinates_are_independent_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("sampler", [Everyone(6), Poisson(6, 0.5)])
-@pytest.mark.parametrize("radius", [0.01, 5.0])
+@pytest.mark.parametrize("clip_norm", [0.01, 5.0])
 @pytest.mark.parametrize("law", [Gaussian, Laplace])
 def test_the_released_model_carries_multiplier_times_radius_over_the_denominator(
-    sampler: Sampler, radius: float, law: Callable[[float], Mechanism]
+    sampler: Sampler, clip_norm: float, law: Callable[[float], Mechanism]
 ) -> None:
     """End to end: clients that do not move, one round, so the model moves by the noise alone."""
     wide = Task.of(torch.nn.Linear(D // 2, 2, bias=False), clients(shape=(D // 2,), classes=2))
@@ -155,11 +155,11 @@ def test_the_released_model_carries_multiplier_times_radius_over_the_denominator
         rounds=1,
         clients=sampler,
         local=LocalSgd(lr=0.0, epochs=1),
-        encode=(Clip(radius, norm=mechanism.norm),),
+        encode=(Clip(clip_norm, norm=mechanism.norm),),
         release=CentralNoise(mechanism),
     )
     moved = (wide.layout.flatten(wide.model) - final(still, wide)).double().numpy()
-    assert_scale(moved, LAWS[type(mechanism)], 0.8 * radius / sampler.expected)
+    assert_scale(moved, LAWS[type(mechanism)], 0.8 * clip_norm / sampler.expected)
 
 
 def test_every_mechanism_bills_the_multiplier_it_draws_with() -> None:
@@ -200,11 +200,11 @@ def test_postprocessing_is_told_the_noise_std_of_unequal_clients(monkeypatch: py
 
 
 @pytest.mark.parametrize("law", [Gaussian, Laplace])
-@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, math.nan, math.inf])
 def test_a_multiplier_that_is_not_positive_and_finite_is_refused(
-    law: Callable[[float], Mechanism], multiplier: float
+    law: Callable[[float], Mechanism], noise_multiplier: float
 ) -> None:
-    with pytest.raises(PlanError, match="multiplier"):
-        law(multiplier)
-    with pytest.raises(PlanError, match="multiplier"):
-        LocalNoise(law(1.0), (1.0, multiplier))
+    with pytest.raises(PlanError, match="noise_multiplier"):
+        law(noise_multiplier)
+    with pytest.raises(PlanError, match="noise_multiplier"):
+        LocalNoise(law(1.0), (1.0, noise_multiplier))

@@ -48,7 +48,7 @@ def test_what_the_policy_allows_is_allowed() -> None:
         ({"unit": "client"}, "protects one record, and the policy wants one client"),
         ({"releases": ("noise_shares", "central_noise")}, "the release 'local_noise' is not allowed"),
         ({"noise": ("simulation",)}, "noise of mode 'secure' is not allowed"),
-        ({"least_multiplier": 1e6}, "the least allowed is 1e"),
+        ({"least_noise_multiplier": 1e6}, "the least allowed is 1e"),
         ({"least_cohort": 4.0}, "a round may have 3 clients, and the least allowed is 4"),
     ],
 )
@@ -73,10 +73,10 @@ def test_a_plan_that_releases_columns_first_is_refused_by_a_silo_over_a_network(
 def test_the_multiplier_is_this_silos_own() -> None:
     release = SILOS.release
     assert isinstance(release, LocalNoise)
-    least = [release.of(silo).multiplier for silo in range(3)]
-    middle = replace(OPEN, least_multiplier=sorted(least)[1])
+    least = [release.of(silo).noise_multiplier for silo in range(3)]
+    middle = replace(OPEN, least_noise_multiplier=sorted(least)[1])
     found = [refusal(middle, silo=silo) is None for silo in range(3)]
-    assert found == [multiplier >= middle.least_multiplier for multiplier in least]
+    assert found == [noise_multiplier >= middle.least_noise_multiplier for noise_multiplier in least]
     assert sorted(found) == [False, True, True]
 
 

@@ -13,7 +13,7 @@ from tests.tiny import plan as client_plan
 
 from sordino.accounting import accountant
 from sordino.accounting.calibration import Budget, calibrated, calibrated_silos
-from sordino.accounting.composition import ADVERSARIES, Bill, Participation
+from sordino.accounting.composition import ADVERSARIES, Cost, Participation
 from sordino.accounting.delta import silo_deltas
 from sordino.accounting.events import (
     Event,
@@ -73,12 +73,12 @@ def made(
     return planned(rounds=rounds, clients=clients, local=BatchGradient(reads, 1.0, norm), release=release)
 
 
-def entries(bill: Bill, adversary: Any = "models", silo: int = 0) -> tuple[Event, int]:
-    (entry,) = bill.line(adversary, silo).entries
+def entries(cost: Cost, adversary: Any = "models", silo: int = 0) -> tuple[Event, int]:
+    (entry,) = cost.line(adversary, silo).entries
     return entry
 
 
-def cost(event: Event, count: int, relation: Relation = "replace_one", delta: float = 1e-5) -> float:
+def epsilon_of(event: Event, count: int, relation: Relation = "replace_one", delta: float = 1e-5) -> float:
     return accountant.epsilon(((event, count),), relation, delta).value
 
 
@@ -89,10 +89,10 @@ def cost(event: Event, count: int, relation: Relation = "replace_one", delta: fl
 def test_local_noise_is_billed_alike_to_everybody(
     reads: RecordSampler, relation: Relation, event: Event, count: int
 ) -> None:
-    bill = made(reads).bill()
-    assert bill.unit == "record"
+    cost = made(reads).cost()
+    assert cost.unit == "record"
     for who in ADVERSARIES:
-        line = bill.line(who)
+        line = cost.line(who)
         assert (line.relation, line.entries, line.silos) == (relation, ((event, count),), ())
 
 
@@ -100,23 +100,23 @@ def test_local_noise_is_billed_alike_to_everybody(
 def test_central_noise_protects_what_is_released_and_no_message(
     reads: RecordSampler, relation: Relation, event: Event, count: int
 ) -> None:
-    bill = made(reads, CentralNoise(Gaussian(2.0))).bill()
-    assert entries(bill, "models") == entries(bill, "cohort") == (event, count)
-    assert entries(bill, "messages") == (Unprotected(), count)
-    assert bill.line("models").relation == relation
+    cost = made(reads, CentralNoise(Gaussian(2.0))).cost()
+    assert entries(cost, "models") == entries(cost, "cohort") == (event, count)
+    assert entries(cost, "messages") == (Unprotected(), count)
+    assert cost.line("models").relation == relation
 
 
 def test_noise_shares_are_their_total_to_the_server_and_a_share_to_one_who_reads_messages() -> None:
-    bill = made(FixedRecords(3, (N,)), NoiseShares(2.0, at_least=4)).bill()
-    assert entries(bill, "cohort") == (FixedSampled(N, 3, Z), ROUNDS)
-    assert entries(bill, "messages") == (FixedSampled(N, 3, GaussianNoise(1.0)), ROUNDS)
+    cost = made(FixedRecords(3, (N,)), NoiseShares(2.0, at_least=4)).cost()
+    assert entries(cost, "cohort") == (FixedSampled(N, 3, Z), ROUNDS)
+    assert entries(cost, "messages") == (FixedSampled(N, 3, GaussianNoise(1.0)), ROUNDS)
 
 
 @pytest.mark.parametrize("release", [LOCAL, CentralNoise(Gaussian(2.0)), NoiseShares(2.0, 1)], ids=str)
 @pytest.mark.parametrize("clients", [FIXED, POISSON, RoundRobin(4, 1)], ids=str)
 def test_coins_that_choose_silos_never_amplify(clients: Sampler, release: Release) -> None:
-    bill = made(FixedRecords(3, (N,)), release, clients).bill()
-    event, count = entries(bill)
+    cost = made(FixedRecords(3, (N,)), release, clients).cost()
+    event, count = entries(cost)
     seen = clients.random and not isinstance(release, CentralNoise)
     assert event == (PubliclySampled(0.5, FixedSampled(N, 3, Z)) if seen else FixedSampled(N, 3, Z))
     assert count == (ROUNDS if clients.random else clients.most(ROUNDS))
@@ -124,31 +124,31 @@ def test_coins_that_choose_silos_never_amplify(clients: Sampler, release: Releas
 
 def test_no_noise_promises_nothing_whatever_the_coins() -> None:
     for reads, *_ in SAMPLERS:
-        for line in made(reads, NoNoise()).bill().lines:
+        for line in made(reads, NoNoise()).cost().lines:
             assert isinstance(line.entries[0][0], Unprotected)
 
 
 def test_noise_in_local_steps_is_billed_step_by_step() -> None:
     for reads, _, event, count in SAMPLERS:
         local = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=2 if reads.disjoint else 5)
-        bill = planned(
+        cost = planned(
             rounds=ROUNDS if not reads.disjoint else 5, clients=EVERYONE, local=local, release=Forward()
-        ).bill()
-        assert entries(bill) == (event, count if reads.disjoint else 5 * ROUNDS)
+        ).cost()
+        assert entries(cost) == (event, count if reads.disjoint else 5 * ROUNDS)
 
 
 def test_shuffled_batches_are_billed_by_epochs_not_by_rounds() -> None:
     """30 records in batches of 3: ten rounds an epoch; thirty rounds are three reads of a record, not thirty."""
     reads = ShuffledRecords(3, (30,))
-    assert entries(made(reads, LOCAL, rounds=30).bill()) == (Z, 3)
-    assert entries(made(reads, LOCAL, rounds=31).bill()) == (Z, 4)
+    assert entries(made(reads, LOCAL, rounds=30).cost()) == (Z, 3)
+    assert entries(made(reads, LOCAL, rounds=31).cost()) == (Z, 4)
     plan = made(reads, LOCAL, rounds=30)
     for repeated, billed in (((28, 29), 4), ((28, 28), 5), ((19, 20), 5)):  # disjoint batches; one twice; two epochs
         again = Participation(releases=32, most=32, repeats=2, repeated=repeated)
-        assert entries(plan.bill(again)) == (Z, billed)
-    assert entries(plan.bill(Participation(releases=32, most=32, repeats=2))) == (Z, 5)  # nobody knows which
+        assert entries(plan.cost(again)) == (Z, billed)
+    assert entries(plan.cost(Participation(releases=32, most=32, repeats=2))) == (Z, 5)  # nobody knows which
     steps = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=5)
-    assert entries(planned(rounds=6, clients=EVERYONE, local=steps, release=Forward()).bill()) == (Z, 3)
+    assert entries(planned(rounds=6, clients=EVERYONE, local=steps, release=Forward()).cost()) == (Z, 3)
 
 
 CORRELATED = CorrelatedNoise(Gaussian(2.0), BandedSquareRoot(10))
@@ -157,10 +157,10 @@ CORRELATED = CorrelatedNoise(Gaussian(2.0), BandedSquareRoot(10))
 def test_correlated_noise_over_batches_in_turn_is_one_event_of_reads_an_epoch_apart() -> None:
     """30 records in batches of 3 are read every ten rounds: ten bands do not meet, three reads are sqrt(3) ||c||."""
     column = BandedSquareRoot(10).column(30)
-    ((event, count),) = made(RecordsInTurn(3, (30,)), CORRELATED, rounds=30).bill().line("models").entries
+    ((event, count),) = made(RecordsInTurn(3, (30,)), CORRELATED, rounds=30).cost().line("models").entries
     assert count == 1
     assert isinstance(event, GaussianNoise)
-    assert event.multiplier == pytest.approx(2.0 / np.linalg.norm(column) / math.sqrt(3))
+    assert event.noise_multiplier == pytest.approx(2.0 / np.linalg.norm(column) / math.sqrt(3))
 
 
 @pytest.mark.parametrize(
@@ -170,23 +170,23 @@ def test_no_record_moves_correlated_noise_more_than_is_billed(reads: RecordSampl
     """Every record's own rounds, through the matrix; the sabotage bills one column for each of its rounds."""
     rounds = 24
     matrix = dense(BandedSquareRoot(10).column(rounds), rounds)
-    ((event, _),) = made(reads, CORRELATED, rounds=rounds).bill().line("models").entries
+    ((event, _),) = made(reads, CORRELATED, rounds=rounds).cost().line("models").entries
     assert isinstance(event, GaussianNoise)
     there = np.zeros((rounds, 30))
     for t in range(rounds):
         there[t, reads.draw(t, 0, 30, np.random.default_rng(t))] = 1.0
     moved = np.linalg.norm(matrix @ there, axis=0).max()
-    assert 2.0 / event.multiplier >= moved * (1 - 1e-9)
+    assert 2.0 / event.noise_multiplier >= moved * (1 - 1e-9)
     if isinstance(reads, AllRecords):
         assert moved > 1.5 * np.linalg.norm(matrix[:, 0]) * math.sqrt(rounds)
 
 
 def test_one_holder_of_all_records_may_correlate_its_noise_and_smooth_it() -> None:
-    made = dp_ls_sgd(rounds=30, records=RecordsInTurn(3, (30,)), lr=0.1, radius=1.0, release=CORRELATED)
-    ((event, count),) = made.bill().line("models").entries
+    made = dp_ls_sgd(rounds=30, records=RecordsInTurn(3, (30,)), lr=0.1, clip_norm=1.0, release=CORRELATED)
+    ((event, count),) = made.cost().line("models").entries
     assert (count, made.unit) == (1, "record")
     assert isinstance(event, GaussianNoise)
-    assert event.multiplier == pytest.approx(2.0 / math.sqrt(3) / np.linalg.norm(BandedSquareRoot(10).column(30)))
+    assert event.noise_multiplier == pytest.approx(2.0 / math.sqrt(3) / np.linalg.norm(BandedSquareRoot(10).column(30)))
 
 
 @pytest.mark.parametrize("reads", [PoissonRecords(3.0, (30,)), FixedRecords(3, (30,))])
@@ -197,7 +197,7 @@ def test_correlated_noise_over_random_batches_is_refused(reads: RecordSampler) -
 
 def test_a_filter_counts_the_reads_of_correlated_noise() -> None:
     plan = made(RecordsInTurn(3, (30,)), CORRELATED, rounds=30)
-    line = plan.bill().line("cohort")
+    line = plan.cost().line("cohort")
     paid = Budget(accountant.epsilon(line.entries, line.relation, 1e-5).value * 1.01, 1e-5)
     assert client_filter(plan, paid).allowed.min() >= 3  # more than three do not fit in thirty rounds
     assert client_filter(plan, replace(paid, epsilon=0.7 * paid.epsilon)).allowed.max() < 3
@@ -209,8 +209,8 @@ def test_a_filter_counts_the_reads_of_correlated_noise() -> None:
 def test_a_silo_that_sits_rounds_out_is_still_billed_for_every_epoch_it_was_in() -> None:
     """Two rounds of different epochs may read one record twice: a count of its own rounds would say once."""
     each = Participation(releases=30, most=2, each=(2, 1, 0, 30))
-    bill = made(ShuffledRecords(3, (30,)), LOCAL, FIXED, rounds=30).bill(each)
-    assert [bill.line("messages", silo).entries[0][1] for silo in range(4)] == [2, 1, 0, 3]
+    cost = made(ShuffledRecords(3, (30,)), LOCAL, FIXED, rounds=30).cost(each)
+    assert [cost.line("messages", silo).entries[0][1] for silo in range(4)] == [2, 1, 0, 3]
 
 
 def test_a_filter_counts_the_epochs_of_shuffled_batches() -> None:
@@ -232,8 +232,8 @@ def test_a_filter_counts_the_epochs_of_shuffled_batches() -> None:
 
 def test_laplace_needs_an_l1_clip_and_a_sampler_with_a_proof() -> None:
     laplace = LocalNoise(Laplace(2.0))
-    assert entries(made(AllRecords((N,)), laplace, norm=1).bill()) == (LaplaceNoise(2.0), ROUNDS)
-    assert entries(made(PoissonRecords(3.0, (N,)), laplace, norm=1).bill())[0] == PoissonSampled(0.1, LaplaceNoise(2.0))
+    assert entries(made(AllRecords((N,)), laplace, norm=1).cost()) == (LaplaceNoise(2.0), ROUNDS)
+    assert entries(made(PoissonRecords(3.0, (N,)), laplace, norm=1).cost())[0] == PoissonSampled(0.1, LaplaceNoise(2.0))
     for reads, norm, rule in ((AllRecords((N,)), 2, "norm"), (FixedRecords(3, (N,)), 1, "accounting")):
         with pytest.raises(PlanError) as refused:
             made(reads, laplace, norm=norm)
@@ -254,10 +254,10 @@ def test_shuffled_messages_of_several_records_are_refused(reads: RecordSampler) 
 
 
 def test_shuffled_messages_of_one_record_are_amplified_by_the_crowd_alone() -> None:
-    bill = made(FixedRecords(1, (N,)), ShuffledNoise(Gaussian(2.0), 3)).bill()
-    assert entries(bill, "cohort") == (Shuffled(3, Z), ROUNDS)  # never by the record's own coin as well
-    assert entries(bill, "messages") == (FixedSampled(N, 1, Z), ROUNDS)
-    once = made(OnePass(1, (N,)), ShuffledNoise(Gaussian(2.0), 3)).bill()
+    cost = made(FixedRecords(1, (N,)), ShuffledNoise(Gaussian(2.0), 3)).cost()
+    assert entries(cost, "cohort") == (Shuffled(3, Z), ROUNDS)  # never by the record's own coin as well
+    assert entries(cost, "messages") == (FixedSampled(N, 1, Z), ROUNDS)
+    once = made(OnePass(1, (N,)), ShuffledNoise(Gaussian(2.0), 3)).cost()
     assert entries(once, "cohort") == (Shuffled(3, Z), 1)
 
 
@@ -267,9 +267,9 @@ def test_shuffled_messages_of_one_record_are_amplified_by_the_crowd_alone() -> N
 def test_one_pass_is_one_release_and_one_more_for_every_round_that_ran_again() -> None:
     plan = made(OnePass(3, (N,)), rounds=10)
     for repeats in (0, 1, 3):
-        bill = plan.bill(Participation(releases=10 + repeats, most=10 + repeats, repeats=repeats))
-        assert entries(bill) == (Z, 1 + repeats)
-    assert entries(plan.bill(Participation(releases=1, most=1, repeats=4)))[1] == 1
+        cost = plan.cost(Participation(releases=10 + repeats, most=10 + repeats, repeats=repeats))
+        assert entries(cost) == (Z, 1 + repeats)
+    assert entries(plan.cost(Participation(releases=1, most=1, repeats=4)))[1] == 1
 
 
 @pytest.mark.parametrize(("sizes", "rounds"), [((30,), 11), ((30, 40, 50, 29), 10)])
@@ -291,32 +291,32 @@ def test_the_steps_of_a_local_solver_count_as_batches_of_the_pass() -> None:
 
 
 def test_silos_that_differ_have_a_line_each_and_the_worst_is_the_headline() -> None:
-    bill = made(FixedRecords(3, (30, 60, 30, 90))).bill()
-    assert [line.silos for line in bill.of("models")] == [(0, 2), (1,), (3,)]
-    found = headline(bill.of("models"), 1e-5)
-    assert found["epsilon"] == pytest.approx(cost(FixedSampled(30, 3, Z), ROUNDS), abs=2e-6)
+    cost = made(FixedRecords(3, (30, 60, 30, 90))).cost()
+    assert [line.silos for line in cost.of("models")] == [(0, 2), (1,), (3,)]
+    found = headline(cost.of("models"), 1e-5)
+    assert found["epsilon"] == pytest.approx(epsilon_of(FixedSampled(30, 3, Z), ROUNDS), abs=2e-6)
     assert [entry["silos"] for entry in found["silos"]] == [[0, 2], [1], [3]]
     assert max(entry["epsilon"] for entry in found["silos"]) == found["epsilon"]
 
 
 def test_every_silo_has_its_own_noise_and_its_own_delta() -> None:
     own = LocalNoise(Gaussian(1.0), (2.0, 4.0, 4.0, 8.0))
-    bill = made(AllRecords((N,)), own).bill()
-    assert [entries(bill, "messages", each)[0] for each in range(4)] == [GaussianNoise(z) for z in (2.0, 4.0, 4.0, 8.0)]
+    cost = made(AllRecords((N,)), own).cost()
+    assert [entries(cost, "messages", each)[0] for each in range(4)] == [GaussianNoise(z) for z in (2.0, 4.0, 4.0, 8.0)]
     deltas = (1e-3, 1e-5, 1e-6, 1e-4)
-    found = headline(bill.of("models"), 1e-5, deltas)
+    found = headline(cost.of("models"), 1e-5, deltas)
     each = {tuple(entry["silos"]): entry for entry in found["silos"]}
     assert set(each) == {(0,), (1,), (2,), (3,)}
     for index, z in enumerate((2.0, 4.0, 4.0, 8.0)):
-        exact = cost(GaussianNoise(z), ROUNDS, delta=deltas[index])
+        exact = epsilon_of(GaussianNoise(z), ROUNDS, delta=deltas[index])
         assert each[(index,)]["delta"] == deltas[index]
         assert exact <= each[(index,)]["epsilon"] <= exact + 2e-6
     assert (found["epsilon"], found["delta"]) == (max(e["epsilon"] for e in each.values()), 1e-3)
 
 
 def test_a_silo_without_a_guarantee_is_the_worst() -> None:
-    bill = Bill("record", (*made(AllRecords((N,))).bill().lines, *made(AllRecords((N,)), NoNoise()).bill().lines))
-    assert headline(bill.of("models"), 1e-5)["epsilon"] is None
+    cost = Cost("record", (*made(AllRecords((N,))).cost().lines, *made(AllRecords((N,)), NoNoise()).cost().lines))
+    assert headline(cost.of("models"), 1e-5)["epsilon"] is None
 
 
 def test_a_silo_is_billed_for_the_rounds_it_was_in() -> None:
@@ -324,8 +324,8 @@ def test_a_silo_is_billed_for_the_rounds_it_was_in() -> None:
     cohorts = [np.array(pair) for pair in ([0, 1], [0, 2], [0, 1], [0, 2], [0, 1], [0, 1])]
     facts = counted(plan, list(range(ROUNDS)), cohorts, Facts(1e-5, "simulation", 0))
     assert facts.each == (6, 4, 2, 0)
-    bill = plan.bill(participation(plan, facts))
-    assert [entries(bill, "messages", each)[1] for each in range(4)] == [6, 4, 2, 0]
+    cost = plan.cost(participation(plan, facts))
+    assert [entries(cost, "messages", each)[1] for each in range(4)] == [6, 4, 2, 0]
     made_of = certificate(plan, facts)
     assert made_of["counts"]["rounds_of_each_silo"] == [6, 4, 2, 0]
     assert [entry["epsilon"] for entry in made_of["adversaries"][0]["silos"]][-1] == 0.0
@@ -335,14 +335,14 @@ def test_a_silo_is_billed_for_the_rounds_it_was_in() -> None:
 def test_a_run_that_was_cut_is_billed_as_planned_for_every_silo() -> None:
     plan = made(FixedRecords(3, (N,)), clients=FIXED)
     facts = counted(plan, [0], [np.array([0, 1])], Facts(1e-5, "simulation", 0))
-    bill = plan.bill(participation(plan, facts))
+    cost = plan.cost(participation(plan, facts))
     read, by_coin = FixedSampled(N, 3, Z), PubliclySampled(0.5, FixedSampled(N, 3, Z))
     for each in range(4):
         drawn = ((read, 1),) if each < 2 else ()
-        assert bill.line("messages", each).entries == (*drawn, (by_coin, ROUNDS))
+        assert cost.line("messages", each).entries == (*drawn, (by_coin, ROUNDS))
     whole = made(FixedRecords(3, (N,)))
     cut = counted(whole, [0, 1], [], Facts(1e-5, "simulation", 0))
-    assert entries(whole.bill(participation(whole, cut)))[1] == ROUNDS
+    assert entries(whole.cost(participation(whole, cut)))[1] == ROUNDS
 
 
 @pytest.mark.parametrize("again", [0, 1, 5])
@@ -368,39 +368,43 @@ SIXTY = (30, 60, 60)
 
 @pytest.mark.parametrize("reads", [AllRecords(SIXTY), FixedRecords(5, SIXTY), OnePass(5, SIXTY)], ids=lambda r: r.kind)
 def test_every_silo_spends_its_own_budget_and_hardly_less(reads: RecordSampler) -> None:
-    base = noisy_minibatch_sgd(rounds=5, clients=Everyone(3), records=reads, radius=1.0, multiplier=1.0, lr=0.1)
+    base = noisy_minibatch_sgd(
+        rounds=5, clients=Everyone(3), records=reads, clip_norm=1.0, noise_multiplier=1.0, lr=0.1
+    )
     asked = [Budget(1.0, 1e-4), Budget(2.0, 1e-5), Budget(1.0, 1e-5)]
-    bill = calibrated_silos(base, asked).bill()
+    cost = calibrated_silos(base, asked).cost()
     for index, budget in enumerate(asked):
-        event, count = entries(bill, "messages", index)
-        assert 0.99 * budget.epsilon <= cost(event, count, delta=budget.delta) <= budget.epsilon
+        event, count = entries(cost, "messages", index)
+        assert 0.99 * budget.epsilon <= epsilon_of(event, count, delta=budget.delta) <= budget.epsilon
 
 
 def test_local_sgd_and_the_silo_recipe_meet_their_budgets_too() -> None:
     reads = FixedRecords(3, (30, 60))
-    local = noisy_local_sgd(rounds=3, clients=Everyone(2), records=reads, radius=1.0, multiplier=1.0, lr=0.1, steps=2)
+    local = noisy_local_sgd(
+        rounds=3, clients=Everyone(2), records=reads, clip_norm=1.0, noise_multiplier=1.0, lr=0.1, steps=2
+    )
     ready = silo(sizes=(30, 60), epsilons=(1.0, 3.0), rounds=4)
     for plan, asked in (
         (calibrated_silos(local, budgets((30, 60), (1.0, 3.0))), (1.0, 3.0)),
         (ready, (1.0, 3.0)),
     ):
         for index, (size, epsilon) in enumerate(zip((30, 60), asked, strict=True)):
-            spent = cost(*entries(plan.bill(), "messages", index), delta=min(size**-1.1, 1e-3))
+            spent = epsilon_of(*entries(plan.cost(), "messages", index), delta=min(size**-1.1, 1e-3))
             assert 0.99 * epsilon <= spent <= epsilon
 
 
 def test_one_multiplier_for_all_is_solved_for_the_silo_that_pays_most() -> None:
     plan = calibrated(made(FixedRecords(3, (90, 30, 60, 60))), epsilon=1.0, delta=1e-5)
-    assert 0.99 <= headline(plan.bill().of("models"), 1e-5)["epsilon"] <= 1.0
+    assert 0.99 <= headline(plan.cost().of("models"), 1e-5)["epsilon"] <= 1.0
 
 
 def test_rounds_are_solved_for_the_silo_that_pays_most() -> None:
     own = LocalNoise(Gaussian(1.0), (9.0, 60.0, 30.0, 45.0))
     plan = calibrated(made(AllRecords((90, 30, 60, 60)), own), epsilon=2.0, delta=1e-5, free="rounds")
-    assert headline(plan.bill().of("models"), 1e-5)["epsilon"] <= 2.0
+    assert headline(plan.cost().of("models"), 1e-5)["epsilon"] <= 2.0
     clients = client_plan(clients=Everyone(3), release=LocalNoise(Gaussian(1.0), (60.0, 9.0, 30.0)))
     found = calibrated(clients, epsilon=2.0, delta=1e-5, free="rounds")
-    assert headline(found.bill().of("models"), 1e-5)["epsilon"] <= 2.0
+    assert headline(found.cost().of("models"), 1e-5)["epsilon"] <= 2.0
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
@@ -420,9 +424,9 @@ def test_budgets_that_do_not_fit_the_silos_are_refused() -> None:
 
 def test_multipliers_of_the_silos_own_are_refused_where_somebody_else_adds_the_noise() -> None:
     """No other release has a place for them, so none can be said to have noise that it does not add."""
-    silos = {"rounds": 2, "clients": {"kind": "everyone", "population": 2}, "radius": 1.0, "lr": 0.1}
+    silos = {"rounds": 2, "clients": {"kind": "everyone", "population": 2}, "clip_norm": 1.0, "lr": 0.1}
     usual = {**silos, "name": "noisy_minibatch_sgd", "records": {"kind": "all_records", "sizes": [30]}}
-    own = {"mechanism": {"kind": "gaussian", "multiplier": 1.0}, "multipliers": [1.0, 2.0]}
+    own = {"mechanism": {"kind": "gaussian", "noise_multiplier": 1.0}, "noise_multipliers": [1.0, 2.0]}
     assert from_recipe({**usual, "release": {**own, "kind": "local_noise"}}).release.event() == Gaussian(1.0).event()
     for kind in ("central_noise", "noise_shares", "shuffled_noise"):
         with pytest.raises(ConfigError, match=r"recipe\.release\.m"):

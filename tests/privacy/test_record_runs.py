@@ -44,8 +44,8 @@ name = "noisy_minibatch_sgd"
 rounds = 4
 clients = {clients}
 records = {{ kind = "{records}", batch = 6, sizes = [60] }}
-radius = 1.0
-multiplier = 8.0
+clip_norm = 1.0
+noise_multiplier = 8.0
 lr = 0.5
 
 [privacy]

@@ -22,21 +22,21 @@ from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.certificate.facts import Facts, billed
 from sordino.config import load_config
 from sordino.engines.base import Receipt
-from sordino.loop import Settled
+from sordino.loop import RoundReceipts
 from sordino.outcome import counted
 from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, NoiseShares
 from sordino.parts.samplers import NO_COINS, Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.separation import Separated, Turns
+from sordino.parts.separation import CyclicPoisson, MinSeparation
 from sordino.parts.strategies import Identity
 from sordino.plan import Plan
 from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
 
 DELTA = 100**-1.1
-TURNS = Turns(100, 10, 0.9)
+TURNS = CyclicPoisson(100, 10, 0.9)
 
 
 def turns_plan(**changes: Any) -> Plan:
@@ -46,8 +46,8 @@ def turns_plan(**changes: Any) -> Plan:
 
 def of_chain(made: Plan, charged: list[int]) -> dict[str, Line]:
     """The bill of a run whose chain of charges holds these rounds."""
-    bill = billed(made, counted(made, charged, [], Facts(DELTA, "simulation", 0)))
-    return {who: bill.line(who) for who in ("models", "cohort")}
+    cost = billed(made, counted(made, charged, [], Facts(DELTA, "simulation", 0)))
+    return {who: cost.line(who) for who in ("models", "cohort")}
 
 
 def epsilon(line: Line) -> float:
@@ -63,7 +63,7 @@ def test_a_repeated_round_of_turns_hits_the_same_group_again(kills: int, exposur
     assert found["models"].entries[0][1] == exposures
     assert found["cohort"].entries[0][1] == exposures  # rate .9: some client is in all of them
     assert epsilon(found["models"]) == pytest.approx(true, abs=6e-4)
-    assert epsilon(found["models"]) >= lower_bound(rate=0.9, multiplier=2.0, rounds=exposures, delta=DELTA)
+    assert epsilon(found["models"]) >= lower_bound(rate=0.9, noise_multiplier=2.0, rounds=exposures, delta=DELTA)
 
 
 def test_repeats_of_different_groups_do_not_add_up() -> None:
@@ -76,20 +76,20 @@ def test_repeats_of_different_groups_do_not_add_up() -> None:
 def test_amplified_rounds_are_those_in_which_a_client_can_be_drawn(T: int, groups: int, again: list[int]) -> None:
     repeated = [t % T for t in again]
     times = Counter(t % groups for t in [*range(T), *repeated])
-    assert Turns(20, groups, 0.5).amplified_rounds(T, repeated) == max(times.values())
+    assert CyclicPoisson(20, groups, 0.5).amplified_rounds(T, repeated) == max(times.values())
 
 
 def test_repeats_that_nobody_can_name_may_be_of_any_group() -> None:
-    bill = turns_plan().bill(Participation(releases=14, most=5, repeats=3))
-    assert bill.line("models").entries[0][1] == 2 + 3
+    cost = turns_plan().cost(Participation(releases=14, most=5, repeats=3))
+    assert cost.line("models").entries[0][1] == 2 + 3
 
 
 # ---- public cohorts, and every other sampler -------------------------------------------------------------------------
 
 
 SAMPLERS: list[Sampler] = [
-    Everyone(6), RoundRobin(10, 3), RoundRobin(10, 3, seed=4), Separated(12, 2, 3), FixedSize(9, 3), Poisson(9, 0.4),
-    Turns(12, 4, 0.7),
+    Everyone(6), RoundRobin(10, 3), RoundRobin(10, 3, seed=4), MinSeparation(12, 2, 3), FixedSize(9, 3), Poisson(9, 0.4),
+    CyclicPoisson(12, 4, 0.7),
 ]  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_a_row_that_is_drawn_again_is_billed_for_what_it_moves(bands: int, clien
         rows = np.vstack([matrix, matrix[t]])
         truth = max(float(np.linalg.norm(rows @ one)) for one in member) / 2.0
         entries = of_chain(made, [*range(11), t])["cohort"].entries
-        billed_mu = sum(count / event.multiplier**2 for event, count in entries) ** 0.5  # type: ignore[attr-defined]
+        billed_mu = sum(count / event.noise_multiplier**2 for event, count in entries) ** 0.5  # type: ignore[attr-defined]
         assert truth <= billed_mu * (1 + 1e-9)
 
 
@@ -163,7 +163,7 @@ def test_a_run_in_turns_that_was_killed_pays_the_ledger_and_certifies_the_truth(
     words = ("--epsilon", 50, "--delta", DELTA, "--unit", "client", "--relation", "add_remove")
     sordino("ledger", "limit", tmp_path / "l", "digits", *words)
     sampler = '{ kind = "poisson", population = 60, rate = 0.5 }'
-    instead = '{ kind = "turns", population = 60, groups = 3, rate = 0.5 }'
+    instead = '{ kind = "cyclic_poisson", population = 60, groups = 3, rate = 0.5 }'
     pays = f'[privacy]\nledger = "{tmp_path / "l"}"\ndataset = "digits"\n[run]'
     config = load_config(federation(tmp_path, (sampler, instead), ("[run]", pays)))
     keep = rounds._keep
@@ -188,6 +188,6 @@ def test_a_run_in_turns_that_was_killed_pays_the_ledger_and_certifies_the_truth(
 
 def test_a_silo_s_receipts_beyond_its_rounds_are_repeats_that_nobody_can_name() -> None:
     made = plan(rounds=10, clients=RoundRobin(10, 1), release=NoiseShares(2.0, at_least=1))
-    notes = [Settled(t + 1, (), (Receipt(t, 3 if t == 4 else 1),)) for t in range(10)]
+    notes = [RoundReceipts(t + 1, (), (Receipt(t, 3 if t == 4 else 1),)) for t in range(10)]
     facts = counted(made, list(range(10)), [], Facts(DELTA, "simulation", 0), notes)
     assert (facts.repeats, facts.repeated, facts.most) == (2, (), 3)

@@ -110,7 +110,7 @@ def test_a_sentence_that_rounds_to_nearest_is_caught() -> None:
 
 
 def test_the_ledger_and_its_refusal_do_not_say_less_than_was_spent(tmp_path: Path) -> None:
-    """A Gaussian release of multiplier z, one after another: epsilons of any digits."""
+    """A Gaussian release of noise multiplier z, one after another: epsilons of any digits."""
     file = tmp_path / "book.ledger"
     with Ledger.open(file, create=True) as book:
         book.limit("digits", Limit(9.0, 1e-5, "client", "add_remove"))

@@ -90,7 +90,7 @@ class Sweep:
             found = np.full(size, self.coins.standard_normal())
             if self.swept:
                 found = 1.1 + np.arange(size) * 2.0**-20 / STEPS
-            return found * noise.multiplier
+            return found * noise.noise_multiplier
 
         return sample
 
@@ -176,7 +176,7 @@ def test_every_cell_of_a_local_step_takes_in_the_same_noise(sweep: Sweep, monkey
         return found[-1]
 
     monkeypatch.setattr(record_solvers, "on_grid_rows", spied)
-    solver = NoisyLocalSgd(AllRecords((1,)), radius=0.7, multiplier=1.3, lr=0.1, steps=1)
+    solver = NoisyLocalSgd(AllRecords((1,)), clip_norm=0.7, noise_multiplier=1.3, lr=0.1, steps=1)
     sweep.swept = True
     solver.solve(_work(solver, 0.4))
     assert unevenness(found[0][0]) < UNEVEN

@@ -25,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     parts = private()
     train(parts)
     found = {"loop": parts[1].certificate()}
-    quiet = federation(folder, ("multiplier = 2.0", "multiplier = 0.0"))
+    quiet = federation(folder, ("noise_multiplier = 2.0", "noise_multiplier = 0.0"))
     assert sordino("run", quiet, "--out", folder / "quiet").code == 0
     assert sordino("run", federation(folder), "--out", folder / "clients").code == 0
     silos = written(folder, THREE, privacy=own_budgets(9.0, 9.0, 9.0, 9.0))

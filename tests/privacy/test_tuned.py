@@ -27,12 +27,12 @@ from sordino.accounting.events import (
     PoissonSampled,
     Tuned,
 )
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.errors import ConfigError, PlanError
 from sordino.rng import Seeded
 
 Array = NDArray[np.float64]
-LAWS = [Tries(10.0), Tries(3.0, shape=0.0), Tries(30.0, shape=0.5), Tries(5.0, shape=2.0), Tries(8.0, "poisson")]
+LAWS = [Trials(10.0), Trials(3.0, shape=0.0), Trials(30.0, shape=0.5), Trials(5.0, shape=2.0), Trials(8.0, "poisson")]
 NAMES = [f"{one.law}-{one.mean:g}-{one.shape:g}" for one in LAWS]
 
 
@@ -43,7 +43,7 @@ def cost(event: Event, delta: float = 1e-5) -> float:
 # ---- beside the library ----------------------------------------------------------------------------------------------
 
 
-def theirs(inner: de.DpEvent, count: int, tries: Tries, delta: float) -> float:
+def theirs(inner: de.DpEvent, count: int, tries: Trials, delta: float) -> float:
     """What Google's accountant says of the same event."""
     shape = math.inf if tries.law == "poisson" else tries.shape
     accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -53,7 +53,7 @@ def theirs(inner: de.DpEvent, count: int, tries: Tries, delta: float) -> float:
 
 @pytest.mark.parametrize("tries", LAWS, ids=NAMES)
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
-def test_it_costs_what_the_library_says(tries: Tries, delta: float) -> None:
+def test_it_costs_what_the_library_says(tries: Trials, delta: float) -> None:
     """The library's divergences of a sampled Gaussian are a little above the integral at orders that are not whole."""
     sampled, other = PoissonSampled(0.1, GaussianNoise(1.5)), de.PoissonSampledDpEvent(0.1, de.GaussianDpEvent(1.5))
     found = [cost(Tuned(event, n, tries), delta) for event, n in ((GaussianNoise(4.0), 7), (LaplaceNoise(5.0), 3))]
@@ -65,21 +65,21 @@ def test_it_costs_what_the_library_says(tries: Tries, delta: float) -> None:
 
 
 @pytest.mark.parametrize("tries", LAWS, ids=NAMES)
-def test_one_try_alone_would_be_caught_as_too_cheap(tries: Tries) -> None:
+def test_one_try_alone_would_be_caught_as_too_cheap(tries: Trials) -> None:
     """Sabotage: the bill of the run that is shown, as if it were the only one."""
     one = epsilon([(GaussianNoise(4.0), 7)], "add_remove", 1e-6).value
     assert one < 0.7 * theirs(de.GaussianDpEvent(4.0), 7, tries, 1e-6)
 
 
 def test_replaced_units_move_twice_as_far() -> None:
-    moved = epsilon([(Tuned(GaussianNoise(8.0), 7, Tries(5.0)), 1)], "replace_one", 1e-6).value
-    assert moved == pytest.approx(cost(Tuned(GaussianNoise(4.0), 7, Tries(5.0)), 1e-6), rel=1e-9)
+    moved = epsilon([(Tuned(GaussianNoise(8.0), 7, Trials(5.0)), 1)], "replace_one", 1e-6).value
+    assert moved == pytest.approx(cost(Tuned(GaussianNoise(4.0), 7, Trials(5.0)), 1e-6), rel=1e-9)
 
 
 # ---- beside the truth ------------------------------------------------------------------------------------------------
 
 
-def slope(tries: Tries, s: Array) -> Array:
+def slope(tries: Trials, s: Array) -> Array:
     """The derivative of K's generating function, E[K s^(K-1)]."""
     if tries.law == "poisson":
         return np.asarray(tries.mean * np.exp(-tries.mean * (1 - s)))
@@ -89,7 +89,7 @@ def slope(tries: Tries, s: Array) -> Array:
     return np.asarray(eta * (1 - gamma) * (1 - (1 - gamma) * s) ** (-eta - 1) / (gamma**-eta - 1))
 
 
-def exact_delta(tries: Tries, noise: float, at: float) -> float:
+def exact_delta(tries: Trials, noise: float, at: float) -> float:
     """The hockey stick of the largest of K draws of N(0, z^2) and of N(1, z^2), the worse order."""
     x = np.linspace(-12 * noise, 1 + 12 * noise, 100_001)
     one, other = (stats.norm.pdf(x, m, noise) * slope(tries, stats.norm.cdf(x, m, noise)) for m in (0.0, 1.0))
@@ -99,7 +99,7 @@ def exact_delta(tries: Tries, noise: float, at: float) -> float:
 
 @pytest.mark.parametrize("tries", LAWS, ids=NAMES)
 @pytest.mark.parametrize("noise", [0.7, 2.0, 6.0])
-def test_the_bill_is_never_below_the_exact_law_of_the_best(tries: Tries, noise: float) -> None:
+def test_the_bill_is_never_below_the_exact_law_of_the_best(tries: Trials, noise: float) -> None:
     billed = deltas_at([(Tuned(GaussianNoise(noise), 1, tries), 1)], "add_remove", [0.05, 0.3, 1.0, 2.5])
     for at, most in zip([0.05, 0.3, 1.0, 2.5], billed, strict=True):
         assert exact_delta(tries, noise, at) <= most * (1 + 1e-6) + 1e-9
@@ -108,14 +108,14 @@ def test_the_bill_is_never_below_the_exact_law_of_the_best(tries: Tries, noise: 
 def test_the_exact_law_shows_that_one_try_is_not_the_bill() -> None:
     """Sabotage, by no accountant: the best of 30 draws tells more than one draw may."""
     single = delta_at([(GaussianNoise(2.0), 1)], "add_remove", 0.5)
-    assert exact_delta(Tries(30.0), 2.0, 0.5) > 1.5 * single
+    assert exact_delta(Trials(30.0), 2.0, 0.5) > 1.5 * single
 
 
 # ---- the number of tries ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tries", LAWS, ids=NAMES)
-def test_what_is_drawn_has_the_law_that_is_billed(tries: Tries) -> None:
+def test_what_is_drawn_has_the_law_that_is_billed(tries: Trials) -> None:
     coins = Seeded(5).at(0, "tries")
     drawn = np.asarray([tries.draw(coins) for _ in range(20_000)])
     assert drawn.mean() == pytest.approx(tries.mean, abs=5 * drawn.std() / math.sqrt(len(drawn)))
@@ -126,7 +126,7 @@ def test_what_is_drawn_has_the_law_that_is_billed(tries: Tries) -> None:
 
 
 def test_the_mean_that_is_billed_is_that_of_gamma() -> None:
-    assert Tries(10.0).gamma == pytest.approx(0.1, rel=1e-9)  # geometric
+    assert Trials(10.0).gamma == pytest.approx(0.1, rel=1e-9)  # geometric
     for tries in LAWS[:4]:
         chances = np.asarray([tries.chance(k) for k in range(1000)])
         assert float(chances @ np.arange(1000)) == pytest.approx(tries.mean, rel=1e-4)
@@ -135,14 +135,14 @@ def test_the_mean_that_is_billed_is_that_of_gamma() -> None:
 @pytest.mark.parametrize("given", [{"mean": 0.5}, {"mean": 1.0}, {"mean": math.nan}, {"shape": -1.0}, {"mean": 1e9}])
 def test_a_law_that_means_nothing_is_refused(given: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        Tries(**given)  # type: ignore[arg-type]
+        Trials(**given)  # type: ignore[arg-type]
 
 
 # ---- as an event -----------------------------------------------------------------------------------------------------
 
 
 def test_it_composes_and_is_written_and_read() -> None:
-    event = Tuned(PoissonSampled(0.1, GaussianNoise(2.0)), 20, Tries(4.0, shape=0.0))
+    event = Tuned(PoissonSampled(0.1, GaussianNoise(2.0)), 20, Trials(4.0, shape=0.0))
     assert codec.read(Event, codec.dump(event)) == event
     once = cost(event)
     assert once < epsilon([(event, 2)], "add_remove", 1e-5).value < 2 * once
@@ -151,7 +151,7 @@ def test_it_composes_and_is_written_and_read() -> None:
 
 def test_it_is_cheaper_than_the_table_of_as_many_tries_and_dearer_than_one() -> None:
     run = PoissonSampled(0.05, GaussianNoise(2.0))
-    tuned = cost(Tuned(run, 200, Tries(20.0)))
+    tuned = cost(Tuned(run, 200, Trials(20.0)))
     one, table = (epsilon([(run, 200 * n)], "add_remove", 1e-5).value for n in (1, 20))
     assert one < tuned < table / 1.5
 
@@ -159,9 +159,9 @@ def test_it_is_cheaper_than_the_table_of_as_many_tries_and_dearer_than_one() -> 
 def test_what_has_no_renyi_bound_cannot_be_tuned() -> None:
     for inner in (Approximate(1.0, 1e-6), FixedSampled(10, 2, GaussianNoise(1.0))):
         with pytest.raises(PlanError, match="no Renyi bound"):
-            cost(Tuned(inner, 3, Tries()))
+            cost(Tuned(inner, 3, Trials()))
     with pytest.raises(ConfigError):
-        Tuned(Tuned(GaussianNoise(1.0), 1, Tries()), 1, Tries())
+        Tuned(Tuned(GaussianNoise(1.0), 1, Trials()), 1, Trials())
 
 
 def test_the_conversion_to_delta_is_that_of_epsilon() -> None:

@@ -11,15 +11,15 @@ from tests.optim.loops import private, train
 from sordino.report.subject import Subject
 from sordino.runs.loading import subject
 
-CENTRAL = 'release = { kind = "central_noise", mechanism = { kind = "gaussian", multiplier = 2.0 } }'
+CENTRAL = 'release = { kind = "central_noise", mechanism = { kind = "gaussian", noise_multiplier = 2.0 } }'
 CHANGES = {
     "central": [],
     "smooth": [('server = { kind = "sgd" }', 'postprocess = [{ kind = "laplacian_smoothing", strength = 1.5 }]\n'
                 'server = { kind = "sgd", lr = 0.7 }')],
-    "shares": [(CENTRAL, 'release = { kind = "noise_shares", multiplier = 9.0, at_least = 20 }')],
+    "shares": [(CENTRAL, 'release = { kind = "noise_shares", noise_multiplier = 9.0, at_least = 20 }')],
     "none": [(CENTRAL, 'release = { kind = "no_noise" }')],
     "secure": [('kind = "sgd" }\n\n[run]', 'kind = "sgd" }\n\n[privacy]\nnoise = "secure"\n\n[run]')],
-    "local": [(CENTRAL, 'release = { kind = "local_noise", mechanism = { kind = "gaussian", multiplier = 9.0 } }')],
+    "local": [(CENTRAL, 'release = { kind = "local_noise", mechanism = { kind = "gaussian", noise_multiplier = 9.0 } }')],
 }  # fmt: skip
 SILOS = """
 [task]
@@ -32,7 +32,7 @@ name = "silo"
 sizes = [60, 60, 60, 60]
 epsilons = [1.0, 2.0, 4.0, 8.0]
 rounds = 5
-radius = 1.0
+clip_norm = 1.0
 lr = 0.5
 """
 

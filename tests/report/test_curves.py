@@ -13,11 +13,11 @@ import pytest
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.accounting.profiles import ceiling
 from sordino.accounting.selection import Selection
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.audit.tradeoff import Limit
 from sordino.certificate.build import certificate, headline
 from sordino.parts.preparation import Histogram
-from sordino.report.curves import FALSE_ALARMS, bill_of, delta_curve, kinds, over_rounds, trade_off
+from sordino.report.curves import FALSE_ALARMS, cost_of, delta_curve, kinds, over_rounds, trade_off
 from sordino.report.subject import Subject
 
 PHI = NormalDist()
@@ -45,7 +45,7 @@ def test_a_point_is_what_a_plan_of_so_few_rounds_costs(runs: dict[str, Subject])
     one = runs["central"]
     models = over_rounds(one)[0]
     for t, epsilon in list(zip(models["round"], models["epsilon"], strict=True))[1:]:
-        fewer = replace(one.plan, rounds=t).bill().of("models")
+        fewer = replace(one.plan, rounds=t).cost().of("models")
         assert epsilon == headline(fewer, one.facts.delta)["epsilon"]
 
 
@@ -72,7 +72,7 @@ def test_what_columns_cost_is_in_every_point(runs: dict[str, Subject]) -> None:
 
 def test_the_best_of_many_tries_is_drawn_as_it_is_billed(runs: dict[str, Subject]) -> None:
     one = runs["shares"]
-    chosen = Selection(id="a", tries=Tries(mean=3.0), over=("recipe.lr",), by="accuracy")
+    chosen = Selection(id="a", tries=Trials(mean=3.0), over=("recipe.lr",), by="accuracy")
     facts = replace(one.facts, selection=chosen)
     best = Subject("best", certificate(one.plan, facts), one.plan, facts, cohorts=one.cohorts, rounds=one.rounds)
     for once, tuned in zip(over_rounds(one), over_rounds(best), strict=True):
@@ -106,7 +106,7 @@ def test_a_gaussian_attack_is_phi_of_phi_inverse_plus_mu(runs: dict[str, Subject
 
 def test_attacks_agree_with_the_ceiling_and_with_the_auditor(runs: dict[str, Subject]) -> None:
     one = runs["central"]
-    line, made = bill_of(one).line("models"), one.certificate
+    line, made = cost_of(one).line("models"), one.certificate
     found = np.asarray(trade_off(one)[0]["true_positive_rate"])
     at = int(np.argmin(np.abs(FALSE_ALARMS - 0.01)))
     assert found[at] == pytest.approx(ceiling(line).true_positives, rel=2e-3)

@@ -36,7 +36,7 @@ def skewed(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     place, rng = tmp_path_factory.mktemp("skewed"), np.random.default_rng(0)
     y = (np.arange(300) % 20 == 0).astype(np.int64)
     x = (rng.standard_normal((300, 6)) + 0.2 * y[:, None]).astype(np.float32)
-    changes = [("[run]", '[run]\nmetrics = ["auc"]'), ("multiplier = 2.0", "multiplier = 0.5")]
+    changes = [("[run]", '[run]\nmetrics = ["auc"]'), ("noise_multiplier = 2.0", "noise_multiplier = 0.5")]
     file = spelt_out(place, *changes)
     np.savez(place / "data.npz", x=x[:240], y=y[:240], test_x=x[240:], test_y=y[240:], classes=np.int64(2))
     assert sordino("run", file, "--out", place / "skewed").code == 0

@@ -26,7 +26,7 @@ def test_the_gain_is_the_response_of_the_smoothing_to_an_impulse() -> None:
 def test_the_noise_level_is_the_variance_that_the_run_added(runs: dict[str, Subject]) -> None:
     found = spectrum(runs["smooth"])
     assert found is not None
-    expected = (2.0 * 1.0 / 30.0) ** 2  # multiplier, radius, 0.5 of 60 clients
+    expected = (2.0 * 1.0 / 30.0) ** 2  # noise multiplier, clip norm, 0.5 of 60 clients
     assert found["noise"]["before"] == pytest.approx([expected] * len(found["noise"]["before"]))
     assert found["noise"]["after"][0] == pytest.approx(expected)
     assert found["noise"]["after"][-1] == pytest.approx(expected / (1 + 4 * 1.5) ** 2)

@@ -45,10 +45,10 @@ def test_the_citation_says_what_the_citation_file_says() -> None:
 
 
 def test_settings_that_differ_are_found_wherever_they_stand() -> None:
-    one = {"plan": {"rounds": 4, "encode": [{"kind": "clip", "radius": 1.0}], "post": []}, "run": {"seed": 0}}
-    two = {"plan": {"rounds": 4, "encode": [{"kind": "clip", "radius": 2.0}]}, "run": {"seed": 0, "every": 2}}
+    one = {"plan": {"rounds": 4, "encode": [{"kind": "clip", "clip_norm": 1.0}], "post": []}, "run": {"seed": 0}}
+    two = {"plan": {"rounds": 4, "encode": [{"kind": "clip", "clip_norm": 2.0}]}, "run": {"seed": 0, "every": 2}}
     assert differing([one, two]) == [
-        {"setting": "plan.encode.0.radius", "values": [1.0, 2.0]},
+        {"setting": "plan.encode.0.clip_norm", "values": [1.0, 2.0]},
         {"setting": "run.every", "values": [None, 2]},
     ]
     assert differing([one, one]) == []

@@ -131,8 +131,8 @@ def measured_federation(problem: Quadratic, fed: SmoothedFederation, step: float
         clients=FixedSize(fed.population, fed.cohort),
         lr=local,
         epochs=fed.steps,
-        radius=local * fed.steps * fed.lipschitz,
-        multiplier=fed.ratio,
+        clip_norm=local * fed.steps * fed.lipschitz,
+        noise_multiplier=fed.ratio,
         denoiser=LaplacianSmoothing(fed.strength),
         server=Sgd(lr=fed.server),
     )
@@ -196,8 +196,8 @@ def measured_sgd(sgd: SmoothedSgd, seed: int, records: int = 500) -> Measured:
     plan = dp_ls_sgd(
         rounds=sgd.rounds,
         records=FixedRecords(sgd.batch, (records,)),
-        radius=1.0,
-        multiplier=sgd.std * sgd.batch,
+        clip_norm=1.0,
+        noise_multiplier=sgd.std * sgd.batch,
         lr=sgd.step,
         denoiser=LaplacianSmoothing(sgd.strength),
     )
@@ -230,7 +230,7 @@ ALONE = ("004 Theorem 4, convex", "004 Theorem 7, gradients")
 
 
 def federation(rounds: int, strength: float, problem: Quadratic) -> SmoothedFederation:
-    """20 clients, 10 a round, 3 local steps, noise of 10 radii on the sum."""
+    """20 clients, 10 a round, 3 local steps, noise of 10 clip norms on the sum."""
     return SmoothedFederation(20, 10, 3, rounds, problem.dimension, strength, 4.0, problem.steepest, 10.0)
 
 
@@ -322,7 +322,7 @@ STUDIES = (
     Study(
         "theory-bounds",
         "Convergence theorems: bound beside measurement",
-        "DP-Fed-LS on quadratic losses of 20 clients (12 parameters, noise of 10 radii on the sum), DP-LSSGD on "
+        "DP-Fed-LS on quadratic losses of 20 clients (12 parameters, noise of 10 clip norms on the sum), DP-LSSGD on "
         "logistic regression (500 records, 10 parameters), where every "
         "constant of the theorems is known; steps as prescribed.",
         rows,

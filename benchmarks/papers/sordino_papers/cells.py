@@ -39,13 +39,31 @@ class Job:
     def settings(self) -> str:
         """What a result depends on, short of the code: plan, delta, model and the sizes of the data, as one hash.
 
-        Numbers count to six digits: the last ones of a multiplier that was solved for differ between processors.
+        Numbers count to six digits: the last ones of a noise multiplier that was solved for differ between processors.
         """
         clients, test = self.task.clients, self.task.test
         shapes = {slot.name: list(slot.shape) for slot in self.task.layout.slots}
         sizes = [clients.population, len(clients.records), 0 if test is None else len(test)]
         known = {"plan": dump(self.plan), "delta": self.delta, "model": shapes, "sizes": sizes}
-        return digest(_short(known))[:16]
+        return digest(_short(as_first_named(known)))[:16]
+
+
+FIRST_NAMES = {  # name in a plan today -> name when the kept results were computed; their hashes are over the latter
+    "clip_norm": "radius",
+    "noise_multiplier": "multiplier",
+    "noise_multipliers": "multipliers",
+    "cyclic_poisson": "turns",
+    "min_separation": "separated",
+}
+
+
+def as_first_named(item: Any) -> Any:
+    """Plain data with the keys and kinds that kept results were hashed under: a rename makes no result stale."""
+    if isinstance(item, Mapping):
+        return {FIRST_NAMES.get(key, key): as_first_named(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [as_first_named(value) for value in item]
+    return FIRST_NAMES.get(item, item) if isinstance(item, str) else item
 
 
 def _short(item: Any) -> Any:

@@ -50,10 +50,17 @@ CHOSEN = (
 
 
 def planned(clients: Sampler, strategy: Strategy | None, step: float = 1.0, after: Postprocess | None = None) -> Plan:
-    """The run, with noise of multiplier 1."""
+    """The run, with noise of noise multiplier 1."""
     noise = CentralNoise(Gaussian(1.0)) if strategy is None else CorrelatedNoise(Gaussian(1.0), strategy)
     return federated(
-        rounds=ROUNDS, clients=clients, lr=0.1, batch=10, radius=0.8, release=noise, denoiser=after, server=Sgd(lr=step)
+        rounds=ROUNDS,
+        clients=clients,
+        lr=0.1,
+        batch=10,
+        clip_norm=0.8,
+        release=noise,
+        denoiser=after,
+        server=Sgd(lr=step),
     )
 
 
@@ -62,7 +69,7 @@ def at_mu(strategy: Strategy, mu: float, step: float, after: Postprocess | None 
     bare = planned(IN_TURN, strategy, step, after)
     assert isinstance(bare.release, CorrelatedNoise)
     allowed = Participation.planned(IN_TURN, ROUNDS).patterns(IN_TURN)
-    return replace(bare, release=bare.release.with_multiplier(bare.release.strategy.sensitivity(allowed) / mu))
+    return replace(bare, release=bare.release.with_noise_multiplier(bare.release.strategy.sensitivity(allowed) / mu))
 
 
 @lru_cache(maxsize=1)

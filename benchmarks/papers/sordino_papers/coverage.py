@@ -162,7 +162,7 @@ PAPER_003 = (
     *_items(
         "refused",
         ("Algorithm 1 (top_k as published)", "", "masks each client's noised update: its epsilon does not follow"),
-        ("Theorem 2 (accountant)", "003-claimed", "bills fixed cohorts as Poisson; here our certificate does"),
+        ("Theorem 2 (accountant)", "003-claimed", "costs fixed cohorts as Poisson; here our certificate does"),
     ),
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson, RoundRobin, Sampler
-from sordino.parts.separation import Turns
+from sordino.parts.separation import CyclicPoisson
 from sordino.parts.server_optimizers import Sgd
 from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
@@ -83,15 +83,15 @@ POPULATION = {"MNIST by writer": 500, "FEMNIST": 1050}
 KINDS: dict[str, Callable[[int], tuple[Sampler, Strategy | None]]] = {
     "Poisson, independent": lambda n: (Poisson(n, 1 / SHARE), None),
     "in turn, 10 bands": lambda n: (RoundRobin(n, n // SHARE, seed=0), Banded(SHARE)),
-    "3 sampled groups, 3 bands": lambda n: (Turns(n, 3, 3 / SHARE), Banded(3)),
+    "3 sampled groups, 3 bands": lambda n: (CyclicPoisson(n, 3, 3 / SHARE), Banded(3)),
 }
 
 
 def planned(kind: str, population: int, rounds: int = ROUNDS) -> Plan:
-    """The run, with noise of multiplier 1."""
+    """The run, with noise of noise multiplier 1."""
     clients, strategy = KINDS[kind](population)
     noise = CentralNoise(Gaussian(1.0)) if strategy is None else CorrelatedNoise(Gaussian(1.0), strategy)
-    return federated(rounds=rounds, clients=clients, lr=0.1, batch=10, radius=0.8, release=noise, server=Sgd())
+    return federated(rounds=rounds, clients=clients, lr=0.1, batch=10, clip_norm=0.8, release=noise, server=Sgd())
 
 
 @cache

@@ -105,11 +105,11 @@ def plays(seed: int) -> Task:
 def smoothed(clients: Sampler, z: float, strength: float, **own: Any) -> Plan:
     """Table H.7: lr x 0.99 per round, weight decay 4e-5, updates projected after every step."""
     denoiser = LaplacianSmoothing(strength) if strength else None
-    return dp_fed_ls(clients=clients, multiplier=z, denoiser=denoiser, weight_decay=4e-5, **own)
+    return dp_fed_ls(clients=clients, noise_multiplier=z, denoiser=denoiser, weight_decay=4e-5, **own)
 
 
-SVHN: dict[str, Any] = {"rounds": 200, "lr": Decay(0.1, 0.99), "radius": 0.3, "epochs": 10, "batch": 64}
-LSTM: dict[str, Any] = {"rounds": 100, "lr": Decay(1.47, 0.99), "radius": 5.0, "epochs": 5, "batch": 50}
+SVHN: dict[str, Any] = {"rounds": 200, "lr": Decay(0.1, 0.99), "clip_norm": 0.3, "epochs": 10, "batch": 64}
+LSTM: dict[str, Any] = {"rounds": 100, "lr": Decay(1.47, 0.99), "clip_norm": 5.0, "epochs": 5, "batch": 50}
 
 
 def _paper_000(
@@ -191,7 +191,13 @@ def sam_plan(data: str, method: str) -> Plan:
     """
     recipe, own = METHODS[method]
     size = {"rounds": 200, "batch": 32} if data == "emnist" else {"rounds": 300, "batch": 50}
-    shared = {"clients": Poisson(500, 0.1), "multiplier": 0.95, "radius": 0.2, "epochs": 30, "lr": Decay(0.1, 0.998)}
+    shared = {
+        "clients": Poisson(500, 0.1),
+        "noise_multiplier": 0.95,
+        "clip_norm": 0.2,
+        "epochs": 30,
+        "lr": Decay(0.1, 0.998),
+    }
     return recipe(**shared, **size, momentum=0.5, weight_decay=5e-4, **own)
 
 
@@ -233,8 +239,8 @@ def record_plan(method: str) -> Plan:
         rounds=EPOCHS * CIFAR_RECORDS // CIFAR_BATCH,
         records=PoissonRecords(CIFAR_BATCH, (CIFAR_RECORDS,)),
         lr=Piecewise(lr, 0.1, (10_000,)),
-        radius=3.0,
-        multiplier=2.0,
+        clip_norm=3.0,
+        noise_multiplier=2.0,
         denoiser=LaplacianSmoothing(strength) if strength else None,
     )
 

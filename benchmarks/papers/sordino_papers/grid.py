@@ -68,10 +68,10 @@ class _Stacked(LinearClients):
         ball, sizes = local.ball(t), self.known(local.norm)
         if self.kernel and ball.envelope is None and rows.shape[1] <= FEW:
             order = np.argsort(owners, kind="stable")
-            return self.pulled(start, rows, task.clients.records, sizes, ball, order).div_(ball.radius)
+            return self.pulled(start, rows, task.clients.records, sizes, ball, order).div_(ball.clip_norm)
         where, records = torch.from_numpy(rows), task.clients.records
         batch = Batch(gather(records.x, where), gather(records.y, where), sizes=gather(sizes, where))
-        return self.clipped(start, batch, ball) / ball.radius
+        return self.clipped(start, batch, ball) / ball.clip_norm
 
 
 @codec.hides_values
@@ -97,7 +97,7 @@ class _Run:
 def run_grid(plans: Sequence[Plan], task: Task, seeds: Sequence[int], *, exact: bool = True) -> Tensor:
     """The results [G, d] of all plans, each with its own seed.
 
-    Plans may differ in samplers, noise, servers and post-processing, and in step sizes and radii of their local work
+    Plans may differ in samplers, noise, servers and post-processing, and in step sizes and clip norms of their local work
     and clips; rounds, batches and the kinds of their parts are the same in all.
     """
     if not plans:
@@ -117,7 +117,7 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
     first = plans[0]
     for plan in plans:
         if (plan.rounds, _steps(plan), _work(plan)) != (first.rounds, _steps(first), _work(first)):
-            needed = "the same rounds, local solver and encode steps, but for step sizes and radii"
+            needed = "the same rounds, local solver and encode steps, but for step sizes and clip norms"
             raise PlanError("grid", "plans with different local work", needed)
         if plan.clients.population != task.clients.population:
             found = f"a plan for {plan.clients.population} clients and data of {task.clients.population}"
@@ -131,20 +131,20 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
         raise PlanError("grid", "a model that is not linear", "a linear model under a known loss")
 
 
-FREE = ("lr", "multiplier", "radius")  # numbers of a local solver that plans of one grid may differ in
+FREE = ("lr", "noise_multiplier", "clip_norm")  # numbers of a local solver that plans of one grid may differ in
 
 
 def _work(plan: Plan, free: tuple[str, ...] = FREE) -> object:
     """The local solver, but for such numbers."""
     given = {name: 1.0 for name in free if hasattr(plan.local, name)}
-    own = {"multipliers": ()} if hasattr(plan.local, "multipliers") else {}
+    own = {"noise_multipliers": ()} if hasattr(plan.local, "noise_multipliers") else {}
     return replace(plan.local, **given, **own)  # type: ignore[type-var]
 
 
 def _steps(plan: Plan) -> tuple[object, ...]:
-    """The encode steps, but for radii that no release has a say in."""
+    """The encode steps, but for clip norms that no release has a say in."""
     return tuple(
-        replace(step, radius=1.0) if isinstance(step, Clip) and not isinstance(step.radius, Adaptive) else step
+        replace(step, clip_norm=1.0) if isinstance(step, Clip) and not isinstance(step.clip_norm, Adaptive) else step
         for step in plan.encode
     )
 
@@ -153,8 +153,8 @@ def _together_with(plan: Plan) -> object:
     """What plans must share for their clients to be rows of one product: of plain steps also their size."""
     local = plan.local
     if not isinstance(local, LocalSgd):
-        return _work(plan, ("lr", "multiplier"))
-    looks = local.projects or not isinstance(local.gradient, Plain)  # it may look at the radius of the clip
+        return _work(plan, ("lr", "noise_multiplier"))
+    looks = local.projects or not isinstance(local.gradient, Plain)  # it may look at the clip norm of the clip
     return local, plan.encode if looks else ()
 
 
@@ -264,5 +264,5 @@ def _whole(local: BatchGradient, t: int, start: Tensor, owners: Cohort, task: Ta
     ball = local.ball(t)
     for silo in np.unique(owners):
         mine, own = torch.from_numpy(np.flatnonzero(owners == silo)), torch.from_numpy(task.clients.rows(int(silo)))
-        rows[mine] = objective.shared(start[mine], records.x[own], records.y[own], ball) / ball.radius
+        rows[mine] = objective.shared(start[mine], records.x[own], records.y[own], ball) / ball.clip_norm
     return rows

@@ -72,14 +72,14 @@ def sampler(how: How) -> Sampler:
     return FixedSize(n, n // 20) if how == "uniform" else Poisson(n, 0.05)
 
 
-def table2_plan(how: How, multiplier: float, strength: float) -> Plan:
-    """Table H.7, logistic regression: T = 30, E = 5, b = 10, lr 0.1 x 0.99 per round, radius 0.4."""
+def table2_plan(how: How, noise_multiplier: float, strength: float) -> Plan:
+    """Table H.7, logistic regression: T = 30, E = 5, b = 10, lr 0.1 x 0.99 per round, clip norm 0.4."""
     return dp_fed_ls(
         rounds=30,
         clients=sampler(how),
         lr=Decay(0.1, 0.99),
-        radius=0.4,
-        multiplier=multiplier,
+        clip_norm=0.4,
+        noise_multiplier=noise_multiplier,
         denoiser=LaplacianSmoothing(strength),
         epochs=5,
         batch=10,
@@ -88,9 +88,9 @@ def table2_plan(how: How, multiplier: float, strength: float) -> Plan:
 
 
 def theorem_multiplier(how: How, epsilon: float) -> float:
-    """The noise of Theorem 1 or 2, over the radius."""
+    """The noise of Theorem 1 or 2, over the clip norm."""
     formula = uniform_noise if how == "uniform" else poisson_noise
-    noise = formula(epsilon=epsilon, delta=largest_delta(POPULATION[how]), rounds=30, rate=0.05, radius=0.4)
+    noise = formula(epsilon=epsilon, delta=largest_delta(POPULATION[how]), rounds=30, rate=0.05, clip_norm=0.4)
     return noise.std / 0.4
 
 
@@ -98,7 +98,7 @@ def theorem_multiplier(how: How, epsilon: float) -> float:
 def tight_multiplier(how: How, epsilon: float) -> float:
     """The least noise that PLD accounting allows for the same epsilon and delta."""
     plan = calibrated(table2_plan(how, 1.0, 0.0), epsilon=epsilon, delta=largest_delta(POPULATION[how]))
-    return float(plan.release.mechanism.multiplier)  # type: ignore[attr-defined]
+    return float(plan.release.mechanism.noise_multiplier)  # type: ignore[attr-defined]
 
 
 def validated(plan: Plan, task: Task, held: Records, last: Round) -> dict[str, float | None]:
@@ -108,8 +108,8 @@ def validated(plan: Plan, task: Task, held: Records, last: Round) -> dict[str, f
 
 def table2_job(how: How, epsilon: float, strength: float, tight: bool, seed: int) -> Job:
     """One run of one cell."""
-    multiplier = tight_multiplier(how, epsilon) if tight else theorem_multiplier(how, epsilon)
-    plan, task = table2_plan(how, multiplier, strength), mnist_logistic(POPULATION[how], seed)
+    noise_multiplier = tight_multiplier(how, epsilon) if tight else theorem_multiplier(how, epsilon)
+    plan, task = table2_plan(how, noise_multiplier, strength), mnist_logistic(POPULATION[how], seed)
     held = mnist_validation()
     return Job(plan, task, largest_delta(POPULATION[how]), held, partial(validated, plan, task, held))
 

@@ -32,25 +32,25 @@ def task(seed: int) -> Task:
     return spec.build(CLIENTS, seed)
 
 
-def plan(multiplier: float, strength: float) -> Plan:
+def plan(noise_multiplier: float, strength: float) -> Plan:
     """DP-Fed-LS, Poisson 0.1; without noise the clip is wide, as in the paper's non-private model."""
-    radius = 0.5 if multiplier else 20.0
+    clip_norm = 0.5 if noise_multiplier else 20.0
     return dp_fed_ls(
-        rounds=ROUNDS, clients=Poisson(CLIENTS, 0.1), lr=0.2, radius=radius, multiplier=multiplier, epochs=10, batch=5,
+        rounds=ROUNDS, clients=Poisson(CLIENTS, 0.1), lr=0.2, clip_norm=clip_norm, noise_multiplier=noise_multiplier, epochs=10, batch=5,
         denoiser=LaplacianSmoothing(strength),
     )  # fmt: skip
 
 
-def attacked(seed: int, multiplier: float, strength: float) -> Row:
+def attacked(seed: int, noise_multiplier: float, strength: float) -> Row:
     """One model, and what the attack makes of it."""
-    planned, data = plan(multiplier, strength), task(seed)
+    planned, data = plan(noise_multiplier, strength), task(seed)
     done = train(planned, data, delta=largest_delta(CLIENTS), seed=seed, eval_every=ROUNDS)
     found = audit_membership(done.model, data)
     return {
-        "multiplier": multiplier,
+        "noise_multiplier": noise_multiplier,
         "sigma": strength,
         "epsilon": done.certificate["epsilon"],
-        "ceiling": round(ceiling(planned.bill().line("models")).auc, 4),
+        "ceiling": round(ceiling(planned.cost().line("models")).auc, 4),
         "accuracy": done.history[-1]["accuracy"],
         "auc": found.auc,
         "tpr_at_0.001": found.true_positives["0.001"],
@@ -62,7 +62,7 @@ def figure7(repeats: int, workers: int) -> list[Row]:
     """AUC, true positives and accuracy by noise and smoothing; `figures` has the accuracies seed by seed."""
     jobs = [(seed, z, s) for z in MULTIPLIERS for s in STRENGTHS if z or not s for seed in range(repeats)]
     found = side_by_side(attacked, jobs, workers)
-    keys = ("multiplier", "sigma", "epsilon", "ceiling")
+    keys = ("noise_multiplier", "sigma", "epsilon", "ceiling")
     rows = gathered(found, keys, "auc")
     for figure in ("accuracy", "tpr_at_0.001", "tpr_at_0.01"):
         for row, other in zip(rows, gathered(found, keys, figure), strict=True):
@@ -73,8 +73,8 @@ def figure7(repeats: int, workers: int) -> list[Row]:
 
 def figure7_claims(rows: list[Row]) -> list[Row]:
     """Noise against none, smoothing against none at the same noise, the attack against its ceiling; seed by seed."""
-    (bare,) = picked(rows, multiplier=0.0, sigma=0.0)
-    noisy = {f"z = {row['multiplier']:g}, sigma {row['sigma']:g}": row for row in rows if row["multiplier"]}
+    (bare,) = picked(rows, noise_multiplier=0.0, sigma=0.0)
+    noisy = {f"z = {row['noise_multiplier']:g}, sigma {row['sigma']:g}": row for row in rows if row["noise_multiplier"]}
     lower = {name: (bare["values"], row["values"]) for name, row in noisy.items()}
     below = {name: ([row["ceiling"]] * len(row["values"]), row["values"]) for name, row in noisy.items()}
     pairs = {f"z = {z:g}": _smoothing(rows, z) for z in MULTIPLIERS if z}
@@ -94,7 +94,7 @@ def figure7_claims(rows: list[Row]) -> list[Row]:
 
 def _smoothing(rows: list[Row], z: float) -> tuple[Row, Row]:
     """The rows of one noise without and with smoothing."""
-    none, smooth = (picked(rows, multiplier=z, sigma=s)[0] for s in STRENGTHS)
+    none, smooth = (picked(rows, noise_multiplier=z, sigma=s)[0] for s in STRENGTHS)
     return none, smooth
 
 
@@ -108,14 +108,14 @@ def _accuracy(z: str, none: Row, smooth: Row) -> Row:
 def draw_figure7(rows: list[Row], path: Path) -> None:
     """AUC against the noise."""
     lines = {f"sigma {s:g}": picked(rows, sigma=s) for s in STRENGTHS}
-    curves({"membership attack": lines}, "multiplier", "auc", path, xlabel="noise multiplier z",
+    curves({"membership attack": lines}, "noise_multiplier", "auc", path, xlabel="noise multiplier z",
            ylabel="area under the ROC of the attack (guessing: 0.5)")  # fmt: skip
 
 
 def _quick() -> Row:
     """Seed 0 without noise."""
     found = attacked(0, 0.0, 0.0)
-    return {key: found[key] for key in ("multiplier", "sigma", "auc")}
+    return {key: found[key] for key in ("noise_multiplier", "sigma", "auc")}
 
 
 STUDIES = (
@@ -123,7 +123,7 @@ STUDIES = (
         "000-figure7",
         "Figure 7: membership attack against models with and without noise (scaled)",
         "500 MNIST images over 100 clients, a perceptron of 50,890 parameters, T = 60, E = 10; attacked with all "
-        "members and 10,000 strangers. multiplier 0: no noise.",
+        "members and 10,000 strangers. noise multiplier 0: no noise.",
         figure7,
         figure7_claims,
         draw_figure7,

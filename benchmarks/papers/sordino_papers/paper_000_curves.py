@@ -23,10 +23,10 @@ PART = 2000  # validation and training images that a curve is measured on
 NOISES, STEPS = (3.0, 3.5, 4.0), (0.05, 0.125)
 
 
-def fragile(multiplier: float, lr: float, strength: float, seed: int) -> list[Row]:
+def fragile(noise_multiplier: float, lr: float, strength: float, seed: int) -> list[Row]:
     """Validation accuracy every other round, test accuracy at the end (round None)."""
-    plan = small_plan("poisson", multiplier, LaplacianSmoothing(strength), Knobs(lr=lr))
-    keys = {"z": multiplier, "step": lr, "sigma": strength}
+    plan = small_plan("poisson", noise_multiplier, LaplacianSmoothing(strength), Knobs(lr=lr))
+    keys = {"z": noise_multiplier, "step": lr, "sigma": strength}
     rows = curve(plan, small_task(seed), paper_000_small.images()[1], seed, train=False)
     return [{**keys, "round": row["round"], "accuracy": row["accuracy"]} for row in rows]
 

@@ -34,10 +34,10 @@ MULTIPLIERS, STRENGTHS = (1.0, 0.4), (0.0, 1.0)  # of the table
 
 @dataclass(frozen=True)
 class Knobs:
-    """Step and radius, the same with and without smoothing."""
+    """Step and clip norm, the same with and without smoothing."""
 
     lr: float = 1.47
-    radius: float = 5.0
+    clip_norm: float = 5.0
 
 
 # ---- the task --------------------------------------------------------------------------------------------------------
@@ -74,15 +74,15 @@ def sampler(how: How) -> Sampler:
     return FixedSize(ROLES, ROLES // 5) if how == "uniform" else Poisson(ROLES, 0.2)
 
 
-def plan(how: How, multiplier: float, strength: float, knobs: Knobs | None = None) -> Plan:
+def plan(how: How, noise_multiplier: float, strength: float, knobs: Knobs | None = None) -> Plan:
     """Scaled: N = 100, T = 20, E = 1, b = 10; the paper has N = 975, T = 100, E = 5, b = 50, two layers of 256."""
     knobs = knobs or Knobs()
     return dp_fed_ls(
         rounds=ROUNDS,
         clients=sampler(how),
         lr=Decay(knobs.lr, 0.99),
-        radius=knobs.radius,
-        multiplier=multiplier,
+        clip_norm=knobs.clip_norm,
+        noise_multiplier=noise_multiplier,
         denoiser=LaplacianSmoothing(strength),
         epochs=1,
         batch=10,
@@ -90,19 +90,19 @@ def plan(how: How, multiplier: float, strength: float, knobs: Knobs | None = Non
     )
 
 
-def epsilon(how: How, multiplier: float) -> float:
+def epsilon(how: How, noise_multiplier: float) -> float:
     """To who sees the released models, at delta 100^-1.1."""
-    return float(headline(plan(how, multiplier, 0.0).bill().of("models"), largest_delta(ROLES))["epsilon"])
+    return float(headline(plan(how, noise_multiplier, 0.0).cost().of("models"), largest_delta(ROLES))["epsilon"])
 
 
 # ---- Table 4 and Figure 5 --------------------------------------------------------------------------------------------
 
 
-def trained(how: How, multiplier: float, strength: float, seed: int) -> list[Row]:
+def trained(how: How, noise_multiplier: float, strength: float, seed: int) -> list[Row]:
     """Validation accuracy and training loss every fourth round; round None: the accuracy on the test windows."""
     _, held, test = windows()
-    rows = curve(plan(how, multiplier, strength), task(seed, test), held, seed, every=4)
-    return [{"sampling": how, "z": multiplier, "sigma": strength, **row} for row in rows]
+    rows = curve(plan(how, noise_multiplier, strength), task(seed, test), held, seed, every=4)
+    return [{"sampling": how, "z": noise_multiplier, "sigma": strength, **row} for row in rows]
 
 
 def figure5(repeats: int, workers: int) -> list[Row]:
@@ -150,7 +150,7 @@ def ended(lr: float, strength: float, seed: int, judges: Records) -> float:
 
 # ---- what there is ---------------------------------------------------------------------------------------------------
 
-CHOSEN = "step and radius: the paper's (1.47 and 5), not tuned here; 000-table-h10 shows other steps"
+CHOSEN = "step and clip norm: the paper's (1.47 and 5), not tuned here; 000-table-h10 shows other steps"
 SCALE = (
     f"Next character from 80, {ROLES} roles with {EACH} windows each, a fifth of them in a round, one layer of 32, "
     f"T = {ROUNDS}, E = 1, b = 10 (the paper: 975 roles, two layers of 256, T = 100, E = 5, b = 50). "

@@ -26,14 +26,14 @@ def writers_cnn(seed: int, clients: int = 500) -> Task:
     return spec.build(clients, seed)
 
 
-def cnn_job(multiplier: float, denoiser: Postprocess, seed: int) -> Job:
+def cnn_job(noise_multiplier: float, denoiser: Postprocess, seed: int) -> Job:
     """Scaled: N = 500, rate 0.05, T = 40, E = 2; the paper has N = 2000, T = 200, E = 10, 3.4M parameters."""
     plan = dp_fed_ls(
         rounds=40,
         clients=Poisson(500, 0.05),
         lr=Decay(0.1, 0.99),
-        radius=0.6,
-        multiplier=multiplier,
+        clip_norm=0.6,
+        noise_multiplier=noise_multiplier,
         denoiser=denoiser,
         epochs=2,
         batch=16,
@@ -42,9 +42,9 @@ def cnn_job(multiplier: float, denoiser: Postprocess, seed: int) -> Job:
     return Job(plan, writers_cnn(seed), largest_delta(500))
 
 
-def _cnn_cell(name: str, multiplier: float, label: str, denoiser: Postprocess) -> Cell:
-    return Cell(f"000-{name}-z{multiplier:g}-{label.replace(' ', '')}", f"{label}, z = {multiplier:g}",
-                partial(cnn_job, multiplier, denoiser))  # fmt: skip
+def _cnn_cell(name: str, noise_multiplier: float, label: str, denoiser: Postprocess) -> Cell:
+    return Cell(f"000-{name}-z{noise_multiplier:g}-{label.replace(' ', '')}", f"{label}, z = {noise_multiplier:g}",
+                partial(cnn_job, noise_multiplier, denoiser))  # fmt: skip
 
 
 def _cnn() -> Table:

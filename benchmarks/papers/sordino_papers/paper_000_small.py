@@ -99,23 +99,23 @@ def sampler(how: How) -> Sampler:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What validated best without smoothing at z = 2, of up to two epochs: radius, then step, then epochs and batch."""
+    """What validated best without smoothing at z = 2, of up to two epochs: clip norm, then step, then epochs and batch."""
 
-    radius: float = 0.3
+    clip_norm: float = 0.3
     lr: float = 0.1
     epochs: int = 2
     batch: int = 10
 
 
-def small_plan(how: How, multiplier: float, smoothing: LaplacianSmoothing, knobs: Knobs | None = None) -> Plan:
+def small_plan(how: How, noise_multiplier: float, smoothing: LaplacianSmoothing, knobs: Knobs | None = None) -> Plan:
     """Scaled: N = 400, T = 20; the paper has N = 2,000, T = 200, E = 10, b = 64, 3.4M parameters."""
     knobs = knobs or Knobs()
     return dp_fed_ls(
         rounds=ROUNDS,
         clients=sampler(how),
         lr=Decay(knobs.lr, 0.99),
-        radius=knobs.radius,
-        multiplier=multiplier,
+        clip_norm=knobs.clip_norm,
+        noise_multiplier=noise_multiplier,
         denoiser=smoothing,
         epochs=knobs.epochs,
         batch=knobs.batch,
@@ -123,16 +123,16 @@ def small_plan(how: How, multiplier: float, smoothing: LaplacianSmoothing, knobs
     )
 
 
-def small_job(how: How, multiplier: float, smoothing: LaplacianSmoothing, seed: int) -> Job:
+def small_job(how: How, noise_multiplier: float, smoothing: LaplacianSmoothing, seed: int) -> Job:
     """One run of one cell; the accuracy on held-out training images is kept beside the test accuracy."""
-    plan, task = small_plan(how, multiplier, smoothing), small_task(seed)
+    plan, task = small_plan(how, noise_multiplier, smoothing), small_task(seed)
     return Job(plan, task, largest_delta(CLIENTS), figures=partial(validated, plan, task, images()[1]))
 
 
 # ---- Table 3: every z ------------------------------------------------------------------------------------------------
 
 TUNED = (
-    "radius, step, batch: held-out training images, without smoothing, as the paper does; with it radius 0.6 and "
+    "clip_norm, step, batch: held-out training images, without smoothing, as the paper does; with it clip norm 0.6 and "
     "E = 4 validate better (000-tables-h). "
     "Clients and population: by pilots that looked at test accuracy, for a task where smoothing would help"
 )

@@ -66,7 +66,7 @@ STRENGTH, MULTIPLIER = 1.0, 2.0
 
 def updates(seed: int) -> dict[int, dict[str, Tensor]]:
     """The mean update of each marked round of a run without noise and without a clip that binds, by layer."""
-    plan, task = small_plan("poisson", 0.0, LaplacianSmoothing(0.0), Knobs(radius=50.0)), small_task(seed)
+    plan, task = small_plan("poisson", 0.0, LaplacianSmoothing(0.0), Knobs(clip_norm=50.0)), small_task(seed)
     before, found = dict(task.model.state_dict()), {}
     for done in run(plan, task, streams=Seeded(seed)):
         now = dict(final_model(plan, task, done.state).state_dict())
@@ -88,7 +88,7 @@ def bands(signal: Tensor) -> list[tuple[float, float]]:
 
 def spectra(seed: int) -> list[Row]:
     """By layer, round and band: the update and the noise of z = 2, before and after smoothing."""
-    noise = MULTIPLIER * Knobs().radius / (CLIENTS * 0.05)
+    noise = MULTIPLIER * Knobs().clip_norm / (CLIENTS * 0.05)
     rows = []
     for t, layers in updates(seed).items():
         for name, signal in layers.items():

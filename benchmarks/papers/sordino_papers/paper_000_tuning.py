@@ -63,12 +63,14 @@ def searched(rows: Sequence[Row]) -> list[Row]:
 # ---- Tables H.8 and H.9: the small CNN -------------------------------------------------------------------------------
 
 AT = 2.0  # z
-SETTING = ("radius", "step", "epochs", "batch", "sigma")
+SETTING = ("clip_norm", "step", "epochs", "batch", "sigma")
 TRIED = {
-    "radius": [Knobs(radius=radius, lr=0.3, batch=5) for radius in (0.15, 0.3, 0.6, 1.0)],
+    "clip_norm": [Knobs(clip_norm=clip_norm, lr=0.3, batch=5) for clip_norm in (0.15, 0.3, 0.6, 1.0)],
     "step": [Knobs(lr=lr, batch=5) for lr in (0.05, 0.1, 0.3, 0.6)],
     "epochs, batch": [Knobs(epochs=e, batch=b) for e, b in ((1, 5), (2, 5), (2, 10), (4, 10))],
-    "radius again": [Knobs(radius=0.6, epochs=e) for e in (2, 4)],  # at step 0.3 it is the best one under smoothing
+    "clip_norm again": [
+        Knobs(clip_norm=0.6, epochs=e) for e in (2, 4)
+    ],  # at step 0.3 it is the best one under smoothing
 }
 
 
@@ -79,23 +81,23 @@ def judged(knobs: Knobs, sigma: float, seed: int, judges: Records) -> float:
     return 100 * last.metrics["accuracy"]
 
 
-def cnn_tried(radius: float, step: float, epochs: int, batch: int, sigma: float, seed: int) -> Row:
+def cnn_tried(clip_norm: float, step: float, epochs: int, batch: int, sigma: float, seed: int) -> Row:
     """One run of the search, judged on validation images; its seeds are none of those reported."""
-    setting = (radius, step, epochs, batch, sigma)
+    setting = (clip_norm, step, epochs, batch, sigma)
     found = judged(Knobs(*setting[:4]), sigma, TRIAL + seed, paper_000_small.images()[1])
     return {**dict(zip(SETTING, setting, strict=True)), "validation": found}
 
 
-def cnn_reported(radius: float, step: float, epochs: int, batch: int, sigma: float, seed: int) -> Row:
+def cnn_reported(clip_norm: float, step: float, epochs: int, batch: int, sigma: float, seed: int) -> Row:
     """One run that is reported, judged on the test images."""
-    setting = (radius, step, epochs, batch, sigma)
+    setting = (clip_norm, step, epochs, batch, sigma)
     found = judged(Knobs(*setting[:4]), sigma, seed, paper_000_small.images()[2])
     return {**dict(zip(SETTING, setting, strict=True)), "test": found}
 
 
 def tables_h(repeats: int, workers: int) -> list[Row]:
     """Every setting with and without smoothing, and the finalists."""
-    settings = dict.fromkeys((k.radius, k.lr, k.epochs, k.batch) for group in TRIED.values() for k in group)
+    settings = dict.fromkeys((k.clip_norm, k.lr, k.epochs, k.batch) for group in TRIED.values() for k in group)
     jobs = [(cnn_tried, *one, s, seed) for one in settings for s in SIGMAS for seed in range(repeats)]
     seen = gathered(side_by_side(once, jobs, workers), SETTING, "validation")
     return [*seen, *reported(cnn_reported, seen, SETTING, repeats, workers)]
@@ -103,7 +105,9 @@ def tables_h(repeats: int, workers: int) -> list[Row]:
 
 def tables_h_claims(rows: list[Row]) -> list[Row]:
     """The finalists on the test images; then every setting of the search, whichever way it went."""
-    found = settled(rows, "Tables H.8, H.9 scaled, z = 2", "radius, step, E, b: validation images, other seeds", _told)
+    found = settled(
+        rows, "Tables H.8, H.9 scaled, z = 2", "clip_norm, step, E, b: validation images, other seeds", _told
+    )
     for none in picked(searched(rows), sigma=0.0):
         smooth = only(picked(searched(rows), **{key: none[key] for key in SETTING[:4]}, sigma=1.0))
         text = f"000: Tables H.8, H.9 scaled, z = 2, {_told(none)}: smoothing (sigma 1) beats none (validation)"
@@ -112,18 +116,18 @@ def tables_h_claims(rows: list[Row]) -> list[Row]:
 
 
 def _told(row: Row) -> str:
-    return f"radius {row['radius']:g}, step {row['step']:g}, E {row['epochs']}, b {row['batch']}"
+    return f"clip_norm {row['clip_norm']:g}, step {row['step']:g}, E {row['epochs']}, b {row['batch']}"
 
 
 def draw_tables_h(rows: list[Row], path: Path) -> None:
-    """Validation accuracy against the radius (step 0.3), and against the step (radius 0.3)."""
-    fixed = {"radius": {"step": 0.3, "epochs": 2, "batch": 5}, "step": {"radius": 0.3, "epochs": 2, "batch": 5}}
+    """Validation accuracy against the clip norm (step 0.3), and against the step (clip norm 0.3)."""
+    fixed = {"clip_norm": {"step": 0.3, "epochs": 2, "batch": 5}, "step": {"clip_norm": 0.3, "epochs": 2, "batch": 5}}
     seen = searched(rows)
     panels = {
         name: {f"sigma {s:g}": [{**row, "x": row[name]} for row in _along(seen, name, s, usual)] for s in SIGMAS}
         for name, usual in fixed.items()
     }
-    words = {"radius": "clip radius (step 0.3)", "step": "local step (radius 0.3)"}
+    words = {"clip_norm": "clip norm (step 0.3)", "step": "local step (clip norm 0.3)"}
     curves(panels, "x", "validation", path, xlabel=words, ylabel="validation accuracy, %")
 
 
@@ -175,7 +179,7 @@ def draw_table_h10(rows: list[Row], path: Path) -> None:
 def quick_tables_h() -> Row:
     """The first seed of the setting that the other tables of this task have."""
     usual = Knobs()
-    return cnn_tried(usual.radius, usual.lr, usual.epochs, usual.batch, 0.0, 0)
+    return cnn_tried(usual.clip_norm, usual.lr, usual.epochs, usual.batch, 0.0, 0)
 
 
 def quick_h10() -> Row:
@@ -190,10 +194,10 @@ FINAL = (
 STUDIES = (
     Study(
         "000-tables-h",
-        "Tables H.8 and H.9: radius, step, local epochs and batch (scaled)",
+        "Tables H.8 and H.9: clip norm, step, local epochs and batch (scaled)",
         "The task of 000-small at z = 2, Poisson; validation accuracy is of 5,000 held-out training images. Radius at "
-        "step 0.3, step at radius 0.3, then epochs and batch; then radius 0.6, the best at step 0.3 under smoothing, "
-        f"with the step and batch that are best at radius 0.3. {FINAL}",
+        "step 0.3, step at clip norm 0.3, then epochs and batch; then clip norm 0.6, the best at step 0.3 under smoothing, "
+        f"with the step and batch that are best at clip norm 0.3. {FINAL}",
         tables_h,
         tables_h_claims,
         draw_tables_h,

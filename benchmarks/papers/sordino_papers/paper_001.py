@@ -58,7 +58,7 @@ def silos_of(cohort: int) -> Sampler:
 
 def plan_of(algorithm: str, clients: Sampler, rate: float, rounds: int = ROUNDS) -> Plan:
     """One algorithm with any noise: it is solved for later."""
-    shared: dict[str, Any] = {"rounds": rounds, "clients": clients, "radius": 1.0, "multiplier": 1.0}
+    shared: dict[str, Any] = {"rounds": rounds, "clients": clients, "clip_norm": 1.0, "noise_multiplier": 1.0}
     if algorithm in LOCAL:
         steps, reads = LOCAL[algorithm]
         return noisy_local_sgd(**shared, records=reads, steps=steps, lr=rate)
@@ -85,9 +85,9 @@ def bare(plan: Plan) -> Plan:
 
 @cache
 def noise(algorithm: str, epsilon: float, rounds: int) -> float:
-    """The multiplier with which a silo that is in every round spends epsilon."""
+    """The noise multiplier with which a silo that is in every round spends epsilon."""
     solved = calibrated(plan_of(algorithm, Everyone(SILOS), 1.0, rounds), epsilon=epsilon, delta=DELTA)
-    return float(getattr(solved.local, "multiplier", 0) or solved.release.mechanism.multiplier)  # type: ignore[attr-defined]
+    return float(getattr(solved.local, "noise_multiplier", 0) or solved.release.mechanism.noise_multiplier)  # type: ignore[attr-defined]
 
 
 def best_of(some: list[Plan], task: Task, held: Records, split: int) -> tuple[float, int]:
@@ -145,12 +145,12 @@ def figure5(repeats: int, workers: int) -> list[Row]:
 
 
 def noise_rows() -> list[Row]:
-    """Noise on a silo's mean gradient over the radius: ours, the paper's formula, and the epsilon we certify."""
+    """Noise on a silo's mean gradient over the clip norm: ours, the paper's formula, and the epsilon we certify."""
     rows = []
     for epsilon in (*EPSILONS, 18.0):
         z = noise("minibatch", epsilon, ROUNDS)
         theirs = 2 * math.sqrt(8 * math.log(1 / DELTA) * ROUNDS) / (PER_SILO * epsilon)
-        line = headline(noisier(plan_of("minibatch", Everyone(SILOS), 1.0), z).bill().of("messages"), DELTA)
+        line = headline(noisier(plan_of("minibatch", Everyone(SILOS), 1.0), z).cost().of("messages"), DELTA)
         ours = {"certified": line["epsilon"], "ours": z / PER_SILO, "paper": theirs}
         rows.append({"algorithm": "noise", "epsilon": epsilon, **ours})
     return rows

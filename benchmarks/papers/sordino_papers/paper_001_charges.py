@@ -62,18 +62,18 @@ def rates(algorithm: str) -> list[float]:
     return [float(rate) for rate in grid]
 
 
-def plans(algorithm: str, sizes: tuple[int, ...], cohort: int, radius: float, epsilon: float) -> list[Plan]:
+def plans(algorithm: str, sizes: tuple[int, ...], cohort: int, clip_norm: float, epsilon: float) -> list[Plan]:
     """One plan per step size; every silo at its own delta = size^-2."""
     clients = Everyone(len(sizes)) if cohort == len(sizes) else FixedSize(len(sizes), cohort)
-    some = [_plan(algorithm, sizes, clients, radius, rate) for rate in rates(algorithm)]
+    some = [_plan(algorithm, sizes, clients, clip_norm, rate) for rate in rates(algorithm)]
     if math.isinf(epsilon):
         return [bare(plan) for plan in some]
-    return [own_noise(plan, multipliers(algorithm.split(",")[0], sizes, epsilon)) for plan in some]
+    return [own_noise(plan, noise_multipliers(algorithm.split(",")[0], sizes, epsilon)) for plan in some]
 
 
-def _plan(algorithm: str, sizes: tuple[int, ...], clients: Sampler, radius: float, lr: float) -> Plan:
+def _plan(algorithm: str, sizes: tuple[int, ...], clients: Sampler, clip_norm: float, lr: float) -> Plan:
     """Any noise: it is solved for later. Both algorithms have the same server: plain, or with the same momentum."""
-    shared: dict[str, Any] = {"rounds": ROUNDS, "clients": clients, "radius": radius, "multiplier": 1.0}
+    shared: dict[str, Any] = {"rounds": ROUNDS, "clients": clients, "clip_norm": clip_norm, "noise_multiplier": 1.0}
     beta = MOMENTUM[algorithm]
     if algorithm.startswith("minibatch"):
         return noisy_minibatch_sgd(**shared, records=AllRecords(sizes), lr=lr * (1 - beta), momentum=beta)
@@ -82,20 +82,20 @@ def _plan(algorithm: str, sizes: tuple[int, ...], clients: Sampler, radius: floa
 
 
 @cache
-def multipliers(algorithm: str, sizes: tuple[int, ...], epsilon: float) -> tuple[float, ...]:
+def noise_multipliers(algorithm: str, sizes: tuple[int, ...], epsilon: float) -> tuple[float, ...]:
     """Every silo's noise for its own (epsilon, size^-2), if it is in every round."""
     first = _plan(algorithm, sizes, Everyone(len(sizes)), 1.0, 1.0)
     solved = calibrated_silos(first, [Budget(epsilon, size**-2.0) for size in sizes])
-    return getattr(solved.local, "multipliers", ()) or solved.release.multipliers  # type: ignore[attr-defined]
+    return getattr(solved.local, "noise_multipliers", ()) or solved.release.noise_multipliers  # type: ignore[attr-defined]
 
 
 def best_of(algorithm: str, task: Task, held: Records, cohort: int, epsilon: float, split: int) -> float:
-    """Test figure of the step size and radius that are best on the held-out records."""
+    """Test figure of the step size and clip norm that are best on the held-out records."""
     sizes = tuple(int(size) for size in np.diff(task.clients.offsets))
     assert task.test is not None
     found: list[tuple[float, float]] = []
-    for radius in RADII:
-        some = plans(algorithm, sizes, cohort, radius, epsilon)
+    for clip_norm in RADII:
+        some = plans(algorithm, sizes, cohort, clip_norm, epsilon)
         w = run_grid(some, task, [split] * len(some))
         each = [relative_rmse(w, records, task.clients.records) for records in (held, task.test)]
         choice, test = (figures.nan_to_num(1e9, 1e9).tolist() for figures in each)
@@ -140,7 +140,9 @@ def figure4(repeats: int, workers: int) -> list[Row]:
 
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
-HELD = "step size and radius: 134 records that are neither trained on nor reported, for each split, epsilon, algorithm"
+HELD = (
+    "step size and clip norm: 134 records that are neither trained on nor reported, for each split, epsilon, algorithm"
+)
 LABELS = {name: name.replace("minibatch", "minibatch SGD").replace("local", "Local SGD") for name in MOMENTUM}
 
 
@@ -198,7 +200,7 @@ STUDIES = (
         "Figures 4, 7 and 8: medical charges, silos by sorted target",
         "R = 35, every silo at delta = size^-2, all records in every round; Local SGD takes 10 steps on a tenth of the "
         "records. Both with a plain server and with server momentum 0.8. Epsilon 0.25, 1, 2, 3 of the paper's six, "
-        "five splits of its twenty. No epsilon here accounts for the choice of step size and radius.",
+        "five splits of its twenty. No epsilon here accounts for the choice of step size and clip norm.",
         figure4,
         figure4_claims,
         draw_figure4,

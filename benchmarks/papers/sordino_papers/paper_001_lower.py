@@ -57,7 +57,12 @@ def task(silos: int, seed: int) -> Task:
 
 def plan(silos: int, epsilon: float) -> Plan:
     """All records of all silos in every round, iterates averaged with growing weights."""
-    shared: dict[str, Any] = {"rounds": ROUNDS, "clients": Everyone(silos), "radius": RADIUS, "multiplier": 1.0}
+    shared: dict[str, Any] = {
+        "rounds": ROUNDS,
+        "clients": Everyone(silos),
+        "clip_norm": RADIUS,
+        "noise_multiplier": 1.0,
+    }
     average = Average(growth=1 / (1 - MU * STEP))
     made = noisy_minibatch_sgd(
         **shared, records=AllRecords((RECORDS,) * silos), lr=STEP, ball=DISTANCE, average=average
@@ -67,9 +72,9 @@ def plan(silos: int, epsilon: float) -> Plan:
 
 def each_round(silos: int, epsilon: float) -> Rounds:
     """The privacy of one message at delta/(2R), by the accountant, and what the messages are together."""
-    multiplier = float(plan(silos, epsilon).release.mechanism.multiplier)  # type: ignore[attr-defined]
+    noise_multiplier = float(plan(silos, epsilon).release.mechanism.noise_multiplier)  # type: ignore[attr-defined]
     delta = DELTA / (2 * ROUNDS)
-    one = priced([(GaussianNoise(multiplier), 1)], "replace_one", delta).value
+    one = priced([(GaussianNoise(noise_multiplier), 1)], "replace_one", delta).value
     return Rounds(one, delta, DELTA / 2, max(1.0, math.sqrt(ROUNDS) * one / epsilon))
 
 
@@ -80,7 +85,7 @@ def bound(silos: int, epsilon: float) -> LowerBound:
         silos=silos,
         dimension=DIMENSION,
         epsilon=epsilon,
-        radius=RADIUS,
+        clip_norm=RADIUS,
         distance=DISTANCE,
         deviation=2 * NOISE,
         rounds=each_round(silos, epsilon),

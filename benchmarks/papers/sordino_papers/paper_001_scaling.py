@@ -69,10 +69,10 @@ def server() -> Stages:
     """What Appendix E.5.1 prescribes for the base at epsilon 2, its noise calibrated; without the ball."""
     n, silos, epsilon, curvature = int(BASE["n"]), int(BASE["M"]), PRESCRIBED, 2 / DIMENSION
     f = Federation(
-        records=n, population=silos, cohort=silos, dimension=DIMENSION, epsilon=epsilon, delta=DELTA, radius=RADIUS,
+        records=n, population=silos, cohort=silos, dimension=DIMENSION, epsilon=epsilon, delta=DELTA, clip_norm=RADIUS,
         distance=GAP / RADIUS, smoothness=curvature, convexity=curvature,
     )  # fmt: skip
-    z = calibration.multiplier(lambda z: Line("models", "replace_one", ((GaussianNoise(z), 1),)), epsilon, DELTA)
+    z = calibration.noise_multiplier(lambda z: Line("models", "replace_one", ((GaussianNoise(z), 1),)), epsilon, DELTA)
     staged = multi_stage(f, ROUNDS, DIMENSION * (z * RADIUS / (n // ROUNDS)) ** 2 / silos)
     return Stages(tuple(Stage(one.rounds, replace(one.server, ball=None)) for one in staged.stages))  # type: ignore[type-var]
 

@@ -63,7 +63,7 @@ def loans_plan(epsilon: float, total: int, steps: int, cohort: int) -> Plan:
         cohort=cohort,
         lr=LR,
         steps=steps,
-        radius=ZETA,
+        clip_norm=ZETA,
         mechanism=Laplace(1.0),
         turns_seed=ORDER,
     )

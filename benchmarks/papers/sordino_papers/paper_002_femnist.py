@@ -82,7 +82,7 @@ def femnist_plan(epsilon: float, total: int, steps: int) -> Plan:
         cohort=TURN,
         lr=LR,
         steps=steps,
-        radius=ZETA,
+        clip_norm=ZETA,
         mechanism=Gaussian(1.0),
     )
     return noised(plan, epsilon, WRITERS**-1.1)

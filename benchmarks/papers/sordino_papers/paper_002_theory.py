@@ -67,7 +67,7 @@ def plan(mechanism: Mechanism, rounds: int, steps: int) -> Plan:
         cohort=TURN,
         lr=PerStep(InverseTime(2 / known.convexity, gamma)),
         steps=steps,
-        radius=zeta(mechanism),
+        clip_norm=zeta(mechanism),
         mechanism=Laplace(1.0) if mechanism == "laplace" else Gaussian(1.0),
         turns_seed=0,
     )

@@ -47,13 +47,13 @@ class Setting:
 
     method: str
     lr: float = 0.1
-    radius: float = 0.2
+    clip_norm: float = 0.2
     own: float = 0.05
     skew: float | None = 0.6  # of Dirichlet; None: iid
     keep: float = 0.4
     epochs: int = 10
     rounds: int = 100
-    multiplier: float = 0.95
+    noise_multiplier: float = 0.95
     population: int = 500
 
 
@@ -84,8 +84,8 @@ def plan(setting: Setting, seed: int) -> Plan:
         lr=Decay(setting.lr, 0.998),
         epochs=setting.epochs,
         batch=32,
-        radius=setting.radius,
-        multiplier=setting.multiplier,
+        clip_norm=setting.clip_norm,
+        noise_multiplier=setting.noise_multiplier,
         **own,
     )
 

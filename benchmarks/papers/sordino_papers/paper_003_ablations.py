@@ -15,7 +15,7 @@ from sordino_papers.paper_003_fair import CHOSEN, TUNED, epsilon, summed
 from sordino_papers.studies import Study, picked, side_by_side
 from sordino_papers.verdicts import verdict
 
-ROUNDS, FAR = 30, 100.0  # rounds; a radius that no update reaches
+ROUNDS, FAR = 30, 100.0  # rounds; a clip norm that no update reaches
 RHO = 0.3  # in the regimes
 Entry = tuple[str, float, Setting]  # what is varied, to what, in which setting
 AVG, SAM, MEAN = "DP-FedAvg", "DP-FedSAM", "top_k of the mean"
@@ -29,7 +29,7 @@ def short(method: str) -> Setting:
 def ablations() -> Iterator[Entry]:
     """One number at a time around what was chosen, on Dirichlet 0.6."""
     for z in (0.6, 0.95, 1.5, 2.5):
-        yield from (("z (Table 2)", z, replace(short(method), multiplier=z)) for method in (AVG, SAM))
+        yield from (("z (Table 2)", z, replace(short(method), noise_multiplier=z)) for method in (AVG, SAM))
     for keep in (0.1, 0.2, 0.4, 0.6, 0.8):
         yield "share kept (Table 3)", keep, replace(short(MEAN), keep=keep)
     yield "share kept (Table 3)", 1.0, short(SAM)
@@ -39,16 +39,16 @@ def ablations() -> Iterator[Entry]:
         yield from (("E (Figure 5b)", epochs, replace(short(method), epochs=epochs)) for method in (AVG, SAM))
     for clients in (100, 300, 500, 700):
         yield from (("M (Figure 5c)", clients, replace(short(method), population=clients)) for method in (AVG, SAM))
-    for radius in (0.2, 0.5, 1.0):
-        yield from (("C", radius, replace(short(method), radius=radius)) for method in (AVG, SAM))
+    for clip_norm in (0.2, 0.5, 1.0):
+        yield from (("C", clip_norm, replace(short(method), clip_norm=clip_norm)) for method in (AVG, SAM))
 
 
 REGIMES: dict[str, dict[str, Any]] = {
     "z 0.95, E 10 (as reported)": {},
     "z 0.95, E 30": {"epochs": 30},
-    "no noise": {"multiplier": 0.0},
-    "no noise, no clip": {"multiplier": 0.0, "radius": FAR},
-    "no noise, no clip, E 30": {"multiplier": 0.0, "radius": FAR, "epochs": 30},
+    "no noise": {"noise_multiplier": 0.0},
+    "no noise, no clip": {"noise_multiplier": 0.0, "clip_norm": FAR},
+    "no noise, no clip, E 30": {"noise_multiplier": 0.0, "clip_norm": FAR, "epochs": 30},
 }
 
 
@@ -74,7 +74,7 @@ def rows(entries: Callable[[], Iterator[Entry]], repeats: int, workers: int) -> 
 
 def _row(entry: Entry, runs: Sequence[Row]) -> Row:
     varied, to, setting = entry
-    spent = epsilon(setting) if setting.multiplier else None
+    spent = epsilon(setting) if setting.noise_multiplier else None
     return {"varied": varied, "to": to, "method": setting.method, **summed(runs), "epsilon": spent}
 
 
@@ -133,7 +133,7 @@ WORDS = {  # of what is varied; in the regimes it is rho
     "share kept": "share of the mean kept",
     "E": "local epochs E",
     "M": "clients M",
-    "C": "clip radius C",
+    "C": "clip norm C",
 }
 
 

@@ -23,10 +23,10 @@ RUNS = {  # rounds: epsilon by the paper's Eq. 16 (it prints none), and the tens
 }
 
 
-def price(rounds: int, clients: Sampler, multiplier: float) -> float:
+def price(rounds: int, clients: Sampler, noise_multiplier: float) -> float:
     """Epsilon of so many rounds at delta 1/500 to who sees the released models, as our certificate has it."""
-    plan = dp_fed_avg(rounds=rounds, clients=clients, radius=1.0, multiplier=multiplier, lr=0.1)
-    return float(headline(plan.bill().of("models"), 1 / 500)["epsilon"])
+    plan = dp_fed_avg(rounds=rounds, clients=clients, clip_norm=1.0, noise_multiplier=noise_multiplier, lr=0.1)
+    return float(headline(plan.cost().of("models"), 1 / 500)["epsilon"])
 
 
 def rows(repeats: int, workers: int) -> list[Row]:
@@ -74,7 +74,7 @@ STUDIES = (
         "003-claimed",
         "DP-FedSAM: the epsilon of its Eq. 16, and the protocol it is said of",
         "z = 0.95, 500 clients, a tenth of them a round, delta 1/500. A clip of every tensor to C lets one client move "
-        "the sum by C sqrt(tensors), so the multiplier is z / sqrt(tensors): exact. A cohort of exactly 50 is sampling "
+        "the sum by C sqrt(tensors), so the noise multiplier is z / sqrt(tensors): exact. A cohort of exactly 50 is sampling "
         "without replacement, where a client can only be replaced (2C): the figure is the least that we can certify "
         "(tests hold that the truth is at least 36.9 and 48.4 at T = 200 and 300).",
         rows,

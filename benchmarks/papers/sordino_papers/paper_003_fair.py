@@ -17,16 +17,16 @@ from sordino_papers.studies import Study, picked, side_by_side
 from sordino_papers.verdicts import verdict
 
 CHOSEN = {  # by 003-tuning, each by a search of its own
-    "DP-FedAvg": Setting("DP-FedAvg", lr=0.1, radius=0.5),
-    "DP-FedSAM": Setting("DP-FedSAM", lr=0.03, radius=0.5, own=0.3),
-    "top_k of the mean": Setting("top_k of the mean", lr=0.03, radius=0.5, own=0.3),
-    "top_k by public mask": Setting("top_k by public mask", lr=0.03, radius=0.5, own=0.3),
-    "Fed-SMP-rand_k": Setting("Fed-SMP-rand_k", lr=0.1, radius=0.5, own=0.6),
-    "top_k of the update": Setting("top_k of the update", lr=0.03, radius=0.5, own=0.3),
-    "Fed-SMP-top_k": Setting("Fed-SMP-top_k", lr=0.1, radius=0.5, own=0.2),
-    "DP-FedSAM, ASAM": Setting("DP-FedSAM, ASAM", lr=0.1, radius=0.5, own=0.3),
-    "BLUR": Setting("BLUR", lr=0.1, radius=0.5, own=0.1),
-    "BLUR+LUS": Setting("BLUR+LUS", lr=0.1, radius=0.5, own=0.1),
+    "DP-FedAvg": Setting("DP-FedAvg", lr=0.1, clip_norm=0.5),
+    "DP-FedSAM": Setting("DP-FedSAM", lr=0.03, clip_norm=0.5, own=0.3),
+    "top_k of the mean": Setting("top_k of the mean", lr=0.03, clip_norm=0.5, own=0.3),
+    "top_k by public mask": Setting("top_k by public mask", lr=0.03, clip_norm=0.5, own=0.3),
+    "Fed-SMP-rand_k": Setting("Fed-SMP-rand_k", lr=0.1, clip_norm=0.5, own=0.6),
+    "top_k of the update": Setting("top_k of the update", lr=0.03, clip_norm=0.5, own=0.3),
+    "Fed-SMP-top_k": Setting("Fed-SMP-top_k", lr=0.1, clip_norm=0.5, own=0.2),
+    "DP-FedSAM, ASAM": Setting("DP-FedSAM, ASAM", lr=0.1, clip_norm=0.5, own=0.3),
+    "BLUR": Setting("BLUR", lr=0.1, clip_norm=0.5, own=0.1),
+    "BLUR+LUS": Setting("BLUR+LUS", lr=0.1, clip_norm=0.5, own=0.1),
 }
 BEST_TOP_K = "top_k of the update"  # of the three sound forms, by 003-tuning
 SPLITS: dict[str, float | None] = {"Dirichlet 0.6": 0.6, "Dirichlet 0.3": 0.3, "iid": None}
@@ -73,7 +73,7 @@ def summed(runs: Sequence[Row]) -> Row:
 
 def epsilon(setting: Setting) -> float:
     """Of the setting's own plan, to who sees the released models; delta is M^-1.1."""
-    line = headline(plan(setting, 0).bill().of("models"), largest_delta(setting.population))
+    line = headline(plan(setting, 0).cost().of("models"), largest_delta(setting.population))
     return float(line["epsilon"])
 
 

@@ -32,10 +32,10 @@ def started(method: str) -> Setting:
 
 
 def search(method: str, score: Callable[[Setting], Row]) -> list[Row]:
-    """One number after the other: step, radius, its own, step; then all pairs of step and radius, and its own again."""
+    """One number after the other: step, clip norm, its own, step; then all pairs of step and clip norm, and its own again."""
     best = started(method)
     tried = {best: score(best)}
-    for stage in (by_rate, by_radius, by_own, by_rate, by_pair, by_own):
+    for stage in (by_rate, by_clip_norm, by_own, by_rate, by_pair, by_own):
         tried |= {one: score(one) for one in stage(best) if one not in tried}
         best = max(tried, key=lambda one: tried[one]["validation"])
     return [_row(setting, found, setting == best) for setting, found in tried.items()]
@@ -46,14 +46,14 @@ def by_rate(best: Setting) -> list[Setting]:
     return [replace(best, lr=lr) for lr in RATES]
 
 
-def by_radius(best: Setting) -> list[Setting]:
-    """The best so far with every radius."""
-    return [replace(best, radius=radius) for radius in RADII]
+def by_clip_norm(best: Setting) -> list[Setting]:
+    """The best so far with every clip norm."""
+    return [replace(best, clip_norm=clip_norm) for clip_norm in RADII]
 
 
 def by_pair(best: Setting) -> list[Setting]:
-    """The best so far with every pair of step and radius: the two depend on each other."""
-    return [one for other in by_rate(best) for one in by_radius(other)]
+    """The best so far with every pair of step and clip norm: the two depend on each other."""
+    return [one for other in by_rate(best) for one in by_clip_norm(other)]
 
 
 def by_own(best: Setting) -> list[Setting]:
@@ -64,7 +64,7 @@ def by_own(best: Setting) -> list[Setting]:
 
 
 def _row(setting: Setting, found: Row, chosen: bool) -> Row:
-    named: dict[str, Any] = {"method": setting.method, "lr": setting.lr, "radius": setting.radius}
+    named: dict[str, Any] = {"method": setting.method, "lr": setting.lr, "clip_norm": setting.clip_norm}
     own = None if setting.method == "DP-FedAvg" else setting.own
     return {**named, "own": own, "validation": found["validation"], "chosen": "*" if chosen else ""}
 
@@ -82,7 +82,7 @@ def rows(repeats: int, workers: int) -> list[Row]:
 def quick() -> Row:
     """Where the search of DP-FedAvg begins."""
     first = started("DP-FedAvg")
-    named: Row = {"method": first.method, "lr": first.lr, "radius": first.radius}
+    named: Row = {"method": first.method, "lr": first.lr, "clip_norm": first.clip_norm}
     return {**named, "validation": measured(first, SEED, "validation")["validation"]}
 
 
@@ -91,7 +91,9 @@ def draw(found: list[Row], path: Path) -> None:
     chosen = {row["method"]: row["own"] for row in found if row["chosen"]}
     inside = [row for row in found if row["own"] == chosen[row["method"]]]
     inside.sort(key=lambda row: float(row["lr"]))
-    panels = {f"C {radius:g}": {m: picked(inside, method=m, radius=radius) for m in SEARCHES} for radius in RADII}
+    panels = {
+        f"C {clip_norm:g}": {m: picked(inside, method=m, clip_norm=clip_norm) for m in SEARCHES} for clip_norm in RADII
+    }
     curves(panels, "lr", "validation", path, xlabel="local step", ylabel="validation accuracy, %", log=True)
 
 
@@ -100,7 +102,7 @@ STUDIES = (
         "003-tuning",
         "DP-FedSAM: what was tried, and what was chosen (*)",
         "MNIST, Dirichlet 0.6, T = 50 (half of what reports), judged on the last 10,000 TRAINING images, which no "
-        "client holds, with a seed that reports nothing. For each: lr, then the radius C, then the method's own "
+        "client holds, with a seed that reports nothing. For each: lr, then the clip norm C, then the method's own "
         "number (rho, pull or share kept), then lr again, all nine pairs of lr and C, its own number again. "
         "The same numbers serve on Dirichlet 0.3 and iid. In a deployment these runs would be billed.",
         rows,

@@ -17,7 +17,7 @@ from sordino.outcome import final_model
 from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Clients, Records, Task, evaluate
-from sordino_papers.paper_004 import Setting, multiplier
+from sordino_papers.paper_004 import Setting, noise_multiplier
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict
 
@@ -79,8 +79,8 @@ def cifar_test() -> Records:
     return halved(data.test_x, data.test_y)
 
 
-MNIST = Bench("mnist", Setting(records=20_000, batch=500, epochs=3, radius=0.5), (0.4, 2.0), mnist_held, mnist_test)
-CIFAR = Bench("cifar10", Setting(records=18_000, batch=500, epochs=2, radius=0.5), (8.0,), cifar_held, cifar_test)
+MNIST = Bench("mnist", Setting(records=20_000, batch=500, epochs=3, clip_norm=0.5), (0.4, 2.0), mnist_held, mnist_test)
+CIFAR = Bench("cifar10", Setting(records=18_000, batch=500, epochs=2, clip_norm=0.5), (8.0,), cifar_held, cifar_test)
 BENCHES = {bench.name: bench for bench in (MNIST, CIFAR)}
 
 
@@ -90,7 +90,10 @@ BENCHES = {bench.name: bench for bench in (MNIST, CIFAR)}
 def course(bench: Bench, epsilon: float, method: str, step: float, seed: int) -> tuple[list[Row], float]:
     """Validation accuracy after every epoch, and the test accuracy of the last model if the seed is a reported one."""
     (strength, adam), task, setting = METHODS[method], bench.task(seed), bench.setting
-    plan, every = setting.plan(multiplier(setting, epsilon), strength, step, adam), setting.rounds // setting.epochs
+    plan, every = (
+        setting.plan(noise_multiplier(setting, epsilon), strength, step, adam),
+        setting.rounds // setting.epochs,
+    )
     kept = [done for done in run(plan, task, streams=Seeded(seed), eval_every=every) if done.metrics]
     rows = [{"epoch": (done.t + 1) // every, "accuracy": 100 * done.metrics["accuracy"]} for done in kept]
     if seed == TRIAL:

@@ -2,7 +2,7 @@
 
     w <- w - (a / t) A_sigma^-1 (clip(mean gradient) + N(0, nu^2)),   nu as published for each epsilon
 
-One record may move the clipped mean by as much as the whole radius, so no epsilon follows from nu: these rows stand
+One record may move the clipped mean by as much as the whole clip norm, so no epsilon follows from nu: these rows stand
 beside our own Table 2 (004-table2) to show what the published figures measure. All settings of a seed are run as one
 batch of models: same minibatches, same normal draws, so they are paired.
 """
@@ -65,7 +65,7 @@ def smoothed(rows: Tensor, sigma: Tensor) -> Tensor:
 
 
 def clipped(rows: Tensor) -> Tensor:
-    """Every row [R, d] cut to the radius: the mean gradient of a tensor, which bounds no record's part in it."""
+    """Every row [R, d] cut to the clip norm: the mean gradient of a tensor, which bounds no record's part in it."""
     sizes: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return rows / (sizes / RADIUS).clamp(min=1.0)
 

@@ -108,7 +108,7 @@ class _paper_protocol:  # noqa: N801
 def known(cell: Cell) -> Result:
     """What is known of a cell before it runs: the hash of its settings, its delta, and the epsilon of its bill."""
     job = cell.build(0)
-    line = headline(job.plan.bill().of("models"), job.delta)
+    line = headline(job.plan.cost().of("models"), job.delta)
     return {
         "settings": job.settings,
         "delta": job.delta,

@@ -123,7 +123,7 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
 
 
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
-    """mu of a sum of Gaussian releases, movement / multiplier each, or None if anything else is among them."""
+    """mu of a sum of Gaussian releases, movement / noise multiplier each, or None if anything else is among them."""
     if any(not isinstance(event, GaussianNoise) for event, _ in entries):
         return None
     return dominating_mu(entries, relation)

@@ -25,7 +25,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Spent:
+class AlreadyPrivate:
     """A message that is private already: `count` times `event` in each round; only `Forward` may carry it."""
 
     event: Event

@@ -1,12 +1,12 @@
-"""Given a target epsilon, find the one free number: multiplier, rounds or cohort.
+"""Given a target epsilon, find the one free number: noise multiplier, rounds or cohort.
 
-Epsilon falls with the multiplier and grows with rounds and cohort, so each search keeps a bracket and narrows it. It
+Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search keeps a bracket and narrows it. It
 walks on the first grid, which only ever overstates epsilon (by 0.2% or so), and looks at the refined one at the end. It
 starts from a guess by the central limit theorem, which decides nothing but where to look first.
 
-A plan solved for a budget: its multiplier, its rounds or its cohort, or a multiplier of its own for every silo.
+A plan solved for a budget: its noise multiplier, its rounds or its cohort, or a noise multiplier of its own for every silo.
 
-`calibrate` searches; here stands what it may change. A part that has noise says itself how it takes another multiplier."""
+`calibrate` searches; here stands what it may change. A part that has noise says itself how it takes another noise multiplier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino.accounting import accountant
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Line
 from sordino.accounting.delta import default_delta
 from sordino.accounting.events import GaussianNoise
@@ -30,9 +30,9 @@ from sordino.errors import ConfigError, PlanError, UnreachableError
 if TYPE_CHECKING:
     from sordino.plan import Plan
 
-Cost = Callable[[float], float]
+EpsilonAt = Callable[[float], float]
 TOLERANCE = 0.005
-_LEAST, _MOST = 1e-2, 1e5  # multipliers searched
+_LEAST, _MOST = 1e-2, 1e5  # noise multipliers searched
 
 
 def check_target(epsilon: float, delta: float) -> None:
@@ -43,8 +43,8 @@ def check_target(epsilon: float, delta: float) -> None:
         raise UnreachableError(f"delta {delta}", "a delta in [0, 1)", "use population ** -1.1")
 
 
-def multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float:
-    """The smallest multiplier, to 0.5% in epsilon, whose line costs at most `epsilon` at `delta`."""
+def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float:
+    """The smallest noise multiplier, to 0.5% in epsilon, whose line costs at most `epsilon` at `delta`."""
     check_target(epsilon, delta)
 
     @cache
@@ -57,7 +57,7 @@ def multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -
 
     near = _likely_multiplier(line_of, epsilon, delta)
     found = _bracketed(rough, epsilon, (near * 0.9, near * 1.1) if near else (0.5, 2.0), TOLERANCE / 5)
-    share = max(exact(found) / epsilon, 0.5)  # epsilon falls at least as fast as the multiplier grows
+    share = max(exact(found) / epsilon, 0.5)  # epsilon falls at least as fast as the noise multiplier grows
     return found if share >= 1 - TOLERANCE else _bracketed(exact, epsilon, (found * share, found), 0.9 * TOLERANCE)
 
 
@@ -81,14 +81,14 @@ def _rough(line: Line, delta: float) -> float:
     return accountant.bound(line.entries, line.relation, delta, rough=True).value
 
 
-def _bracketed(cost: Cost, target: float, bracket: tuple[float, float], slack: float) -> float:
+def _bracketed(cost: EpsilonAt, target: float, bracket: tuple[float, float], slack: float) -> float:
     """Root of cost(z) = target on a log scale, approached from the safe side to within `slack` of the target."""
     low, high = bracket
     while cost(high) > target:
         low, high = high, high * 2
         if high > _MOST:
             raise UnreachableError(
-                f"epsilon {upto(cost(_MOST))} at multiplier {_MOST:g}",
+                f"epsilon {upto(cost(_MOST))} at noise multiplier {_MOST:g}",
                 f"epsilon {upto(target, 6)}",
                 "allow a larger epsilon or delta, or fewer rounds",
             )
@@ -99,7 +99,7 @@ def _bracketed(cost: Cost, target: float, bracket: tuple[float, float], slack: f
     return _bisect(cost, target, low, high, slack)
 
 
-def _bisect(cost: Cost, target: float, low: float, high: float, slack: float) -> float:
+def _bisect(cost: EpsilonAt, target: float, low: float, high: float, slack: float) -> float:
     """False position on (log z, log epsilon); `high` always costs at most the target."""
     over, under = _log_ratio(cost(low), target), _log_ratio(cost(high), target)
     for step in range(60):
@@ -157,7 +157,7 @@ def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
 
 
 def _likely_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
-    """Where the central limit theorem puts the multiplier; None if it says nothing."""
+    """Where the central limit theorem puts the noise multiplier; None if it says nothing."""
     wanted, low, high = _likely_mu(epsilon, delta), math.log(_LEAST), math.log(_MOST)
     for _ in range(24):
         middle = (low + high) / 2
@@ -198,27 +198,27 @@ def _mu(line: Line) -> float | None:
     return math.sqrt(sum(count * (square or 0.0) for square, count in squares))
 
 
-def noisier(plan: Plan, multiplier: float) -> Plan:
-    """The same plan with another multiplier, the same for all; of a message that is private already, its solver's."""
-    if isinstance(plan.bound, Spent):
-        return replace(plan, local=plan.local.with_multiplier(multiplier))
-    return replace(plan, release=plan.release.with_multiplier(multiplier))
+def noisier(plan: Plan, noise_multiplier: float) -> Plan:
+    """The same plan with another noise multiplier, the same for all; of a message that is private already, its solver's."""
+    if isinstance(plan.bound, AlreadyPrivate):
+        return replace(plan, local=plan.local.with_noise_multiplier(noise_multiplier))
+    return replace(plan, release=plan.release.with_noise_multiplier(noise_multiplier))
 
 
-def own_noise(plan: Plan, multipliers: tuple[float, ...]) -> Plan:
-    """The same plan with a multiplier for every silo."""
-    if isinstance(plan.bound, Spent):
-        return replace(plan, local=plan.local.with_multipliers(multipliers))
-    return replace(plan, release=plan.release.with_multipliers(multipliers))
+def own_noise(plan: Plan, noise_multipliers: tuple[float, ...]) -> Plan:
+    """The same plan with a noise multiplier for every silo."""
+    if isinstance(plan.bound, AlreadyPrivate):
+        return replace(plan, local=plan.local.with_noise_multipliers(noise_multipliers))
+    return replace(plan, release=plan.release.with_noise_multipliers(noise_multipliers))
 
 
-def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "multiplier") -> Plan:
-    """The plan with its multiplier, rounds or cohort (`free`) changed so that it costs `epsilon` at `delta`."""
+def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "noise_multiplier") -> Plan:
+    """The plan with its noise multiplier, rounds or cohort (`free`) changed so that it costs `epsilon` at `delta`."""
     delta = default_delta(plan.units) if delta is None else delta
     weakest = _weakest(plan, delta, free)
 
     def line_of(changed: Plan) -> Line:
-        return changed.bill().line("models", weakest)
+        return changed.cost().line("models", weakest)
 
     def longer(rounds: int) -> Plan:
         return replace(plan, rounds=rounds)
@@ -231,19 +231,19 @@ def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: 
     if free == "cohort":
         population, least = plan.clients.population, getattr(plan.release, "at_least", 1)
         return larger(cohort(lambda n: line_of(larger(n)), epsilon, delta, population, least))
-    return noisier(plan, multiplier(lambda z: line_of(noisier(plan, z)), epsilon, delta))
+    return noisier(plan, noise_multiplier(lambda z: line_of(noisier(plan, z)), epsilon, delta))
 
 
 def _weakest(plan: Plan, delta: float, free: str) -> int:
-    """Whose line decides: with one multiplier for all the smallest silo, whose records are read most."""
-    lines = plan.bill().of("models")
-    if free == "multiplier" or len(lines) == 1:
+    """Whose line decides: with one noise multiplier for all the smallest silo, whose records are read most."""
+    lines = plan.cost().of("models")
+    if free == "noise_multiplier" or len(lines) == 1:
         return 0 if plan.local.reads is None else int(np.argmin(plan.local.reads.sizes))
     return max(lines, key=lambda line: accountant.bound(line.entries, line.relation, delta).value).silos[0]
 
 
 def calibrated_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
-    """The plan with a multiplier of its own for every silo, so that each spends its own budget and no more."""
+    """The plan with a noise multiplier of its own for every silo, so that each spends its own budget and no more."""
     if len(budgets) != plan.clients.population:
         raise PlanError(
             "calibration", f"{len(budgets)} budgets for {plan.clients.population} silos", "one budget per silo"
@@ -253,8 +253,8 @@ def calibrated_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
     def solve(silo: int, budget: Budget) -> float:
         size = plan.local.reads.size(silo) if plan.local.reads is not None else 0
         if (size, budget) not in solved:
-            solved[size, budget] = multiplier(
-                lambda z: noisier(plan, z).bill().line("messages", silo), budget.epsilon, budget.delta
+            solved[size, budget] = noise_multiplier(
+                lambda z: noisier(plan, z).cost().line("messages", silo), budget.epsilon, budget.delta
             )
         return solved[size, budget]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from sordino.accounting.binomial import binomial_quantile
-from sordino.accounting.bounds import Spent, Unit
+from sordino.accounting.bounds import AlreadyPrivate, Unit
 from sordino.accounting.events import Approximate, Event, Relation, Unprotected
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.codec import Part, foreign
@@ -112,7 +112,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Bill:
+class Cost:
     """All that was released, per adversary; unit is what one neighbour may change.
 
     Where silos differ, an adversary has a line for each kind: a neighbour changes one silo, so the worst counts.
@@ -131,17 +131,17 @@ class Bill:
         return next(line for line in lines if not line.silos or silo in line.silos)
 
 
-def client_bill(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Bill:
+def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
     """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
-    if isinstance(release, LocalNoise) and (release.multipliers or participation.each):
-        return _own_bill(clients, release, participation, only)
+    if isinstance(release, LocalNoise) and (release.noise_multipliers or participation.each):
+        return _own_cost(clients, release, participation, only)
     if release.joint and not clients.amplifies:  # columns of C may meet: no price of single rounds
         participation = participation.by_any_coins
     messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
     if "messages" in release.sees:
-        return Bill("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
+        return Cost("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
     seen = Line("cohort", _seen_relation(clients, release), _seen_rounds(clients, release, participation))
-    return Bill("client", (_models_line(clients, release, participation, seen), seen, messages))
+    return Cost("client", (_models_line(clients, release, participation, seen), seen, messages))
 
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
@@ -184,10 +184,10 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
     return range(clients.population if differ else 1)
 
 
-def _own_bill(clients: Sampler, release: LocalNoise, participation: Participation, only: int | None) -> Bill:
+def _own_cost(clients: Sampler, release: LocalNoise, participation: Participation, only: int | None) -> Cost:
     """Every client noises its own message: a line for each kind of noise and number of rounds."""
     kinds: dict[Entries, list[int]] = {}
-    for client in _one_of_each(clients, only, (release,), release.multipliers, participation.each):
+    for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.each):
         rounds = _rounds(clients, release.of(client).event(), participation, client)
         kinds.setdefault(rounds, []).append(client)
     lines = [
@@ -195,19 +195,19 @@ def _own_bill(clients: Sampler, release: LocalNoise, participation: Participatio
         for kind, found in kinds.items()
         for who in ADVERSARIES
     ]
-    return Bill("client", tuple(lines))
+    return Cost("client", tuple(lines))
 
 
-def record_bill(
+def record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, only: int | None = None
-) -> Bill:
+) -> Cost:
     """The bill of a record-level plan, or of one silo: the coins inside it amplify, those that choose silos never."""
     reads = local.reads
     assert reads is not None
     kinds: dict[tuple[Entries, ...], list[int]] = {}
     if release.joint:  # rounds that share their noise have no price of single rounds
         participation = participation.by_any_coins
-    own = [getattr(part, "multipliers", ()) for part in (release, local)]
+    own = [getattr(part, "noise_multipliers", ()) for part in (release, local)]
     for silo in _one_of_each(clients, only, (release, local), reads.sizes, participation.each, *own):
         kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
     lines = [
@@ -215,7 +215,7 @@ def record_bill(
         for costs, silos in kinds.items()
         for who, entries in zip(ADVERSARIES, costs, strict=True)
     ]
-    return Bill("record", tuple(lines))
+    return Cost("record", tuple(lines))
 
 
 def _record_cost(
@@ -249,7 +249,7 @@ def _record_rounds(
     reads, spent, rate = local.reads, local.bound(), clients.inclusion_rate
     assert reads is not None
     assert rate is not None
-    steps = spent.count if isinstance(spent, Spent) else 1
+    steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
     most = reads.most(participation.distinct * steps, silo) + _read_again(local, participation, steps, silo)
     if steps == 1:
         coins = min(participation.coins, most) if reads.disjoint else participation.coins
@@ -273,7 +273,7 @@ def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Eve
     """One release of one silo's records, to each adversary."""
     reads, spent = local.reads, local.bound()
     assert reads is not None
-    if isinstance(spent, Spent):
+    if isinstance(spent, AlreadyPrivate):
         return (reads.amplify(local.own_event(silo), silo),) * 3
     if isinstance(release, LocalNoise):
         return (reads.amplify(release.of(silo).event(), silo),) * 3
@@ -293,7 +293,7 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
     seen = _silos_are_seen(clients, release)
     rounds = participation.most if seen else participation.releases
     rounds = participation.each[silo] if seen and participation.each else rounds
-    steps = spent.count if isinstance(spent, Spent) else 1
+    steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
     if not reads.disjoint:
         return rounds * steps
     again = _read_again(local, participation, steps, silo)
@@ -343,17 +343,17 @@ def curated(unit: Unit, release: Release) -> bool:
     return unit == "client" and isinstance(release.message_event(), Unprotected)
 
 
-def with_preparations(bill: Bill, prepare: tuple[Preparation, ...], release: Release, times: int) -> Bill:
+def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Release, times: int) -> Cost:
     """Every line with what was released before the first round, of everybody, `times` over.
 
     Nothing amplifies it: nobody is drawn. Where a curator noises the sum, one who reads messages reads them all.
     """
     if not prepare:
-        return bill
-    relation, open_to = bill.lines[0].relation, "messages" if curated(bill.unit, release) else ""
+        return cost
+    relation, open_to = cost.lines[0].relation, "messages" if curated(cost.unit, release) else ""
 
     def more(line: Line) -> Line:
         events = [Unprotected() if line.adversary == open_to else part.event(relation) for part in prepare]
         return replace(line, entries=(*line.entries, *((event, n * times) for event, n in Counter(events).items())))
 
-    return replace(bill, lines=tuple(more(line) for line in bill.lines))
+    return replace(cost, lines=tuple(more(line) for line in cost.lines))

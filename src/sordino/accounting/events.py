@@ -24,7 +24,7 @@ from sordino.accounting import renyi
 from sordino.accounting.pld import pairs, shuffle, without_replacement
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.accounting.pld.pairs import Array, Orders
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.codec import Part
 from sordino.errors import ConfigError, shown
 
@@ -80,9 +80,9 @@ Entries = Sequence[tuple[Event, int]]
 
 @dataclass(frozen=True)
 class GaussianNoise(Event, kind="gaussian"):
-    """x + N(0, multiplier^2 I), ||x||_2 moves by 1."""
+    """x + N(0, noise multiplier^2 I), ||x||_2 moves by 1."""
 
-    multiplier: float
+    noise_multiplier: float
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """N(mu, 1) against N(0, 1)."""
@@ -90,7 +90,7 @@ class GaussianNoise(Event, kind="gaussian"):
 
     def mu(self, relation: Relation) -> float:
         """Movement over noise, exactly."""
-        return _ratio(moved(relation), self.multiplier)
+        return _ratio(moved(relation), self.noise_multiplier)
 
     def renyi(self, relation: Relation) -> Array | None:
         """In closed form."""
@@ -99,9 +99,9 @@ class GaussianNoise(Event, kind="gaussian"):
 
 @dataclass(frozen=True)
 class LaplaceNoise(Event, kind="laplace"):
-    """x + Laplace(multiplier) per coordinate, ||x||_1 moves by 1; the scalar case is tight for any split."""
+    """x + Laplace(noise_multiplier) per coordinate, ||x||_1 moves by 1; the scalar case is tight for any split."""
 
-    multiplier: float
+    noise_multiplier: float
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """The scalar case, moved by all of the norm."""
@@ -109,7 +109,7 @@ class LaplaceNoise(Event, kind="laplace"):
 
     def pure(self, relation: Relation) -> float:
         """Movement over scale."""
-        return _ratio(moved(relation), self.multiplier)
+        return _ratio(moved(relation), self.noise_multiplier)
 
     def renyi(self, relation: Relation) -> Array | None:
         """In closed form."""
@@ -329,7 +329,7 @@ class Tuned(Event, kind="tuned"):
 
     event: Event
     count: int
-    tries: Tries
+    tries: Trials
 
     def __post_init__(self) -> None:
         if self.count < 1 or isinstance(self.event, Tuned):

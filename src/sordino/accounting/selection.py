@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sordino.accounting.composition import Bill, Line
+from sordino.accounting.composition import Cost, Line
 from sordino.accounting.events import Tuned, Unprotected
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.errors import PlanError
 
 
@@ -20,7 +20,7 @@ class Selection:
     """How a run came to be the one that is shown: `over` which keys, `by` what; `id` is its name in a ledger."""
 
     id: str
-    tries: Tries
+    tries: Trials
     over: tuple[str, ...]
     by: str
 
@@ -34,12 +34,12 @@ class Selection:
         ]
 
 
-def selected(bill: Bill, selection: Selection | None) -> Bill:
+def selected(cost: Cost, selection: Selection | None) -> Cost:
     """The bill of one try as that of the best; no selection: as it is."""
-    return bill if selection is None else replace(bill, lines=tuple(_line(one, selection.tries) for one in bill.lines))
+    return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.tries) for one in cost.lines))
 
 
-def _line(line: Line, tries: Tries) -> Line:
+def _line(line: Line, tries: Trials) -> Line:
     entries = tuple((event, count) for event, count in line.entries if count)
     if not entries or any(isinstance(event, Unprotected) for event, _ in entries):
         return line

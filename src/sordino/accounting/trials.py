@@ -27,7 +27,7 @@ MOST = 10_000.0  # tries on average
 
 
 @dataclass(frozen=True)
-class Tries:
+class Trials:
     """The law of the number of tries, by its mean; `shape` is eta, of the negative binomial alone."""
 
     mean: float = 10.0

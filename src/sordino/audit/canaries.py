@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.accounting import accountant
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Unprotected
 from sordino.audit import one_run
@@ -71,7 +71,7 @@ class CanaryAudit:
 
 def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, seed: int = 0) -> CanaryAudit:
     """Train once with canaries; lower bounds beside the upper one, to whoever sees the models."""
-    line = max(plan.bill().of("models"), key=lambda one: accountant.bound(one.entries, one.relation, delta).value)
+    line = max(plan.cost().of("models"), key=lambda one: accountant.bound(one.entries, one.relation, delta).value)
     if any(isinstance(event, Unprotected) for event, _ in line.entries):
         raise DataError("a plan that promises nothing", "a certified upper bound to compare with")
     planted = plant(plan, task, line, min(most, max(2, ENTRIES // task.layout.size)), seed)
@@ -230,7 +230,7 @@ def _may_know(plan: Plan) -> bool:
     """Others' coins tell nothing of a canary's, unless a fixed number is drawn; a silo's own noise stays unknown."""
     laws = [plan.clients.law(), *([] if plan.local.reads is None else [plan.local.reads.law(0)])]
     apart = all(law is not None and (not law.secret or (law.independent and law.size is None)) for law in laws)
-    return apart and not isinstance(plan.bound, Spent)
+    return apart and not isinstance(plan.bound, AlreadyPrivate)
 
 
 def _pulls(worker: _Alone, planted: Planted, job: ClientJob) -> tuple[Tensor, Tensor]:
@@ -260,7 +260,7 @@ def _alone(plan: Plan, task: Task) -> _Alone:
     """Every canary as a client of its own, without noise."""
     local: Any = plan.local
     if isinstance(local, NoisyLocalSgd):
-        local = BatchGradient(AllRecords((1,)), local.radius, gradient=local.gradient)
+        local = BatchGradient(AllRecords((1,)), local.clip_norm, gradient=local.gradient)
     elif local.reads is not None:
         local = replace(local, records=AllRecords((1,)))
     single = replace(plan, clients=Everyone(task.clients.population), local=local, release=NoNoise())
@@ -297,7 +297,7 @@ def _pace(plan: Plan, t: int) -> float:
 
 def _std(plan: Plan, job: ClientJob) -> float:
     """Of the noise in the sum, about."""
-    if isinstance(plan.bound, Spent):
+    if isinstance(plan.bound, AlreadyPrivate):
         own = [plan.local.own_noise(job.public.t, int(client)) for client in job.cohort]
         sum_of_squares = sum(0.0 if noise is None else noise.std**2 for noise in own)
         return math.sqrt(sum_of_squares) / _pace(plan, job.public.t) or 1.0

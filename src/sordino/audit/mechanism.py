@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.accounting import accountant
-from sordino.accounting.composition import ADVERSARIES, Adversary, Bill, Line, Participation
+from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation
 from sordino.accounting.events import GaussianNoise, Relation, Shuffled, Unprotected
 from sordino.audit.column_attack import audit_preparation
 from sordino.audit.record_attack import Proved, audit_records
@@ -93,15 +93,15 @@ def audit_mechanism(
         return [*(_of_record(found, "one unit's column; shift") for found in before), *rounds]
     if plan.release.joint:
         return _of_sequence(plan, delta, trials, seed, pipeline or Pipeline(plan))
-    bill = plan.bill(Participation(releases=1, most=1))
-    if bill.unit == "record":
+    cost = plan.cost(Participation(releases=1, most=1))
+    if cost.unit == "record":
         return [_of_record(found) for found in audit_records(plan, delta, trials, (1 - CONFIDENCE) / 8, seed)]
-    lines = [bill.line(who, _weakest(plan)) for who in ADVERSARIES]  # where clients differ: the least noised
+    lines = [cost.line(who, _weakest(plan)) for who in ADVERSARIES]  # where clients differ: the least noised
     promised = [line for line in lines if not any(isinstance(event, Unprotected) for event, _ in line.entries)]
     effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
     done: dict[Line, MechanismAudit] = {}
     for line in promised:
-        claim = _claim(bill.line("cohort", _weakest(plan)), line)
+        claim = _claim(cost.line("cohort", _weakest(plan)), line)
         if claim not in done:
             done[claim] = _audit(pipeline or Pipeline(plan), claim, _affordable(effort, claim))
         done[line] = replace(done[claim], adversary=line.adversary)
@@ -112,10 +112,10 @@ def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pip
     """Noise that rounds share: all rounds of a sequence at once, against the bill of those rounds."""
     sequence = pipeline.sequence
     if plan.release.noise_matrix(sequence.rounds) is None:
-        return [_not_attacked(line, delta, plan.release.kind) for line in _lines(sequence.bill)]
-    movement = 1.0 if plan.bill().line("cohort").relation != "replace_one" else 2.0
+        return [_not_attacked(line, delta, plan.release.kind) for line in _lines(sequence.cost)]
+    movement = 1.0 if plan.cost().line("cohort").relation != "replace_one" else 2.0
     if plan.unit == "client":
-        movement = worst_messages(pipeline, sequence.bill.line("cohort").relation, False)[0].movement
+        movement = worst_messages(pipeline, sequence.cost.line("cohort").relation, False)[0].movement
     attacked = audit_sequence(sequence, movement, delta, trials, (1 - CONFIDENCE) / 8, seed)
     return [
         MechanismAudit(
@@ -136,8 +136,8 @@ def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pip
     ]
 
 
-def _lines(bill: Bill) -> tuple[Line, Line]:
-    return bill.line("models"), bill.line("cohort")
+def _lines(cost: Cost) -> tuple[Line, Line]:
+    return cost.line("models"), cost.line("cohort")
 
 
 def _not_attacked(line: Line, delta: float, kind: str) -> MechanismAudit:
@@ -180,7 +180,7 @@ def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAud
 
 def _weakest(plan: Plan) -> int:
     """Whom the least noise protects, where clients have noise of their own."""
-    own: tuple[float, ...] = getattr(plan.release, "multipliers", ())
+    own: tuple[float, ...] = getattr(plan.release, "noise_multipliers", ())
     return int(np.argmin(own)) if own else 0
 
 
@@ -305,7 +305,7 @@ class _Stage:
 
         With secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
         """
-        if getattr(self.pipeline.plan.release, "multipliers", ()):
+        if getattr(self.pipeline.plan.release, "noise_multipliers", ()):
             return _weakest(self.pipeline.plan)
         drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
         return int(drawn[0]) if len(drawn) else 0

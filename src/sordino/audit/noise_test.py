@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 from torch import Tensor
 
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.audit.rehearsal import Rehearsal, Seen
 from sordino.audit.sequence import whitening
 from sordino.parts.distributions import Distribution, Normal
@@ -117,7 +117,7 @@ class NotStatedError(Exception):
 
 def noise_draws(plan: Plan, cohort: Cohort, t: int) -> tuple[Mechanism, ...]:
     """The independent draws whose sum is in a round's sum, if the plan is what ran."""
-    if not isinstance(plan.bound, Spent):
+    if not isinstance(plan.bound, AlreadyPrivate):
         found = plan.release.noise_draws(cohort)
         if found is None:
             raise NotStatedError(f"release {plan.release.kind!r} does not state its noise (noise_draws)")
@@ -130,9 +130,9 @@ def noise_draws(plan: Plan, cohort: Cohort, t: int) -> tuple[Mechanism, ...]:
 
 def distribution_of(drawn: Sequence[Mechanism]) -> Distribution:
     """The distribution of one coordinate of their sum."""
-    first, multipliers = drawn[0], tuple(one.multiplier for one in drawn)
-    alike = all(one == first.with_multiplier(one.multiplier) for one in drawn)
-    found = first.sum_distribution(multipliers) if alike else None
+    first, noise_multipliers = drawn[0], tuple(one.noise_multiplier for one in drawn)
+    alike = all(one == first.with_noise_multiplier(one.noise_multiplier) for one in drawn)
+    found = first.sum_distribution(noise_multipliers) if alike else None
     if found is None and len(drawn) == 1:
         raise NotStatedError(f"mechanism {first.kind!r} does not state its distribution")
     if found is None:
@@ -188,7 +188,7 @@ def _sums(rehearsal: Rehearsal) -> list[Finding]:
     z = np.stack([standardised(plan, seen) for seen in rounds])  # [rounds, d], NaN where nothing was sent
     z = whitened(plan, z, rounds)
     found = [*_energies(z), *_shape(z), *_independence(z, _neighbours(rounds))]
-    return found if isinstance(plan.bound, Spent) else [*found, _along(z, rounds, plan)]
+    return found if isinstance(plan.bound, AlreadyPrivate) else [*found, _along(z, rounds, plan)]
 
 
 def _messages(plan: Plan) -> list[Finding]:
@@ -227,7 +227,7 @@ def standardised(plan: Plan, seen: Seen) -> Array:
     """The noise of one round's sum as standard normals [d]: what moved, without the clean sum, by its claimed law."""
     drawn, coins = noise_draws(plan, seen.cohort, seen.t), Seeded(seen.episode).at(seen.t, "audit blur")
     count = _denominator(plan, seen)
-    if isinstance(plan.bound, Spent):
+    if isinstance(plan.bound, AlreadyPrivate):
         return as_normals((seen.moved.double() * count).numpy(), drawn, coins)
     clean = _update(plan, seen, seen.total / count)
     unit = _update(plan, seen, seen.total.new_ones(len(seen.total)))

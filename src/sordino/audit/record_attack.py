@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.accounting.accountant import bound
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Adversary, Line, Participation
 from sordino.accounting.events import Shuffled, Unprotected
 from sordino.audit.rehearsal import fewer_clients, fewer_shares, of_silos
@@ -63,13 +63,13 @@ class Proved:
 def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int = 0) -> list[Proved]:
     """One round, against whoever sees the model and whoever reads the messages, where they are promised something."""
     few = fewer(plan)
-    bill = few.bill(Participation(releases=1, most=1))
+    cost = few.cost(Participation(releases=1, most=1))
     kept: dict[tuple[Any, ...], Adversary] = {}
-    for line in (bill.line("messages", _weakest(few)), bill.line("models", _weakest(few))):
+    for line in (cost.line("messages", _weakest(few)), cost.line("models", _weakest(few))):
         if not any(isinstance(event, Unprotected) for event, _ in line.entries):
             kept.setdefault(line.entries, line.adversary)  # equal claims: the stronger adversary
     trials = trials // TOSSED if _tosses(few) else trials
-    most = {who: max(trials // _reports(bill.line(who, _weakest(few))), 1000) for who in kept.values()}
+    most = {who: max(trials // _reports(cost.line(who, _weakest(few))), 1000) for who in kept.values()}
     return [attack_record(few, who, count, delta=delta, alpha=alpha, seed=seed) for who, count in most.items()]
 
 
@@ -92,7 +92,7 @@ def attack_record(
 ) -> Proved:
     """Attack one round. The promise is the plan's; what runs is `broken`, if given, or the plan with a sabotage."""
     silo = _weakest(plan)
-    line = plan.bill(Participation(releases=1, most=1)).line(adversary, silo)
+    line = plan.cost(Participation(releases=1, most=1)).line(adversary, silo)
     other = None if line.relation == "add_remove" else -LOUD
     runs = broken or plan
     trials = min(trials, HELD // _size(runs, silo))
@@ -131,15 +131,15 @@ def fewer(plan: Plan) -> Plan:
     assert local.reads is not None
     changed: dict[str, Any] = {"records": _shrunk(local.reads, clients.population)}
     if _own(local):
-        changed["multipliers"] = _own(local)[: clients.population]
+        changed["noise_multipliers"] = _own(local)[: clients.population]
     small: Any = replace(local, **changed)  # type: ignore[type-var]
     plain = replace(plan, rounds=1, server=Sgd(lr=1.0), postprocess=())
     return replace(plain, clients=clients, local=small, release=fewer_shares(plan.release, clients))
 
 
 def _own(part: object) -> tuple[float, ...]:
-    """The multipliers of single silos, if they have some."""
-    found: tuple[float, ...] = getattr(part, "multipliers", ())
+    """The noise multipliers of single silos, if they have some."""
+    found: tuple[float, ...] = getattr(part, "noise_multipliers", ())
     return found
 
 
@@ -167,7 +167,7 @@ def _tosses(plan: Plan) -> bool:
     """Whether a silo's message is another one in every trial: noise of its own, or batches that are not public."""
     assert plan.local.reads is not None
     law = plan.local.reads.law(_weakest(plan))
-    return isinstance(plan.bound, Spent) or law is None or law.secret
+    return isinstance(plan.bound, AlreadyPrivate) or law is None or law.secret
 
 
 def _size(plan: Plan, silo: int) -> int:
@@ -179,7 +179,7 @@ def _seen(
     plan: Plan, adversary: Adversary, canary: float | None, copies: int, seed: int, sabotage: Break | None, lost: int
 ) -> Array:
     """What an adversary sees of round 0 along the canary's direction; the noise of `lost` silos never reaches it."""
-    silo, spent = _weakest(plan), isinstance(plan.bound, Spent)
+    silo, spent = _weakest(plan), isinstance(plan.bound, AlreadyPrivate)
     rows = _messages(plan, silo, canary, copies, sabotage)
     if spent:
         return _projected(rows)
@@ -194,13 +194,13 @@ def _seen(
 
 def _messages(plan: Plan, silo: int, canary: float | None, copies: int, sabotage: Break | None) -> Tensor:
     """What one silo sends [copies or 1, d]: from as many silos with its records where it tosses coins."""
-    reads, spent = plan.local.reads, isinstance(plan.bound, Spent)
+    reads, spent = plan.local.reads, isinstance(plan.bound, AlreadyPrivate)
     assert reads is not None
     crowd = copies if _tosses(plan) else 1
     size = reads.size(silo)
     changed: dict[str, Any] = {"records": replace(reads, sizes=(size,))}  # type: ignore[type-var]
     if _own(plan.local):
-        changed |= {"multiplier": _own(plan.local)[silo], "multipliers": ()}
+        changed |= {"noise_multiplier": _own(plan.local)[silo], "noise_multipliers": ()}
     local: Any = replace(plan.local, **changed)  # type: ignore[type-var]
     alone = replace(plan, clients=Everyone(crowd), local=local, release=Forward() if spent else NoNoise())
     one = world(canary, (size,), _read_first(plan, silo))

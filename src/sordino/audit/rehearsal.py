@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import codec
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.errors import UserError
@@ -169,20 +169,20 @@ def fewer_clients(clients: Sampler) -> Sampler:
 
 
 def fewer_shares(release: Release, clients: Sampler) -> Release:
-    """No more reports asked for, and no more multipliers, than there are clients."""
+    """No more reports asked for, and no more noise multipliers, than there are clients."""
     changed: dict[str, Any] = {}
     if getattr(release, "at_least", 0) > clients.expected:
         changed["at_least"] = max(1, int(clients.expected))
-    if getattr(release, "multipliers", ()):
-        changed["multipliers"] = release.multipliers[: clients.population]  # type: ignore[attr-defined]
+    if getattr(release, "noise_multipliers", ()):
+        changed["noise_multipliers"] = release.noise_multipliers[: clients.population]  # type: ignore[attr-defined]
     return replace(release, **changed) if changed else release  # type: ignore[type-var]
 
 
 def fewer_records(local: Any, reads: RecordSampler | None, silos: int, rounds: int) -> Any:
     """Silos that have a coordinate for each of their records."""
     changed: dict[str, Any] = {}
-    if getattr(local, "multipliers", ()):
-        changed["multipliers"] = local.multipliers[:silos]
+    if getattr(local, "noise_multipliers", ()):
+        changed["noise_multipliers"] = local.noise_multipliers[:silos]
     if reads is not None:
         changed["records"] = _fewer(reads, silos, rounds * getattr(local, "steps", 1))
     return replace(local, **changed) if changed else local
@@ -216,7 +216,7 @@ def of_silos(reads: RecordSampler, silos: int) -> RecordSampler:
 def made_up(plan: Plan) -> Task:
     """A linear model at zero under |w x - y| with y out of reach: a record's slope is its x, in every step.
 
-    Unit client: every client pulls all coordinates, far beyond the radius. Unit record: every record pulls a
+    Unit client: every client pulls all coordinates, far beyond the clip norm. Unit record: every record pulls a
     coordinate of its own, so the sum shows which were read; none pulls where the silo itself adds noise.
     """
     model = nn.Linear(SIZE, 1, bias=False)
@@ -228,14 +228,14 @@ def made_up(plan: Plan) -> Task:
     else:
         sizes = [reads.size(silo) for silo in range(population)]
         rows = np.arange(sum(sizes), dtype=np.int64)
-        pull = 0.0 if isinstance(plan.bound, Spent) else 1e6 * at(getattr(plan.local, "radius", 1.0), 0)
+        pull = 0.0 if isinstance(plan.bound, AlreadyPrivate) else 1e6 * at(getattr(plan.local, "clip_norm", 1.0), 0)
         x = pull * torch.eye(SIZE)
         held = Clients(Records(x, _never(SIZE)), rows % SIZE, np.cumsum([0, *sizes]).astype(np.int64))
     return Task(model, held, loss="absolute", public=Records(torch.ones(1, SIZE), _never(1)))
 
 
 def far_out(plan: Plan) -> Tensor:
-    """Updates over all coordinates, far outside the radius, and where float32 squares overflow."""
+    """Updates over all coordinates, far outside the clip norm, and where float32 squares overflow."""
     signs = 1.0 - 2.0 * (torch.arange(SIZE) % 2)
     return torch.stack([signs * scale for scale in (1e6, 1e20)])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.events import Event
 from sordino.audit.noise_test import Finding, chernoff, finding, not_examined
 from sordino.audit.rehearsal import Rehearsal, rehearse
@@ -79,11 +79,11 @@ def batch_law(plan: Plan, seed: int = 0) -> list[Finding]:
 
 def _steps(plan: Plan) -> int:
     bound = plan.local.bound()
-    return bound.count if isinstance(bound, Spent) else 1
+    return bound.count if isinstance(bound, AlreadyPrivate) else 1
 
 
 def _record_event(plan: Plan, silo: int) -> Event:
-    return plan.local.own_event(silo) if isinstance(plan.local.bound(), Spent) else plan.release.event()
+    return plan.local.own_event(silo) if isinstance(plan.local.bound(), AlreadyPrivate) else plan.release.event()
 
 
 def _silent(what: str, family: str, kind: str) -> Finding:
@@ -114,7 +114,7 @@ def _rehearsed_batches(rehearsal: Rehearsal) -> list[Finding]:
     """What silo 0 read in each round, where the sum shows it: not under noise that the silo adds itself."""
     plan, reads = rehearsal.plan, rehearsal.plan.local.reads
     law = None if reads is None else reads.law(0)
-    if reads is None or law is None or isinstance(plan.bound, Spent):
+    if reads is None or law is None or isinstance(plan.bound, AlreadyPrivate):
         return []
     if any(0 not in seen.cohort for seen in rehearsal.rounds):
         try:  # silos that sit out read nothing: the same engine with all of them there

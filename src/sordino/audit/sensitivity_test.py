@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.audit.noise_test import Finding, not_examined
 from sordino.audit.rehearsal import FAR, smaller
 from sordino.engines.base import ClientJob, Worker
@@ -101,7 +101,7 @@ def _drawn(plan: Plan, seed: int) -> Iterator[tuple[int, Seeded, Cohort, int]]:
 
 
 def _distance(plan: Plan, one: Tensor, other: Tensor) -> float:
-    norm = 2 if isinstance(plan.bound, Spent) else plan.bound.norm
+    norm = 2 if isinstance(plan.bound, AlreadyPrivate) else plan.bound.norm
     found = float(torch.linalg.vector_norm(one.double() - other.double(), ord=norm))
     return found if found == found else float("inf")
 

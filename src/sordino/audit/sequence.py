@@ -16,13 +16,13 @@ import torch
 from scipy.linalg import solve_triangular
 
 from sordino.accounting import accountant
-from sordino.accounting.composition import Bill, Line, Participation
+from sordino.accounting.composition import Cost, Line, Participation
 from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.engines.base import Collected
 from sordino.loop import noised_mean
 from sordino.parts.release_base import Release
 from sordino.parts.samplers import Cohort, Sampler
-from sordino.parts.separation import Turns, resting
+from sordino.parts.separation import CyclicPoisson, resting
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 
@@ -71,13 +71,13 @@ class Sequence:
         return max(self.plan.clients.apart or 1, 1 if reads is None else reads.apart(0) or 1)
 
     @property
-    def bill(self) -> Bill:
+    def cost(self) -> Cost:
         """Of these rounds alone."""
-        return self.plan.bill(Participation.planned(self.plan.clients, self.rounds))
+        return self.plan.cost(Participation.planned(self.plan.clients, self.rounds))
 
-    def drawn(self, most: int) -> Bill:
+    def drawn(self, most: int) -> Cost:
         """Of these rounds, to one who sees that a client was in `most` of them."""
-        return self.plan.bill(Participation(self.rounds, most))
+        return self.plan.cost(Participation(self.rounds, most))
 
     def patterns(self, streams: Streams) -> Array:
         """Who comes to which round, or which records of silo 0 are read: [rounds, units], as in a run."""
@@ -115,7 +115,7 @@ def audit_sequence(
     there = sequence.patterns(Seeded(next(seeds)))
     worst = there[:, int(np.argmax(np.linalg.norm(white @ there, axis=0)))]
     cohort = sequence.drawn(int(worst.sum())).line("cohort")
-    for line in (sequence.bill.line("models"), cohort):
+    for line in (sequence.cost.line("models"), cohort):
         amplified = line.entries != cohort.entries
         count = min(trials, FEW) if amplified else trials
         x = _coins(plan.clients, sequence.rounds, count, Seeded(next(seeds))) if amplified else worst[:, None]
@@ -129,7 +129,7 @@ def audit_sequence(
 
 def _coins(clients: Sampler, rounds: int, count: int, streams: Streams) -> Array:
     """Whether client 0 came, [rounds, n], by the sampler's own coins; of groups one member is enough."""
-    few = replace(clients, population=clients.groups) if isinstance(clients, Turns) else clients
+    few = replace(clients, population=clients.groups) if isinstance(clients, CyclicPoisson) else clients
     found, law = np.zeros((rounds, count)), few.law()
     for t in (t for t in range(rounds) if law is None or law.inclusions(t)[0] > 0):
         rng = streams.at(t, "cohort")

@@ -22,7 +22,7 @@ from sordino.plan import Plan
 from sordino.rng import Streams
 
 TENSORS, WIDTH = 4, 12  # the audited message: so many tensors of so many entries
-SCALES = (1 - 1e-6, 1e4, 1e30)  # of updates, in radii: just inside, far out, and where float32 squares overflow
+SCALES = (1 - 1e-6, 1e4, 1e30)  # of updates, in clip norms: just inside, far out, and where float32 squares overflow
 CROWDS = (2, 50)  # populations in which Poisson cohorts are audited
 
 
@@ -140,9 +140,9 @@ def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list
 
 def _worst(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> Attack:
     """The best of the family's rows at all scales; if replaced, by its opposite at any scale."""
-    bound, radius = pipeline.plan.bound, pipeline.public.radius
+    bound, clip_norm = pipeline.plan.bound, pipeline.public.clip_norm
     assert isinstance(bound, Bound)
-    scales = [times * (radius if math.isfinite(radius) else 1.0) for times in SCALES]
+    scales = [times * (clip_norm if math.isfinite(clip_norm) else 1.0) for times in SCALES]
     lengths = torch.linalg.vector_norm(rows, ord=bound.norm, dim=1, keepdim=True)
     rows = rows / torch.where(lengths.isfinite(), lengths, 1.0)
     sent = torch.stack([pipeline.encode(rows * scale) for scale in scales])  # [scales, rows, d']

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sordino import codec
-from sordino.accounting.composition import Bill, Participation
+from sordino.accounting.composition import Cost, Participation
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.selection import Selection
 from sordino.certificate.facts import CLASSES, FROZEN, VALUES, WEIGHTS, Declared, Facts, Loop
@@ -32,10 +32,10 @@ IN_MEMORY = "the rounds were counted in memory by the process that ran them: not
 SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
-def assumed(plan: Plan, facts: Facts, bill: Bill, counts: Participation, others: Iterable[codec.Foreign]) -> list[str]:
+def assumed(plan: Plan, facts: Facts, cost: Cost, counts: Participation, others: Iterable[codec.Foreign]) -> list[str]:
     """All that a certificate's reader is asked to believe; `others` are the parts that are not Sordino's own."""
     return [
-        *assumptions(plan, bill, counts, facts.public, facts.loop is not None),
+        *assumptions(plan, cost, counts, facts.public, facts.loop is not None),
         *(_loop_assumptions(facts.loop, plan.release.joint, facts.ledger) if facts.loop is not None else ()),
         *((RECEIPTS,) if facts.receipts else ()),
         *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
@@ -47,18 +47,18 @@ def assumed(plan: Plan, facts: Facts, bill: Bill, counts: Participation, others:
 
 
 def assumptions(
-    plan: Plan, bill: Bill, counts: Participation, public: tuple[Declared, ...] = (), loop: bool = False
+    plan: Plan, cost: Cost, counts: Participation, public: tuple[Declared, ...] = (), loop: bool = False
 ) -> list[str]:
     """What must hold outside this program for the numbers to be true; `loop`: there is one data set, and no silo."""
     if plan.local.reads is not None:
         said = _record_assumptions(plan, public, LOOP if loop else SILO)
         return [*said, AVERAGED] if counts.coins and {"cohort", "messages"} & plan.release.sees else said
     said = [
-        f"one {bill.unit} is one entry of the population; whoever holds two counts twice",
+        f"one {cost.unit} is one entry of the population; whoever holds two counts twice",
         f"the population and the plan are public, and {declared(public)}",
     ]
     if plan.clients.random:
-        if _hides_cohorts(bill):
+        if _hides_cohorts(cost):
             said.append("the coins that choose a cohort stay secret from the adversary of the first line")
         said.append(_of_cohorts(counts))
     if "messages" not in plan.release.sees:
@@ -68,10 +68,10 @@ def assumptions(
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 
 
-def _hides_cohorts(bill: Bill) -> bool:
+def _hides_cohorts(cost: Cost) -> bool:
     """Whether the first line rests on coins that its adversary does not see: else it is the line of one who does."""
-    seen = {(line.relation, line.entries, line.silos) for line in bill.of("cohort")}
-    return any((line.relation, line.entries, line.silos) not in seen for line in bill.of("models"))
+    seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
+    return any((line.relation, line.entries, line.silos) not in seen for line in cost.of("models"))
 
 
 AVERAGED = (

@@ -34,16 +34,16 @@ WHO: dict[Adversary, str] = {
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """The certificate of a run."""
-    counts, bill = participation(plan, facts), billed(plan, facts)
-    check_counts(plan, facts, counts, bill)
-    lines = {who: {**headline(bill.of(who), facts.delta, facts.deltas), **summary(bill.of(who))} for who in ADVERSARIES}
-    behind = together(bill, facts.delta, facts.earlier)
+    counts, cost = participation(plan, facts), billed(plan, facts)
+    check_counts(plan, facts, counts, cost)
+    lines = {who: {**headline(cost.of(who), facts.delta, facts.deltas), **summary(cost.of(who))} for who in ADVERSARIES}
+    behind = together(cost, facts.delta, facts.earlier)
     main, others = lines["models"], sorted({*codec.foreign(plan), *facts.foreign})
     return {
         "format": FORMAT,
         "epsilon": main["epsilon"],
         "delta": main["delta"],
-        "unit": bill.unit,
+        "unit": cost.unit,
         "relation": main["relation"],
         "own_code": None if facts.own_code is None else asdict(facts.own_code),
         "adversaries": [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()],
@@ -57,11 +57,11 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         **_around(plan),
         "server": codec.dump(plan.server),
         "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
-        "statement": statement(plan, facts, counts, bill),
+        "statement": statement(plan, facts, counts, cost),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
         "declared_public": [one.written() for one in facts.public],
-        "assumptions": assumed(plan, facts, bill, counts, others),
+        "assumptions": assumed(plan, facts, cost, counts, others),
         "foreign_parts": [codec.dump(part) for part in others],
         "not_covered": [*not_covered(facts.ledger, facts.selection), *sentences(behind)],
         "plan_sha256": plan.hash,
@@ -96,7 +96,7 @@ def _told(facts: Facts) -> tuple[tuple[str, dict[str, Any] | None], ...]:
 
 def _loop(plan: Plan, facts: Facts, loop: Loop) -> dict[str, Any]:
     """What only a loop has: epsilon of the steps taken, which holds if nobody stopped by what they saw of the data."""
-    taken = plan.bill(Participation(facts.charged, facts.charged)).line("models")
+    taken = plan.cost(Participation(facts.charged, facts.charged)).line("models")
     return {
         "epsilon_so_far": line_entry(taken, facts.delta)["epsilon"] if facts.charged else 0.0,
         "loss": {"reduction": loop.reduction, "check": loop.check},
@@ -161,11 +161,11 @@ def _clip(plan: Plan) -> dict[str, Any]:
     if plan.local.reads is not None:
         local = codec.dump(plan.local)
         scope = "one norm over the gradient of each single record"
-        return {"scope": scope, "radius": local["radius"], "norm": local.get("norm", 2)}
+        return {"scope": scope, "clip_norm": local["clip_norm"], "norm": local.get("norm", 2)}
     if plan.clip is None or not plan.clip.finite:
-        return {"scope": "none", "radius": None, "norm": None}
-    radius = codec.dump(plan.clip)["radius"]
-    return {"scope": "one norm over the whole message of a client", "radius": radius, "norm": plan.clip.norm}
+        return {"scope": "none", "clip_norm": None, "norm": None}
+    clip_norm = codec.dump(plan.clip)["clip_norm"]
+    return {"scope": "one norm over the whole message of a client", "clip_norm": clip_norm, "norm": plan.clip.norm}
 
 
 def _noise_note(mode: Mode) -> str:

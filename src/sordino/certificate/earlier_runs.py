@@ -18,7 +18,7 @@ from typing import Any
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.bounds import Unit
-from sordino.accounting.composition import Bill
+from sordino.accounting.composition import Cost
 from sordino.accounting.events import Event, Relation
 from sordino.accounting.profiles import upward
 from sordino.accounting.rounding import upto
@@ -50,11 +50,11 @@ class EarlierRun:
         return replace(self, same_data=same_data)
 
 
-def cost_of(bill: Bill, delta: float, run: str, known_from: str) -> EarlierRun:
+def cost_of(cost: Cost, delta: float, run: str, known_from: str) -> EarlierRun:
     """A run by its bill, to whoever sees its models."""
-    lines = bill.of("models")
+    lines = cost.of("models")
     kinds = {tuple(Item(event, count) for event, count in line.entries if count): None for line in lines}
-    return EarlierRun(run, bill.unit, lines[0].relation, delta, tuple(kinds), known_from)
+    return EarlierRun(run, cost.unit, lines[0].relation, delta, tuple(kinds), known_from)
 
 
 def of_certificate(made: Mapping[str, Any], run: str, known_from: str) -> EarlierRun:
@@ -89,9 +89,9 @@ class Together:
     unit: Unit
 
 
-def together(bill: Bill, delta: float, runs: tuple[EarlierRun, ...]) -> Together:
+def together(cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together:
     """This run's bill with what the runs before it cost; a neighbour is in one kind of silo of each."""
-    own = cost_of(bill, delta, "", "")
+    own = cost_of(cost, delta, "", "")
     alike = tuple(run for run in runs if (run.unit, run.relation) == (own.unit, own.relation))
     count = math.prod(len(run.kinds) for run in (own, *alike))
     if not alike or count > MOST_KINDS:

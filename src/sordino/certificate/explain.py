@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sordino.accounting.composition import ADVERSARIES, Adversary, Bill
+from sordino.accounting.composition import ADVERSARIES, Adversary, Cost
 from sordino.accounting.profiles import Ceiling, ceiling, in_words
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Facts, billed
@@ -31,8 +31,8 @@ LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody ta
 
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
     """What each adversary's best membership test can reach."""
-    bill: Bill = billed(plan, facts)
-    return {who: _worst([ceiling(line) for line in bill.of(who)]) for who in ADVERSARIES}
+    cost: Cost = billed(plan, facts)
+    return {who: _worst([ceiling(line) for line in cost.of(who)]) for who in ADVERSARIES}
 
 
 def _worst(found: list[Ceiling]) -> Ceiling:

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sordino import codec
-from sordino.accounting.bounds import Spent
-from sordino.accounting.composition import ADVERSARIES, Bill, Line, Participation
+from sordino.accounting.bounds import AlreadyPrivate
+from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation
 from sordino.accounting.events import PubliclySampled
 from sordino.accounting.selection import Selection, selected
 from sordino.certificate.earlier_runs import EarlierRun
@@ -161,22 +161,22 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
     return replace(found, releases=distinct + repeats, most=found.most + repeats - len(facts.repeated), **again)
 
 
-def billed(plan: Plan, facts: Facts) -> Bill:
+def billed(plan: Plan, facts: Facts) -> Cost:
     """The bill of a run: of its rounds, and of the tries that it is the best of."""
-    return selected(plan.bill(participation(plan, facts)), facts.selection)
+    return selected(plan.cost(participation(plan, facts)), facts.selection)
 
 
-def check_counts(plan: Plan, facts: Facts, counts: Participation, bill: Bill) -> None:
+def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
     """Refuse a certificate whose counts of rounds charged and billed, and of events, cannot all be true."""
     _check_rounds(plan, facts, counts)
     if plan.release.joint or facts.selection is not None:  # one event stands for the whole run, or for all tries
         return
     least, most = _wanted(plan, facts, counts)
     for who in ADVERSARIES:
-        found = max(_releases_of(line) for line in bill.of(who))
+        found = max(_releases_of(line) for line in cost.of(who))
         if not least <= found <= most:
             wanted = f"{least}" if least == most else f"{least} to {most}"
-            raise _disagree(f"the line {who!r} counts {found} releases of one {bill.unit}, where {wanted} are billed")
+            raise _disagree(f"the line {who!r} counts {found} releases of one {cost.unit}, where {wanted} are billed")
 
 
 def _releases_of(line: Line) -> int:
@@ -197,7 +197,7 @@ def _check_rounds(plan: Plan, facts: Facts, counts: Participation) -> None:
 def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
     """The fewest and the most releases that a line may count for the unit that it counts most of."""
     spent = plan.local.bound()
-    each = spent.count if isinstance(spent, Spent) else 1
+    each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
     everyone = plan.clients.most(counts.releases) == counts.releases and not (reads is not None and reads.disjoint)
     asked = counts.releases if facts.most is None else facts.most  # silos may have refused rounds that are billed

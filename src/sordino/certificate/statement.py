@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sordino.accounting.composition import Adversary, Bill, Participation
+from sordino.accounting.composition import Adversary, Cost, Participation
 from sordino.accounting.profiles import protects
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def trust_model(plan: Plan) -> str:
     return "local" if "messages" in plan.release.sees else "central"
 
 
-def statement(plan: Plan, facts: Facts, counts: Participation, bill: Bill) -> dict[str, Any]:
+def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> dict[str, Any]:
     """One entry per question of the guide."""
     model, unit, tuned = trust_model(plan), plan.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
@@ -66,7 +66,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, bill: Bill) -> di
         "data_consumer": "whoever receives a released model; not trusted",
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
-        "neighbours": _neighbours(bill),
+        "neighbours": _neighbours(cost),
         "releases": _releases(plan, facts, counts, "round" if facts.loop is None else "step"),
         "tuning": TUNED if tuned else UNTUNED,
         "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
@@ -81,10 +81,10 @@ def _curator(plan: Plan, model: str, holder: str) -> str:
     return OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
 
 
-def _neighbours(bill: Bill) -> str:
+def _neighbours(cost: Cost) -> str:
     """What neighbours are; where lines that promise something differ in it, to whom."""
     whose: dict[str, list[str]] = {}
-    for line in bill.lines:
+    for line in cost.lines:
         seen = whose.setdefault(line.relation, [])
         if protects(line) and SEEN[line.adversary] not in seen:
             seen.append(SEEN[line.adversary])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.accounting import accountant
-from sordino.accounting.composition import Line, Participation, client_bill
+from sordino.accounting.composition import Line, Participation, client_cost
 from sordino.accounting.delta import check_delta, default_delta
 from sordino.accounting.events import Approximate, Event, Shuffled
 from sordino.accounting.profiles import in_words
@@ -38,7 +38,7 @@ class Question:
     population: int
     cohort: float | None
     rounds: int
-    multiplier: float | None
+    noise_multiplier: float | None
     delta: float | None = None  # None: population ** -1.1, at most 1e-3
     mechanism: str = "gaussian"
     epsilon0: float | None = None
@@ -62,18 +62,18 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _central(question: Question) -> list[Line]:
-    if question.multiplier is None:
-        raise ConfigError("no --multiplier", "the noise's scale over the clip radius")
-    release = CentralNoise(_noise(question.mechanism, question.multiplier))
+    if question.noise_multiplier is None:
+        raise ConfigError("no --noise_multiplier", "the noise's scale over the clip norm")
+    release = CentralNoise(_noise(question.mechanism, question.noise_multiplier))
     clients = sampler(question)
-    bill = client_bill(clients, release, Participation.planned(clients, question.rounds))
-    return [bill.line("models"), bill.line("cohort")]
+    cost = client_cost(clients, release, Participation.planned(clients, question.rounds))
+    return [cost.line("models"), cost.line("cohort")]
 
 
-def _noise(name: str, multiplier: float) -> Mechanism:
+def _noise(name: str, noise_multiplier: float) -> Mechanism:
     if name not in MECHANISMS:
         raise ConfigError(f"--mechanism {name}", "gaussian or laplace", codec.nearest(name, list(MECHANISMS)))
-    return MECHANISMS[name](multiplier)
+    return MECHANISMS[name](noise_multiplier)
 
 
 def sampler(question: Question) -> Sampler:
@@ -95,10 +95,10 @@ def _shuffled(question: Question) -> list[Line]:
     local: Event
     if question.epsilon0 is not None:
         local = Approximate(question.epsilon0)
-    elif question.multiplier is not None:
-        local = _noise(question.mechanism, question.multiplier).event()
+    elif question.noise_multiplier is not None:
+        local = _noise(question.mechanism, question.noise_multiplier).event()
     else:
-        raise ConfigError("neither --epsilon0 nor --multiplier", "how private one message is before the shuffler")
+        raise ConfigError("neither --epsilon0 nor --noise_multiplier", "how private one message is before the shuffler")
     return [Line("models", "replace_one", ((Shuffled(question.population, local), question.rounds),))]
 
 

@@ -18,7 +18,7 @@ from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, b
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sordino.accounting.bounds import Bound, Spent
+    from sordino.accounting.bounds import AlreadyPrivate, Bound
     from sordino.config import Config
     from sordino.plan import Plan
 
@@ -102,13 +102,13 @@ def _noise_lines(found: dict[str, float] | None) -> list[str]:
     return ["noise of one coordinate of the models, root mean square over rounds", line]
 
 
-def _bound(bound: Bound | Spent) -> str:
-    from sordino.accounting.bounds import Spent
+def _bound(bound: Bound | AlreadyPrivate) -> str:
+    from sordino.accounting.bounds import AlreadyPrivate
 
-    if isinstance(bound, Spent):
+    if isinstance(bound, AlreadyPrivate):
         return f"private already, per {bound.unit}"
     return (
-        f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the radius"
+        f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the clip norm"
         if bound.finite
         else "none"
     )
@@ -176,7 +176,7 @@ def epsilon(
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 1,
     delta: Annotated[float | None, typer.Option(help="Default: population ** -1.1, at most 1e-3")] = None,
     cohort: Annotated[float | None, typer.Option(help="Clients per round; for poisson on average.")] = None,
-    multiplier: Annotated[float | None, typer.Option(help="Noise scale / clip radius.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise scale / clip norm.")] = None,
     mechanism: Annotated[str, typer.Option(help="gaussian | laplace")] = "gaussian",
     epsilon0: Annotated[float | None, typer.Option(help="shuffle: epsilon of one message.")] = None,
     cap: Annotated[int | None, typer.Option(help="poisson: most clients a round keeps.")] = None,
@@ -190,7 +190,7 @@ def epsilon(
         population=population,
         cohort=cohort,
         rounds=rounds,
-        multiplier=multiplier,
+        noise_multiplier=noise_multiplier,
         delta=delta,
         mechanism=mechanism,
         epsilon0=epsilon0,
@@ -200,7 +200,7 @@ def epsilon(
     say(as_json, found, calculator.text(found))
 
 
-FREE = ("multiplier", "rounds", "cohort")
+FREE = ("noise_multiplier", "rounds", "cohort")
 
 
 @app.command()
@@ -208,14 +208,14 @@ def calibrate(
     file: ConfigFile,
     epsilon: Annotated[float, typer.Option(help="The target.")],
     delta: Annotated[float | None, typer.Option(help="Default: the file's.")] = None,
-    free: Annotated[str, typer.Option(help="multiplier | rounds | cohort")] = "multiplier",
+    free: Annotated[str, typer.Option(help="noise_multiplier | rounds | cohort")] = "noise_multiplier",
     out: Annotated[Path | None, typer.Option(help="Write the calibrated file here.")] = None,
     values: Changes = None,
     seed: Seed = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Find the multiplier, rounds or cohort that cost a target epsilon."""
+    """Find the noise multiplier, rounds or cohort that cost a target epsilon."""
     bring(own)
     changes = changed(values, seed)
     found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out, changes=changes)
@@ -231,7 +231,7 @@ def calibrate_config(
     from sordino.config import load_config
 
     if free not in FREE:
-        raise ConfigError(f"--free {free}", "multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
+        raise ConfigError(f"--free {free}", "noise_multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
         check_new(out)
     config = load_config(file, changes)
@@ -241,7 +241,7 @@ def calibrate_config(
     changed = replace(config, plan=plan, privacy=replace(config.privacy, delta=delta))
     if out is not None:
         out.write_text(codec.to_toml(changed), encoding="utf-8")
-    cost = headline(plan.bill().of("models"), delta)
+    cost = headline(plan.cost().of("models"), delta)
     return {"free": free, "value": _value(plan, free), **cost, "out": str(out) if out else None}
 
 
@@ -261,7 +261,7 @@ def _value(plan: Plan, free: str) -> float:
     if free == "cohort":
         return plan.clients.expected
     release = codec.dump(plan.local if plan.release.kind == "forward" else plan.release)
-    return float(release.get("multiplier") or release["mechanism"]["multiplier"])
+    return float(release.get("noise_multiplier") or release["mechanism"]["noise_multiplier"])
 
 
 def calibrated_text(found: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from sordino import codec
 from sordino.accounting.calibration import Budget
 from sordino.accounting.rounding import upto
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.cli.console import say, working
 from sordino.cli.planning import check_new
@@ -67,14 +67,14 @@ def tune_config(
     return {"tuned": [one.entry for one in found], **files}
 
 
-def tries_of(mean: float, law: str, shape: float) -> Tries:
+def tries_of(mean: float, law: str, shape: float) -> Trials:
     """The law of the number of tries, as the options say."""
-    found: Tries = codec.read(Tries, {"mean": mean, "law": law, "shape": shape}, "--law")
+    found: Trials = codec.read(Trials, {"mean": mean, "law": law, "shape": shape}, "--law")
     return found
 
 
 def private_tuning(
-    file: Path, changes: Sequence[str], over: Sequence[str], tries: Tries, epsilons: Sequence[float], metric: str
+    file: Path, changes: Sequence[str], over: Sequence[str], tries: Trials, epsilons: Sequence[float], metric: str
 ) -> Tuning:
     """What `tune --private` asks: a file and --over, or the file of a sweep."""
     if len(epsilons) > 1:
@@ -101,9 +101,9 @@ def run_private(asked: Tuning, out: Path | None, as_json: bool) -> None:
 def own_budgets(config: Config) -> tuple[Budget, ...]:
     """What every silo spends, where they differ: as the file says, or by the noise that each has now."""
     plan = config.plan
-    if config.budgets or not any(getattr(part, "multipliers", ()) for part in (plan.release, plan.local)):
+    if config.budgets or not any(getattr(part, "noise_multipliers", ()) for part in (plan.release, plan.local)):
         return config.budgets
-    line = headline(plan.bill().of("messages"), config.delta, config.deltas)
+    line = headline(plan.cost().of("messages"), config.delta, config.deltas)
     if "silos" not in line:
         return ()
     each = {silo: Budget(entry["epsilon"], entry["delta"]) for entry in line["silos"] for silo in entry["silos"]}
@@ -111,7 +111,7 @@ def own_budgets(config: Config) -> tuple[Budget, ...]:
 
 
 def _own(config: Config) -> float:
-    spent = headline(config.plan.bill().of("models"), config.delta, config.deltas)["epsilon"]
+    spent = headline(config.plan.cost().of("models"), config.delta, config.deltas)["epsilon"]
     if spent is None:
         raise ConfigError("a plan without a guarantee and no --epsilon", "a budget to tune for", "give --epsilon")
     return float(spent)

@@ -13,12 +13,13 @@ from sordino.errors import ConfigError
 Taken = ParamSpec("Taken")
 Given = TypeVar("Given")
 ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and what it may be called here
-    "max_grad_norm": ("clip", "radius"),
-    "l2_norm_clip": ("clip", "radius"),
-    "clipping_norm": ("clip", "radius"),
-    "clipping_bound": ("clip", "radius"),
-    "noise_multiplier": ("multiplier",),
-    "noise_scale": ("multiplier",),
+    "max_grad_norm": ("clip", "clip_norm"),
+    "l2_norm_clip": ("clip", "clip_norm"),
+    "clipping_norm": ("clip", "clip_norm"),
+    "clipping_bound": ("clip", "clip_norm"),
+    "multiplier": ("noise_multiplier",),
+    "radius": ("clip_norm", "clip"),
+    "noise_scale": ("noise_multiplier",),
     "target_epsilon": ("epsilon",),
     "target_delta": ("delta",),
     "sample_rate": ("rate",),

@@ -12,7 +12,7 @@ from sordino import codec
 from sordino.errors import ConfigError
 
 PER_SILO = {
-    "recipe": ("sizes", "epsilons", "deltas", "multipliers"),
+    "recipe": ("sizes", "epsilons", "deltas", "noise_multipliers"),
     "privacy": ("silos", "deltas"),
 }  # however deep inside
 

@@ -249,7 +249,7 @@ class LedgerAccount:
         """Of steps that admission has not paid for; under shared noise there are none (`_refuse_again`)."""
         if self.settings.plan.release.joint:
             return ()
-        return _items(self.settings.plan.bill(Participation(steps, steps)).line("models").entries)
+        return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
         """Noise that steps share is drawn once: a block that was begun cannot be begun again."""

@@ -6,7 +6,7 @@ Some records are run once in the whole batch and once by themselves, with the co
     slopes    sum_{j in some} r_j g_j           the same sum, from the pass over all and from the pass over some
 
 `r` and the slopes at the outputs are random and public. Where a model agrees, the sum with a record and the sum without
-it differ by that record's own clipped gradient, so by at most the radius.
+it differ by that record's own clipped gradient, so by at most the clip norm.
 
 When to look whether a model keeps records apart: at the start, at random passes, and before a certificate.
 

@@ -1,4 +1,4 @@
-"""The clipped sum of per-record gradients, sum_j g_j min(1, radius / ||g_j||), from pieces.
+"""The clipped sum of per-record gradients, sum_j g_j min(1, clip norm / ||g_j||), from pieces.
 
 One norm over all parameters. The fast norms decide for almost every record; a record whose fast norm cannot be trusted
 (huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again on its own.
@@ -6,7 +6,7 @@ A record whose gradient is not finite counts as zero; its norm stays visible as 
 
 The exact clipped gradient of a batch, for any module and any loss that gives one value per record.
 
-total = sum_j g_j min(1, radius / ||g_j||),    g_j = d loss_j / d w      (one backward pass; nothing draws noise)"""
+total = sum_j g_j min(1, clip norm / ||g_j||),    g_j = d loss_j / d w      (one backward pass; nothing draws noise)"""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ class ClippedGradient:
         self.trusted = False  # whether a batch has shown that the records are kept apart
         self.channels_last = True  # until a model turns out to need the usual order
 
-    def sum(self, x: Any, y: Tensor, radius: float, mask: Tensor | None = None, norm: Norm = 2) -> Clipped:
+    def sum(self, x: Any, y: Tensor, clip_norm: float, mask: Tensor | None = None, norm: Norm = 2) -> Clipped:
         """The clipped sum over the records of x (a tensor, or a tuple of the model's inputs) that `mask` keeps."""
         inputs = x if isinstance(x, tuple) else (x,)
         if mask is not None:
-            return self._kept(inputs, y, radius, mask.bool(), norm)
+            return self._kept(inputs, y, clip_norm, mask.bool(), norm)
         self._follow()
         if not len(y):
             return self._nothing(y)
         try:
             self._look(inputs, y)
-            return self._recorded(inputs, y, radius, norm)
+            return self._recorded(inputs, y, clip_norm, norm)
         except UnrecordableError:
-            return self._run_whole(inputs, y, radius, norm)
+            return self._run_whole(inputs, y, clip_norm, norm)
 
-    def _kept(self, inputs: tuple[Tensor, ...], y: Tensor, radius: float, mask: Tensor, norm: Norm) -> Clipped:
+    def _kept(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, mask: Tensor, norm: Norm) -> Clipped:
         """Masked records are left out of the forward pass; their norms and losses read zero."""
-        part = self.sum(tuple(item[mask] for item in inputs), y[mask], radius, norm=norm)
+        part = self.sum(tuple(item[mask] for item in inputs), y[mask], clip_norm, norm=norm)
         norms, losses = part.norms.new_zeros(len(y)), part.losses.new_zeros(len(y))
         norms[mask], losses[mask] = part.norms, part.losses
         return Clipped(part.total, norms, losses)
@@ -81,14 +81,14 @@ class ClippedGradient:
         total = {name: torch.zeros_like(p) for name, p in self.recorder.named.items()}
         return Clipped(total, torch.zeros(0, dtype=torch.float64), torch.zeros(0))
 
-    def _recorded(self, inputs: tuple[Tensor, ...], y: Tensor, radius: float, norm: Norm) -> Clipped:
+    def _recorded(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
         with torch.enable_grad(), self.recorder as recorder:
             losses = self._verified(inputs, y)
             wanted = [recorder.tape.anchor, *recorder.named.values()]
             slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             if any(slope is not None for slope in slopes[1:]):
                 raise UnrecordableError("a parameter used outside the layer that owns it")
-            clipped = recorder.clipped_sum(radius, norm=norm)
+            clipped = recorder.clipped_sum(clip_norm, norm=norm)
         return Clipped(clipped.total, clipped.norms, losses.detach())
 
     def _verified(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class ClippedGradient:
             )
         return losses
 
-    def _run_whole(self, inputs: tuple[Tensor, ...], y: Tensor, radius: float, norm: Norm) -> Clipped:
+    def _run_whole(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
         """From now on each record has its own copy of all parameters; a model that mixes records is refused."""
         if self.whole:
             raise refused()
@@ -147,4 +147,4 @@ class ClippedGradient:
             self.lookout.start(Company(self._passing(self.model), (inputs, y), len(y)))
         self.whole = True
         self._restart()
-        return self._recorded(inputs, y, radius, norm)
+        return self._recorded(inputs, y, clip_norm, norm)

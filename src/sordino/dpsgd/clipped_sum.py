@@ -41,31 +41,33 @@ def clipped_sum(
     pieces: Pieces,
     named: Mapping[str, nn.Parameter],
     batch: int,
-    radius: float,
+    clip_norm: float,
     scale: float = 1.0,
     norm: Norm = 2,
     mask: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """sum_j scale g_j min(1, radius / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
-    if not radius > 0:
-        raise ConfigError(f"radius {radius}", "a positive number", "use a radius near the typical gradient norm")
+    """sum_j scale g_j min(1, clip norm / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
+    if not clip_norm > 0:
+        raise ConfigError(
+            f"clip_norm {clip_norm}", "a positive number", "use a clip norm near the typical gradient norm"
+        )
     if not batch:
         return {name: torch.zeros_like(p) for name, p in named.items()}, torch.zeros(0, dtype=torch.float64)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        norms, sound = _fast_norms(pieces, batch, radius / scale)
+        norms, sound = _fast_norms(pieces, batch, clip_norm / scale)
         sound = sound if norm == 2 else torch.zeros_like(sound)
         chosen = sound if mask is None else sound & mask.bool()
-        total = _weighted(pieces, named, factors(norms, radius / scale).mul_(scale), chosen)
+        total = _weighted(pieces, named, factors(norms, clip_norm / scale).mul_(scale), chosen)
         if batch > FEW:
             total = {name: part.double() for name, part in total.items()}
         if not bool(sound.all()):
             doubtful = ~sound if mask is None else ~sound & mask.bool()
-            _add_carefully(total, norms, pieces, named, doubtful.nonzero()[:, 0], radius, scale, norm)
+            _add_carefully(total, norms, pieces, named, doubtful.nonzero()[:, 0], clip_norm, scale, norm)
     norms = norms if scale == 1 else norms * scale
     return total, norms if mask is None else norms.masked_fill(~mask.bool(), 0.0)
 
 
-def _fast_norms(pieces: Pieces, batch: int, radius: float) -> tuple[Tensor, Tensor]:
+def _fast_norms(pieces: Pieces, batch: int, clip_norm: float) -> tuple[Tensor, Tensor]:
     """||g_j|| [b], and which of them can be trusted."""
     squares = torch.zeros(batch, dtype=torch.float64)
     for piece in pieces.values():
@@ -75,8 +77,8 @@ def _fast_norms(pieces: Pieces, batch: int, radius: float) -> tuple[Tensor, Tens
     sound = norms < _HUGE  # false for nan
     if any(isinstance(doubt, Tensor) for doubt in doubts):
         doubt = sum(doubts)
-        sound &= (doubt <= SLACK * squares) | (squares + doubt < radius**2)
-    if radius < 1e6 * _TINY:
+        sound &= (doubt <= SLACK * squares) | (squares + doubt < clip_norm**2)
+    if clip_norm < 1e6 * _TINY:
         sound &= norms > _TINY
     return norms, sound
 
@@ -102,7 +104,7 @@ def _add_carefully(
     pieces: Pieces,
     named: Mapping[str, nn.Parameter],
     index: Tensor,
-    radius: float,
+    clip_norm: float,
     scale: float,
     norm: Norm,
 ) -> None:
@@ -113,7 +115,7 @@ def _add_carefully(
         rows = torch.cat([piece.at(some).rows().reshape(len(some), -1) for piece in used.values()], 1)
         norms[some] = row_norms(rows, norm)
         kept = norms[some].isfinite()
-        clipped = factors(norms[some][kept], radius / scale) * scale @ rows[kept].double()
+        clipped = factors(norms[some][kept], clip_norm / scale) * scale @ rows[kept].double()
         for name, part in zip(used, torch.split(clipped, sizes), strict=True):
             total[name] += part.view_as(total[name]).to(total[name].dtype)
 
@@ -203,8 +205,8 @@ class Recorder:
             if leaks:
                 raise UnrecordableError("layers whose gradient for one record touches other records")
 
-    def clipped_sum(self, radius: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
-        """sum_j scale g_j min(1, radius / ||scale g_j||) after the backward; `scale` is b for a mean, 1 for a sum."""
+    def clipped_sum(self, clip_norm: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
+        """sum_j scale g_j min(1, clip norm / ||scale g_j||) after the backward; `scale` is b for a mean, 1 for a sum."""
         if self.outside and self.tape.batch:
             raise PlanError(
                 "per-record",
@@ -214,7 +216,7 @@ class Recorder:
             )
         pieces = self.tape.pieces() if self.tape.batch else {}
         self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
-        total, norms = clipped_sum(pieces, self.named, self.tape.batch, radius, scale, norm, mask)
+        total, norms = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale, norm, mask)
         self.clear()
         return Clipped(total, norms)
 

@@ -42,7 +42,7 @@ def make_private(
     smoothing: float = 0.0,
     noise: Mode = "simulation",
     seed: int = 0,
-    multiplier: float | None = None,
+    noise_multiplier: float | None = None,
     strategy: Strategy | None = None,
     physical_batch: int | None = None,
     reduction: Reduction = "mean",
@@ -55,7 +55,7 @@ def make_private(
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
     """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
 
-    `epsilon` is solved for the noise, or `multiplier` gives it; delta defaults to min(records^-1.1, 1e-3). `smoothing`
+    `epsilon` is solved for the noise, or `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3). `smoothing`
     is the strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes
     the expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
     `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record or a
@@ -99,7 +99,7 @@ def make_private(
         strategy=strategy,
     )
     settings = Settings(
-        plan=with_noise(bare, epsilon, multiplier, delta),
+        plan=with_noise(bare, epsilon, noise_multiplier, delta),
         delta=delta,
         noise=noise,
         seed=seed if noise == "simulation" else 0,

@@ -38,7 +38,7 @@ Batches = PoissonRecords | RecordsInTurn
 class Settings:
     """`plan`:  g = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  a round is a step.
 
-    `epsilon` is the target, where the multiplier z was solved for. Under correlated noise row t of C^-1 Z takes the
+    `epsilon` is the target, where the noise multiplier z was solved for. Under correlated noise row t of C^-1 Z takes the
     place of N, and the batches come in one fixed order.
     """
 
@@ -62,10 +62,10 @@ class Settings:
 
     @property
     def clip(self) -> float:
-        """The radius of one record's gradient."""
+        """The clip norm of one record's gradient."""
         assert isinstance(self.plan.local, BatchGradient)
-        assert isinstance(self.plan.local.radius, float)
-        return self.plan.local.radius
+        assert isinstance(self.plan.local.clip_norm, float)
+        return self.plan.local.clip_norm
 
     @property
     def per_epoch(self) -> int:
@@ -79,7 +79,7 @@ class Settings:
         if self.epsilon is None:
             return math.inf
         found = calibration.rounds(
-            lambda n: self.plan.bill(Participation(n, n)).line("models"), self.epsilon, self.delta
+            lambda n: self.plan.cost(Participation(n, n)).line("models"), self.epsilon, self.delta
         )
         return max(self.steps, found)
 
@@ -116,7 +116,7 @@ def loop_plan(
     optimizer: Optimizer,
     strategy: Strategy | None = None,
 ) -> Plan:
-    """DP-SGD and its kin (recipes/dp_sgd.py) with noise of multiplier 1.
+    """DP-SGD and its kin (recipes/dp_sgd.py) with noise of noise multiplier 1.
 
     The server is an optimizer of PyTorch: it works on what is noised already, so the plan only names it.
     """
@@ -128,19 +128,19 @@ def loop_plan(
         _server(optimizer, strategy),
         rounds=epochs * steps_per_epoch(records),
         records=records,
-        radius=clip,
+        clip_norm=clip,
         release=_release(strategy),
         denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
     )
 
 
-def with_noise(plan: Plan, epsilon: float | None, multiplier: float | None, delta: float) -> Plan:
-    """The plan with the smallest multiplier that costs `epsilon`, or with the one that is given."""
-    if epsilon is not None and multiplier is None:
+def with_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
+    """The plan with the smallest noise multiplier that costs `epsilon`, or with the one that is given."""
+    if epsilon is not None and noise_multiplier is None:
         return calibrated(plan, epsilon=epsilon, delta=delta)
-    if multiplier is not None and epsilon is None:
-        return noisier(plan, multiplier)
-    raise ConfigError(f"epsilon = {epsilon} and multiplier = {multiplier}", "exactly one of them")
+    if noise_multiplier is not None and epsilon is None:
+        return noisier(plan, noise_multiplier)
+    raise ConfigError(f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}", "exactly one of them")
 
 
 def checked_delta(delta: float | None, population: int, allow_large: bool) -> float:

@@ -7,7 +7,7 @@ A model recorded inside an ordinary PyTorch loop: forward, loss.backward(), then
 
 with Recorder(model) as recorder:
     losses(model(x), y).mean().backward()
-    clipped = recorder.clipped_sum(radius=1.0, scale=len(x))        # scale undoes the mean"""
+    clipped = recorder.clipped_sum(clip_norm=1.0, scale=len(x))        # scale undoes the mean"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from sordino.plan import Plan
 from sordino.rng import Seeded
 from sordino.task import Task
 
-SILENT = 10.0  # a median gradient so many radii long: the clip would replace the loss without a word
+SILENT = 10.0  # a median gradient so many clip norms long: the clip would replace the loss without a word
 
 
 def check_records(plan: Plan, task: Task) -> None:
@@ -89,23 +89,27 @@ def _check_apart(task: Task) -> None:
 
 
 def _check_range(local: BatchGradient, task: Task) -> None:
-    """Targets far outside the radius' reach make every clipped gradient the same: say so, from public records only."""
+    """Targets far outside the clip norm' reach make every clipped gradient the same: say so, from public records only."""
     from sordino.engines.objectives import ManyClients
     from sordino.engines.paths import can_batch
 
     if task.test is None or not task.test.y.is_floating_point() or not can_batch(task):
         return
     x, y = task.test.x[:64], task.test.y[:64]
-    start, radius = task.layout.flatten(task.model), Public(t=0)
+    start, clip_norm = task.layout.flatten(task.model), Public(t=0)
     many = ManyClients(task)
     each = Batch(x[:, None], y[:, None])  # every record a client of its own
     norms = many.clipped(many.place(start, len(x)), each, Ball()).norm(dim=1)
-    median, reach = float(norms.median()), local.unit(radius) * local.records.count
+    median, reach = float(norms.median()), local.unit(clip_norm) * local.records.count
     if median > SILENT * reach:
         spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
-        found = f"public targets that spread over {spread:.3g}: the median gradient is {median / reach:.0f} radii long"
-        fix = f"scale the target to a public range, or raise radius towards {median:.2g}"
-        raise DataError(found, f"most gradients within {SILENT:g} radii, else the clip silently replaces the loss", fix)
+        found = (
+            f"public targets that spread over {spread:.3g}: the median gradient is {median / reach:.0f} clip norms long"
+        )
+        fix = f"scale the target to a public range, or raise clip norm towards {median:.2g}"
+        raise DataError(
+            found, f"most gradients within {SILENT:g} clip norms, else the clip silently replaces the loss", fix
+        )
 
 
 _LOG = logging.getLogger("sordino")

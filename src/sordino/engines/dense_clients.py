@@ -100,7 +100,7 @@ class DenseClients(Copies):
         sizes = [self.stages[0].sizes(inputs[0], ball.norm) if batch.sizes is None else batch.sizes, *sizes]
         parts = [lengths(r, ball.norm) * size for r, size in zip(residuals, sizes, strict=True)]
         norms = parts[0] if len(parts) == 1 else lengths(torch.stack(parts, -1), ball.norm)
-        scale = factors(norms, ball.radius, batch.mask)
+        scale = factors(norms, ball.clip_norm, batch.mask)
         inputs = [finite(a, size) for a, size in zip(inputs, sizes, strict=True)]
         residuals = [pull(r, scale) for r in residuals]
         if batch.x.shape[1] <= FEW:

@@ -1,6 +1,6 @@
 """Figures of unreleased data, for simulation: NOT private, and marked so wherever they are written.
 
-alpha_i = min(1, radius / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|
+alpha_i = min(1, clip norm / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|
 
 What clients remember between their rounds: each its own row, never sent, kept in the checkpoint."""
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from sordino.parts.samplers import Cohort
 
 
-def of_updates(norms: list[Tensor], radius: float) -> dict[str, float]:
+def of_updates(norms: list[Tensor], clip_norm: float) -> dict[str, float]:
     """Of a cohort's raw update norms: level, spread, and what the clip takes away (paper 003)."""
     if not norms:
         return {}
@@ -24,13 +24,13 @@ def of_updates(norms: list[Tensor], radius: float) -> dict[str, float]:
     if not len(sound):
         return figures
     low, middle, high = torch.quantile(sound, sound.new_tensor([0.1, 0.5, 0.9])).tolist()
-    alpha = (radius / sound.clamp(min=1e-300)).clamp(max=1.0)
+    alpha = (clip_norm / sound.clamp(min=1e-300)).clamp(max=1.0)
     return figures | {
         "update_norm_mean": float(sound.mean()),
         "update_norm_p10": low,
         "update_norm_p50": middle,
         "update_norm_p90": high,
-        "clipped_fraction": float((sound > radius).double().mean()),
+        "clipped_fraction": float((sound > clip_norm).double().mean()),
         "alpha_bar": float(alpha.mean()),
         "alpha_tilde": float((alpha - alpha.mean()).abs().mean()),
     }

@@ -105,7 +105,7 @@ class Rank:
         """The whole cohort's sum: tell, run the own share, add."""
         total, rest = self._led(Order(job.public, job.cohort), job.start)
         norms = [rest[1:]] if len(job.cohort) else []
-        figures = of_updates(norms, job.public.radius)
+        figures = of_updates(norms, job.public.clip_norm)
         return Collected(total, int(rest[0]), figures, noised=self.worker.own_noise)
 
     def evaluate(self, vector: Tensor) -> dict[str, float]:

@@ -26,7 +26,7 @@ FORMAT = 1
 DTYPES = ("<f4", "<f8", "<i8")
 MOST_SHARED = 4  # vectors that a solver may be told of earlier releases
 SHARED = "shared."
-_PUBLIC = ("t", "radius", "size")
+_PUBLIC = ("t", "clip_norm", "size")
 Array = NDArray[Any]
 
 
@@ -160,8 +160,8 @@ def within(array: Array, name: str, end: int) -> NDArray[np.int64]:
 
 
 def public_said(public: Public) -> dict[str, Any]:
-    """The numbers of it; a radius that bounds nothing is null."""
-    return {"t": public.t, "radius": None if public.radius == math.inf else public.radius, "size": public.size}
+    """The numbers of it; a clip norm that bounds nothing is null."""
+    return {"t": public.t, "clip_norm": None if public.clip_norm == math.inf else public.clip_norm, "size": public.size}
 
 
 def public_arrays(public: Public) -> dict[str, Array]:
@@ -172,16 +172,16 @@ def public_arrays(public: Public) -> dict[str, Array]:
 
 def public_of(frame: Frame, size: int) -> Public:
     """What `public_said` and `public_arrays` wrote, for a model of `size` numbers."""
-    t, radius, length = (frame.said.get(name) for name in _PUBLIC)
-    if radius is not None and not (type(radius) in (int, float) and 0 < radius < math.inf):
-        raise bad(f"radius {shown(radius)}", "a number above 0, or null")
+    t, clip_norm, length = (frame.said.get(name) for name in _PUBLIC)
+    if clip_norm is not None and not (type(clip_norm) in (int, float) and 0 < clip_norm < math.inf):
+        raise bad(f"clip_norm {shown(clip_norm)}", "a number above 0, or null")
     shared = [name for name in frame.arrays if name.startswith(SHARED)]
     if len(shared) > MOST_SHARED:
         raise bad(f"{len(shared)} shared vectors", f"at most {MOST_SHARED}")
     mask = frame.arrays.get("mask")
     return Public(
         count(t, "t"),
-        math.inf if radius is None else float(radius),
+        math.inf if clip_norm is None else float(clip_norm),
         count(length, "size", size + 1),
         None if mask is None else torch.from_numpy(within(mask, "mask", size)),
         {name.removeprefix(SHARED): vector(frame.arrays[name], name, size) for name in shared},

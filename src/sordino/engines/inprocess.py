@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.batches import Reader
 from sordino.engines.diagnostics import Kept, of_updates
@@ -86,7 +86,7 @@ class InProcessWorker:
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, Settings(winograd, streams, plan.local.any_order))
         self.reader = Reader(task.clients, task.device)
-        self.noisy = isinstance(plan.bound, Spent)
+        self.noisy = isinstance(plan.bound, AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
         self.kept = Kept(plan.local.keeps(task.layout.size))
         self.witness = witness(task)
@@ -103,7 +103,7 @@ class InProcessWorker:
     def collect(self, job: ClientJob) -> Collected:
         """Run the cohort."""
         total, norms = self.fold(job)
-        figures = of_updates(norms, job.public.radius)
+        figures = of_updates(norms, job.public.clip_norm)
         return Collected(total, len(job.cohort), figures, self.kept.state(), noised=self.own_noise)
 
     def recall(self, secret: Mapping[str, Tensor]) -> None:

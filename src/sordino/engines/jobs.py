@@ -89,7 +89,7 @@ class Job:
             return _question(frame)
         if frame.kind != "round":
             raise bad(f"kind {shown(frame.kind)}", "admission or round")
-        frame.holds((*words, "t", "radius", "size"), {"start", *public_names(frame)})
+        frame.holds((*words, "t", "clip_norm", "size"), {"start", *public_names(frame)})
         job = replace(
             _question(frame), public=public_of(frame, size), start=vector(frame.arrays["start"], "start", size)
         )
@@ -236,5 +236,5 @@ class Limits:
             return None if frame.kind == "end" else Order()
         if frame.kind != "round":
             raise DataError("other words than those of an order")
-        frame.holds(("t", "radius", "size"), {"cohort", *public_names(frame)})
+        frame.holds(("t", "clip_norm", "size"), {"cohort", *public_names(frame)})
         return Order(public_of(frame, self.size), within(frame.arrays["cohort"], "cohort", self.population))

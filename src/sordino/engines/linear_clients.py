@@ -65,7 +65,7 @@ class LinearClients(DenseClients):
         edge, out = self.outputs * self.inputs, torch.zeros_like(w)
         weight = w[:, :edge].contiguous().view(len(w), self.outputs, -1)
         bias = w[:, edge:].contiguous() if self.bias else w.new_zeros(weight.shape[:2])
-        limits = (ball.radius * (1 - SLACK), ball.norm, FEW_DIGITS)
+        limits = (ball.clip_norm * (1 - SLACK), ball.norm, FEW_DIGITS)
         at = self.filled(records).numpy(), y, rows, weight.numpy(), bias.numpy(), sizes.numpy()
         kernel.clipped(*at, self._code(), limits, out.numpy(), order)
         return out
@@ -93,7 +93,7 @@ class LinearClients(DenseClients):
             scores += w[:, edge:]
         residual = self.slopes_at(scores, y[:, None].expand(len(x), g, *y.shape[1:]), x[:, None], ball)
         sizes = self.sizes(x, ball.norm)
-        residual = pull(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.radius, None))
+        residual = pull(residual, factors(lengths(residual, ball.norm) * sizes[:, None], ball.clip_norm, None))
         weights = sum_of_outer(residual.view(1, len(x), -1), finite(x, sizes)[None]).view(g, edge).double()
         return torch.cat([weights, residual.sum(0, dtype=torch.float64)], 1) if self.bias else weights
 

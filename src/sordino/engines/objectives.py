@@ -97,10 +97,10 @@ class OneClient:
         x, y = batch.x[0], batch.y[0]
         if batch.mask is not None:
             x, y = x[batch.mask[0]], y[batch.mask[0]]
-        if ball.norm == 2 and ball.envelope is None and math.isfinite(ball.radius):
+        if ball.norm == 2 and ball.envelope is None and math.isfinite(ball.clip_norm):
             fast = self._compared()
             if fast is not None:
-                return self._in_one_pass(fast, w, x, y, ball.radius)
+                return self._in_one_pass(fast, w, x, y, ball.clip_norm)
         return self.inward(self._records().sum(self.outward(w)[0], x, y, ball))[None]
 
     def _records(self) -> RecordSums:
@@ -137,13 +137,13 @@ class OneClient:
             return None
         return slow[0].to(self.row.dtype) if torch.equal(slow[0], slow[1]) else None
 
-    def _in_one_pass(self, fast: ClippedGradient, w: Tensor, x: Tensor, y: Tensor, radius: float) -> Tensor:
+    def _in_one_pass(self, fast: ClippedGradient, w: Tensor, x: Tensor, y: Tensor, clip_norm: float) -> Tensor:
         """The same sum from one backward pass, in the objective's own order of coordinates."""
         kept = None if w is self.row else self.row.clone()
         if kept is not None:
             self.row.copy_(w)
         try:
-            total = fast.sum(x, y, radius).total
+            total = fast.sum(x, y, clip_norm).total
         finally:
             if kept is not None:
                 self.row.copy_(kept)
@@ -220,7 +220,7 @@ class RecordSums:
         for some, labels in zip(torch.split(x, self.width), torch.split(y, self.width), strict=True):
             if len(some):
                 rows = self._rows(w, some, labels, ball.envelope)
-                scale = factors(row_norms(rows, ball.norm), ball.radius)
+                scale = factors(row_norms(rows, ball.norm), ball.clip_norm)
                 total += (rows * scale.to(rows.dtype)[:, None]).nan_to_num(0.0, 0.0, 0.0).sum(0, dtype=torch.float64)
         return total if len(x) > FEW else total.to(w.dtype)
 

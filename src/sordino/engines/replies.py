@@ -26,7 +26,7 @@ from sordino.rng import Streams, streams
 from sordino.task import Task
 
 
-class Till(Protocol):
+class ReplyStore(Protocol):
     """Where a silo keeps what it has paid and said, so that no crash forgets it."""
 
     def stored(self, job: str) -> bytes | None:
@@ -41,7 +41,7 @@ class Till(Protocol):
 
 @codec.hides_values
 @dataclass
-class Drawer:
+class InMemoryReplyStore:
     """A till in memory, without a limit: for loopback and tests."""
 
     paid: dict[str, int] = field(default_factory=dict)  # by run
@@ -95,7 +95,7 @@ class Silo:
     """
 
     task: Task
-    till: Till = field(default_factory=Drawer)
+    till: ReplyStore = field(default_factory=InMemoryReplyStore)
     allows: Callable[[Job], None] = lambda job: None
     now: Callable[[], float] = time.time
     _workers: dict[tuple[str, str, int | None], InProcessWorker] = field(default_factory=dict, repr=False)

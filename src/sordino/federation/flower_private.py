@@ -111,7 +111,7 @@ def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]
     if reply.has_error():
         return reply
     update = (start - flat(only_arrays(reply.content)))[None, :]
-    public = Public(t=int(asked["t"]), radius=float(asked["radius"]), size=len(start))
+    public = Public(t=int(asked["t"]), clip_norm=float(asked["clip_norm"]), size=len(start))
     row = encoded(plan, update, public, int(asked["client"]))
     reply.content = f.RecordDict({OURS: f.ArrayRecord({ROW: f.Array(row.numpy())})})
     return reply
@@ -161,7 +161,7 @@ class Private(Base):  # type: ignore[misc]
         self._asked = (arrays, public, cohort, {nodes[int(client)]: int(client) for client in cohort})
         if plan.release.local:
             self._charge(t, cohort)
-        told = {"plan": codec.to_json(plan), "t": t, "radius": public.radius}
+        told = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm}
         return [
             f.Message(
                 f.RecordDict({"arrays": arrays, "config": config, OURS: f.ConfigRecord({**told, "client": client})}),
@@ -219,7 +219,7 @@ def check_plan(plan: Plan) -> None:
         needs = ", ".join(sorted(plan.needs)) or "a mask or gradients of its own"
         raise EngineError(f"a plan that needs {needs}", "central_noise or local_noise after steps such as clip")
     if plan.clip is None:
-        raise PlanError("clip", "a plan without a Clip step", "a radius: an app's own update is of any size")
+        raise PlanError("clip", "a plan without a Clip step", "a clip norm: an app's own update is of any size")
 
 
 def received(replies: Iterable[Any], length: int) -> list[tuple[int, Tensor]]:

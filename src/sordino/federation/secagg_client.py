@@ -28,7 +28,7 @@ from sordino.engines.replies import worker_of
 from sordino.errors import BudgetError, DataError, UserError, short, shown
 from sordino.federation import secagg_messages
 from sordino.federation.flower_api import flower
-from sordino.federation.secagg_messages import Letter
+from sordino.federation.secagg_messages import SecAggMessage
 from sordino.parts.releases import NoiseShares
 from sordino.rng import streams
 
@@ -64,7 +64,7 @@ class Member:
 
     def reply(self, data: bytes) -> bytes:
         """The answer to one letter, or a `DataError`."""
-        letter = Letter.of_bytes(data)
+        letter = SecAggMessage.of_bytes(data)
         if letter.stage == "keys":
             self.sessions = {letter.session: Session()}  # one at a time
         session = self.sessions.get(letter.session)
@@ -75,16 +75,16 @@ class Member:
             said, body = stages[letter.stage](session, letter)
         except (UserError, BudgetError) as error:
             said, body = {"refused": short(str(error))}, b""
-        return Letter(letter.stage, letter.session, said, body).to_bytes()
+        return SecAggMessage(letter.stage, letter.session, said, body).to_bytes()
 
     # ---- four stages -------------------------------------------------------------------------------------------------
 
-    def _keys(self, session: Session, letter: Letter) -> tuple[dict[str, Any], bytes]:
+    def _keys(self, session: Session, letter: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         f = flower()
         (session.letters, public), (session.masking, mask) = f.generate_key_pairs(), f.generate_key_pairs()
         return {"letters": f.public_key_to_bytes(public).hex(), "masking": f.public_key_to_bytes(mask).hex()}, b""
 
-    def _shares(self, session: Session, letter: Letter) -> tuple[dict[str, Any], bytes]:
+    def _shares(self, session: Session, letter: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         """Who takes part, and a share of both secrets for each of the others, sealed for them."""
         f, members = flower(), _members(letter.said.get("members"))
         session.threshold = count(letter.said.get("threshold"), "threshold")
@@ -104,7 +104,7 @@ class Member:
                 sealed[str(other)] = f.encrypt(self._letter_key(session, other), text).decode()
         return {"sealed": sealed}, b""
 
-    def _mask(self, session: Session, letter: Letter) -> tuple[dict[str, Any], bytes]:
+    def _mask(self, session: Session, letter: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         """Open the others' shares; then policy, charge, noise, and the row under its masks."""
         job = Job.from_bytes(letter.body, self.task.layout.size)
         self._check(session, job)
@@ -127,7 +127,7 @@ class Member:
         )
         return {"charges": charges}, hidden.astype("<u8").tobytes()
 
-    def _unmask(self, session: Session, letter: Letter) -> tuple[dict[str, Any], bytes]:
+    def _unmask(self, session: Session, letter: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         """One share for every member whose shares are here; a sum of fewer than the threshold is not opened."""
         listed = letter.said.get("sent")
         sent = {count(one, "a member") for one in listed} if isinstance(listed, list) else set()

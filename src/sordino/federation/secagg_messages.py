@@ -33,7 +33,7 @@ STAGES = ("keys", "shares", "mask", "unmask")
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Letter:
+class SecAggMessage:
     """One stage of one session: what is asked or answered."""
 
     stage: str
@@ -46,7 +46,7 @@ class Letter:
         return MARK + len(head).to_bytes(4, "little") + head + self.body
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> Letter:
+    def of_bytes(cls, data: bytes) -> SecAggMessage:
         """What `to_bytes` wrote; else a `DataError` in one sentence."""
         start = len(MARK) + 4
         length = int.from_bytes(data[len(MARK) : start], "little")

@@ -24,7 +24,7 @@ from sordino.engines.remote import Remote, RemoteWorker, Transport
 from sordino.errors import DataError, EngineError, QuorumError
 from sordino.federation import secagg_messages
 from sordino.federation.flower_api import flower
-from sordino.federation.secagg_messages import Letter, Words
+from sordino.federation.secagg_messages import SecAggMessage, Words
 from sordino.parts.releases import NoiseShares
 from sordino.plan import Plan
 from sordino.rng import Streams
@@ -157,14 +157,16 @@ class SumWorker(RemoteWorker):
 
     def _asked_for(
         self, stage: str, session: Session, asked: Mapping[int, tuple[dict[str, Any], bytes]]
-    ) -> dict[int, Letter]:
+    ) -> dict[int, SecAggMessage]:
         """Who answers a stage within the time, and does not refuse."""
-        bodies = {one: Letter(stage, session.number, said, body).to_bytes() for one, (said, body) in asked.items()}
+        bodies = {
+            one: SecAggMessage(stage, session.number, said, body).to_bytes() for one, (said, body) in asked.items()
+        }
         carrier: Any = self.engine.transport
-        found: dict[int, Letter] = {}
+        found: dict[int, SecAggMessage] = {}
         for client, data in carrier.carry(bodies, time.time() + self.engine.timeout):
             try:
-                letter = Letter.of_bytes(data)
+                letter = SecAggMessage.of_bytes(data)
             except DataError:
                 continue
             if "refused" in letter.said:

@@ -15,14 +15,14 @@ from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
 from sordino.engines.jobs import Job
-from sordino.engines.replies import Drawer, Silo, Till
+from sordino.engines.replies import InMemoryReplyStore, ReplyStore, Silo
 from sordino.errors import ConfigError
 from sordino.federation.flower_api import Node, installed
 from sordino.federation.secagg_client import Member
 from sordino.federation.secagg_messages import is_letter
 from sordino.federation.silo_worker import SiloSpec, Voice, serve, silo_task
 from sordino.ledger import policy as policies
-from sordino.ledger.charges import Cost
+from sordino.ledger.charges import SiloCost
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Receipt
 from sordino.ledger.policy import Policy
@@ -95,8 +95,8 @@ class Paid:
     def store(self, job: Job, reply: bytes) -> None:
         self.ledger.store(self.receipts.pop(job.id), reply)
 
-    def _cost(self, job: Job) -> Cost:
-        return Cost(job.plan, self.silo, self.policy.adversary)
+    def _cost(self, job: Job) -> SiloCost:
+        return SiloCost(job.plan, self.silo, self.policy.adversary)
 
 
 @codec.hides_values
@@ -122,14 +122,14 @@ def silo_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[
     own = int(task.clients.held[0])
     if not spec.policy:
         say(OPEN)
-        drawer = Drawer()
+        drawer = InMemoryReplyStore()
         pays = Member(own, task, not_for_release, lambda job, session: drawer.charge(job), time.time)
         return Counter(Silo(task, drawer, not_for_release), pays)
     policy = policies.load(folder / spec.policy)
     ledger = Ledger.open(folder / spec.ledger, create=True)
     ledger.limit(policy.dataset, policy.limit)
     till = Paid(ledger, policy, own, model, say, task.program.of)
-    kept: Till = till
+    kept: ReplyStore = till
     return Counter(Silo(task, kept, till.allows), Member(own, task, till.allows, till.charge_session, time.time))
 
 

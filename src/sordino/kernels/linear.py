@@ -160,7 +160,7 @@ def clipped(
     """out[k] = sum over client k's rows of the record's gradient, pulled into the ball; out [m, o d (+ o)].
 
     One record's gradient is r (x, 1)^T, of norm ||r|| ||(x, 1)||; `sizes` [n] are ||(x, 1)|| of the table's records.
-    x is the flat table, each record filled up with zeros to a multiple of 8. ball = (radius, norm, smallest factor
+    x is the flat table, each record filled up with zeros to a multiple of 8. ball = (clip_norm, norm, smallest factor
     that keeps its digits). Clients go in `order`: those that share records best follow each other, while the records
     are in the cache.
     """
@@ -216,13 +216,13 @@ def _hand_over(total: Any, offset: Any, inputs: int, out: Any, k: int) -> None:
 
 @compiled
 def _pull(r: Any, size: Any, ball: Any) -> bool:
-    """r[0] min(1, radius / (||r[0]|| size)), in place; False where nothing is left, or the norm is not finite."""
-    radius, norm, floor = ball
+    """r[0] min(1, clip norm / (||r[0]|| size)), in place; False where nothing is left, or the norm is not finite."""
+    clip_norm, norm, floor = ball
     total, top = 0.0, 0.0
     for o in range(r.shape[1]):
         entry = abs(np.float64(r[0, o]))
         total += entry * entry if norm == 2 else entry
-    scale = factor((math.sqrt(total) if norm == 2 else total) * size, radius, floor)
+    scale = factor((math.sqrt(total) if norm == 2 else total) * size, clip_norm, floor)
     if scale == ZERO:
         return False
     for o in range(r.shape[1]):
@@ -232,9 +232,9 @@ def _pull(r: Any, size: Any, ball: Any) -> bool:
 
 
 @compiled
-def factor(length: Any, radius: Any, floor: Any) -> Any:
-    """`factors` of parts/clipping.py for one record; the radius is the slack inside the ball already."""
+def factor(length: Any, clip_norm: Any, floor: Any) -> Any:
+    """`factors` of parts/clipping.py for one record; the clip norm is the slack inside the ball already."""
     if not length < math.inf:
         return ZERO
-    scale = np.float32(radius / length) if length > radius else ONE
+    scale = np.float32(clip_norm / length) if length > clip_norm else ONE
     return scale if scale >= floor else ZERO

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.accounting import calibration
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.calibration import Budget
-from sordino.accounting.composition import Bill, Line, Participation, reads_of, record_patterns, with_preparations
+from sordino.accounting.composition import Cost, Line, Participation, reads_of, record_patterns, with_preparations
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.errors import BudgetError, PlanError, UnreachableError
 from sordino.ledger.charges import Charged
@@ -139,7 +139,7 @@ def _epochs(plan: Plan, last: NDArray[np.int64]) -> Epochs | None:
     reads, spent = plan.local.reads, plan.local.bound()
     if reads is None or not reads.disjoint:
         return None
-    return Epochs(reads, spent.count if isinstance(spent, Spent) else 1, last)
+    return Epochs(reads, spent.count if isinstance(spent, AlreadyPrivate) else 1, last)
 
 
 def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) -> None:
@@ -176,8 +176,8 @@ def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
         parts = (plan.clients, plan.local, plan.release)
         return np.asarray([reads_of(*parts, one, silo) for silo, one in enumerate(whole)], dtype=np.float64)
     rounds = replace(plan, prepare=())
-    bills = [rounds.bill(Participation(plan.rounds, math.ceil(n)), silo) for silo, n in enumerate(turns)]
-    return np.asarray([sum(count for _, count in bill.line("cohort").entries) for bill in bills], dtype=np.float64)
+    costs = [rounds.cost(Participation(plan.rounds, math.ceil(n)), silo) for silo, n in enumerate(turns)]
+    return np.asarray([sum(count for _, count in cost.line("cohort").entries) for cost in costs], dtype=np.float64)
 
 
 def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
@@ -209,10 +209,10 @@ def _line(plan: Plan, client: int, n: int) -> Line:
     """What n rounds of a client cost; where the batches of an epoch are disjoint, n releases of one record of it."""
     if plan.local.reads is not None and plan.local.reads.disjoint:
         sure = Participation(plan.rounds, plan.rounds)
-        line = replace(plan, prepare=()).bill(sure, client).line("cohort", client)
+        line = replace(plan, prepare=()).cost(sure, client).line("cohort", client)
         if plan.release.joint:
             line = replace(line, entries=plan.release.over(_patterns(plan, n, client)))
         else:
             line = replace(line, entries=tuple((event, n) for event, _ in line.entries))
-        return with_preparations(Bill(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
-    return plan.bill(Participation(max(n, plan.rounds), n), client).line("cohort")
+        return with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]
+    return plan.cost(Participation(max(n, plan.rounds), n), client).line("cohort")

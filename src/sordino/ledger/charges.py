@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.bounds import Spent
+from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Adversary, Line, Participation
 from sordino.accounting.events import Unprotected
 from sordino.ledger.ledger import Asked
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cost:
+class SiloCost:
     """A plan on one silo's data, to one adversary."""
 
     plan: Plan
@@ -81,14 +81,14 @@ class Cost:
     def _line(self, rounds: int) -> Line:
         """So many rounds that this silo is in, none amplified by the coins that choose silos."""
         seen: Adversary = "messages" if self.adversary == "messages" else "cohort"
-        return self.plan.bill(Participation(rounds, rounds), self.silo).line(seen, self.silo)
+        return self.plan.cost(Participation(rounds, rounds), self.silo).line(seen, self.silo)
 
     def _blocks(self, t: int) -> list[Block] | None:
         """The blocks that round t reads, step by step, if the plan's batches are blocks of a public order."""
         reads, spent = self.plan.local.reads, self.plan.local.bound()
         if reads is None:
             return None
-        steps = spent.count if isinstance(spent, Spent) else 1
+        steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
         found = [reads.block(step, self.silo) for step in range(t * steps, (t + 1) * steps)]
         size = reads.size(self.silo)
         blocks = [Block(f"{self.silo}/{size}/{one[0]}", one[1], one[2]) for one in found if one is not None]

@@ -53,7 +53,7 @@ class Policy:
     relation: Relation = "replace_one"
     adversary: Adversary = "cohort"
     noise: tuple[Mode, ...] = ("secure",)
-    least_multiplier: float = 0.0
+    least_noise_multiplier: float = 0.0
     least_cohort: float = 0.0
     models: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
@@ -68,7 +68,10 @@ class Policy:
             if wrong is not None or not given:
                 fix = codec.nearest(str(wrong), known) if given else f"known: {', '.join(known)}"
                 raise ConfigError(f"{name} = {shown(list(given))} in a policy", "at least one, of those that are", fix)
-        for name, least in (("least_multiplier", self.least_multiplier), ("least_cohort", self.least_cohort)):
+        for name, least in (
+            ("least_noise_multiplier", self.least_noise_multiplier),
+            ("least_cohort", self.least_cohort),
+        ):
             if not 0 <= least < math.inf:
                 raise ConfigError(f"{name} = {shown(least)} in a policy", "a number, 0 or above")
         for digest in (*self.models, *self.plans):
@@ -121,9 +124,9 @@ class Policy:
 
     def _check_sizes(self, plan: Plan, silo: int) -> str | None:
         line = plan.forecast.line(self.adversary, silo)
-        multiplier = min(noise_of(event) for event, _ in line.entries)
-        if multiplier < self.least_multiplier:
-            return f"the noise multiplier is {multiplier:g}, and the least allowed is {self.least_multiplier:g}"
+        noise_multiplier = min(noise_of(event) for event, _ in line.entries)
+        if noise_multiplier < self.least_noise_multiplier:
+            return f"the noise multiplier is {noise_multiplier:g}, and the least allowed is {self.least_noise_multiplier:g}"
         cohort = getattr(plan.release, "at_least", plan.clients.expected)
         if cohort < self.least_cohort:
             return f"a round may have {cohort:g} clients, and the least allowed is {self.least_cohort:g}"
@@ -131,11 +134,11 @@ class Policy:
 
 
 def noise_of(event: Event) -> float:
-    """The multiplier of the noise inside an event; 0 if it states none."""
+    """The noise multiplier of the noise inside an event; 0 if it states none."""
     inner: Any = event
     while hasattr(inner, "event"):
         inner = inner.event
-    return float(getattr(inner, "multiplier", 0.0))
+    return float(getattr(inner, "noise_multiplier", 0.0))
 
 
 def load(path: Path) -> Policy:

@@ -140,9 +140,9 @@ class Standing:
         """What the data set has spent in all."""
         return self.limit.spent(total(self.items))
 
-    def covers(self, bill: tuple[Item, ...]) -> bool:
+    def covers(self, cost: tuple[Item, ...]) -> bool:
         """Whether a bill is within what this run was charged, and that within what the data set has spent."""
-        return total(bill) <= total(self.own) <= total(self.items)
+        return total(cost) <= total(self.own) <= total(self.items)
 
 
 def records(held: Mapping[Held, int]) -> list[Entries]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from sordino import lazy
 
 if TYPE_CHECKING:
+    from sordino.accounting.bounds import AlreadyPrivate as AlreadyPrivate
     from sordino.accounting.bounds import Bound as Bound
-    from sordino.accounting.bounds import Spent as Spent
     from sordino.accounting.events import Event as Event
     from sordino.accounting.events import Relation as Relation
     from sordino.codec import Part as Part
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from sordino.parts.schedules import Scaled as Scaled
     from sordino.parts.schedules import Schedule as Schedule
     from sordino.parts.schedules import Travelled as Travelled
-    from sordino.parts.separation import Separated as Separated
-    from sordino.parts.separation import Turns as Turns
+    from sordino.parts.separation import CyclicPoisson as CyclicPoisson
+    from sordino.parts.separation import MinSeparation as MinSeparation
     from sordino.parts.server_optimizers import Adagrad as Adagrad
     from sordino.parts.server_optimizers import Adam as Adam
     from sordino.parts.server_optimizers import Average as Average

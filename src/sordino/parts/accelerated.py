@@ -26,7 +26,7 @@ class Accelerated(ServerOptimizer, kind="accelerated"):
 
     The mean message must be a gradient. v -> curvature, at least 2 beta in theory for a beta-smooth loss; mu -> the
     modulus of strong convexity of the clients' loss; weight_decay -> the regulariser lambda/2 ||w||^2, which adds
-    lambda to that modulus; W and P -> the L2 ball of radius `ball` around the model that the run began with, and the
+    lambda to that modulus; W and P -> the L2 ball of clip norm `ball` around the model that the run began with, and the
     projection on it: the argmin is a distance, so projecting its centre is exact. r counts the rounds that were
     released. Without noise F(ag_r) - F* <= 2 v ||w_0 - w*||^2 / (r(r+1)). Free of privacy cost. Paper 001, Algorithm 2.
     """

@@ -79,14 +79,14 @@ Product = Callable[[slice, Cast, Tensor | None], Tensor]
 FEW_DIGITS = 1e-35  # below about 1e-38 a float32 loses digits one by one
 
 
-def factors(norms: Tensor, radius: float, mask: Tensor | None = None, unit: bool = False) -> Tensor:
-    """min(1, radius / norm), aimed the slack inside: what pulls a vector of each norm into the ball.
+def factors(norms: Tensor, clip_norm: float, mask: Tensor | None = None, unit: bool = False) -> Tensor:
+    """min(1, clip norm / norm), aimed the slack inside: what pulls a vector of each norm into the ball.
 
     1 where the norm is 0; 0 where it is not finite and where `mask` is; 0 where the factor is so small that float32
-    holds it with few digits: the product could leave the ball. `unit` divides by the radius besides, and keeps small
+    holds it with few digits: the product could leave the ball. `unit` divides by the clip norm besides, and keeps small
     factors: for `scaled`, which multiplies in float64 where it must.
     """
-    aim, most = (1.0, 1.0 / radius) if unit else (radius, 1.0)
+    aim, most = (1.0, 1.0 / clip_norm) if unit else (clip_norm, 1.0)
     scale = (aim * (1 - SLACK) / norms).clamp(max=most)
     kept = norms.isfinite() if unit else norms.isfinite() & (scale >= FEW_DIGITS)
     return scale.masked_fill_(~(kept if mask is None else kept & mask.bool()), 0.0)

@@ -1,7 +1,7 @@
 """Noise that remembers: a release whose rounds share their noise, so that later rounds take back what earlier ones add.
 
 The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian mechanism for all its rounds together,
-with  mu = sensitivity / multiplier,  the sensitivity over all patterns of rounds that the sampler allows a client.
+with  mu = sensitivity / noise multiplier,  the sensitivity over all patterns of rounds that the sampler allows a client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from sordino.accounting.bounds import Bound, Spent
+from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Unprotected
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.accounting.matrix.toeplitz import Floats
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class CorrelatedNoise(Release, kind="correlated_noise"):
     """The trusted server adds row t of C^-1 Z to the sum of round t, Z of the mechanism's deviation (DP-FTRL, BandMF).
 
-    Guarantee: mu-GDP for the whole run, mu = movement * sensitivity(C) / multiplier, where a sampler keeps a client's
+    Guarantee: mu-GDP for the whole run, mu = movement * sensitivity(C) / noise multiplier, where a sampler keeps a client's
     rounds apart; amplified round by round where the groups of `turns` are sampled and the bands fit between them.
     For release the memory of noise is float64, so that rounding it moves mu by less than sqrt(d T) 2^-50 sum |c_j|
     (docs/privacy.md#from-sampler-to-grid); simulations keep float32, half the memory.
@@ -43,7 +43,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     strategy: Strategy
     sees: ClassVar[Sees] = frozenset({"mean"})
 
-    def check(self, bound: Bound | Spent) -> None:
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
 
     def suits(self, clients: Sampler) -> None:
@@ -74,14 +74,14 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
     def event(self) -> Event:
         """One round of one client alone: its column of C."""
-        return GaussianNoise(self.mechanism.multiplier / self.strategy.once)
+        return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.once)
 
     def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         """One event for the whole run."""
         sensitivity = self.strategy.sensitivity(allowed)
         if sensitivity == 0.0:
             return ((self.event(), 0),)
-        return ((GaussianNoise(self.mechanism.multiplier / sensitivity), 1),)
+        return ((GaussianNoise(self.mechanism.noise_multiplier / sensitivity), 1),)
 
     def repeated_event(self, allowed: Patterns) -> Event:
         """Round t again, with fresh z: given earlier releases, one more row (C X)_t + z.
@@ -92,13 +92,13 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         bands = self.strategy.bands
         if bands is not None and bands <= allowed.apart:
             return self.event()
-        return GaussianNoise(self.mechanism.multiplier / self.strategy.sensitivity(allowed))
+        return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.sensitivity(allowed))
 
     def message_event(self) -> Event:
         return Unprotected()
 
-    def with_multiplier(self, multiplier: float) -> Release:
-        return replace(self, mechanism=Gaussian(multiplier))
+    def with_noise_multiplier(self, noise_multiplier: float) -> Release:
+        return replace(self, mechanism=Gaussian(noise_multiplier))
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
         return self.mechanism.std * self.strategy.noise_std(t)
@@ -114,7 +114,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         moved, alone = self.strategy.once, 1.0
         if not clients.amplifies:
             moved, alone = self.strategy.sensitivity(allowed), Identity().sensitivity(allowed)
-        return CentralNoise(Gaussian(self.mechanism.multiplier * alone / moved))
+        return CentralNoise(Gaussian(self.mechanism.noise_multiplier * alone / moved))
 
 
 def noise_of_models(release: Release, work: Floats) -> float | None:

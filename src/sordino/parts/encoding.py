@@ -26,7 +26,7 @@ class Public:
     """What everybody may know in round t: nothing here depends on unreleased data."""
 
     t: int
-    radius: float = math.inf
+    clip_norm: float = math.inf
     size: int = 0  # d, the length of a message before any step
     mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the local solver reads off earlier releases, [d]
@@ -92,10 +92,10 @@ class Step(Part):
 
 @dataclass(frozen=True)
 class Adaptive(Schedule, kind="adaptive"):
-    """A radius that follows the `quantile` of update norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+    """A clip norm that follows the `quantile` of update norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
 
-        message = (sqrt(1 - share^2) * x / radius,  share * b),  b = +1 if ||x|| <= radius else -1
-        radius <- radius * exp(-rate * (fraction inside - quantile)),  read off the noised mean
+        message = (sqrt(1 - share^2) * x / clip norm,  share * b),  b = +1 if ||x|| <= clip norm else -1
+        clip norm <- clip norm * exp(-rate * (fraction inside - quantile)),  read off the noised mean
 
     The bit is one coordinate of the same unit-ball message, under the same noise: it costs no epsilon of its own, and
     the factor sqrt(1 - share^2) is its price in signal.
@@ -130,72 +130,81 @@ class Adaptive(Schedule, kind="adaptive"):
         """sqrt(1 - share^2): what of the unit ball is left for the update."""
         return math.sqrt(1 - self.share**2)
 
-    def next(self, mean: Tensor, radius: float) -> float:
-        """The next radius, kept within a factor of 1000 of the first."""
+    def next(self, mean: Tensor, clip_norm: float) -> float:
+        """The next clip norm, kept within a factor of 1000 of the first."""
         fraction = min(1.0, max(0.0, (float(mean[-1]) / self.share + 1) / 2))
-        moved = radius * math.exp(-self.rate * (fraction - self.quantile))
+        moved = clip_norm * math.exp(-self.rate * (fraction - self.quantile))
         return min(self.start * 1e3, max(self.start * 1e-3, moved))
 
 
 @dataclass(frozen=True)
 class Clip(Step, kind="clip"):
-    """x / radius, pulled into the unit ball: x * min(1 / radius, 1 / ||x||).
+    """x / clip norm, pulled into the unit ball: x * min(1 / clip norm, 1 / ||x||).
 
-    One norm over the whole message. A row with a non-finite entry becomes zero. radius = inf leaves x alone and
-    bounds nothing. An `Adaptive` radius sends one more coordinate: whether x was inside (Andrew et al. 2021).
+    One norm over the whole message. A row with a non-finite entry becomes zero. clip_norm = inf leaves x alone and
+    bounds nothing. An `Adaptive` clip norm sends one more coordinate: whether x was inside (Andrew et al. 2021).
     Guarantee: ||encode(x)|| <= 1 exactly, in float32, for any x; so movement is 1 (zero out) or 2 (replace).
     """
 
-    radius: float | Schedule
+    clip_norm: float | Schedule
     norm: Norm = 2
 
     def __post_init__(self) -> None:
-        if isinstance(self.radius, Adaptive) and self.norm != 2:
-            raise PlanError("clip", "an adaptive radius in the L1 norm", "norm = 2")
-        if self.radius != math.inf and not positive(self.radius):
+        if isinstance(self.clip_norm, Adaptive) and self.norm != 2:
+            raise PlanError("clip", "an adaptive clip norm in the L1 norm", "norm = 2")
+        if self.clip_norm != math.inf and not positive(self.clip_norm):
             raise PlanError(
-                "clip", f"radius {shown(self.radius)}", "a positive number", "use a radius near the typical update norm"
+                "clip",
+                f"clip_norm {shown(self.clip_norm)}",
+                "a positive number",
+                "use a clip norm near the typical update norm",
             )
 
     @property
     def finite(self) -> bool:
         """Whether this clip bounds anything."""
-        return isinstance(self.radius, Schedule) or math.isfinite(self.radius)
+        return isinstance(self.clip_norm, Schedule) or math.isfinite(self.clip_norm)
 
-    def radius_at(self, t: int, learnt: float | None = None) -> float:
-        """The public radius of round t; `learnt` is what an adaptive one has become."""
-        return at(self.radius, t) if learnt is None else learnt
+    def clip_norm_at(self, t: int, learnt: float | None = None) -> float:
+        """The public clip norm of round t; `learnt` is what an adaptive one has become."""
+        return at(self.clip_norm, t) if learnt is None else learnt
 
-    def _radius(self, public: Public) -> float:
-        """What the plan says of this round, or what an adaptive radius has become."""
-        return public.radius if isinstance(self.radius, Adaptive) else self.radius_at(public.t)
+    def _clip_norm(self, public: Public) -> float:
+        """What the plan says of this round, or what an adaptive clip norm has become."""
+        return public.clip_norm if isinstance(self.clip_norm, Adaptive) else self.clip_norm_at(public.t)
 
     def encode(self, rows: Tensor, public: Public, slopes: Tensor | None = None) -> Tensor:
         norms = row_norms(rows, self.norm)
         sound = finite_rows(rows, norms)
         if not self.finite:
             return sound
-        radius = self._radius(public)
-        inside = scaled(sound, factors(norms, radius, unit=True))
-        return self.radius.join(inside, norms <= radius) if isinstance(self.radius, Adaptive) else inside
+        clip_norm = self._clip_norm(public)
+        inside = scaled(sound, factors(norms, clip_norm, unit=True))
+        return self.clip_norm.join(inside, norms <= clip_norm) if isinstance(self.clip_norm, Adaptive) else inside
 
     def length(self, before: int) -> int:
-        return before + isinstance(self.radius, Adaptive)
+        return before + isinstance(self.clip_norm, Adaptive)
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         if not self.finite:
             return mean
-        return (self.radius.part(mean) if isinstance(self.radius, Adaptive) else mean) * self._radius(public)
+        return (self.clip_norm.part(mean) if isinstance(self.clip_norm, Adaptive) else mean) * self._clip_norm(public)
 
     def spread(self, std: Spread, public: Public) -> Spread:
         if not self.finite:
             return std
-        if not isinstance(self.radius, Adaptive):
-            return std * self._radius(public)
-        return (self.radius.part(std) if isinstance(std, Tensor) else std / self.radius.kept) * self._radius(public)
+        if not isinstance(self.clip_norm, Adaptive):
+            return std * self._clip_norm(public)
+        return (self.clip_norm.part(std) if isinstance(std, Tensor) else std / self.clip_norm.kept) * self._clip_norm(
+            public
+        )
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
-        return {"radius": self.radius.next(mean, self._radius(public))} if isinstance(self.radius, Adaptive) else {}
+        return (
+            {"clip_norm": self.clip_norm.next(mean, self._clip_norm(public))}
+            if isinstance(self.clip_norm, Adaptive)
+            else {}
+        )
 
     def bound(self, before: Bound) -> Bound:
         if before.unit == "record":

@@ -35,17 +35,17 @@ class Batch:
 @codec.hides_values
 @dataclass(frozen=True)
 class Anchor:
-    """What a regulariser may pull towards: the public model the round began with, and the clip radius."""
+    """What a regulariser may pull towards: the public model the round began with, and the clip norm."""
 
     start: Tensor  # [d]
-    radius: float = math.inf
+    clip_norm: float = math.inf
 
 
 @dataclass(frozen=True)
 class Ball:
-    """Where the gradient of every single record is pulled to: ||g_j|| <= radius; `envelope` smooths the loss first."""
+    """Where the gradient of every single record is pulled to: ||g_j|| <= clip norm; `envelope` smooths the loss first."""
 
-    radius: float = math.inf
+    clip_norm: float = math.inf
     norm: Norm = 2
     envelope: Moreau | None = None
 
@@ -129,7 +129,7 @@ class Sam(Gradient, kind="sam"):
 
 @dataclass(frozen=True)
 class Blur(Gradient, kind="blur"):
-    """grad of f(w) + strength / 2 * max(0, ||w - w_t||^2 - radius^2): BLUR, a pull back into the clip ball.
+    """grad of f(w) + strength / 2 * max(0, ||w - w_t||^2 - clip norm^2): BLUR, a pull back into the clip ball.
 
     `gradient` is the oracle that it is added to.
     """
@@ -144,7 +144,7 @@ class Blur(Gradient, kind="blur"):
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
         offset = w - anchor.start
-        outside = _lengths(offset) > anchor.radius
+        outside = _lengths(offset) > anchor.clip_norm
         return slope + self.strength * offset * outside
 
 
@@ -165,20 +165,20 @@ class Proximal(Gradient, kind="proximal"):
 
 @dataclass(frozen=True)
 class Bounded(Gradient, kind="bounded"):
-    """g * min(1, radius / ||g||): the client's whole gradient in a ball (paper 002). Bounds no single record."""
+    """g * min(1, clip norm / ||g||): the client's whole gradient in a ball (paper 002). Bounds no single record."""
 
-    radius: float
+    clip_norm: float
     norm: Norm = 2
     gradient: Gradient = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        if not positive(self.radius):
-            raise PlanError("gradient", f"radius = {self.radius}", "a positive finite number")
+        if not positive(self.clip_norm):
+            raise PlanError("gradient", f"clip_norm = {self.clip_norm}", "a positive finite number")
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         slope = self.gradient.at(objective, w, batch, anchor)
         lengths: Tensor = torch.linalg.vector_norm(slope, ord=self.norm, dim=-1, keepdim=True)
-        return slope * (self.radius / lengths.clamp(min=1e-30)).clamp(max=1.0)
+        return slope * (self.clip_norm / lengths.clamp(min=1e-30)).clamp(max=1.0)
 
 
 @dataclass(frozen=True)

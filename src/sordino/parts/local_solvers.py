@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import codec
-from sordino.accounting.bounds import Bound, Spent
+from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns, tensor, tensors
@@ -68,16 +68,16 @@ def _update_and_shared(found: object) -> str:
 
 
 class LocalSolver(Part):
-    """Turns the public model and a client's records into a message: start minus end."""
+    """CyclicPoisson the public model and a client's records into a message: start minus end."""
 
     @property
     @abstractmethod
     def projects(self) -> bool:
-        """Whether it needs the plan's clip radius."""
+        """Whether it needs the plan's clip norm."""
 
     @abstractmethod
-    @returns(of_type(Bound, Spent))
-    def bound(self) -> Bound | Spent:
+    @returns(of_type(Bound, AlreadyPrivate))
+    def bound(self) -> Bound | AlreadyPrivate:
         """What is known of the message."""
 
     @abstractmethod
@@ -124,23 +124,23 @@ class LocalSolver(Part):
         """Refuse a population that this solver cannot work with."""
 
     def own_event(self, client: int) -> Event:
-        """One local step, where the solver adds noise of its own (`Spent`)."""
+        """One local step, where the solver adds noise of its own (`AlreadyPrivate`)."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def own_noise(self, t: int, client: int) -> Mechanism | None:
-        """The noise that the solver itself adds to one message of round t (`Spent`), in all; None: not stated."""
+        """The noise that the solver itself adds to one message of round t (`AlreadyPrivate`), in all; None: not stated."""
         return None
 
     def message_sensitivity(self, t: int) -> float | None:
-        """How far a message of round t moves where its bound says 1; of a `Spent` message its solver says; None: no."""
-        return None if isinstance(self.bound(), Spent) else 1.0
+        """How far a message of round t moves where its bound says 1; of a `AlreadyPrivate` message its solver says; None: no."""
+        return None if isinstance(self.bound(), AlreadyPrivate) else 1.0
 
-    def with_multiplier(self, multiplier: float) -> LocalSolver:
-        """The same solver with another multiplier of its own noise (`Spent`), the same for all."""
+    def with_noise_multiplier(self, noise_multiplier: float) -> LocalSolver:
+        """The same solver with another noise multiplier of its own noise (`AlreadyPrivate`), the same for all."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
-    def with_multipliers(self, multipliers: tuple[float, ...]) -> LocalSolver:
-        """The same solver with a multiplier for every client."""
+    def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> LocalSolver:
+        """The same solver with a noise multiplier for every client."""
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     @returns(lambda found, *_: number(found, 0.0, above=True))
@@ -154,7 +154,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     """w <- w - lr * v,  v <- momentum * v + grad f(w; batch) + weight_decay * w;  message = w_t - w.
 
     Either `epochs` over the client's data or `steps` minibatches; batch = None is the full batch. With `project`,
-    w - w_t is pulled back into the ball of the plan's clip radius after EVERY step (paper 000, Algorithm 1). lr is that
+    w - w_t is pulled back into the ball of the plan's clip norm after EVERY step (paper 000, Algorithm 1). lr is that
     of the round, or of the step of the whole run (`PerStep`).
     Bound: none; only Clip gives one.
     """
@@ -193,7 +193,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     def projects(self) -> bool:
         return self.project
 
-    def bound(self) -> Bound | Spent:
+    def bound(self) -> Bound | AlreadyPrivate:
         return Bound(unit="client")
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
@@ -210,7 +210,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     def solve(self, work: Work) -> Tensor:
         objective, start, public = work.objective, work.start, work.public
         varied = changes_inside(self.lr)
-        lr, anchor = at(self.lr, public.t), Anchor(start, public.radius)
+        lr, anchor = at(self.lr, public.t), Anchor(start, public.clip_norm)
         if type(self.gradient) is Plain and not (self.momentum or self.project or varied):
             descended = objective.descend(start, work.batches, work.m, lr, self.weight_decay)
             if descended is not None:
@@ -222,8 +222,8 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
             lr = each[j] if varied else lr
             direction = self._direction(objective, w, batch, velocity, anchor)
             w.add_(direction if batch.active is None else direction * batch.active[:, None], alpha=-lr)
-            if self.project and math.isfinite(public.radius):
-                project_(w, start, public.radius)
+            if self.project and math.isfinite(public.clip_norm):
+                project_(w, start, public.clip_norm)
         return start - w
 
     def _direction(
@@ -236,11 +236,11 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         return slope if velocity is None else velocity.mul_(self.momentum).add_(slope)
 
 
-def project_(w: Tensor, start: Tensor, radius: float) -> None:
-    """w <- w_t + (w - w_t) * min(1, radius / ||w - w_t||), row by row, in place."""
+def project_(w: Tensor, start: Tensor, clip_norm: float) -> None:
+    """w <- w_t + (w - w_t) * min(1, clip norm / ||w - w_t||), row by row, in place."""
     offset = w - start
     norms = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
-    factors = (radius / norms).clamp(max=1.0)
+    factors = (clip_norm / norms).clamp(max=1.0)
     torch.addcmul(start.expand_as(w), offset, factors, out=w)
 
 
@@ -256,7 +256,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
         message = (w_t - w,  steps lr_t (c_i - c_i'))      2 d numbers in the unit of a model, clipped and noised as one
         c <- c - rate * (second half of the decoded mean) / (steps lr_t),     rate = expected / population
 
-    The message is pulled into the plan's clip radius here, so that c_i moves by what is sent and c keeps up with them:
+    The message is pulled into the plan's clip norm here, so that c_i moves by what is sent and c keeps up with them:
     else clipped controls fall behind the clients' own, and the difference stops every step.
     Bound: none; only Clip gives one, over both halves together. c_i depends on this client's data and on what was
     released, so to whoever sees the releases a client is in as many of them as rounds: the bill is that of the Clip.
@@ -283,7 +283,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def projects(self) -> bool:
         return False
 
-    def bound(self) -> Bound | Spent:
+    def bound(self) -> Bound | AlreadyPrivate:
         return Bound(unit="client")
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
@@ -297,7 +297,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
 
     def solve(self, work: Work) -> Tensor:
         objective, start, public, m = work.objective, work.start, work.public, work.m
-        anchor, w = Anchor(start, public.radius), objective.place(start, m)
+        anchor, w = Anchor(start, public.clip_norm), objective.place(start, m)
         way = travelled(self.lr, public.t, self.steps)
         own = torch.zeros_like(w) if work.kept is None else work.kept
         control, taken = public.shared.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
@@ -308,7 +308,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
         moved = start - w
         drift = torch.where(taken > 0, way * control - moved, torch.zeros_like(moved))
         message = torch.cat([moved, drift], 1)
-        message *= (public.radius / row_norms(message)).clamp(max=1.0).to(message.dtype)[:, None]
+        message *= (public.clip_norm / row_norms(message)).clamp(max=1.0).to(message.dtype)[:, None]
         own.sub_(message[:, len(start) :], alpha=1 / way)
         return message
 

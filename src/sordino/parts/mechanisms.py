@@ -1,6 +1,6 @@
 """The noise: the only file that draws it (a test reads every other file for offenders).
 
-Every message lies in the unit ball, so the scale of the noise IS the multiplier.
+Every message lies in the unit ball, so the scale of the noise IS the noise multiplier.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sordino.rng import is_secure
 class Mechanism(Part):
     """Additive noise of a known scale."""
 
-    multiplier: float
+    noise_multiplier: float
 
     @property
     @abstractmethod
@@ -43,9 +43,9 @@ class Mechanism(Part):
     def event(self) -> Event:
         """What one release costs."""
 
-    def with_multiplier(self, multiplier: float) -> Mechanism:
+    def with_noise_multiplier(self, noise_multiplier: float) -> Mechanism:
         """The same law with another scale."""
-        other: Mechanism = replace(self, multiplier=multiplier)  # type: ignore[type-var]
+        other: Mechanism = replace(self, noise_multiplier=noise_multiplier)  # type: ignore[type-var]
         return other
 
     def distribution(self) -> Distribution | None:
@@ -55,9 +55,9 @@ class Mechanism(Part):
         """
         return None
 
-    def sum_distribution(self, multipliers: tuple[float, ...]) -> Distribution | None:
-        """The distribution of the sum of independent draws with these multipliers; None: not stated."""
-        return self.with_multiplier(multipliers[0]).distribution() if len(multipliers) == 1 else None
+    def sum_distribution(self, noise_multipliers: tuple[float, ...]) -> Distribution | None:
+        """The distribution of the sum of independent draws with these noise multipliers; None: not stated."""
+        return self.with_noise_multiplier(noise_multipliers[0]).distribution() if len(noise_multipliers) == 1 else None
 
     @abstractmethod
     @returns(lambda found, part, size, rng: array(found, (size,), "f"))
@@ -65,11 +65,11 @@ class Mechanism(Part):
         """One draw for a message of `size` coordinates."""
 
 
-def _positive(name: str, multiplier: float) -> None:
-    if not positive(multiplier):
+def _positive(name: str, noise_multiplier: float) -> None:
+    if not positive(noise_multiplier):
         raise PlanError(
             "noise",
-            f"{name} multiplier {shown(multiplier)}",
+            f"{name} noise multiplier {shown(noise_multiplier)}",
             "a positive finite number that float32 holds",
             "use release NoNoise() to train without privacy",
         )
@@ -77,17 +77,17 @@ def _positive(name: str, multiplier: float) -> None:
 
 @dataclass(frozen=True)
 class Gaussian(Mechanism, kind="gaussian"):
-    """x + N(0, multiplier^2 I) for ||x||_2 <= 1.
+    """x + N(0, noise multiplier^2 I) for ||x||_2 <= 1.
 
-    Guarantee: mu-GDP with mu = movement / multiplier (Dong, Roth, Su 2022), movement 1 or, replace-one, 2. As an
+    Guarantee: mu-GDP with mu = movement / noise multiplier (Dong, Roth, Su 2022), movement 1 or, replace-one, 2. As an
     estimate: numpy's ziggurat leaves cells of the public grid empty beyond 10.08 standard deviations, which adds at
     most 1e-23 e^epsilon to delta per coordinate and release (docs/privacy.md#from-sampler-to-grid).
     """
 
-    multiplier: float
+    noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _positive("gaussian", self.multiplier)
+        _positive("gaussian", self.noise_multiplier)
 
     @property
     def norm(self) -> Norm:
@@ -95,34 +95,34 @@ class Gaussian(Mechanism, kind="gaussian"):
 
     @property
     def std(self) -> float:
-        return self.multiplier
+        return self.noise_multiplier
 
     def event(self) -> Event:
-        return GaussianNoise(self.multiplier)
+        return GaussianNoise(self.noise_multiplier)
 
     def distribution(self) -> Distribution:
-        return Normal(self.multiplier)
+        return Normal(self.noise_multiplier)
 
-    def sum_distribution(self, multipliers: tuple[float, ...]) -> Distribution:
-        return Normal(math.hypot(*multipliers))
+    def sum_distribution(self, noise_multipliers: tuple[float, ...]) -> Distribution:
+        return Normal(math.hypot(*noise_multipliers))
 
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        return rng.standard_normal(size) * self.multiplier
+        return rng.standard_normal(size) * self.noise_multiplier
 
 
 @dataclass(frozen=True)
 class Laplace(Mechanism, kind="laplace"):
-    """x + Laplace(multiplier) per coordinate for ||x||_1 <= 1.
+    """x + Laplace(noise_multiplier) per coordinate for ||x||_1 <= 1.
 
-    Guarantee: pure epsilon = movement / multiplier (Dwork et al. 2006), movement 1 or, replace-one, 2. For release the
+    Guarantee: pure epsilon = movement / noise multiplier (Dwork et al. 2006), movement 1 or, replace-one, 2. For release the
     draw is `secure_exponential` with a sign: numpy's own Laplace inverts a uniform of 53 bits, so that some values
     (1.7e-10 per coordinate) cannot occur under a neighbour.
     """
 
-    multiplier: float
+    noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _positive("laplace", self.multiplier)
+        _positive("laplace", self.noise_multiplier)
 
     @property
     def norm(self) -> Norm:
@@ -130,22 +130,22 @@ class Laplace(Mechanism, kind="laplace"):
 
     @property
     def std(self) -> float:
-        return math.sqrt(2) * self.multiplier
+        return math.sqrt(2) * self.noise_multiplier
 
     def event(self) -> Event:
-        return LaplaceNoise(self.multiplier)
+        return LaplaceNoise(self.noise_multiplier)
 
     def distribution(self) -> Distribution:
-        return LaplaceSum((self.multiplier,))
+        return LaplaceSum((self.noise_multiplier,))
 
-    def sum_distribution(self, multipliers: tuple[float, ...]) -> Distribution:
-        return LaplaceSum(multipliers)
+    def sum_distribution(self, noise_multipliers: tuple[float, ...]) -> Distribution:
+        return LaplaceSum(noise_multipliers)
 
     def sample(self, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
         if not is_secure(rng):
-            return rng.laplace(scale=self.multiplier, size=size)
+            return rng.laplace(scale=self.noise_multiplier, size=size)
         signs = 2.0 * rng.integers(2, size=size) - 1.0
-        return signs * secure_exponential(size, rng) * self.multiplier
+        return signs * secure_exponential(size, rng) * self.noise_multiplier
 
 
 def secure_exponential(size: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from sordino.accounting.bounds import Bound, Spent
+from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, Unprotected
 from sordino.codec import Part
 from sordino.codec.boundary import number, of_type, returns, tensor, tensors
@@ -43,7 +43,7 @@ class Release(Part):
     needs: ClassVar[Sees] = frozenset()
     local: ClassVar[bool] = False  # True: clients draw the noise, so the round is charged before they start
 
-    def check(self, bound: Bound | Spent) -> None:
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
         """Refuse what this release cannot certify."""
 
     def suits(self, clients: Sampler) -> None:
@@ -154,12 +154,12 @@ class Release(Part):
     def message_event(self) -> Event:
         """One round, to one who sees the message itself."""
 
-    def with_multiplier(self, multiplier: float) -> Release:
-        """The same release with another multiplier, the same for all."""
-        raise PlanError("calibration", f"release {self.kind!r}, which has no multiplier", "a release with noise")
+    def with_noise_multiplier(self, noise_multiplier: float) -> Release:
+        """The same release with another noise multiplier, the same for all."""
+        raise PlanError("calibration", f"release {self.kind!r}, which has no noise multiplier", "a release with noise")
 
-    def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
-        """The same release with a multiplier for every client."""
+    def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
+        """The same release with a noise multiplier for every client."""
         raise PlanError(
             "calibration", f"release {self.kind!r} and a budget per silo", "local_noise, or noisy_local_sgd"
         )
@@ -170,12 +170,12 @@ class Release(Part):
         """Exact standard deviation of the noise in one coordinate of this cohort's sum in round t (from 0)."""
 
 
-def need_bound(bound: Bound | Spent, mechanism: Mechanism) -> None:
+def need_bound(bound: Bound | AlreadyPrivate, mechanism: Mechanism) -> None:
     """Refuse noise on a message that it does not protect."""
-    if isinstance(bound, Spent):
+    if isinstance(bound, AlreadyPrivate):
         raise PlanError("spent", "noise on messages that are private already", "release Forward()", "drop the noise")
     if not bound.finite:
-        raise PlanError("bound", "noise on a message without a bound", "a Clip step", "add Clip(radius) to encode")
+        raise PlanError("bound", "noise on a message without a bound", "a Clip step", "add Clip(clip_norm) to encode")
     if bound.norm > mechanism.norm:
         raise PlanError(
             "norm",

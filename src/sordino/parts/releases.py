@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from sordino.accounting.bounds import Bound, Spent
+from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Shuffled, Unprotected
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
@@ -45,7 +45,7 @@ class CentralNoise(Release, kind="central_noise"):
     mechanism: Mechanism
     sees: ClassVar[Sees] = frozenset({"mean"})
 
-    def check(self, bound: Bound | Spent) -> None:
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
 
     def on_server(self, total: Tensor, rng: np.random.Generator) -> Tensor:
@@ -57,8 +57,8 @@ class CentralNoise(Release, kind="central_noise"):
     def message_event(self) -> Event:
         return Unprotected()
 
-    def with_multiplier(self, multiplier: float) -> Release:
-        return CentralNoise(self.mechanism.with_multiplier(multiplier))
+    def with_noise_multiplier(self, noise_multiplier: float) -> Release:
+        return CentralNoise(self.mechanism.with_noise_multiplier(noise_multiplier))
 
     def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
         return (self.mechanism,)
@@ -69,20 +69,20 @@ class CentralNoise(Release, kind="central_noise"):
 
 @dataclass(frozen=True)
 class NoiseShares(Release, kind="noise_shares"):
-    """Each client adds a share N(0, multiplier^2 / at_least); a secure sum shows the server only their total.
+    """Each client adds a share N(0, noise multiplier^2 / at_least); a secure sum shows the server only their total.
 
-    A round with fewer than `at_least` reports is void, so the total noise is never below the multiplier and the
+    A round with fewer than `at_least` reports is void, so the total noise is never below the noise multiplier and the
     event does not depend on who came. The server sees the cohort; neighbours zero out one client.
     """
 
-    multiplier: float
+    noise_multiplier: float
     at_least: int
     sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
     needs: ClassVar[Sees] = frozenset({"secure_sum"})
     local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        Gaussian(self.multiplier)
+        Gaussian(self.noise_multiplier)
         if self.at_least < 1:
             raise PlanError(
                 "noise shares",
@@ -97,9 +97,9 @@ class NoiseShares(Release, kind="noise_shares"):
     @property
     def share(self) -> Gaussian:
         """What one client adds."""
-        return Gaussian(self.multiplier / math.sqrt(self.at_least))
+        return Gaussian(self.noise_multiplier / math.sqrt(self.at_least))
 
-    def check(self, bound: Bound | Spent) -> None:
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.share)
 
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
@@ -108,7 +108,7 @@ class NoiseShares(Release, kind="noise_shares"):
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         if len(cohort) == 0:
             return total
-        return _add(total, Gaussian(self.share.multiplier * math.sqrt(len(cohort))), rng)
+        return _add(total, Gaussian(self.share.noise_multiplier * math.sqrt(len(cohort))), rng)
 
     def accepts(self, received: int) -> bool:
         return received >= self.at_least
@@ -117,56 +117,56 @@ class NoiseShares(Release, kind="noise_shares"):
         return clients.size == self.at_least  # else the noise's variance tells how many came
 
     def event(self) -> Event:
-        return GaussianNoise(self.multiplier)
+        return GaussianNoise(self.noise_multiplier)
 
     def message_event(self) -> Event:
         return self.share.event()
 
-    def with_multiplier(self, multiplier: float) -> Release:
-        return replace(self, multiplier=multiplier)
+    def with_noise_multiplier(self, noise_multiplier: float) -> Release:
+        return replace(self, noise_multiplier=noise_multiplier)
 
     def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
         return (self.share,) * len(cohort)
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
-        return self.share.multiplier * math.sqrt(len(cohort))
+        return self.share.noise_multiplier * math.sqrt(len(cohort))
 
 
 @dataclass(frozen=True)
 class LocalNoise(Release, kind="local_noise"):
-    """Every client noises its own message before anybody sees it; `multipliers` gives each client its own.
+    """Every client noises its own message before anybody sees it; `noise_multipliers` gives each client its own.
 
     No trust in the server or in the other clients. At client level neighbours replace one client's data (movement 2).
     """
 
     mechanism: Mechanism
-    multipliers: tuple[float, ...] = ()
+    noise_multipliers: tuple[float, ...] = ()
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for multiplier in self.multipliers:
-            self.mechanism.with_multiplier(multiplier)
+        for noise_multiplier in self.noise_multipliers:
+            self.mechanism.with_noise_multiplier(noise_multiplier)
 
-    def check(self, bound: Bound | Spent) -> None:
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
 
     def of(self, client: int) -> Mechanism:
         """The noise of one client."""
-        if not self.multipliers:
+        if not self.noise_multipliers:
             return self.mechanism
-        return self.mechanism.with_multiplier(self.multipliers[client])
+        return self.mechanism.with_noise_multiplier(self.noise_multipliers[client])
 
     def suits(self, clients: Sampler) -> None:
-        if self.multipliers and len(self.multipliers) != clients.population:
-            found = f"{len(self.multipliers)} multipliers for {clients.population} clients"
-            raise PlanError("local noise", found, "one multiplier per client")
+        if self.noise_multipliers and len(self.noise_multipliers) != clients.population:
+            found = f"{len(self.noise_multipliers)} noise multipliers for {clients.population} clients"
+            raise PlanError("local noise", found, "one noise multiplier per client")
 
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
         return _add(row, self.of(client), rng)
 
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
-        if not self.multipliers and isinstance(self.mechanism, Gaussian) and len(cohort):
+        if not self.noise_multipliers and isinstance(self.mechanism, Gaussian) and len(cohort):
             return _add(total, Gaussian(self.mechanism.std * math.sqrt(len(cohort))), rng)
         noises = [self.of(int(client)) for client in cohort]
         if noises and all(isinstance(noise, Gaussian) for noise in noises):
@@ -185,19 +185,19 @@ class LocalNoise(Release, kind="local_noise"):
     @property
     def weakest(self) -> Mechanism:
         """The least noise of any client: what a single line of a bill rests on."""
-        return self.mechanism.with_multiplier(min(self.multipliers or (self.mechanism.multiplier,)))
+        return self.mechanism.with_noise_multiplier(min(self.noise_multipliers or (self.mechanism.noise_multiplier,)))
 
-    def with_multiplier(self, multiplier: float) -> Release:
-        return LocalNoise(self.mechanism.with_multiplier(multiplier))
+    def with_noise_multiplier(self, noise_multiplier: float) -> Release:
+        return LocalNoise(self.mechanism.with_noise_multiplier(noise_multiplier))
 
-    def with_multipliers(self, multipliers: tuple[float, ...]) -> Release:
-        return replace(self, multipliers=multipliers)
+    def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
+        return replace(self, noise_multipliers=noise_multipliers)
 
     def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
         return tuple(self.of(int(client)) for client in cohort)
 
     def noise_std(self, cohort: Cohort, t: int) -> float:
-        if not self.multipliers:
+        if not self.noise_multipliers:
             return self.mechanism.std * math.sqrt(len(cohort))
         return math.sqrt(sum(self.of(int(client)).std ** 2 for client in cohort))
 
@@ -219,7 +219,7 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
         if self.at_least < 1:
             raise PlanError("shuffling", f"at_least = {self.at_least}", "at least 1 report")
 
-    def check(self, bound: Bound | Spent) -> None:
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
 
     def suits(self, clients: Sampler) -> None:
@@ -240,8 +240,8 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     def event(self) -> Event:
         return Shuffled(self.at_least, self.mechanism.event())
 
-    def with_multiplier(self, multiplier: float) -> Release:
-        return replace(self, mechanism=self.mechanism.with_multiplier(multiplier))
+    def with_noise_multiplier(self, noise_multiplier: float) -> Release:
+        return replace(self, mechanism=self.mechanism.with_noise_multiplier(noise_multiplier))
 
     def message_event(self) -> Event:
         return self.mechanism.event()
@@ -271,13 +271,13 @@ class _Bare(Release):
 
 @dataclass(frozen=True)
 class Forward(_Bare, kind="forward"):
-    """Messages are private already (`Spent`): they are passed on as they are, and billed as their solver says."""
+    """Messages are private already (`AlreadyPrivate`): they are passed on as they are, and billed as their solver says."""
 
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True
 
-    def check(self, bound: Bound | Spent) -> None:
-        if not isinstance(bound, Spent):
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
+        if not isinstance(bound, AlreadyPrivate):
             raise PlanError("forward", "messages without noise of their own", "a local solver that is private already")
 
     def denominator(self, expected: float, received: int) -> float:
@@ -292,11 +292,11 @@ class MaskedNoise(_Bare, kind="masked_noise"):
     is at least 39.6 with d = 5, k = 2 and at least 258 with d = 2, k = 1 (docs/privacy.md#mask-after-noise).
     """
 
-    multiplier: float
+    noise_multiplier: float
     keep: float
     sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
 
-    def check(self, bound: Bound | Spent) -> None:
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
         raise PlanError(
             "mask after noise",
             "a client's own mask applied to its noised update",

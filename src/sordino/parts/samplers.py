@@ -1,6 +1,6 @@
 """Who takes part in a round, and what that is worth: a sampler draws the coins and wraps the event.
 
-Amplification holds only against an adversary who does not see the coins; `bill` asks `amplify` for that one only.
+Amplification holds only against an adversary who does not see the coins; `cost` asks `amplify` for that one only.
 `relation` is the change of the data that the amplified event is proved for.
 """
 

@@ -158,7 +158,7 @@ class PerStep(Schedule, kind="per_step"):
     """schedule(k) in local step j of round t, k = t E + j: a step size that changes inside a round.
 
     E is the `steps` of the local solver, a public number of the plan; with `epochs` it would depend on a client's data,
-    so that is refused. Where there are no local steps (a server, a radius) k is the round.
+    so that is refused. Where there are no local steps (a server, a clip norm) k is the round.
     Guarantee: the step size is public and bounds nothing; clip, event and bill are those of any other schedule.
     """
 
@@ -182,7 +182,7 @@ class PerStep(Schedule, kind="per_step"):
 class Travelled(Schedule, kind="travelled"):
     """sum of schedule(k) over the `steps` local steps k = t steps, ..., (t + 1) steps - 1 of round t.
 
-    How far a model can go in a round whose gradients are in the unit ball: the radius that goes with a `PerStep` size.
+    How far a model can go in a round whose gradients are in the unit ball: the clip norm that goes with a `PerStep` size.
     """
 
     schedule: Schedule

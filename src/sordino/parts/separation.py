@@ -27,7 +27,7 @@ from sordino.rng import Seeded, Streams
 
 
 @dataclass(frozen=True)
-class Separated(Sampler, kind="separated"):
+class MinSeparation(Sampler, kind="min_separation"):
     """A random cohort of those who have rested: a client comes again after at least `rest` rounds, by public coins.
 
     For deployments in which devices check in: whoever is drawn rests, so correlated noise knows how far apart a
@@ -75,9 +75,9 @@ class Separated(Sampler, kind="separated"):
 
 
 class _Rested:
-    """The cohorts of a `Separated`, drawn in turn and kept: round t needs those before it."""
+    """The cohorts of a `MinSeparation`, drawn in turn and kept: round t needs those before it."""
 
-    def __init__(self, sampler: Separated) -> None:
+    def __init__(self, sampler: MinSeparation) -> None:
         self.sampler, self.coins = sampler, Seeded(sampler.seed)
         self.ready = np.zeros(sampler.population, dtype=np.int64)  # the first round that a client may come to
         self.drawn: list[Cohort] = []
@@ -94,12 +94,12 @@ class _Rested:
 
 
 @lru_cache(maxsize=8)
-def _rested(sampler: Separated) -> _Rested:
+def _rested(sampler: MinSeparation) -> _Rested:
     return _Rested(sampler)
 
 
 @dataclass(frozen=True)
-class Turns(Sampler, kind="turns"):
+class CyclicPoisson(Sampler, kind="cyclic_poisson"):
     """`groups` of clients in turn, each client of the round's group with probability `rate`: BandMF's sampling.
 
     Client i is in group i mod `groups`. Guarantee: add/remove one client; its rounds are `groups` apart, so T rounds
@@ -195,7 +195,7 @@ class Rest:
         return kept
 
     def _may(self, t: int, cohort: Cohort) -> NDArray[np.bool_]:
-        if isinstance(self.clients, Turns):
+        if isinstance(self.clients, CyclicPoisson):
             return np.asarray(cohort % self.clients.groups == t % self.clients.groups)
         rested = t - self.last[cohort] >= (self.clients.apart or 1)
         return np.asarray(rested if self.clients.random else rested & (self.count[cohort] < self.most))

@@ -51,15 +51,15 @@ def shares(build: Callable[..., Any], **usual: Any) -> Callable[[Callable[P, Pla
 
 
 def released(
-    multiplier: float | None, release: Release | None, usual: Callable[[Mechanism], Release] = CentralNoise
+    noise_multiplier: float | None, release: Release | None, usual: Callable[[Mechanism], Release] = CentralNoise
 ) -> Release:
     """A number is Gaussian noise where the recipe has it, 0 none; any other noise is a release of its own."""
-    if (multiplier is None) == (release is None):
-        found = "neither a multiplier nor a release" if release is None else "a multiplier and a release"
-        raise ConfigError(found, "exactly one of them", "a release has its own multiplier")
+    if (noise_multiplier is None) == (release is None):
+        found = "neither a noise multiplier nor a release" if release is None else "a noise multiplier and a release"
+        raise ConfigError(found, "exactly one of them", "a release has its own noise multiplier")
     if release is not None:
         return release
-    return usual(Gaussian(multiplier)) if multiplier else NoNoise()
+    return usual(Gaussian(noise_multiplier)) if noise_multiplier else NoNoise()
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------
@@ -70,8 +70,8 @@ class Messages(TypedDict, total=False):
 
     rounds: Required[int]
     clients: Required[Sampler]
-    radius: Required[float | Schedule]
-    multiplier: float | None
+    clip_norm: Required[float | Schedule]
+    noise_multiplier: float | None
     release: Release | None
     denoiser: Postprocess | None
     server: ServerOptimizer
@@ -83,8 +83,8 @@ def messages(
     *,
     rounds: int,
     clients: Sampler,
-    radius: float | Schedule,
-    multiplier: float | None = None,
+    clip_norm: float | Schedule,
+    noise_multiplier: float | None = None,
     release: Release | None = None,
     denoiser: Postprocess | None = None,
     server: ServerOptimizer = Sgd(),
@@ -94,8 +94,8 @@ def messages(
         rounds=rounds,
         clients=clients,
         local=local,
-        encode=(sparsify, Clip(radius)) if sparsify else (Clip(radius),),
-        release=released(multiplier, release),
+        encode=(sparsify, Clip(clip_norm)) if sparsify else (Clip(clip_norm),),
+        release=released(noise_multiplier, release),
         postprocess=(denoiser,) if denoiser else (),
         server=server,
     )
@@ -138,8 +138,8 @@ class Silos(TypedDict, total=False):
     rounds: Required[int]
     clients: Required[Sampler]
     records: Required[RecordSampler]
-    radius: Required[float | Schedule]
-    multiplier: float | None
+    clip_norm: Required[float | Schedule]
+    noise_multiplier: float | None
     release: Release | None
     gradient: Gradient
 
@@ -150,16 +150,16 @@ def silos(
     rounds: int,
     clients: Sampler,
     records: RecordSampler,
-    radius: float | Schedule,
-    multiplier: float | None = None,
+    clip_norm: float | Schedule,
+    noise_multiplier: float | None = None,
     release: Release | None = None,
     gradient: Gradient = Plain(),
 ) -> Plan:
-    """Their plan; a multiplier is noise of every silo's own."""
+    """Their plan; a noise multiplier is noise of every silo's own."""
     return Plan(
         rounds=rounds,
         clients=clients,
-        local=BatchGradient(records, radius, gradient=gradient),
-        release=released(multiplier, release, LocalNoise),
+        local=BatchGradient(records, clip_norm, gradient=gradient),
+        release=released(noise_multiplier, release, LocalNoise),
         server=server,
     )

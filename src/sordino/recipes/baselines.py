@@ -15,7 +15,7 @@ from sordino.recipes.arguments import Federated, Messages, federated, messages, 
 
 @shares(federated)
 def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, radius) + N(0, (multiplier * radius)^2)) / expected.
+    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected.
 
     `server` may be FedAdam, FedYogi or FedAdagrad, `gradient` the pull of FedProx.
     """
@@ -25,5 +25,5 @@ def dp_fed_avg(*, gradient: Gradient = Plain(), **shared: Unpack[Federated]) -> 
 @shares(messages)
 def scaffold(*, lr: float | Schedule, steps: int = 5, batch: int | None = None, **shared: Unpack[Messages]) -> Plan:
     """w <- w - server step of first half, c <- c - rate / (steps lr) * second half of
-    (sum_i clip((w - w_i, steps lr (c_i - c_i')), radius) + N(0, (multiplier * radius)^2)) / expected."""
+    (sum_i clip((w - w_i, steps lr (c_i - c_i')), clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected."""
     return messages(Scaffold(lr=lr, steps=steps, batch=batch), **shared)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sordino.accounting import calibration
 from sordino.accounting.calibration import calibrated
-from sordino.accounting.composition import Line, Participation, client_bill, with_preparations
+from sordino.accounting.composition import Line, Participation, client_cost, with_preparations
 from sordino.accounting.delta import default_delta
 from sordino.errors import PlanError, shown
 from sordino.parts.banded import Banded
@@ -19,7 +19,7 @@ from sordino.parts.preparation import Preparation
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import TINY, Linear, Schedule, natural
-from sordino.parts.separation import Turns
+from sordino.parts.separation import CyclicPoisson
 from sordino.parts.server_optimizers import Average, Sgd
 from sordino.plan import LONGEST, Plan
 from sordino.recipes.arguments import federated
@@ -35,7 +35,7 @@ def best(
     rounds: int = 60,
     rate: float = 0.2,
     lr: float | Schedule = 0.1,
-    radius: float | Schedule = 0.8,
+    clip_norm: float | Schedule = 0.8,
     step: float = 1.5,
     window: float = 1 / 6,
     epochs: int = 1,
@@ -46,14 +46,14 @@ def best(
 ) -> Plan:
     """w <- w - step (noised mean); the result is a mean of all w in which about the last `window` of them count.
 
-    The multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`, `window`,
+    The noise multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`, `window`,
     `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino papers run
     beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether they
     beat the last model: docs/papers.md has the intervals. With `correlate` it takes what `forecasts` has first:
     independent noise under Poisson sampling, or correlated noise with or without coins, by the models' noise alone.
     What columns cost before the first round (`prepare`, taken from the data's) is part of epsilon.
     """
-    work = {"lr": lr, "radius": radius, "step": step, "window": window, "epochs": epochs, "batch": batch}
+    work = {"lr": lr, "clip_norm": clip_norm, "step": step, "window": window, "epochs": epochs, "batch": batch}
     if correlate:
         found = forecasts(population, epsilon, delta, rounds, rate, denoiser=denoiser, prepare=prepare, **work)
         _LOG.info("; ".join(f"{one.name}: the models' noise is {one.noise:.4g} clips" for one in found))
@@ -63,11 +63,11 @@ def best(
 
     def line(z: float) -> Line:
         release, counts = CentralNoise(Gaussian(z)), Participation.planned(clients, rounds)
-        return with_preparations(client_bill(clients, release, counts), prepare, release, 1).line("models")
+        return with_preparations(client_cost(clients, release, counts), prepare, release, 1).line("models")
 
-    solved = calibration.multiplier(line, epsilon, target)
+    solved = calibration.noise_multiplier(line, epsilon, target)
     plan = federated(
-        rounds=rounds, clients=clients, lr=lr, radius=radius, multiplier=solved, epochs=epochs, batch=batch,
+        rounds=rounds, clients=clients, lr=lr, clip_norm=clip_norm, noise_multiplier=solved, epochs=epochs, batch=batch,
         denoiser=denoiser, server=server,
     )  # fmt: skip
     return replace(plan, prepare=prepare)
@@ -92,7 +92,7 @@ def forecasts(
     independent = best(population=population, epsilon=epsilon, delta=delta, rounds=rounds, rate=rate, **work)
     apart = max(1, round(1 / rate))
     turns: list[tuple[str, Sampler, int]] = [
-        (f"correlated noise, {k} groups sampled in turn", Turns(population, k, rate * k), k)
+        (f"correlated noise, {k} groups sampled in turn", CyclicPoisson(population, k, rate * k), k)
         for k in (2, 4, 8)
         if rate * k <= 1 and k <= rounds
     ]

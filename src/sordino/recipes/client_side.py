@@ -35,13 +35,13 @@ def client_side_fed_avg(
     cohort: int,
     lr: float | Schedule,
     steps: int,
-    radius: float,
+    clip_norm: float,
     mechanism: Mechanism,
     turns_seed: int | None = None,
 ) -> Plan:
-    """`steps` full-batch steps with gradients clipped to `radius` (zeta), then noise on the upload; cohorts take turns.
+    """`steps` full-batch steps with gradients clipped to `clip_norm` (zeta), then noise on the upload; cohorts take turns.
 
-    An upload moves by at most lr * steps * radius (L1 for Laplace, L2 for Gaussian), so that is the clip of the whole
+    An upload moves by at most lr * steps * clip norm (L1 for Laplace, L2 for Gaussian), so that is the clip of the whole
     message; neighbours replace a client's data, which moves it by twice that (the paper bills once). With a `PerStep`
     lr (Theorem 3) lr * steps is the sum over the round's steps. `turns_seed` shuffles the public order of turns.
     """
@@ -49,8 +49,8 @@ def client_side_fed_avg(
     return Plan(
         rounds=rounds,
         clients=RoundRobin(population, cohort, turns_seed),
-        local=LocalSgd(lr=lr, steps=steps, gradient=Bounded(radius, mechanism.norm)),
-        encode=(Clip(scaled(way or lr, radius if way else steps * radius), mechanism.norm),),
+        local=LocalSgd(lr=lr, steps=steps, gradient=Bounded(clip_norm, mechanism.norm)),
+        encode=(Clip(scaled(way or lr, clip_norm if way else steps * clip_norm), mechanism.norm),),
         release=LocalNoise(mechanism),
         server=Sgd(),
     )

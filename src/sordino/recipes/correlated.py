@@ -13,7 +13,7 @@ from sordino.parts.postprocess import Postprocess
 from sordino.parts.release_base import Release
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
-from sordino.parts.separation import Turns
+from sordino.parts.separation import CyclicPoisson
 from sordino.parts.server_optimizers import ServerOptimizer
 from sordino.parts.strategies import BufferedToeplitz, Strategy
 from sordino.plan import Plan
@@ -24,7 +24,7 @@ class Work(TypedDict, total=False):
     """What clients and server do, whoever takes part and whatever the noise."""
 
     rounds: Required[int]
-    radius: Required[float | Schedule]
+    clip_norm: Required[float | Schedule]
     lr: Required[float | Schedule]
     epochs: int
     batch: int | None
@@ -37,28 +37,34 @@ class Work(TypedDict, total=False):
 
 @shares(federated, gradient=Plain())
 def dp_ftrl(
-    *, clients: Sampler, multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Work]
+    *, clients: Sampler, noise_multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Work]
 ) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, radius) + multiplier * radius * (row t of C^-1 Z)) / expected.
+    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + noise multiplier * clip norm * (row t of C^-1 Z)) / expected.
 
     No coin is billed: `clients` come in turn (roundrobin) or rest (separated), and who comes need not be secret.
     """
-    return federated(clients=clients, release=released(multiplier, None, _woven(strategy)), **work)
+    return federated(clients=clients, release=released(noise_multiplier, None, _woven(strategy)), **work)
 
 
 @shares(federated, gradient=Plain())
 def band_mf(
-    *, population: int, groups: int, cohort: float, multiplier: float, bands: int | None = None, **work: Unpack[Work]
+    *,
+    population: int,
+    groups: int,
+    cohort: float,
+    noise_multiplier: float,
+    bands: int | None = None,
+    **work: Unpack[Work],
 ) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, radius) + multiplier * radius * (row t of C^-1 Z)) / cohort.
+    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + noise multiplier * clip norm * (row t of C^-1 Z)) / cohort.
 
     `groups` of clients come in turn, and each client of the round's group by a secret coin, `cohort` of them on
     average: the bill is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.
     """
-    turns = Turns(population, groups, cohort * groups / population)
+    turns = CyclicPoisson(population, groups, cohort * groups / population)
     strategy = Banded(groups if bands is None else bands)
-    return federated(clients=turns, release=released(multiplier, None, _woven(strategy)), **work)
+    return federated(clients=turns, release=released(noise_multiplier, None, _woven(strategy)), **work)
 
 
 def _woven(strategy: Strategy) -> Callable[[Mechanism], Release]:
-    return lambda noise: CorrelatedNoise(Gaussian(noise.multiplier), strategy)
+    return lambda noise: CorrelatedNoise(Gaussian(noise.noise_multiplier), strategy)

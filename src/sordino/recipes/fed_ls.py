@@ -11,7 +11,7 @@ from sordino.recipes.arguments import Federated, federated, shares
 
 @shares(federated, denoiser=LaplacianSmoothing(1.0))
 def dp_fed_ls(**shared: Unpack[Federated]) -> Plan:
-    """w <- w - A_strength^-1 (sum_i clip(w - w_i, radius) + N(0, (multiplier * radius)^2)) / expected.
+    """w <- w - A_strength^-1 (sum_i clip(w - w_i, clip norm) + N(0, (noise multiplier * clip norm)^2)) / expected.
 
     Clients project w_i - w on the ball after every step (Algorithm 1); A = I + strength * L. Another `denoiser` takes
     the place of smoothing (Table 6), another `order` of it flattens convolutions otherwise (Table 5).

@@ -15,7 +15,7 @@ USUAL: dict[str, Any] = {"momentum": 0.5, "weight_decay": 5e-4}  # of all method
 
 @shares(federated, **USUAL)
 def dp_fed_sam(*, rho: float = 0.5, adaptive: bool = False, **shared: Unpack[Federated]) -> Plan:
-    """w <- w - (sum_i clip(w - w_i, radius) + noise) / expected; local steps follow grad f(w + rho g / ||g||).
+    """w <- w - (sum_i clip(w - w_i, clip norm) + noise) / expected; local steps follow grad f(w + rho g / ||g||).
 
     With `denoiser` = SparsifyMean(keep): top-k of the noised mean, a sound form of the paper's.
     """

@@ -31,11 +31,11 @@ def noisy_minibatch_sgd(
     average: Average | None = None,
     **shared: Unpack[Silos],
 ) -> Plan:
-    """w <- P(w - lr * (1 / M) sum_i (1 / batch) (sum_j clip(g_ij, radius) + N(0, (z_i radius)^2))), M silos that came.
+    """w <- P(w - lr * (1 / M) sum_i (1 / batch) (sum_j clip(g_ij, clip norm) + N(0, (z_i clip norm)^2))), M silos that came.
 
     P projects on a ball around the start; `average` returns a mean of iterates; `weight_decay` is the regularised
     variant. Whoever else may add the noise is a `release`: ShuffledNoise, NoiseShares, CentralNoise, or LocalNoise with
-    a multiplier per silo. `gradient` = Moreau(beta) smooths a loss that is not.
+    a noise multiplier per silo. `gradient` = Moreau(beta) smooths a loss that is not.
     """
     server = Sgd(lr=lr, momentum=momentum, weight_decay=weight_decay, ball=ball, average=average)
     return silos(server, **shared)
@@ -52,17 +52,17 @@ def noisy_local_sgd(
     rounds: int,
     clients: Sampler,
     records: RecordSampler,
-    radius: float | Schedule,
-    multiplier: float,
+    clip_norm: float | Schedule,
+    noise_multiplier: float,
     lr: float | Schedule,
     steps: int,
-    multipliers: tuple[float, ...] = (),
+    noise_multipliers: tuple[float, ...] = (),
 ) -> Plan:
-    """w <- mean of w_i;  `steps` times in a silo  w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0, (z_i radius)^2))."""
+    """w <- mean of w_i;  `steps` times in a silo  w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0, (z_i clip norm)^2))."""
     return Plan(
         rounds=rounds,
         clients=clients,
-        local=NoisyLocalSgd(records, radius, multiplier, lr, steps, multipliers),
+        local=NoisyLocalSgd(records, clip_norm, noise_multiplier, lr, steps, noise_multipliers),
         release=Forward(),
         server=Sgd(),
     )
@@ -74,7 +74,7 @@ def silo(
     epsilons: tuple[float, ...],
     deltas: tuple[float, ...] = (),
     rounds: int = 60,
-    radius: float | Schedule = 1.0,
+    clip_norm: float | Schedule = 1.0,
     lr: float = 0.5,
     momentum: float = 0.5,
     final: float = 0.1,
@@ -91,7 +91,7 @@ def silo(
     step = lr * (1 - momentum)
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)
     records, clients = AllRecords(sizes), Everyone(len(sizes))
-    plan = silos(server, rounds=rounds, clients=clients, records=records, radius=radius, multiplier=1.0)
+    plan = silos(server, rounds=rounds, clients=clients, records=records, clip_norm=clip_norm, noise_multiplier=1.0)
     from sordino.accounting.calibration import calibrated_silos
 
     plan = replace(plan, prepare=prepare)

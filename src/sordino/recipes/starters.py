@@ -25,8 +25,8 @@ MANY = Starter(  # a hundred clients of 14 or 15 digits each
         "rounds": "60",
         "clients": '{ kind = "poisson", population = 100, rate = 0.3 }',
         "lr": '{ kind = "decay", start = 0.5, factor = 0.99 }',
-        "radius": "1.0",
-        "multiplier": "2.0",
+        "clip_norm": "1.0",
+        "noise_multiplier": "2.0",
         "epochs": "5",
         "batch": "5",
         "population": "100",
@@ -41,8 +41,8 @@ SILOS = Starter(  # ten silos of 140 digits each
         "sizes": "[140, 140, 140, 140, 140, 140, 140, 140, 140, 140]",
         "records": '{ kind = "fixed_records", batch = 40, sizes = [140] }',
         "epsilons": "[4.0]",
-        "radius": "1.0",
-        "multiplier": "3.0",
+        "clip_norm": "1.0",
+        "noise_multiplier": "3.0",
         "lr": "1.0",
         "steps": "3",
         "v": "20.0",
@@ -54,8 +54,8 @@ HOLDER = Starter(  # one holder of all 1,438 digits; a batch is about a hundred 
         "rounds": "100",
         "records": '{ kind = "poisson_records", batch = 100, sizes = [1438] }',
         "lr": "2.0",
-        "radius": "1.0",
-        "multiplier": "2.0",
+        "clip_norm": "1.0",
+        "noise_multiplier": "2.0",
     },
 )
 ADAM = Starter(HOLDER.task, {**HOLDER.values, "lr": "0.05"})
@@ -67,16 +67,16 @@ LOCAL = Starter(  # noise on every upload is heavy: few parameters, short steps,
         "cohort": "100",
         "lr": "0.5",
         "steps": "5",
-        "radius": "0.5",
-        "mechanism": '{ kind = "gaussian", multiplier = 5.0 }',
+        "clip_norm": "0.5",
+        "mechanism": '{ kind = "gaussian", noise_multiplier = 5.0 }',
     },
 )
-TURNS = {"clients": '{ kind = "roundrobin", population = 100, cohort = 20 }', "multiplier": "6.0"}
+TURNS = {"clients": '{ kind = "roundrobin", population = 100, cohort = 20 }', "noise_multiplier": "6.0"}
 STARTERS = {
     "dp_ftrl": Starter(MANY.task, {**MANY.values, **TURNS}),
-    "band_mf": Starter(MANY.task, {**MANY.values, "groups": "3", "cohort": "20.0", "multiplier": "3.0"}),
+    "band_mf": Starter(MANY.task, {**MANY.values, "groups": "3", "cohort": "20.0", "noise_multiplier": "3.0"}),
     "client_side_fed_avg": LOCAL,
-    "scaffold": Starter(MANY.task, {**MANY.values, "lr": "1.0", "steps": "10", "radius": "0.5"}),
+    "scaffold": Starter(MANY.task, {**MANY.values, "lr": "1.0", "steps": "10", "clip_norm": "0.5"}),
     "dp_sgd": HOLDER,
     "dp_ls_sgd": HOLDER,
     "dp_adam": ADAM,
@@ -90,7 +90,7 @@ STARTERS = {
 }
 
 
-CHOSEN = ("epochs", "steps", "batch", "multiplier")  # given although they have defaults
+CHOSEN = ("epochs", "steps", "batch", "noise_multiplier")  # given although they have defaults
 
 
 def starter(name: str) -> Starter:

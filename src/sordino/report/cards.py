@@ -239,7 +239,7 @@ def _accounting(made: dict[str, Any]) -> dict[str, Any]:
 
 def _implementation(made: dict[str, Any], about: About) -> dict[str, Any]:
     ran = "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in made["environment"])
-    clip = f"{made['clip']['scope']}, radius {made['clip']['radius']}, L{made['clip']['norm']}"
+    clip = f"{made['clip']['scope']}, clip norm {made['clip']['clip_norm']}, L{made['clip']['norm']}"
     mechanisms = (
         f"Release {made['trust']['release']}; clip: {clip}; noise: {made['noise']['note']}.",
         f"Side channels: {made['statement']['side_channels']}.",

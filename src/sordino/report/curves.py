@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sordino.accounting import accountant
-from sordino.accounting.composition import ADVERSARIES, Adversary, Bill, Line, Participation, repeated_rounds
+from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation, repeated_rounds
 from sordino.accounting.events import Unprotected
 from sordino.accounting.profiles import Floats, power, true_positives
 from sordino.accounting.selection import selected
@@ -39,25 +39,25 @@ class Kind:
     silos: tuple[int, ...] = ()
     label: str = ""
 
-    def lines(self, bill: Bill) -> tuple[Line, ...]:
+    def lines(self, cost: Cost) -> tuple[Line, ...]:
         """What of a bill is this kind's."""
         who = self.adversaries[0]
-        return (bill.line(who, self.silos[0]),) if self.silos else bill.of(who)
+        return (cost.line(who, self.silos[0]),) if self.silos else cost.of(who)
 
 
-def bill_of(subject: Subject) -> Bill:
+def cost_of(subject: Subject) -> Cost:
     """The bill that the certificate was written from."""
     return billed(subject.plan, subject.facts)
 
 
 def kinds(subject: Subject) -> list[Kind]:
     """The different curves of a run."""
-    bill = bill_of(subject)
+    cost = cost_of(subject)
     alike: dict[tuple[Any, ...], list[Adversary]] = {}
     for who in ADVERSARIES:
-        alike.setdefault(tuple((one.relation, one.entries, one.silos) for one in bill.of(who)), []).append(who)
+        alike.setdefault(tuple((one.relation, one.entries, one.silos) for one in cost.of(who)), []).append(who)
     groups = [tuple(found) for found in alike.values()]
-    own = bill.of(groups[0][0])
+    own = cost.of(groups[0][0])
     if len(groups) == 1 and 1 < len(own) <= MOST:
         return [Kind(groups[0], line.silos, _named(line.silos, subject.certificate["silos"])) for line in own]
     return [Kind(who, (), "anybody" if len(groups) == 1 else " = ".join(who)) for who in groups]
@@ -73,18 +73,18 @@ def _named(silos: tuple[int, ...], names: Sequence[str]) -> str:
 
 def over_rounds(subject: Subject) -> list[dict[str, Any]]:
     """epsilon of the releases so far for each kind; None where nothing is guaranteed."""
-    last = bill_of(subject)
+    last = cost_of(subject)
     releases = participation(subject.plan, subject.facts).releases
     places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})
     try:
-        bills = [(t, selected(subject.plan.bill(so_far(subject, t)), subject.facts.selection)) for t in places]
+        costs = [(t, selected(subject.plan.cost(so_far(subject, t)), subject.facts.selection)) for t in places]
     except PlanError:
-        bills = []  # noise that rounds share is priced for the whole run alone
+        costs = []  # noise that rounds share is priced for the whole run alone
     nothing = [] if subject.plan.prepare else [0]  # what columns cost is paid before the first round
-    rounds = [*nothing, *(t for t, _ in bills), releases]
+    rounds = [*nothing, *(t for t, _ in costs), releases]
     found = []
     for kind in kinds(subject):
-        values = [_epsilon(subject, kind, bill) for bill in (*(bill for _, bill in bills), last)]
+        values = [_epsilon(subject, kind, cost) for cost in (*(cost for _, cost in costs), last)]
         line = None if None in values else [*map(float, nothing), *values]
         found.append({"label": kind.label, "adversaries": list(kind.adversaries), "round": rounds, "epsilon": line})
     return found
@@ -102,8 +102,8 @@ def so_far(subject: Subject, releases: int) -> Participation:
     return Participation(releases, facts.most, facts.each, facts.repeats, False, prepared, facts.repeated)
 
 
-def _epsilon(subject: Subject, kind: Kind, bill: Bill) -> float | None:
-    lines, facts = kind.lines(bill), subject.facts
+def _epsilon(subject: Subject, kind: Kind, cost: Cost) -> float | None:
+    lines, facts = kind.lines(cost), subject.facts
     if kind.silos:
         deltas = [facts.deltas[silo] for silo in kind.silos] if facts.deltas else [facts.delta]
         worst = [line_entry(lines[0], delta)["epsilon"] for delta in sorted(set(deltas))]
@@ -117,14 +117,14 @@ def _epsilon(subject: Subject, kind: Kind, bill: Bill) -> float | None:
 
 def trade_off(subject: Subject) -> list[dict[str, Any]]:
     """The best attack on each kind: found members over false alarms; mu of a Gaussian release that is no better."""
-    bill = bill_of(subject)
+    cost = cost_of(subject)
     return [
         {
             "label": kind.label,
             "adversaries": list(kind.adversaries),
-            "gdp": _gdp(subject, kind, kind.lines(bill)),
+            "gdp": _gdp(subject, kind, kind.lines(cost)),
             "false_positive_rate": FALSE_ALARMS.tolist(),
-            "true_positive_rate": np.max([_most(line) for line in kind.lines(bill)], axis=0).tolist(),
+            "true_positive_rate": np.max([_most(line) for line in kind.lines(cost)], axis=0).tolist(),
         }
         for kind in kinds(subject)
     ]
@@ -156,13 +156,13 @@ def _unprotected(line: Line) -> bool:
 
 def delta_curve(subject: Subject) -> list[dict[str, Any]]:
     """delta at every epsilon, from 0 to twice what is certified; nothing where nothing is guaranteed."""
-    bill, found = bill_of(subject), []
+    cost, found = cost_of(subject), []
     for kind in kinds(subject):
-        certified = _epsilon(subject, kind, bill)
+        certified = _epsilon(subject, kind, cost)
         if certified is None:
             continue
         epsilons = np.linspace(0, 2 * certified if certified else 1.0, 61)
-        curves = [accountant.deltas_at(one.entries, one.relation, epsilons.tolist()) for one in kind.lines(bill)]
+        curves = [accountant.deltas_at(one.entries, one.relation, epsilons.tolist()) for one in kind.lines(cost)]
         deltas = np.max(np.asarray(curves), axis=0)
         found.append(
             {

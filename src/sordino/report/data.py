@@ -21,8 +21,8 @@ MAIN = ("accuracy", "balanced_accuracy", "rmse", "loss")  # the figure that a ru
 NORMS = ("update_norm_p10", "update_norm_p50", "update_norm_p90")
 
 
-LEARNT = "The radius is learnt as the run goes, and not kept round by round."
-RECORDS = "Every record is clipped by itself; an update has no radius of its own."
+LEARNT = "The clip norm is learnt as the run goes, and not kept round by round."
+RECORDS = "Every record is clipped by itself; an update has no clip norm of its own."
 UNBOUNDED = "Nothing is clipped."
 
 
@@ -101,15 +101,15 @@ def diagnostics(subject: Subject) -> dict[str, Any] | None:
         return None
     norms = {name: subject.diagnostic(name) for name in NORMS}
     clip, clients = subject.plan.clip, subject.plan.unit == "client"
-    learnt = clip is not None and isinstance(clip.radius, Adaptive)
+    learnt = clip is not None and isinstance(clip.clip_norm, Adaptive)
     at = norms[NORMS[1]]["round"]
-    radius = [clip.radius_at(int(t) - 1) for t in at] if clip is not None and clip.finite and not learnt else None
+    clip_norm = [clip.clip_norm_at(int(t) - 1) for t in at] if clip is not None and clip.finite and not learnt else None
     return {
         "private": False,
         "note": DIAGNOSTIC,
         "norms": norms,
-        "radius": {"round": at, "value": radius} if clients and radius else None,
-        "no_radius": None if clients and radius else LEARNT if learnt else RECORDS if not clients else UNBOUNDED,
-        "clipped_fraction": subject.diagnostic("clipped_fraction") if clients and (radius or learnt) else None,
+        "clip_norm": {"round": at, "value": clip_norm} if clients and clip_norm else None,
+        "no_clip_norm": None if clients and clip_norm else LEARNT if learnt else RECORDS if not clients else UNBOUNDED,
+        "clipped_fraction": subject.diagnostic("clipped_fraction") if clients and (clip_norm or learnt) else None,
         "signal_to_noise": subject.diagnostic("signal_to_noise"),
     }

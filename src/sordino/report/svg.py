@@ -222,7 +222,7 @@ def _dash(one: Series) -> str:
     return "3 3" if one.quiet else DASHES[one.tone % len(DASHES)]
 
 
-def _dots(frame: Frame, one: Series, kind: str, radius: float) -> list[Markup]:
+def _dots(frame: Frame, one: Series, kind: str, clip_norm: float) -> list[Markup]:
     """A circle for every point, with what it says; on lines they show only under the pointer or the arrow keys."""
     if one.quiet:
         return []
@@ -232,7 +232,7 @@ def _dots(frame: Frame, one: Series, kind: str, radius: float) -> list[Markup]:
     what = one.name or up.label
     tips = [f"{what}: {up.number(y)} at {across.label} {across.number(x)}" for x, y in said]
     places = [(frame.x(x), frame.y(y)) for x, y in said]
-    return [Markup(whole).format(kind, x, y, radius, tip) for (x, y), tip in zip(places, tips, strict=True)]
+    return [Markup(whole).format(kind, x, y, clip_norm, tip) for (x, y), tip in zip(places, tips, strict=True)]
 
 
 def _labels(frame: Frame) -> list[Markup]:

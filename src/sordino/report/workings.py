@@ -12,7 +12,7 @@ from sordino.report.svg import SERIES_MOST, Axis, Chart, Series
 
 
 def norms(run: Run, place: int) -> Chart | None:
-    """Update norms against the radius. NOT private."""
+    """Update norms against the clip norm. NOT private."""
     found = run["diagnostics"]
     if found is None:
         return None
@@ -20,10 +20,10 @@ def norms(run: Run, place: int) -> Chart | None:
     rounds = plain(middle["round"])
     band = Series("", rounds, plain(low["value"]), 0, "band", plain(high["value"]))
     lines = [band, Series("median", rounds, plain(middle["value"]), 0)]
-    if found["radius"] is not None:
-        lines.append(Series("radius", rounds, plain(found["radius"]["value"]), 1))
+    if found["clip_norm"] is not None:
+        lines.append(Series("clip_norm", rounds, plain(found["clip_norm"]["value"]), 1))
     says = "Band: from the tenth to the ninetieth of a hundred clients; line: the median."
-    more = found["no_radius"] or "What is above the radius is clipped."
+    more = found["no_clip_norm"] or "What is above the clip norm is clipped."
     return Chart(
         f"norms-{place}",
         f"Size of updates: {run['name']}",
@@ -43,7 +43,7 @@ def clipped(runs: Sequence[Run]) -> Chart | None:
     )
     if not lines:
         return None
-    says = f"{first_of(runs)}The share of a cohort's updates that were longer than the radius."
+    says = f"{first_of(runs)}The share of a cohort's updates that were longer than the clip norm."
     return Chart(
         "clipped",
         "Clipped share by round",

@@ -45,10 +45,10 @@ def asked(config: Config, facts: Facts) -> Asked:
     """
     if config.plan.clients.random:
         facts = replace(facts, most=None, each=(), stopped=False)
-    bill = billed(config.plan, facts)
-    lines, best = bill.of("models"), config.privacy.selected
+    cost = billed(config.plan, facts)
+    lines, best = cost.of("models"), config.privacy.selected
     whose = config.plan.hash if best is None else codec.digest(best)
-    return Asked(bill.unit, lines[0].relation, _items(lines, config.task.silos), whose)
+    return Asked(cost.unit, lines[0].relation, _items(lines, config.task.silos), whose)
 
 
 def _payer(config: Config, run: str) -> str:

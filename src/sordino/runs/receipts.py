@@ -17,7 +17,7 @@ from sordino.engines.base import Receipt
 from sordino.errors import CertificateError
 from sordino.ledger.budget import Filter
 from sordino.ledger.charges import Charged
-from sordino.loop import Settled, told
+from sordino.loop import RoundReceipts, told
 from sordino.outcome import retell
 from sordino.plan import Plan
 from sordino.runs.charge_log import Chain
@@ -25,7 +25,7 @@ from sordino.runs.charge_log import Chain
 NAME = "receipts.jsonl"
 
 
-def line(note: Settled) -> bytes:
+def line(note: RoundReceipts) -> bytes:
     """The one way to write it."""
     paid = [[receipt.client, receipt.charges] for receipt in note.receipts]
     return json.dumps({"after": note.after, "refused": list(note.refused), "paid": paid}).encode()
@@ -41,7 +41,7 @@ def whole(data: bytes) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def parse(data: bytes, plan: Plan, charges: int) -> tuple[Settled, ...]:
+def parse(data: bytes, plan: Plan, charges: int) -> tuple[RoundReceipts, ...]:
     """The notes of a file, every number checked, or `CertificateError`."""
     found = tuple(_read(one, number) for number, one in enumerate(whole(data).split(b"\n")[:-1], start=1))
     if found and not told(plan):
@@ -72,11 +72,11 @@ def counted(path: Path, plan: Plan, budget: Filter, found: Chain, deployed: bool
     return budget
 
 
-def _read(data: bytes, number: int) -> Settled:
+def _read(data: bytes, number: int) -> RoundReceipts:
     try:
         table: dict[str, Any] = json.loads(data)
         paid = tuple(Receipt(client, charges) for client, charges in table["paid"])
-        found = Settled(table["after"], tuple(table["refused"]), paid)
+        found = RoundReceipts(table["after"], tuple(table["refused"]), paid)
         numbers = [found.after, *found.refused, *(n for one in paid for n in (one.client, one.charges))]
         if all(type(n) is int and n >= 0 for n in numbers) and line(found) == data:
             return found

@@ -25,7 +25,7 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.engines.base import Receipt
 from sordino.errors import BudgetError, ConfigError, StorageError
-from sordino.loop import Settled
+from sordino.loop import RoundReceipts
 from sordino.outcome import released
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
@@ -82,7 +82,7 @@ class Book:
         """What became of the last charge, by those who paid it."""
         if not self.receipts.file.exists():
             durable_files.write(self.receipts.file, b"")
-        self.receipts.append(receipts.line(Settled(self.charged, refused, paid)))
+        self.receipts.append(receipts.line(RoundReceipts(self.charged, refused, paid)))
 
     def announce(self, rounds: int, header: dict[str, str | int]) -> None:
         """How the rounds from here on are computed: one line each time the run is started or continued."""

@@ -25,10 +25,10 @@ import numpy as np
 
 from sordino.accounting import calibration
 from sordino.accounting.calibration import noisier
-from sordino.accounting.composition import Bill, Line
+from sordino.accounting.composition import Cost, Line
 from sordino.accounting.rounding import upto
 from sordino.accounting.selection import Selection, selected
-from sordino.accounting.trials import Tries
+from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.certificate.facts import billed
 from sordino.codec import durable_files
@@ -52,7 +52,7 @@ class Tuning:
 
     asked: Sweep
     space: tuple[Axis, ...]
-    tries: Tries
+    tries: Trials
     epsilon: float | None = None
 
     @cached_property
@@ -75,26 +75,28 @@ class Tuning:
         return Selection(id=self.id, tries=self.tries, over=tuple(axis.key for axis in self.space), by=by)
 
     @cached_property
-    def multiplier(self) -> float | None:
+    def noise_multiplier(self) -> float | None:
         """The noise of every try, such that the best of all costs what it may; None: the file's own."""
         config = self.asked.config({})
         if self.epsilon is None:
             return None
-        if config.deltas or any(getattr(part, "multipliers", ()) for part in (config.plan.release, config.plan.local)):
+        if config.deltas or any(
+            getattr(part, "noise_multipliers", ()) for part in (config.plan.release, config.plan.local)
+        ):
             fix = "drop --epsilon: every silo keeps its noise, and the bill says what all tries cost"
             raise ConfigError("--epsilon, and silos with noise or deltas of their own", "one noise for all", fix)
         reads = config.plan.local.reads
         weakest = 0 if reads is None else int(np.argmin(reads.sizes))
 
         def line_of(z: float) -> Line:
-            return selected(noisier(config.plan, z).bill(), self.selection).line("models", weakest)
+            return selected(noisier(config.plan, z).cost(), self.selection).line("models", weakest)
 
-        return calibration.multiplier(line_of, self.epsilon, config.delta)
+        return calibration.noise_multiplier(line_of, self.epsilon, config.delta)
 
     def config(self, changes: Changes) -> Config:
         """The file of a try: billed as the best of all tries."""
         found = self.asked.config(changes)
-        plan = found.plan if self.multiplier is None else noisier(found.plan, self.multiplier)
+        plan = found.plan if self.noise_multiplier is None else noisier(found.plan, self.noise_multiplier)
         return replace(found, plan=plan, privacy=replace(found.privacy, selected=self.selection))
 
     def check(self) -> None:
@@ -105,7 +107,7 @@ class Tuning:
                 f"{wrong} among what is tried", f"keys of {', '.join(FREE)}", "other data are another unit"
             )
         config = self.config({})
-        line = headline(_bill(config).of("models"), config.delta, config.deltas)
+        line = headline(_cost(config).of("models"), config.delta, config.deltas)
         if line["epsilon"] is None:
             raise ConfigError("private tuning of a plan without a guarantee", "noise", "give --epsilon")
         for axis in self.space:
@@ -117,9 +119,9 @@ class Tuning:
     def check_alike(self, config: Config, changes: Changes) -> None:
         """Refuse a candidate whose bill is another."""
         own = self.config(changes)
-        if _bill(own) != _bill(config) or (own.delta, own.deltas) != (config.delta, config.deltas):
+        if _cost(own) != _cost(config) or (own.delta, own.deltas) != (config.delta, config.deltas):
             keys = ", ".join(f"{key} = {value}" for key, value in changes.items())
-            needed = "tries that all cost the same: steps, radii, models, but not rounds, rates or noise"
+            needed = "tries that all cost the same: steps, clip norms, models, but not rounds, rates or noise"
             raise ConfigError(
                 f"{keys}, with which a try has another bill", needed, "leave it to the file, or to --epsilon"
             )
@@ -138,7 +140,7 @@ class Tuning:
         return found
 
 
-def _bill(config: Config) -> Bill:
+def _cost(config: Config) -> Cost:
     return billed(config.plan, admission.planned_facts(config))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from sordino import codec
-from sordino.accounting.composition import Bill
+from sordino.accounting.composition import Cost
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import headline
 from sordino.certificate.facts import billed
@@ -92,10 +92,10 @@ class Swept:
         found = {(codec.to_json(c.task), c.plan.clients.population, c.run.seed): c for c in self.configs}
         return [config.build() for config in found.values()]
 
-    def cost(self, bills: Sequence[Bill] = ()) -> dict[str, Any]:
+    def cost(self, costs: Sequence[Cost] = ()) -> dict[str, Any]:
         """The composition of all bills: as planned, or as they ran."""
         planned = [billed(config.plan, admission.planned_facts(config)) for config in self.configs]
-        whole = sweep_cost.composed(bills or planned, self.configs[0].plan.clients.population)
+        whole = sweep_cost.composed(costs or planned, self.configs[0].plan.clients.population)
         return sweep_cost.priced(whole, self.configs[0])
 
     def begin(self, resume: bool) -> None:
@@ -175,7 +175,7 @@ class Swept:
         kept = [_kept(place) for place in self.places]
         whose, by = self.asked.data
         nothing: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None, "relation": None, "adversaries": []}
-        cost = self.cost([bill for bill, _ in kept]) if self.billed else nothing
+        cost = self.cost([cost for cost, _ in kept]) if self.billed else nothing
         config = self.configs[0]
         shared = [SHARED] if config.privacy.noise == "simulation" and self.billed else []
         return {
@@ -270,7 +270,7 @@ def _figure(place: Place, metric: str) -> float:
     return float(next(line[metric] for line in reversed(_history(place)) if metric in line))
 
 
-def _kept(place: Place) -> tuple[Bill, dict[str, Any]]:
+def _kept(place: Place) -> tuple[Cost, dict[str, Any]]:
     """What a cell costs, and what binds it: its certificate, which is computed again; its charges if it diverged."""
     folder = RunFolder.open(place.folder)
     if not place.diverged:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sordino.accounting.composition import ADVERSARIES, Adversary, Bill, Line
+from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line
 from sordino.accounting.events import Event
 from sordino.certificate.build import WHO, headline
 from sordino.config import Config
@@ -27,13 +27,13 @@ from sordino.task import Task
 ALIKE = "cells that protect the same thing in the same way"
 
 
-def composed(bills: Sequence[Bill], population: int) -> Bill:
+def composed(costs: Sequence[Cost], population: int) -> Cost:
     """One bill for all cells; refused where they protect different things."""
-    units = sorted({bill.unit for bill in bills})
+    units = sorted({cost.unit for cost in costs})
     if len(units) > 1:
         raise ConfigError(f"cells that protect one {units[0]} and cells that protect one {units[1]}", ALIKE)
-    lines = [line for who in ADVERSARIES for line in _lines([bill.of(who) for bill in bills], who, population)]
-    return Bill(bills[0].unit, tuple(lines))
+    lines = [line for who in ADVERSARIES for line in _lines([cost.of(who) for cost in costs], who, population)]
+    return Cost(costs[0].unit, tuple(lines))
 
 
 def _lines(each: Sequence[tuple[Line, ...]], who: Adversary, population: int) -> list[Line]:
@@ -61,12 +61,12 @@ def _counted(line: Line) -> Counter[Event]:
     return found
 
 
-def priced(bill: Bill, config: Config) -> dict[str, Any]:
+def priced(cost: Cost, config: Config) -> dict[str, Any]:
     """The composition as a certificate says it."""
-    lines = {who: headline(bill.of(who), config.delta, config.deltas) for who in ADVERSARIES}
+    lines = {who: headline(cost.of(who), config.delta, config.deltas) for who in ADVERSARIES}
     main = lines["models"]
     told = [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()]
-    known = {"epsilon": main["epsilon"], "delta": main["delta"], "unit": bill.unit, "relation": main["relation"]}
+    known = {"epsilon": main["epsilon"], "delta": main["delta"], "unit": cost.unit, "relation": main["relation"]}
     return {**known, "adversaries": told}
 
 

@@ -81,7 +81,9 @@ def best_of(rows: Sequence[Row], metric: str) -> Row:
     """The best mean over seeds; the first of equals."""
     finite = [row for row in rows if row.finite]
     if not finite:
-        raise ConfigError("a sweep in which every setting diverged", "one that trains", "lower the steps or the radius")
+        raise ConfigError(
+            "a sweep in which every setting diverged", "one that trains", "lower the steps or the clip norm"
+        )
     sign = 1.0 if better(metric) == "smaller" else -1.0
     return min(finite, key=lambda row: sign * mean(row.values))
 

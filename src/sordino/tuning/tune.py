@@ -78,7 +78,7 @@ def turned(plan: Plan, wanted: Knobs) -> Plan:
 
 
 def _longer(clip: Clip, factor: float) -> Clip:
-    return replace(clip, radius=scaled(clip.radius, factor))
+    return replace(clip, clip_norm=scaled(clip.clip_norm, factor))
 
 
 def _local(local: Any, wanted: Knobs) -> Any:

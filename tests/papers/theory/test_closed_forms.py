@@ -54,21 +54,21 @@ Numbers = dict[str, Any]
 Call = Callable[..., float | RenyiNoise]
 Floats = npt.NDArray[np.float64]
 
-FED: Numbers = {"epsilon": 6.0, "delta": 1000**-1.1, "rounds": 30, "rate": 0.05, "radius": 0.4}
-LSSGD: Numbers = {"epsilon": 5.0, "delta": 1e-5, "rounds": 19532, "radius": 1.0, "records": 50_000, "batch": 128}
-SILO: Numbers = {"epsilon": 3.0, "delta": 1238**-2, "rounds": 35, "radius": 1.0, "records": 1238, "batch": 1238}
-ONE_PASS: Numbers = {"epsilon": 1.0, "delta": 1e-6, "radius": 1.0, "batch": 50}
+FED: Numbers = {"epsilon": 6.0, "delta": 1000**-1.1, "rounds": 30, "rate": 0.05, "clip_norm": 0.4}
+LSSGD: Numbers = {"epsilon": 5.0, "delta": 1e-5, "rounds": 19532, "clip_norm": 1.0, "records": 50_000, "batch": 128}
+SILO: Numbers = {"epsilon": 3.0, "delta": 1238**-2, "rounds": 35, "clip_norm": 1.0, "records": 1238, "batch": 1238}
+ONE_PASS: Numbers = {"epsilon": 1.0, "delta": 1e-6, "clip_norm": 1.0, "batch": 50}
 SHUFFLED: Numbers = {
     "epsilon": 0.01,
     "delta": 1e-4,
     "rounds": 200,
-    "radius": 1.0,
+    "clip_norm": 1.0,
     "records": 10,
     "cohort": 600,
     "population": 1000,
     "constant": 1.0,
 }
-CLIENT: Numbers = {"participations": 5, "steps": 4, "learning_rate": 0.1, "radius": 3.0}
+CLIENT: Numbers = {"participations": 5, "steps": 4, "learning_rate": 0.1, "clip_norm": 3.0}
 LAPLACE: Numbers = {"epsilon": 1.0, "relation": "replace_one", **CLIENT}
 GAUSS: Numbers = {"epsilon": 2.0, "delta": 1e-4, "relation": "replace_one", "c1": 10.0, "c2": 2.0, **CLIENT}
 OBJECTIVE = Objective(smoothness=4.0, convexity=0.5, gradient=1.5, heterogeneity=0.3, distance=2.0)
@@ -123,7 +123,7 @@ def test_theorem_2_gives_the_noise_of_table_2_under_poisson_sampling(epsilon: fl
 def published_std(noise: RenyiNoise, constant: float) -> float:
     """Equations (4) and (5) of paper 000 as printed, at the split that was found."""
     inner = -math.log(FED["delta"]) / (1 - noise.split) + FED["epsilon"]
-    scale = FED["rate"] * FED["radius"] / FED["epsilon"]
+    scale = FED["rate"] * FED["clip_norm"] / FED["epsilon"]
     return float(scale * math.sqrt(constant * FED["rounds"] / noise.split * inner))
 
 
@@ -133,7 +133,7 @@ def test_the_split_found_meets_the_printed_equation_and_both_side_conditions(
 ) -> None:
     noise = formula(**FED)
     assert noise.std == pytest.approx(published_std(noise, constant), rel=1e-9)
-    squared = (noise.std / (wide * FED["radius"])) ** 2
+    squared = (noise.std / (wide * FED["clip_norm"])) ** 2
     reach = 2 / 3 * squared * math.log(1 / (FED["rate"] * noise.order * (1 + squared)))
     assert squared >= 5 / 9
     assert noise.order - 1 <= reach * (1 + 1e-9)
@@ -145,7 +145,7 @@ def test_no_split_of_a_fine_grid_beats_the_search() -> None:
     order = 1 - math.log(FED["delta"]) / ((1 - split) * FED["epsilon"])
     squared = 3.5 * FED["rate"] ** 2 * FED["rounds"] * order / (split * FED["epsilon"])
     good = (squared >= 2 / 3) & (order - 1 <= 2 / 3 * squared * np.log(1 / (FED["rate"] * order * (1 + squared))))
-    best = 2 * FED["radius"] * math.sqrt(squared[good].min())
+    best = 2 * FED["clip_norm"] * math.sqrt(squared[good].min())
     assert uniform_noise(**FED).std == pytest.approx(best, rel=1e-3)
     assert uniform_noise(**FED).std <= best
 
@@ -153,7 +153,7 @@ def test_no_split_of_a_fine_grid_beats_the_search() -> None:
 def test_without_a_binding_condition_the_noise_is_the_unconstrained_minimum() -> None:
     numbers = FED | {"epsilon": 4.0, "delta": 1e-5, "rounds": 1_000_000, "rate": 1e-3}
     log = -math.log(numbers["delta"])
-    scale = numbers["rate"] * numbers["radius"] / numbers["epsilon"] * math.sqrt(2 * numbers["rounds"])
+    scale = numbers["rate"] * numbers["clip_norm"] / numbers["epsilon"] * math.sqrt(2 * numbers["rounds"])
     expected = scale * (math.sqrt(log) + math.sqrt(log + numbers["epsilon"]))
     assert poisson_noise(**numbers).std == pytest.approx(expected, rel=1e-9)
 
@@ -166,7 +166,7 @@ def test_more_budget_never_needs_more_noise_and_noise_scales_with_the_radius(
     for formula in (uniform_noise, poisson_noise):
         std = formula(**FED | {"epsilon": epsilon}).std
         assert formula(**FED | {"epsilon": epsilon * more}).std <= std * (1 + 1e-9)
-        assert formula(**FED | {"epsilon": epsilon, "radius": wide * 0.4}).std == pytest.approx(wide * std)
+        assert formula(**FED | {"epsilon": epsilon, "clip_norm": wide * 0.4}).std == pytest.approx(wide * std)
 
 
 @settings(max_examples=25, deadline=None)
@@ -437,7 +437,7 @@ def test_the_published_laplace_scale_spends_twice_its_epsilon_and_the_sound_one_
 
 
 def test_the_published_sensitivity_is_half_the_sound_one() -> None:
-    numbers: Numbers = {"steps": 4, "learning_rate": 0.1, "radius": 3.0}
+    numbers: Numbers = {"steps": 4, "learning_rate": 0.1, "clip_norm": 3.0}
     assert upload_sensitivity(**numbers, relation="published") == pytest.approx(1.2)
     assert upload_sensitivity(**numbers, relation="replace_one") == pytest.approx(2.4)
     with pytest.raises(SideConditionError, match="relation = 'zero'"):
@@ -543,7 +543,7 @@ def test_theorem_3_refuses_constants_that_no_loss_has() -> None:
     "wrong",
     [{"epsilon": v} for v in (0.0, -1.0, math.nan, math.inf)]
     + [{"delta": v} for v in (0.0, 1.0, -1e-5, math.nan)]
-    + [{"radius": v} for v in (0.0, -0.4, math.nan, math.inf)]
+    + [{"clip_norm": v} for v in (0.0, -0.4, math.nan, math.inf)]
     + [{"rate": v} for v in (0.0, 1.01, math.nan)]
     + [{name: v} for name in ("rounds", "records", "batch", "cohort", "population") for v in (0, -3, 2.5)],
 )

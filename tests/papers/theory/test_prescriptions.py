@@ -27,7 +27,7 @@ LOOSE = Federation(
     dimension=50,
     epsilon=1.0,
     delta=1e-6,
-    radius=2.0,
+    clip_norm=2.0,
     distance=10.0,
     smoothness=0.25,
 )
@@ -63,7 +63,7 @@ def test_convex_by_hand() -> None:
     lr = min(1.0, 10 * math.sqrt(16 * q) / (2 * 334))
     assert is_plain(found, lr)
     assert found.risk == pytest.approx(20 / math.sqrt(16 * q))
-    assert found.std == silo.silo_std(epsilon=1.0, delta=1e-6, rounds=334, radius=2.0, records=1000, batch=3)
+    assert found.std == silo.silo_std(epsilon=1.0, delta=1e-6, rounds=334, clip_norm=2.0, records=1000, batch=3)
 
 
 def test_strongly_convex_by_hand() -> None:
@@ -195,7 +195,7 @@ def test_one_pass_by_hand() -> None:
     batch = (2 / 2.5) ** 0.4 * 1000**0.6 * (50 * math.log(1e6)) ** 0.2 / 25**0.2
     assert found.batch == round(batch)
     assert found.rounds == 1000 // found.batch
-    assert found.std == silo.one_pass_std(epsilon=1.0, delta=1e-6, radius=2.0, batch=found.batch)
+    assert found.std == silo.one_pass_std(epsilon=1.0, delta=1e-6, clip_norm=2.0, batch=found.batch)
     order = (4 / found.batch + 50 * found.std**2 / 32) / 25
     assert found.risk == pytest.approx(25 / found.rounds**2 + 10 * math.sqrt(order / found.rounds))
 

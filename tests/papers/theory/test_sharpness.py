@@ -29,7 +29,7 @@ from sordino_papers.theory.sharpness import (
 )
 
 PAPER = Sharp(
-    radius=0.2, multiplier=0.95, cohort=50, population=500, dimension=100_000, rounds=200, smooth=1.0, rho=0.5
+    clip_norm=0.2, noise_multiplier=0.95, cohort=50, population=500, dimension=100_000, rounds=200, smooth=1.0, rho=0.5
 )
 
 
@@ -38,7 +38,9 @@ def update(x: torch.Tensor, y: torch.Tensor, rho: float, step: float) -> torch.T
     layer = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(layer.weight)
     task = Task.of(layer, [(x, y)], loss="mse")
-    plan = dp_fed_sam(rounds=1, clients=Everyone(1), radius=1e6, multiplier=0.0, lr=step, rho=rho, momentum=0.0)
+    plan = dp_fed_sam(
+        rounds=1, clients=Everyone(1), clip_norm=1e6, noise_multiplier=0.0, lr=step, rho=rho, momentum=0.0
+    )
     (done,) = run(plan, task, engine=InProcess())
     return done.state.memory["params"]
 
@@ -82,7 +84,7 @@ def test_theorem_4_claims_less_than_a_round_costs() -> None:
 
 
 def test_theorem_5_promises_a_gap_that_memorising_exceeds() -> None:
-    quiet = replace(PAPER, multiplier=0.01)  # next to no noise: nothing keeps a net from memorising
+    quiet = replace(PAPER, noise_multiplier=0.01)  # next to no noise: nothing keeps a net from memorising
     assert claimed_generalisation(quiet, delta=1 / 500) < 0.3
     assert claimed_generalisation(PAPER, delta=1 / 500) < 1e-2
 

@@ -15,11 +15,11 @@ from sordino_papers import theory
 from sordino_papers.theory import Federation, Silo, Unequal
 
 EQUAL = Federation(
-    records=1000, population=25, cohort=16, dimension=50, epsilon=1.0, delta=1e-6, radius=2.0, distance=10.0,
+    records=1000, population=25, cohort=16, dimension=50, epsilon=1.0, delta=1e-6, clip_norm=2.0, distance=10.0,
     smoothness=0.25,
 )  # fmt: skip
 ALIKE = Unequal(
-    silos=(Silo(1000, 1.0, 1e-6),) * 25, cohorts={16: 1.0}, dimension=50, radius=2.0, distance=10.0, smoothness=0.25
+    silos=(Silo(1000, 1.0, 1e-6),) * 25, cohorts={16: 1.0}, dimension=50, clip_norm=2.0, distance=10.0, smoothness=0.25
 )
 MIXED = replace(ALIKE, silos=(*(Silo(1000, 1.0, 1e-6),) * 24, Silo(100, 0.1, 1e-6)))
 
@@ -52,7 +52,7 @@ def test_accelerated_silos_that_are_alike_get_what_the_equal_theorem_prescribes(
 def test_psi_is_the_mean_of_the_m_largest_and_m_the_harmonic_mean() -> None:
     """Three silos with 1/(n epsilon)^2 of 1, 4, 16 (over 10^4), M_r of 1 or 3 with the same chance."""
     silos = (Silo(100, 1.0, 1e-5), Silo(50, 1.0, 1e-5), Silo(100, 0.25, 1e-5))
-    f = Unequal(silos, {1: 0.5, 3: 0.5}, dimension=2, radius=1.0, distance=1.0, smoothness=1.0)
+    f = Unequal(silos, {1: 0.5, 3: 0.5}, dimension=2, clip_norm=1.0, distance=1.0, smoothness=1.0)
     assert f.average() == pytest.approx(1e-4 * math.sqrt(0.5 * 16**2 + 0.5 * 7**2))
     assert f.cohort == pytest.approx(1 / (0.5 + 0.5 / 3)) == pytest.approx(1.5)
     assert f.steady_cohort == pytest.approx(1 / math.sqrt(0.5 + 0.5 / 9))
@@ -105,7 +105,7 @@ def test_silos_outside_the_theorem_are_refused(ask: Callable[[], Any], said: str
 # ---- Theorem 3.1 -----------------------------------------------------------------------------------------------------
 
 CASE: dict[str, Any] = {
-    "records": 10, "silos": 400, "dimension": 16, "epsilon": 0.5, "radius": 2.0, "distance": 3.0, "deviation": 1.0,
+    "records": 10, "silos": 400, "dimension": 16, "epsilon": 0.5, "clip_norm": 2.0, "distance": 3.0, "deviation": 1.0,
     "rounds": theory.Rounds(epsilon=0.05, delta=5e-12, total=1e-9),
 }  # fmt: skip
 
@@ -129,7 +129,7 @@ def test_the_upper_bound_is_above_the_lower_one_wherever_both_apply() -> None:
     """Theorem 2.1 against 3.1: equal in order, so never below it with the constants that the first one has."""
     for epsilon in (0.05, 0.2, 0.5):
         f = Federation(
-            records=10, population=400, cohort=400, dimension=16, epsilon=epsilon, delta=1e-9, radius=2.0,
+            records=10, population=400, cohort=400, dimension=16, epsilon=epsilon, delta=1e-9, clip_norm=2.0,
             distance=3.0, smoothness=1.0,
         )  # fmt: skip
         assert theory.convex(f, batch=10).risk >= theory.lower_bound(**{**CASE, "epsilon": epsilon}).privacy
@@ -142,7 +142,7 @@ def test_the_upper_bound_is_above_the_lower_one_wherever_both_apply() -> None:
         ({"rounds": theory.Rounds(0.2, 5e-12, 1e-9)}, "epsilon_r = 0.2"),
         ({"silos": 300}, "silos >= "),
         ({"rounds": theory.Rounds(0.05, 5e-12, 1e-7)}, "total delta"),
-        ({"radius": 0.0}, "radius"),
+        ({"clip_norm": 0.0}, "clip_norm"),
     ],
 )
 def test_outside_its_side_conditions_a_lower_bound_is_refused(change: dict[str, Any], said: str) -> None:

@@ -110,7 +110,7 @@ CLASSIC = SubsamplingLemma("Lemma 11 of paper 004", 5.0, 1.5, _reach_of_004)
 def subsampled_rdp(lemma: SubsamplingLemma, *, order: float, ratio: float, rate: float) -> float:
     """Renyi divergence of one subsampled Gaussian round: factor rate^2 order / ratio^2.
 
-    `ratio` is noise std over sensitivity (2 radius for replace one, radius for add or remove one). Raises outside
+    `ratio` is noise std over sensitivity (2 clip norm for replace one, clip norm for add or remove one). Raises outside
     the lemma's floor and reach. Lemmas 3 and 4 of paper 000, Lemma 11 of paper 004.
     """
     require_positive(ratio=ratio)
@@ -230,45 +230,45 @@ def _noise(search: _Search, sensitivity: float) -> RenyiNoise:
     return RenyiNoise(std, float(search.order(logit)[0]), float(expit(logit)[0]))
 
 
-def uniform_noise(*, epsilon: float, delta: float, rounds: int, rate: float, radius: float) -> RenyiNoise:
-    """Noise on the sum of clipped updates, cohorts of fixed size drawn without replacement (sensitivity 2 radius).
+def uniform_noise(*, epsilon: float, delta: float, rounds: int, rate: float, clip_norm: float) -> RenyiNoise:
+    """Noise on the sum of clipped updates, cohorts of fixed size drawn without replacement (sensitivity 2 clip norm).
 
-        nu = (rate radius / epsilon) sqrt(14 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
+        nu = (rate clip norm / epsilon) sqrt(14 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
 
-    Side conditions: nu^2/(4 radius^2) >= 2/3 and
-    alpha - 1 <= nu^2/(6 radius^2) log(1/(rate alpha (1 + nu^2/(4 radius^2)))), alpha = 1 + log(1/delta)/((1-lambda)
+    Side conditions: nu^2/(4 clip norm^2) >= 2/3 and
+    alpha - 1 <= nu^2/(6 clip norm^2) log(1/(rate alpha (1 + nu^2/(4 clip norm^2)))), alpha = 1 + log(1/delta)/((1-lambda)
     epsilon); lambda in (0, 1) is searched for the least nu. Paper 000, Theorem 1. Replace one, client level.
     """
-    require_positive(radius=radius)
+    require_positive(clip_norm=clip_norm)
     search = _checked(UNIFORM, epsilon=epsilon, delta=delta, rounds=rounds, rate=rate)
-    return _noise(search, 2.0 * radius)
+    return _noise(search, 2.0 * clip_norm)
 
 
-def poisson_noise(*, epsilon: float, delta: float, rounds: int, rate: float, radius: float) -> RenyiNoise:
-    """Noise on the sum of clipped updates, Poisson cohorts (sensitivity radius).
+def poisson_noise(*, epsilon: float, delta: float, rounds: int, rate: float, clip_norm: float) -> RenyiNoise:
+    """Noise on the sum of clipped updates, Poisson cohorts (sensitivity clip norm).
 
-        nu = (rate radius / epsilon) sqrt(2 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
+        nu = (rate clip norm / epsilon) sqrt(2 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
 
-    Side conditions: nu^2/radius^2 >= 5/9 and
-    alpha - 1 <= 2 nu^2/(3 radius^2) log(1/(rate alpha (1 + nu^2/radius^2))); alpha and lambda as in `uniform_noise`.
+    Side conditions: nu^2/clip norm^2 >= 5/9 and
+    alpha - 1 <= 2 nu^2/(3 clip norm^2) log(1/(rate alpha (1 + nu^2/clip norm^2))); alpha and lambda as in `uniform_noise`.
     Paper 000, Theorem 2. Add or remove one, client level.
     """
-    require_positive(radius=radius)
+    require_positive(clip_norm=clip_norm)
     search = _checked(POISSON, epsilon=epsilon, delta=delta, rounds=rounds, rate=rate)
-    return _noise(search, radius)
+    return _noise(search, clip_norm)
 
 
-def lssgd_noise(*, epsilon: float, delta: float, rounds: int, radius: float, records: int, batch: int) -> RenyiNoise:
-    """Noise on the mean of a batch of clipped record gradients (sensitivity 2 radius / batch).
+def lssgd_noise(*, epsilon: float, delta: float, rounds: int, clip_norm: float, records: int, batch: int) -> RenyiNoise:
+    """Noise on the mean of a batch of clipped record gradients (sensitivity 2 clip norm / batch).
 
-        nu^2 = 20 rounds alpha radius^2 / (mu records^2 epsilon),   alpha = 1 + log(1/delta)/((1-mu) epsilon)
+        nu^2 = 20 rounds alpha clip norm^2 / (mu records^2 epsilon),   alpha = 1 + log(1/delta)/((1-mu) epsilon)
 
     Side conditions: 5 batch^2 rounds alpha / (mu records^2 epsilon) >= 1.5 and
     alpha <= log(mu records^3 epsilon / (5 batch^3 rounds alpha + mu batch records^2 epsilon)), mu in (0, 1) searched.
     Paper 004, Theorem 2. The published settings (epsilon .1 to .3) have no admissible mu: `smallest_epsilon` is 4.13.
     """
-    require_positive(radius=radius)
+    require_positive(clip_norm=clip_norm)
     require_count(records=records, batch=batch)
     require(batch <= records, f"batch = {batch}", f"batch <= records = {records}", "lower the batch")
     search = _checked(CLASSIC, epsilon=epsilon, delta=delta, rounds=rounds, rate=batch / records)
-    return _noise(search, 2.0 * radius / batch)
+    return _noise(search, 2.0 * clip_norm / batch)

@@ -42,8 +42,8 @@ class Landscape:
 
 @dataclass(frozen=True)
 class SmoothedFederation:
-    """Algorithm 1 of paper 000: `cohort` of `population` clients without replacement, `steps` local steps, radius
-    step * steps * `lipschitz`, noise of `ratio` radii on the sum (nu_1), server step `server`, strength s."""
+    """Algorithm 1 of paper 000: `cohort` of `population` clients without replacement, `steps` local steps, clip norm
+    step * steps * `lipschitz`, noise of `ratio` clip norms on the sum (nu_1), server step `server`, strength s."""
 
     population: int
     cohort: int
@@ -217,7 +217,7 @@ def private_federation(fed: SmoothedFederation, *, epsilon: float, delta: float)
         return max(1, math.floor(budget / (c0 * fed.lipschitz**2 * fed.cohort * math.log(1.0 / delta))))
 
     rounds = rounds_at(2.0 - math.sqrt(2.0))  # the split of the least C0
-    noise = uniform_noise(epsilon=epsilon, delta=delta, rounds=rounds, rate=tau, radius=1.0)
+    noise = uniform_noise(epsilon=epsilon, delta=delta, rounds=rounds, rate=tau, clip_norm=1.0)
     return replace(fed, rounds=rounds, ratio=noise.std)
 
 

@@ -29,7 +29,7 @@ def _require_mechanism(name: str) -> None:
 class Upload:
     """Noise of clients on their own uploads, for a budget of all the rounds that they take part in.
 
-    p -> dimension, N -> population, b -> cohort, xi -> sensitivity of one gradient (twice the clip radius when sound,
+    p -> dimension, N -> population, b -> cohort, xi -> sensitivity of one gradient (twice the clip norm when sound,
     in L1 for Laplace), c_2 -> c2, the constant that paper 002 leaves open for Gaussian noise.
     """
 

@@ -6,7 +6,7 @@
     laplace_constant, gaussian_constant, client_distance_bound             paper 002, Theorem 3
 
 A side condition that fails is a `SideConditionError` with the numbers in the sentence. Every std of paper 001 is on
-a silo's batch MEAN; `radius` is the Lipschitz constant L, which per-record clipping enforces. Paper 002 adds its
+a silo's batch MEAN; `clip_norm` is the Lipschitz constant L, which per-record clipping enforces. Paper 002 adds its
 noise to a client's whole upload, the sum of `steps` gradient steps.
 """
 
@@ -34,10 +34,10 @@ def _require_batch(batch: int, records: int, least: float, where: str) -> None:
     require(batch >= least, f"batch = {batch}", f"batch >= {least:.4g} ({where})", "raise the batch or the rounds")
 
 
-def silo_std(*, epsilon: float, delta: float, rounds: int, radius: float, records: int, batch: int) -> float:
+def silo_std(*, epsilon: float, delta: float, rounds: int, clip_norm: float, records: int, batch: int) -> float:
     """Noise of noisy minibatch SGD in one silo, which meets its own (epsilon, delta) against everyone.
 
-        s^2 = 256 radius^2 rounds ln(2.5 rounds/delta) ln(2/delta) / (records^2 epsilon^2)
+        s^2 = 256 clip norm^2 rounds ln(2.5 rounds/delta) ln(2/delta) / (records^2 epsilon^2)
 
     Side conditions: epsilon <= ln(2/delta), batch >= epsilon records / (4 sqrt(2 rounds ln(2/delta))).
     Paper 001, Theorem 2.1, complete version (the informal one and the proof allow twice that epsilon). The proof
@@ -45,28 +45,28 @@ def silo_std(*, epsilon: float, delta: float, rounds: int, radius: float, record
     The value is loose: at 35 rounds, 1238 records, epsilon 12 it is worth 0.36.
     """
     require_budget(epsilon=epsilon, delta=delta)
-    require_positive(radius=radius)
+    require_positive(clip_norm=clip_norm)
     require_count(rounds=rounds)
     log = math.log(2.0 / delta)
     _require_at_most("epsilon", epsilon, log, "Theorem 2.1 of paper 001, ln(2/delta)")
     least = epsilon * records / (4.0 * math.sqrt(2.0 * rounds * log))
     _require_batch(batch, records, least, "Theorem 2.1 of paper 001")
-    return 16.0 * radius * math.sqrt(rounds * math.log(2.5 * rounds / delta) * log) / (records * epsilon)
+    return 16.0 * clip_norm * math.sqrt(rounds * math.log(2.5 * rounds / delta) * log) / (records * epsilon)
 
 
-def one_pass_std(*, epsilon: float, delta: float, radius: float, batch: int) -> float:
+def one_pass_std(*, epsilon: float, delta: float, clip_norm: float, batch: int) -> float:
     """Noise of one-pass accelerated minibatch SGD: disjoint batches, each record used once, so no composition.
 
-        s^2 = 32 radius^2 ln(1.25/delta) / (epsilon^2 batch^2)
+        s^2 = 32 clip norm^2 ln(1.25/delta) / (epsilon^2 batch^2)
 
     Side condition: epsilon <= 8 ln(1/delta). Paper 001, Theorem 2.3: the Gaussian mechanism at sensitivity
-    2 radius/batch, replace one, through zCDP. At delta 1e-6, epsilon 1 4 16 is worth 0.37 1.66 7.87.
+    2 clip norm/batch, replace one, through zCDP. At delta 1e-6, epsilon 1 4 16 is worth 0.37 1.66 7.87.
     """
     require_budget(epsilon=epsilon, delta=delta)
-    require_positive(radius=radius)
+    require_positive(clip_norm=clip_norm)
     require_count(batch=batch)
     _require_at_most("epsilon", epsilon, -8.0 * math.log(delta), "Theorem 2.3 of paper 001, 8 ln(1/delta)")
-    return radius * math.sqrt(32.0 * math.log(1.25 / delta)) / (epsilon * batch)
+    return clip_norm * math.sqrt(32.0 * math.log(1.25 / delta)) / (epsilon * batch)
 
 
 def shuffled_std(
@@ -74,7 +74,7 @@ def shuffled_std(
     epsilon: float,
     delta: float,
     rounds: int,
-    radius: float,
+    clip_norm: float,
     records: int,
     cohort: int,
     population: int,
@@ -82,7 +82,7 @@ def shuffled_std(
 ) -> float:
     """Noise of shuffled minibatch SGD, for a central (epsilon, delta); the order, up to an unpublished constant.
 
-        s^2 = C radius^2 R M ln(R M^2/(N delta)) ln(R/delta) ln(1/delta) / (n^2 N^2 epsilon^2)
+        s^2 = C clip norm^2 R M ln(R M^2/(N delta)) ln(R/delta) ln(1/delta) / (n^2 N^2 epsilon^2)
 
     R rounds, M = cohort, N = population of silos, n = records per silo, C = constant, which the paper only says
     exists: no value of it is known to be sound. Side conditions: epsilon <= ln(2/delta);
@@ -90,7 +90,7 @@ def shuffled_std(
     R >= N/M; R >= n^2 N^2 epsilon^2 / M. Paper 001, Theorem 4.1.
     """
     require_budget(epsilon=epsilon, delta=delta)
-    require_positive(radius=radius, constant=constant)
+    require_positive(clip_norm=clip_norm, constant=constant)
     require_count(rounds=rounds, records=records, cohort=cohort, population=population)
     _require_at_most("epsilon", epsilon, math.log(2.0 / delta), "Theorem 4.1 of paper 001, ln(2/delta)")
     _require_at_most("cohort", cohort, population, "population")
@@ -100,7 +100,7 @@ def shuffled_std(
         rounds, cohort, max(population, (total * epsilon) ** 2) / cohort, max(18.0, 36.0 / records) * reports
     )
     logs = math.log(reports) * math.log(rounds / delta) * -math.log(delta)
-    return radius * math.sqrt(constant * rounds * cohort * logs) / (total * epsilon)
+    return clip_norm * math.sqrt(constant * rounds * cohort * logs) / (total * epsilon)
 
 
 def _require_shuffle(rounds: int, cohort: int, least_rounds: float, inside: float) -> None:
@@ -110,10 +110,12 @@ def _require_shuffle(rounds: int, cohort: int, least_rounds: float, inside: floa
     require(cohort >= least, f"cohort = {cohort}", f"cohort >= {least:.4g} ({where})", "raise the cohort or delta")
 
 
-def silo_experiment_std(*, epsilon: float, delta: float, rounds: int, radius: float, records: int, batch: int) -> float:
+def silo_experiment_std(
+    *, epsilon: float, delta: float, rounds: int, clip_norm: float, records: int, batch: int
+) -> float:
     """Noise of the experiments of paper 001 (Appendix H), about 25 times below Theorem 2.1 at its settings.
 
-        s^2 = 8 radius^2 ln(1/delta) rounds / (records^2 epsilon^2)
+        s^2 = 8 clip norm^2 ln(1/delta) rounds / (records^2 epsilon^2)
 
     Side condition: batch >= records sqrt(epsilon) / (2 sqrt(rounds)). It rests on a moments bound with unpublished
     constants, and it is NOT sound for large epsilon: at 35 rounds, 1238 records, delta 1/records^2, the claimed 6 12 18
@@ -121,11 +123,11 @@ def silo_experiment_std(*, epsilon: float, delta: float, rounds: int, radius: fl
     Use it to reproduce the figures, with the true epsilon beside it.
     """
     require_budget(epsilon=epsilon, delta=delta)
-    require_positive(radius=radius)
+    require_positive(clip_norm=clip_norm)
     require_count(rounds=rounds)
     least = records * math.sqrt(epsilon / rounds) / 2.0
     _require_batch(batch, records, least, "Appendix H of paper 001")
-    return radius * math.sqrt(-8.0 * math.log(delta) * rounds) / (records * epsilon)
+    return clip_norm * math.sqrt(-8.0 * math.log(delta) * rounds) / (records * epsilon)
 
 
 # ------------------------------------------------------------------------------------------------------- paper 002
@@ -141,21 +143,21 @@ def round_robin_participations(*, rounds: int, cohort: int, population: int) -> 
     return -(-cohort * rounds // population)
 
 
-def upload_sensitivity(*, steps: int, learning_rate: float, radius: float, relation: Relation) -> float:
-    """How far one client's upload moves: learning_rate steps radius as published, twice that under replace one.
+def upload_sensitivity(*, steps: int, learning_rate: float, clip_norm: float, relation: Relation) -> float:
+    """How far one client's upload moves: learning_rate steps clip norm as published, twice that under replace one.
 
-    Each of `steps` full-batch gradients is clipped to `radius`. The paper bounds the difference of two clipped
-    gradients by the radius of one; two of them can be 2 radius apart (g and -g). `learning_rate` is the round's
+    Each of `steps` full-batch gradients is clipped to `clip_norm`. The paper bounds the difference of two clipped
+    gradients by the clip norm of one; two of them can be 2 clip norm apart (g and -g). `learning_rate` is the round's
     largest. Paper 002, Theorems 1 and 2 (Xi_1 in L1, Xi_2 in L2).
     """
     require_count(steps=steps)
-    require_positive(learning_rate=learning_rate, radius=radius)
+    require_positive(learning_rate=learning_rate, clip_norm=clip_norm)
     require(relation in ("published", "replace_one"), f"relation = {relation!r}", "'published' or 'replace_one'")
-    return (2.0 if relation == "replace_one" else 1.0) * learning_rate * steps * radius
+    return (2.0 if relation == "replace_one" else 1.0) * learning_rate * steps * clip_norm
 
 
 def client_laplace_scale(
-    *, epsilon: float, participations: int, steps: int, learning_rate: float, radius: float, relation: Relation
+    *, epsilon: float, participations: int, steps: int, learning_rate: float, clip_norm: float, relation: Relation
 ) -> float:
     """Laplace scale per coordinate for a pure epsilon over all the rounds a client takes part in.
 
@@ -165,7 +167,7 @@ def client_laplace_scale(
     """
     require_positive(epsilon=epsilon)
     require_count(participations=participations)
-    xi = upload_sensitivity(steps=steps, learning_rate=learning_rate, radius=radius, relation=relation)
+    xi = upload_sensitivity(steps=steps, learning_rate=learning_rate, clip_norm=clip_norm, relation=relation)
     return participations * xi / epsilon
 
 
@@ -176,7 +178,7 @@ def client_gaussian_std(
     participations: int,
     steps: int,
     learning_rate: float,
-    radius: float,
+    clip_norm: float,
     relation: Relation,
     c1: float,
     c2: float,
@@ -196,12 +198,12 @@ def client_gaussian_std(
     limit = c1 * rate**2 * participations
     needed = f"epsilon < {limit:.4g} (Theorem 2 of paper 002)"
     require(epsilon < limit, f"epsilon = {epsilon:g}", needed, "lower epsilon, or use sound_client_gaussian_std")
-    xi = upload_sensitivity(steps=steps, learning_rate=learning_rate, radius=radius, relation=relation)
+    xi = upload_sensitivity(steps=steps, learning_rate=learning_rate, clip_norm=clip_norm, relation=relation)
     return c2 * rate * math.sqrt(-participations * math.log(delta)) / epsilon * xi
 
 
 def sound_client_gaussian_std(
-    *, epsilon: float, delta: float, participations: int, steps: int, learning_rate: float, radius: float
+    *, epsilon: float, delta: float, participations: int, steps: int, learning_rate: float, clip_norm: float
 ) -> float:
     """Gaussian std per coordinate that is proved for every epsilon, replace one, without open constants.
 
@@ -212,7 +214,7 @@ def sound_client_gaussian_std(
     """
     require_budget(epsilon=epsilon, delta=delta)
     require_count(participations=participations)
-    xi = upload_sensitivity(steps=steps, learning_rate=learning_rate, radius=radius, relation="replace_one")
+    xi = upload_sensitivity(steps=steps, learning_rate=learning_rate, clip_norm=clip_norm, relation="replace_one")
     log = -math.log(delta)
     root_rho = epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))
     return xi * math.sqrt(participations / 2.0) / root_rho
@@ -221,7 +223,7 @@ def sound_client_gaussian_std(
 def laplace_constant(*, epsilon: float, dimension: int, cohort: int, population: int, sensitivity: float) -> float:
     """C_M of Theorem 3 for Laplace: 8 dimension cohort xi^2 / (population^2 epsilon^2); growth z = 2.
 
-    `sensitivity` xi is that of one gradient in L1: the radius as published, 2 radius when sound. Equal client sizes.
+    `sensitivity` xi is that of one gradient in L1: the clip norm as published, 2 clip norm when sound. Equal client sizes.
     """
     require_positive(epsilon=epsilon, sensitivity=sensitivity)
     require_count(dimension=dimension, cohort=cohort, population=population)

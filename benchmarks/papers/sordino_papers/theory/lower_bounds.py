@@ -51,7 +51,7 @@ def lower_bound(
     silos: int,
     dimension: int,
     epsilon: float,
-    radius: float,
+    clip_norm: float,
     distance: float,
     deviation: float,
     rounds: Rounds,
@@ -67,10 +67,10 @@ def lower_bound(
     With C = 1 (an absolute constant) the algorithm is compositional. Paper 001, Theorem 3.1.
     """
     require_count(records=records, silos=silos, dimension=dimension)
-    require_positive(radius=radius, distance=distance, epsilon=epsilon)
+    require_positive(clip_norm=clip_norm, distance=distance, epsilon=epsilon)
     require(deviation >= 0 and convexity >= 0, "a negative constant", "deviation >= 0 and convexity >= 0")
     _check(records, silos, epsilon, rounds)
-    trivial, c = radius * distance, max(1.0, rounds.composition)
+    trivial, c = clip_norm * distance, max(1.0, rounds.composition)
     hard = math.sqrt(dimension) / (epsilon * records * math.sqrt(silos) * c**2)
     if convexity:
         return LowerBound(deviation**2 / (convexity * records * silos), trivial * min(1.0, hard**2), trivial)

@@ -17,7 +17,7 @@ from sordino_papers.theory.central_noise import require, require_budget, require
 class Federation:
     """The numbers of paper 001.
 
-    n -> records of each silo, N -> population, M -> cohort, d -> dimension, L -> radius (the Lipschitz constant, or
+    n -> records of each silo, N -> population, M -> cohort, d -> dimension, L -> clip norm (the Lipschitz constant, or
     the clip of every record), D -> distance (a bound on ||w||), beta -> smoothness (infinite for a non-smooth loss),
     mu -> convexity (0 if not strong), phi -> deviation of a record's gradient, v -> heterogeneity (the largest root
     mean square distance of a silo's gradient from the mean). phi and v are at most L, and are L where not known.
@@ -29,7 +29,7 @@ class Federation:
     dimension: int
     epsilon: float
     delta: float
-    radius: float
+    clip_norm: float
     distance: float
     smoothness: float = math.inf
     convexity: float = 0.0
@@ -39,7 +39,7 @@ class Federation:
     def __post_init__(self) -> None:
         require_budget(epsilon=self.epsilon, delta=self.delta)
         require_count(records=self.records, population=self.population, cohort=self.cohort, dimension=self.dimension)
-        require_positive(radius=self.radius, distance=self.distance)
+        require_positive(clip_norm=self.clip_norm, distance=self.distance)
         _at_most("cohort", self.cohort, self.population, "population")
         require(self.convexity >= 0, f"convexity = {self.convexity:g}", "convexity >= 0", "0 for a convex loss")
         _at_most("convexity", self.convexity, self.smoothness, "smoothness")
@@ -57,7 +57,7 @@ class Federation:
     @property
     def gap(self) -> float:
         """L D, at least F(w_0) - F*: the Delta of the multi-stage bounds."""
-        return self.radius * self.distance
+        return self.clip_norm * self.distance
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _minibatch(f: Federation, batch: int | None) -> Prescription:
 def _first_rounds(f: Federation, useful: float, signal: float) -> float:
     """Rounds until the start is forgotten."""
     if not f.convexity:
-        return f.smoothness * f.distance / f.radius * math.sqrt(f.cohort * useful)
-    inside = f.smoothness * f.convexity * (f.distance / f.radius) ** 2 * signal
+        return f.smoothness * f.distance / f.clip_norm * math.sqrt(f.cohort * useful)
+    inside = f.smoothness * f.convexity * (f.distance / f.clip_norm) ** 2 * signal
     return 8 * f.smoothness / f.convexity * math.log(inside)
 
 
@@ -123,11 +123,11 @@ def _plain(f: Federation, theorem: str, rounds: int, batch: int, std: float, xi:
     most, mu = 1 / (4 * f.smoothness), f.convexity
     if not mu:
         root = math.sqrt(f.cohort * min(f.records, 1 / (f.dimension * xi)))
-        server = Sgd(lr=min(most, f.gap * root / (f.radius**2 * rounds)), ball=f.distance, average=Average())
+        server = Sgd(lr=min(most, f.gap * root / (f.clip_norm**2 * rounds)), ball=f.distance, average=Average())
         return Prescription(f"{theorem}, convex", rounds, batch, server, std, f.gap / root)
-    noise = (8 * f.radius**2 / batch + f.dimension * std**2) / f.cohort
+    noise = (8 * f.clip_norm**2 / batch + f.dimension * std**2) / f.cohort
     lr = min(most, math.log(max(2.0, (mu * f.distance * rounds) ** 2 / noise)) / (mu * rounds))
-    risk = f.radius**2 / (mu * f.cohort) * (1 / f.records + f.dimension * xi)
+    risk = f.clip_norm**2 / (mu * f.cohort) * (1 / f.records + f.dimension * xi)
     server = Sgd(lr=lr, ball=f.distance, average=Average(growth=1 / (1 - mu * lr)))
     return Prescription(f"{theorem}, strongly convex", rounds, batch, server, std, risk)
 
@@ -143,9 +143,9 @@ def accelerated(f: Federation, batch: int | None = None) -> Prescription:
     Paper 001, Theorem E.1 with Lemmas E.11 and E.12.
     """
     require_positive(smoothness=f.smoothness)
-    phi = f.radius if f.deviation is None else f.deviation
-    signal = f.distance * f.convexity * f.cohort / f.radius * (f.epsilon * f.records) ** 2 / f.dimension
-    bend = f.smoothness * f.distance / f.radius
+    phi = f.clip_norm if f.deviation is None else f.deviation
+    signal = f.distance * f.convexity * f.cohort / f.clip_norm * (f.epsilon * f.records) ** 2 / f.dimension
+    bend = f.smoothness * f.distance / f.clip_norm
     first = math.sqrt(bend * math.sqrt(f.cohort * f.reach))
     if f.convexity:
         first = math.sqrt(f.smoothness / f.convexity) * math.log(signal)
@@ -153,7 +153,7 @@ def accelerated(f: Federation, batch: int | None = None) -> Prescription:
     def sampled(k: int) -> bool:
         return f.cohort * k < f.population * f.records
 
-    again = f.reach * (phi / f.radius) ** 2
+    again = f.reach * (phi / f.clip_norm) ** 2
     rounds, size, std = _sized(f, batch, lambda k: _whole(max(first, again / k if sampled(k) else 0.0)))
     made = Prescription("E.1", rounds, size, Sgd(), std, 0.0)
     return _fast(f, made, sampled(size) * phi**2 / size, 256.0)
@@ -216,11 +216,11 @@ def non_smooth(f: Federation, batch: int | None = None, *, accelerate: bool = Fa
     (the paper says mu). Paper 001, Theorem 2.2, and Theorem 2.4 for the accelerated one, on the empirical loss.
     """
     q, mu = (f.reach if accelerate else f.useful), f.convexity
-    beta = mu * f.cohort * q if mu else f.radius * math.sqrt(f.cohort * q) / f.distance
+    beta = mu * f.cohort * q if mu else f.clip_norm * math.sqrt(f.cohort * q) / f.distance
     smooth = replace(f, smoothness=beta, convexity=mu * beta / (mu + beta))
     made = (accelerated if accelerate else _minibatch)(smooth, batch)
     theorem = made.theorem.replace("E.1", "2.4").replace("2.1", "2.2")
-    return replace(made, theorem=theorem, smoothing=beta, risk=made.risk + f.radius**2 / (2 * beta))
+    return replace(made, theorem=theorem, smoothing=beta, risk=made.risk + f.clip_norm**2 / (2 * beta))
 
 
 def one_pass(f: Federation) -> Prescription:
@@ -236,8 +236,8 @@ def one_pass(f: Federation) -> Prescription:
     require_positive(smoothness=f.smoothness)
     size = max(1, round(_one_pass_batch(f)))
     _at_most("batch", size, f.records, "records per silo")
-    std = silo.one_pass_std(epsilon=f.epsilon, delta=f.delta, radius=f.radius, batch=size)
-    phi, v = (f.radius if given is None else given for given in (f.deviation, f.heterogeneity))
+    std = silo.one_pass_std(epsilon=f.epsilon, delta=f.delta, clip_norm=f.clip_norm, batch=size)
+    phi, v = (f.clip_norm if given is None else given for given in (f.deviation, f.heterogeneity))
     absent = (f.population - f.cohort) / (f.population - 1) if f.population > 1 else 0.0
     made = Prescription("2.3", f.records // size, size, Sgd(), std, 0.0)
     return _fast(f, made, phi**2 / size + v**2 * absent, 32.0)
@@ -246,10 +246,10 @@ def one_pass(f: Federation) -> Prescription:
 def _one_pass_batch(f: Federation) -> float:
     n, noisy = f.records, f.dimension * -math.log(f.delta)
     if not f.convexity:
-        bend = f.smoothness * f.distance / f.radius
+        bend = f.smoothness * f.distance / f.clip_norm
         return float((n**3 * noisy / (bend * f.epsilon) ** 2 / f.cohort) ** 0.2)
-    phi = f.radius if f.deviation is None else f.deviation
-    signal = n * f.cohort / max(phi**2, f.radius**2 * noisy / (f.epsilon**2 * n))
+    phi = f.clip_norm if f.deviation is None else f.deviation
+    signal = n * f.cohort / max(phi**2, f.clip_norm**2 * noisy / (f.epsilon**2 * n))
     return n / (math.sqrt(f.smoothness / f.convexity) * max(1.0, math.log(f.convexity * f.gap * signal)))
 
 
@@ -271,7 +271,7 @@ def shuffled(f: Federation, *, constant: float) -> Prescription:
         epsilon=f.epsilon,
         delta=f.delta,
         rounds=rounds,
-        radius=f.radius,
+        clip_norm=f.clip_norm,
         records=f.records,
         cohort=f.cohort,
         population=f.population,
@@ -290,7 +290,9 @@ def _sized(f: Federation, batch: int | None, rounds_at: Callable[[int], int]) ->
     size = bisect_left(range(1, f.records + 1), True, key=proved) + 1 if batch is None else batch
     _at_most("batch", size, f.records, "records per silo")
     rounds = rounds_at(size)
-    std = silo.silo_std(epsilon=f.epsilon, delta=f.delta, rounds=rounds, radius=f.radius, records=f.records, batch=size)
+    std = silo.silo_std(
+        epsilon=f.epsilon, delta=f.delta, rounds=rounds, clip_norm=f.clip_norm, records=f.records, batch=size
+    )
     return rounds, size, std
 
 

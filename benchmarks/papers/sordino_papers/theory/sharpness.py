@@ -73,10 +73,10 @@ def claimed_descent(d: Descent) -> float:
 
 @dataclass(frozen=True)
 class Sharp:
-    """One federation of paper 003: clip radius C, multiplier sigma, m of N clients, d parameters, T rounds."""
+    """One federation of paper 003: clip norm C, noise multiplier sigma, m of N clients, d parameters, T rounds."""
 
-    radius: float
-    multiplier: float
+    clip_norm: float
+    noise_multiplier: float
     cohort: int
     population: int
     dimension: int
@@ -91,8 +91,8 @@ def claimed_round_epsilon(sharp: Sharp, *, delta: float) -> float:
     log(1 - m/N + m/N exp(L rho sqrt(2 log 1/delta)/(sigma C d) + (sqrt(2) L rho/(sigma C d))^2))
     """
     require(0.0 < delta < 1.0, f"delta = {delta:g}", "0 < delta < 1")
-    require_positive(radius=sharp.radius, multiplier=sharp.multiplier, smooth=sharp.smooth)
-    ratio = sharp.smooth * sharp.rho / (sharp.multiplier * sharp.radius * sharp.dimension)
+    require_positive(clip_norm=sharp.clip_norm, noise_multiplier=sharp.noise_multiplier, smooth=sharp.smooth)
+    ratio = sharp.smooth * sharp.rho / (sharp.noise_multiplier * sharp.clip_norm * sharp.dimension)
     q = sharp.cohort / sharp.population
     return math.log1p(q * math.expm1(ratio * math.sqrt(2.0 * math.log(1.0 / delta)) + 2.0 * ratio**2))
 

@@ -46,14 +46,14 @@ class Silo:
 class Unequal:
     """N silos of their own kind each, and the law of M_r.
 
-    cohorts -> {M_r: probability}; D -> distance; smoothness, convexity and radius (Lipschitz constant) are those of
+    cohorts -> {M_r: probability}; D -> distance; smoothness, convexity and clip norm (Lipschitz constant) are those of
     one record's loss, before weights. Weights have the mean 1 (p_i sums to 1).
     """
 
     silos: tuple[Silo, ...]
     cohorts: Mapping[int, float] = field(hash=False)
     dimension: int
-    radius: float
+    clip_norm: float
     distance: float
     smoothness: float
     convexity: float = 0.0
@@ -61,7 +61,7 @@ class Unequal:
     def __post_init__(self) -> None:
         require(len(self.silos) > 0, "no silo", "at least one")
         require_count(dimension=self.dimension)
-        require_positive(radius=self.radius, distance=self.distance, smoothness=self.smoothness)
+        require_positive(clip_norm=self.clip_norm, distance=self.distance, smoothness=self.smoothness)
         mean = sum(one.weight for one in self.silos) / len(self.silos)
         require(math.isclose(mean, 1.0, rel_tol=1e-9), f"weights of mean {mean:g}", "weights p_i N of mean 1")
         total, sizes = sum(self.cohorts.values()), list(self.cohorts)
@@ -93,7 +93,7 @@ class Unequal:
     @property
     def lipschitz(self) -> float:
         """L."""
-        return self.radius * self.heaviest
+        return self.clip_norm * self.heaviest
 
     @property
     def beta(self) -> float:
@@ -228,7 +228,7 @@ def _stds(f: Unequal, rounds: int, batches: Sequence[int]) -> list[float]:
             epsilon=one.epsilon,
             delta=one.delta,
             rounds=rounds,
-            radius=f.radius * one.weight,
+            clip_norm=f.clip_norm * one.weight,
             records=one.records,
             batch=batch,
         )

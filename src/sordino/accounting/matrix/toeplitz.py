@@ -64,7 +64,7 @@ def errors(column: Floats, rounds: int, work: Floats | None = None) -> Floats:
 
 
 def root_mean_square(column: Floats, rounds: int, sensitivity: float, work: Floats | None = None) -> float:
-    """The noise in a model, averaged over the rounds, per unit of multiplier: sensitivity * sqrt(mean of `errors`)."""
+    """The noise in a model, averaged over the rounds, per unit of noise multiplier: sensitivity * sqrt(mean of `errors`)."""
     return float(sensitivity * np.sqrt(errors(column, rounds, work).mean()))
 
 

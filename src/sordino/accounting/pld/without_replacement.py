@@ -5,7 +5,7 @@ Gaussian noise. Replacing one client moves the sum of a cohort that holds it by 
 
     delta(eps) = sup over neighbours of  E_P[(1 - exp(eps - L))_+],   L = log dP/dQ
 
-Symbols -> arguments: q = m/N -> `rate`, z -> `multiplier` (noise std / radius of one message), eps -> `epsilons`.
+Symbols -> arguments: q = m/N -> `rate`, z -> `noise_multiplier` (noise std / clip norm of one message), eps -> `epsilons`.
 
 Guarantee: `hockey_stick` is, at every real eps, at least the delta of the round under replace-one; it is decreasing
 and convex in exp(eps), so it is the curve of some pair of distributions that dominates the round, and rounds, chosen
@@ -40,7 +40,7 @@ def pair(*, rate: float, mu: float) -> Mirrored:
     return Mirrored(rate, Gauss(mu))
 
 
-def hockey_stick(epsilons: Curve, *, rate: float, multiplier: float) -> Curve:
+def hockey_stick(epsilons: Curve, *, rate: float, noise_multiplier: float) -> Curve:
     """An upper bound on delta(eps) of one round, for any real eps.
 
         delta(log(1 + q (exp(e) - 1))) <= q delta_gauss(e)                      for e >= 0
@@ -49,10 +49,10 @@ def hockey_stick(epsilons: Curve, *, rate: float, multiplier: float) -> Curve:
     The second line holds because under replace-one each pair of neighbours counts in both orders. Where the two halves
     meet the slope jumps by (1 - q) delta_gauss(0) >= 0, so the curve stays convex in exp(eps). Rounded up.
     """
-    _require(rate=rate, multiplier=multiplier)
+    _require(rate=rate, noise_multiplier=noise_multiplier)
     epsilons = np.asarray(epsilons, dtype=np.float64)
     size = np.abs(epsilons)
-    positive = rate * gaussian_delta(_inner_epsilon(size, rate), mu=SENSITIVITY / multiplier)
+    positive = rate * gaussian_delta(_inner_epsilon(size, rate), mu=SENSITIVITY / noise_multiplier)
     negative = -np.expm1(-size) + np.exp(-size) * positive
     return _rounded_up(np.where(epsilons >= 0, positive, negative))
 
@@ -86,8 +86,10 @@ def _rounded_up(deltas: Curve) -> Curve:
     return np.minimum(deltas * (1 + _SLACK) + _TINY, 1.0)
 
 
-def _require(*, rate: float, multiplier: float) -> None:
+def _require(*, rate: float, noise_multiplier: float) -> None:
     if not 0 < rate <= 1:
         raise SideConditionError(f"rate = {rate}", "0 < rate <= 1, the cohort over the clients")
-    if not 0 < multiplier < math.inf:
-        raise SideConditionError(f"multiplier = {multiplier}", "a finite noise multiplier above 0", "add noise")
+    if not 0 < noise_multiplier < math.inf:
+        raise SideConditionError(
+            f"noise_multiplier = {noise_multiplier}", "a finite noise multiplier above 0", "add noise"
+        )
