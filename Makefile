@@ -46,8 +46,8 @@ $(DEPLOY)/.installed: pyproject.toml constraints.txt tests/deploy/constraints.tx
 # and letters of a secure sum; all 2^28 seeds of Flower's masks. Half an hour.
 nightly: install $(DEPLOY)/.installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/contracts/test_any_configuration.py
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/privacy/test_ledger_processes.py tests/privacy/test_ledger_damage.py
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/engines/test_jobs.py tests/privacy/test_policy.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/ledger/test_ledger_processes.py tests/ledger/test_ledger_damage.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/engines/test_jobs.py tests/ledger/test_policy.py
 	HYPOTHESIS_PROFILE=nightly $(DEPLOY)/bin/python -m pytest -W default tests/deploy/test_secure_sum.py tests/deploy/test_seed_search.py
 
 lint: install

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import tomli_w
-from tests.test_codec import EXAMPLES
+from tests.codec.test_codec import EXAMPLES
 
 from sordino import codec
 from sordino.config import parse

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests import tiny
+from tests.codec.test_codec import EXAMPLES, FAMILIES, KINDS, example
 from tests.commands import contents, federation, lines, sordino, spelt_out
-from tests.test_codec import EXAMPLES, FAMILIES, KINDS, example
 
 from sordino import codec, recipes
 from sordino.accounting.binomial import binomial_most

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.optim.loops import private
+from tests.dpsgd.loops import private
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

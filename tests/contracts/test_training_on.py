@@ -20,7 +20,7 @@ import jsonschema
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.optim import loops
+from tests.dpsgd import loops
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.per_record.mixers import CLASSES, HONEST, MIXERS, Later, Own, inputs
+from tests.dpsgd.per_record.mixers import CLASSES, HONEST, MIXERS, Later, Own, inputs
 from torch import Tensor, nn
 
 from sordino.data.program import Word

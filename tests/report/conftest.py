@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.commands import sordino, spelt_out
-from tests.optim.loops import private, train
+from tests.dpsgd.loops import private, train
 
 from sordino.report.subject import Subject
 from sordino.runs.loading import subject

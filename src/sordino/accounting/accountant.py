@@ -7,7 +7,7 @@ a random number of tries has no other proof: there they are the first.
 
 Nothing of it is a library's. Google's dp_accounting, which was, is the third opinion, in the tests: its RDP under
 replace-one forgets that the movement is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its
-transform, which is in no bound, decides epsilon at a small delta (tests/privacy/test_accounting_library.py).
+transform, which is in no bound, decides epsilon at a small delta (tests/accounting/test_accounting_library.py).
 """
 
 from __future__ import annotations
