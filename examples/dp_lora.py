@@ -103,7 +103,7 @@ def tuned(seed: int, asked: argparse.Namespace) -> dict[str, float]:
     first = task.evaluate(task.layout.flatten(task.model))
     found = {"before": first["accuracy"]}
     print(f"seed {seed}: before {first['accuracy']:.4f}, loss {first['loss']:.4f}", flush=True)
-    for name, own in {"after": so.calibrated(plan, epsilon=asked.epsilon), "without noise": quiet(plan)}.items():
+    for name, own in {"after": so.calibrate(plan, epsilon=asked.epsilon), "without noise": quiet(plan)}.items():
         result = so.train(own, task, seed=seed, eval_every=asked.rounds)
         found[name] = result.history[-1]["accuracy"]
         print(f"seed {seed}: {name} {found[name]:.4f}, loss {result.history[-1]['loss']:.4f}", flush=True)

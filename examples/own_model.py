@@ -14,7 +14,7 @@ task = so.Task.of(nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 2)),
 plan = so.recipes.dp_fed_avg(
     rounds=40, clients=so.Poisson(200, 0.2), lr=0.5, clip_norm=1.0, noise_multiplier=1.0, batch=5
 )
-plan = so.calibrated(plan, epsilon=4.0)  # finds the noise multiplier
+plan = so.calibrate(plan, epsilon=4.0)  # finds the noise multiplier
 result = so.train(plan, task)
 print(
     result.history[-1]["accuracy"], {key: result.certificate[key] for key in ("epsilon", "delta", "unit", "relation")}

@@ -272,7 +272,7 @@ def test_a_run_continued_from_its_state_is_bit_exact(server: Sgd) -> None:
 
 def test_calibrated_plans_cost_what_was_asked() -> None:
     planned = plan(rounds=5, clients=RoundRobin(100, 30), encode=(Clip(1.0),))
-    target = sordino.calibrated(planned, epsilon=2.0, delta=1e-3)
+    target = sordino.calibrate(planned, epsilon=2.0, delta=1e-3)
     line = target.cost().line("models")
     assert 1.98 <= accountant.epsilon(line.entries, line.relation, 1e-3).value <= 2.0
     assert replace(target, release=planned.release) == planned  # nothing else was touched

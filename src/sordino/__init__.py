@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sordino import models as models
     from sordino import parts as parts
     from sordino import recipes as recipes
-    from sordino.accounting.calibration import calibrated as calibrated
+    from sordino.accounting.calibration import calibrate as calibrate
     from sordino.data.datasets import add_dataset as add_dataset
     from sordino.data.early_stopping import EarlyStopping as EarlyStopping
     from sordino.data.metrics import add_metric as add_metric

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny import plan
 
-from sordino import calibrated
+from sordino import calibrate
 from sordino.accounting import accountant, calibration
 from sordino.accounting.composition import Line
 from sordino.accounting.delta import default_delta
@@ -59,10 +59,10 @@ def cost(one: Plan) -> float:
 @pytest.mark.parametrize(("name", "target"), [*((name, 1.5) for name in PLANS), ("poisson", 8.0), ("fixed", 0.1)])
 def test_epsilon_and_rounds_give_the_multiplier_and_back(name: str, target: float) -> None:
     wanted = plan(**PLANS[name])
-    noisy = calibrated(wanted, epsilon=target)
+    noisy = calibrate(wanted, epsilon=target)
     assert 0.995 * target <= cost(noisy) <= target
     assert replace(noisy, release=wanted.release) == wanted
-    long = calibrated(noisy, epsilon=target, free="rounds")
+    long = calibrate(noisy, epsilon=target, free="rounds")
     assert wanted.rounds <= long.rounds <= 1.03 * wanted.rounds + 4  # +4: forecasts of `most` stand still for a while
     assert cost(long) <= target
 
@@ -70,29 +70,29 @@ def test_epsilon_and_rounds_give_the_multiplier_and_back(name: str, target: floa
 @pytest.mark.parametrize("name", ["poisson", "fixed", "everyone", "laplace", "shares"])
 def test_the_rounds_found_are_the_most(name: str) -> None:
     one = plan(**PLANS[name])
-    noisy = calibrated(one, epsilon=3.0)
-    found = calibrated(noisy, epsilon=2.0, free="rounds")
+    noisy = calibrate(one, epsilon=3.0)
+    found = calibrate(noisy, epsilon=2.0, free="rounds")
     assert cost(found) <= 2.0 < cost(replace(found, rounds=found.rounds + 1))
 
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_epsilon_and_multiplier_give_the_largest_cohort(name: str) -> None:
-    noisy = calibrated(plan(**PLANS[name]), epsilon=2.0)
-    found = calibrated(noisy, epsilon=2.0, free="cohort")
+    noisy = calibrate(plan(**PLANS[name]), epsilon=2.0)
+    found = calibrate(noisy, epsilon=2.0, free="cohort")
     assert round(found.clients.expected) == round(noisy.clients.expected)
-    more = calibrated(noisy, epsilon=3.0, free="cohort")
+    more = calibrate(noisy, epsilon=3.0, free="cohort")
     assert more.clients.expected > 1.3 * found.clients.expected
     assert cost(more) <= 3.0
 
 
 def test_a_cohort_that_is_not_chosen_cannot_be_free() -> None:
     with pytest.raises(PlanError, match="calibration"):
-        calibrated(plan(clients=Everyone(6)), epsilon=1.0, free="cohort")
+        calibrate(plan(clients=Everyone(6)), epsilon=1.0, free="cohort")
 
 
 def test_everyone_may_be_the_largest_cohort() -> None:
-    found = calibrated(plan(rounds=1, clients=FixedSize(50, 5), release=CentralNoise(Gaussian(50.0))), epsilon=9.0)
-    assert calibrated(replace(found, release=CentralNoise(Gaussian(50.0))), epsilon=9.0, free="cohort").clients == (
+    found = calibrate(plan(rounds=1, clients=FixedSize(50, 5), release=CentralNoise(Gaussian(50.0))), epsilon=9.0)
+    assert calibrate(replace(found, release=CentralNoise(Gaussian(50.0))), epsilon=9.0, free="cohort").clients == (
         FixedSize(50, 50)
     )
 
@@ -175,13 +175,13 @@ def test_a_count_guessed_far_off_costs_time_and_nothing_else(count: int, monkeyp
 @pytest.mark.parametrize("free", ["noise_multiplier", "rounds"])
 def test_an_epsilon_that_means_nothing_is_refused(target: float, free: str) -> None:
     with pytest.raises(UnreachableError, match="positive finite epsilon"):
-        calibrated(plan(), epsilon=target, free=free)
+        calibrate(plan(), epsilon=target, free=free)
 
 
 @pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan])
 def test_a_delta_that_means_nothing_is_refused(delta: float) -> None:
     with pytest.raises(UnreachableError, match="delta"):
-        calibrated(plan(), epsilon=1.0, delta=delta)
+        calibrate(plan(), epsilon=1.0, delta=delta)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_target_out_of_reach_is_refused_in_one_sentence(
     changes: dict[str, Any], target: float, delta: float, free: str
 ) -> None:
     with pytest.raises(UnreachableError, match="epsilon") as refused:
-        calibrated(plan(**changes), epsilon=target, delta=delta, free=free)
+        calibrate(plan(**changes), epsilon=target, delta=delta, free=free)
     assert refused.value.found
     assert refused.value.needed
     assert refused.value.fix
@@ -216,7 +216,7 @@ def test_a_target_out_of_reach_is_refused_in_one_sentence(
 
 def test_a_release_without_a_multiplier_is_refused() -> None:
     with pytest.raises(PlanError, match="calibration"):
-        calibrated(plan(release=NoNoise()), epsilon=1.0)
+        calibrate(plan(release=NoNoise()), epsilon=1.0)
 
 
 def test_a_budget_of_pairs_counts_them() -> None:

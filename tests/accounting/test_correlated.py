@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sordino.accounting.accountant import epsilon
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Participation
 from sordino.accounting.delta import default_delta
 from sordino.accounting.events import Event, GaussianNoise, PoissonSampled, Relation
@@ -158,7 +158,7 @@ def test_a_workload_is_what_the_server_does(server: Sgd) -> None:
 
 
 def test_calibration_finds_the_multiplier() -> None:
-    made = calibrated(plan(Banded(4), noise_multiplier=1.0), epsilon=1.0, delta=1e-5)
+    made = calibrate(plan(Banded(4), noise_multiplier=1.0), epsilon=1.0, delta=1e-5)
     line = made.cost().line("models")
     assert epsilon(line.entries, line.relation, 1e-5).value == pytest.approx(1.0, rel=1e-2)
 

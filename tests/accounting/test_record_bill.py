@@ -12,7 +12,7 @@ from tests.silos import SIZES, planned, silos
 from tests.tiny import plan as client_plan
 
 from sordino.accounting import accountant
-from sordino.accounting.calibration import Budget, calibrated, calibrated_silos
+from sordino.accounting.calibration import Budget, calibrate, calibrate_silos
 from sordino.accounting.composition import ADVERSARIES, Cost, Participation
 from sordino.accounting.delta import silo_deltas
 from sordino.accounting.events import (
@@ -372,7 +372,7 @@ def test_every_silo_spends_its_own_budget_and_hardly_less(reads: RecordSampler) 
         rounds=5, clients=Everyone(3), records=reads, clip_norm=1.0, noise_multiplier=1.0, lr=0.1
     )
     asked = [Budget(1.0, 1e-4), Budget(2.0, 1e-5), Budget(1.0, 1e-5)]
-    cost = calibrated_silos(base, asked).cost()
+    cost = calibrate_silos(base, asked).cost()
     for index, budget in enumerate(asked):
         event, count = entries(cost, "messages", index)
         assert 0.99 * budget.epsilon <= epsilon_of(event, count, delta=budget.delta) <= budget.epsilon
@@ -385,7 +385,7 @@ def test_local_sgd_and_the_silo_recipe_meet_their_budgets_too() -> None:
     )
     ready = silo(sizes=(30, 60), epsilons=(1.0, 3.0), rounds=4)
     for plan, asked in (
-        (calibrated_silos(local, budgets((30, 60), (1.0, 3.0))), (1.0, 3.0)),
+        (calibrate_silos(local, budgets((30, 60), (1.0, 3.0))), (1.0, 3.0)),
         (ready, (1.0, 3.0)),
     ):
         for index, (size, epsilon) in enumerate(zip((30, 60), asked, strict=True)):
@@ -394,16 +394,16 @@ def test_local_sgd_and_the_silo_recipe_meet_their_budgets_too() -> None:
 
 
 def test_one_multiplier_for_all_is_solved_for_the_silo_that_pays_most() -> None:
-    plan = calibrated(made(FixedRecords(3, (90, 30, 60, 60))), epsilon=1.0, delta=1e-5)
+    plan = calibrate(made(FixedRecords(3, (90, 30, 60, 60))), epsilon=1.0, delta=1e-5)
     assert 0.99 <= headline(plan.cost().of("models"), 1e-5)["epsilon"] <= 1.0
 
 
 def test_rounds_are_solved_for_the_silo_that_pays_most() -> None:
     own = LocalNoise(Gaussian(1.0), (9.0, 60.0, 30.0, 45.0))
-    plan = calibrated(made(AllRecords((90, 30, 60, 60)), own), epsilon=2.0, delta=1e-5, free="rounds")
+    plan = calibrate(made(AllRecords((90, 30, 60, 60)), own), epsilon=2.0, delta=1e-5, free="rounds")
     assert headline(plan.cost().of("models"), 1e-5)["epsilon"] <= 2.0
     clients = client_plan(clients=Everyone(3), release=LocalNoise(Gaussian(1.0), (60.0, 9.0, 30.0)))
-    found = calibrated(clients, epsilon=2.0, delta=1e-5, free="rounds")
+    found = calibrate(clients, epsilon=2.0, delta=1e-5, free="rounds")
     assert headline(found.cost().of("models"), 1e-5)["epsilon"] <= 2.0
 
 
@@ -419,7 +419,7 @@ def test_budgets_that_do_not_fit_the_silos_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 deltas for 3 silos"):
         silo(sizes=(30, 60, 90), epsilons=(1.0,), deltas=(1e-5, 1e-5))
     with pytest.raises(PlanError, match="2 budgets for 4 silos"):
-        calibrated_silos(made(AllRecords((N,))), [Budget(1.0, 1e-5)] * 2)
+        calibrate_silos(made(AllRecords((N,))), [Budget(1.0, 1e-5)] * 2)
 
 
 def test_multipliers_of_the_silos_own_are_refused_where_somebody_else_adds_the_noise() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import sordino as so
 from sordino.accounting import accountant
-from sordino.accounting.calibration import Budget, calibrated
+from sordino.accounting.calibration import Budget, calibrate
 from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, moved
 from sordino.audit.column_attack import audit_preparation
 from sordino.audit.membership import audit_membership
@@ -197,7 +197,7 @@ def test_a_recipe_that_is_given_an_epsilon_pays_for_columns_out_of_it(table: dic
 
 
 def test_calibration_counts_columns(config: Config) -> None:
-    found = calibrated(config.plan, epsilon=3.0, delta=1e-4)
+    found = calibrate(config.plan, epsilon=3.0, delta=1e-4)
     line = found.forecast.line("models", 1)
     assert accountant.bound(line.entries, line.relation, 1e-4).value <= 3.0
     assert found.prepare == config.plan.prepare

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
 from sordino.parts.postprocess import LaplacianSmoothing
@@ -59,6 +59,6 @@ def test_with_smoothing(real_data: Path) -> None:
 
 
 def test_the_noise_that_pld_asks_for_at_epsilon_six_is_far_less(real_data: Path) -> None:
-    plan = calibrated(paper(strength=1.0), epsilon=6.0)
+    plan = calibrate(paper(strength=1.0), epsilon=6.0)
     assert plan.release.noise_std(np.arange(25), 0) < 1.135 / 1.5
     assert accuracy(plan) > 88.0

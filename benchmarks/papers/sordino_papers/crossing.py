@@ -17,7 +17,7 @@ from statistics import mean
 import numpy as np
 import torch
 
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.delta import largest_delta
 from sordino.data.datasets import load
 from sordino.data.records import Dataset
@@ -97,7 +97,7 @@ def planned(kind: str, population: int, rounds: int = ROUNDS) -> Plan:
 @cache
 def private(kind: str, population: int, epsilon: float, rounds: int = ROUNDS) -> Plan:
     """At (epsilon, N^-1.1), to one who sees the models."""
-    return calibrated(planned(kind, population, rounds), epsilon=epsilon, delta=largest_delta(population))
+    return calibrate(planned(kind, population, rounds), epsilon=epsilon, delta=largest_delta(population))
 
 
 def _crossing(name: str, kind: str, epsilon: float, step: float, seed: int, choose: bool) -> Row:

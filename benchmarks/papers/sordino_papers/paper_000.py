@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.datasets import load
@@ -97,7 +97,7 @@ def theorem_multiplier(how: How, epsilon: float) -> float:
 @cache
 def tight_multiplier(how: How, epsilon: float) -> float:
     """The least noise that PLD accounting allows for the same epsilon and delta."""
-    plan = calibrated(table2_plan(how, 1.0, 0.0), epsilon=epsilon, delta=largest_delta(POPULATION[how]))
+    plan = calibrate(table2_plan(how, 1.0, 0.0), epsilon=epsilon, delta=largest_delta(POPULATION[how]))
     return float(plan.release.mechanism.noise_multiplier)  # type: ignore[attr-defined]
 
 

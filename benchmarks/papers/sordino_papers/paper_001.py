@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sordino.accounting.calibration import calibrated, noisier
+from sordino.accounting.calibration import calibrate, noisier
 from sordino.certificate.build import headline
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.record_samplers import AllRecords, FixedRecords
@@ -86,7 +86,7 @@ def bare(plan: Plan) -> Plan:
 @cache
 def noise(algorithm: str, epsilon: float, rounds: int) -> float:
     """The noise multiplier with which a silo that is in every round spends epsilon."""
-    solved = calibrated(plan_of(algorithm, Everyone(SILOS), 1.0, rounds), epsilon=epsilon, delta=DELTA)
+    solved = calibrate(plan_of(algorithm, Everyone(SILOS), 1.0, rounds), epsilon=epsilon, delta=DELTA)
     return float(getattr(solved.local, "noise_multiplier", 0) or solved.release.mechanism.noise_multiplier)  # type: ignore[attr-defined]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.accounting.calibration import Budget, calibrated_silos, own_noise
+from sordino.accounting.calibration import Budget, calibrate_silos, own_noise
 from sordino.data.datasets import load
 from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
@@ -85,7 +85,7 @@ def _plan(algorithm: str, sizes: tuple[int, ...], clients: Sampler, clip_norm: f
 def noise_multipliers(algorithm: str, sizes: tuple[int, ...], epsilon: float) -> tuple[float, ...]:
     """Every silo's noise for its own (epsilon, size^-2), if it is in every round."""
     first = _plan(algorithm, sizes, Everyone(len(sizes)), 1.0, 1.0)
-    solved = calibrated_silos(first, [Budget(epsilon, size**-2.0) for size in sizes])
+    solved = calibrate_silos(first, [Budget(epsilon, size**-2.0) for size in sizes])
     return getattr(solved.local, "noise_multipliers", ()) or solved.release.noise_multipliers  # type: ignore[attr-defined]
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from sordino.accounting.accountant import bound as priced
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.events import GaussianNoise
 from sordino.loop import run
 from sordino.parts.record_samplers import AllRecords
@@ -67,7 +67,7 @@ def plan(silos: int, epsilon: float) -> Plan:
     made = noisy_minibatch_sgd(
         **shared, records=AllRecords((RECORDS,) * silos), lr=STEP, ball=DISTANCE, average=average
     )
-    return calibrated(made, epsilon=epsilon, delta=DELTA)
+    return calibrate(made, epsilon=epsilon, delta=DELTA)
 
 
 def each_round(silos: int, epsilon: float) -> Rounds:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sordino.accounting import calibration
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Line
 from sordino.accounting.events import GaussianNoise
 from sordino.parts.accelerated import Stage, Stages
@@ -61,7 +61,7 @@ def plan(n: int, silos: int, epsilon: float) -> Plan:
     local = BatchGradient(OnePass(n // ROUNDS, (n,)), RADIUS)
     noise, clients = LocalNoise(Gaussian(1.0)), Everyone(silos)
     made = Plan(rounds=ROUNDS, clients=clients, local=local, release=noise, server=server())
-    return calibrated(made, epsilon=epsilon, delta=DELTA)
+    return calibrate(made, epsilon=epsilon, delta=DELTA)
 
 
 @cache

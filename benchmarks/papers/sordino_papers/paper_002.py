@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.data.datasets import load
 from sordino.data.partition import SortedTarget
 from sordino.loop import run
@@ -74,7 +74,7 @@ def noised(plan: Plan, epsilon: float, delta: float) -> Plan:
     """Calibrated to epsilon; without noise where it is infinite."""
     if math.isinf(epsilon):
         return replace(plan, release=NoNoise())
-    return calibrated(plan, epsilon=epsilon, delta=delta)
+    return calibrate(plan, epsilon=epsilon, delta=delta)
 
 
 def losses(w: Tensor, records: Records) -> list[float]:

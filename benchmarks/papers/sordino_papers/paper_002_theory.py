@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.schedules import InverseTime, PerStep
 from sordino.plan import Plan
@@ -71,7 +71,7 @@ def plan(mechanism: Mechanism, rounds: int, steps: int) -> Plan:
         mechanism=Laplace(1.0) if mechanism == "laplace" else Gaussian(1.0),
         turns_seed=0,
     )
-    return calibrated(made, epsilon=EPSILON[mechanism], delta=0.0 if mechanism == "laplace" else DELTA)
+    return calibrate(made, epsilon=EPSILON[mechanism], delta=0.0 if mechanism == "laplace" else DELTA)
 
 
 def part(mechanism: Mechanism, steps: int, repeats: int) -> list[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
 from sordino.models import Logistic
@@ -53,7 +53,7 @@ class Setting:
 @cache
 def noise_multiplier(setting: Setting, epsilon: float) -> float:
     """The least noise for epsilon at the paper's delta: one number for all methods of a setting."""
-    plan = calibrated(setting.plan(1.0, 0.0, 1.0), epsilon=epsilon, delta=DELTA)
+    plan = calibrate(setting.plan(1.0, 0.0, 1.0), epsilon=epsilon, delta=DELTA)
     return float(plan.release.mechanism.noise_multiplier)  # type: ignore[attr-defined]
 
 

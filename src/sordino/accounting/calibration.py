@@ -212,7 +212,7 @@ def own_noise(plan: Plan, noise_multipliers: tuple[float, ...]) -> Plan:
     return replace(plan, release=plan.release.with_noise_multipliers(noise_multipliers))
 
 
-def calibrated(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "noise_multiplier") -> Plan:
+def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: str = "noise_multiplier") -> Plan:
     """The plan with its noise multiplier, rounds or cohort (`free`) changed so that it costs `epsilon` at `delta`."""
     delta = default_delta(plan.units) if delta is None else delta
     weakest = _weakest(plan, delta, free)
@@ -242,7 +242,7 @@ def _weakest(plan: Plan, delta: float, free: str) -> int:
     return max(lines, key=lambda line: accountant.bound(line.entries, line.relation, delta).value).silos[0]
 
 
-def calibrated_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
+def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
     """The plan with a noise multiplier of its own for every silo, so that each spends its own budget and no more."""
     if len(budgets) != plan.clients.population:
         raise PlanError(

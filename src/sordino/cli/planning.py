@@ -226,7 +226,7 @@ def calibrate_config(
     file: Path, *, epsilon: float, delta: float | None, free: str, out: Path | None, changes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The number found, what it costs, and the file it was written to."""
-    from sordino.accounting.calibration import calibrated
+    from sordino.accounting.calibration import calibrate
     from sordino.certificate.build import headline
     from sordino.config import load_config
 
@@ -237,7 +237,7 @@ def calibrate_config(
     config = load_config(file, changes)
     delta = config.delta if delta is None else delta
     check_delta(delta, config.plan.units, config.privacy.allow_large_delta)
-    plan = calibrated(config.plan, epsilon=epsilon, delta=delta, free=free)
+    plan = calibrate(config.plan, epsilon=epsilon, delta=delta, free=free)
     changed = replace(config, plan=plan, privacy=replace(config.privacy, delta=delta))
     if out is not None:
         out.write_text(codec.to_toml(changed), encoding="utf-8")

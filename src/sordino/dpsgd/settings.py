@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from sordino import codec
 from sordino.accounting import calibration
-from sordino.accounting.calibration import calibrated, noisier
+from sordino.accounting.calibration import calibrate, noisier
 from sordino.accounting.composition import Participation
 from sordino.accounting.delta import check_delta, default_delta, largest_delta
 from sordino.accounting.rounding import atleast
@@ -137,7 +137,7 @@ def loop_plan(
 def with_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
     """The plan with the smallest noise multiplier that costs `epsilon`, or with the one that is given."""
     if epsilon is not None and noise_multiplier is None:
-        return calibrated(plan, epsilon=epsilon, delta=delta)
+        return calibrate(plan, epsilon=epsilon, delta=delta)
     if noise_multiplier is not None and epsilon is None:
         return noisier(plan, noise_multiplier)
     raise ConfigError(f"epsilon = {epsilon} and noise_multiplier = {noise_multiplier}", "exactly one of them")

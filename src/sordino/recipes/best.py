@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sordino.accounting import calibration
-from sordino.accounting.calibration import calibrated
+from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Line, Participation, client_cost, with_preparations
 from sordino.accounting.delta import default_delta
 from sordino.errors import PlanError, shown
@@ -101,7 +101,7 @@ def forecasts(
     for name, clients, bands in turns:
         release = CorrelatedNoise(Gaussian(1.0), Banded(min(bands, 64, rounds)))
         bare = replace(independent, clients=clients, release=release)
-        found.append(_forecast(name, calibrated(bare, epsilon=epsilon, delta=delta)))
+        found.append(_forecast(name, calibrate(bare, epsilon=epsilon, delta=delta)))
     return sorted(found, key=lambda one: one.noise)
 
 

@@ -92,10 +92,10 @@ def silo(
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)
     records, clients = AllRecords(sizes), Everyone(len(sizes))
     plan = silos(server, rounds=rounds, clients=clients, records=records, clip_norm=clip_norm, noise_multiplier=1.0)
-    from sordino.accounting.calibration import calibrated_silos
+    from sordino.accounting.calibration import calibrate_silos
 
     plan = replace(plan, prepare=prepare)
-    return calibrated_silos(plan, budgets(sizes, epsilons, deltas))
+    return calibrate_silos(plan, budgets(sizes, epsilons, deltas))
 
 
 def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[float] = ()) -> list[Budget]:

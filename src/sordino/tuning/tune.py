@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any, Literal
 
-from sordino.accounting.calibration import Budget, calibrated, calibrated_silos
+from sordino.accounting.calibration import Budget, calibrate, calibrate_silos
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Declared
 from sordino.errors import ConfigError, PlanError, UnreachableError
@@ -259,8 +259,8 @@ class _Judge:
     def plan_of(self, wanted: Knobs) -> Plan:
         """The candidate, calibrated: to one epsilon, or every silo to its own."""
         if self.silos:
-            return calibrated_silos(turned(self.plan, wanted), self.silos)
-        return calibrated(turned(self.plan, wanted), epsilon=self.epsilon, delta=self.delta)
+            return calibrate_silos(turned(self.plan, wanted), self.silos)
+        return calibrate(turned(self.plan, wanted), epsilon=self.epsilon, delta=self.delta)
 
     def __call__(self, wanted: Knobs) -> float:
         if wanted not in self.known:
