@@ -11,7 +11,8 @@ import torch
 from tests import hugging
 from torch import Tensor, nn
 
-from sordino.graph import BY_CONSTRUCTION, PER_RECORD, Tracing, UntraceableError, capture
+from sordino.graph import BY_CONSTRUCTION, PER_RECORD, Tracing, UntraceableError
+from sordino.graph.capture import capture
 
 SEEN: dict[str, Tensor] = {}
 LIST: list[Tensor] = []

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.graph import Captured, UntraceableError, capture, dependence, flow, rules
+from sordino.graph import Captured, UntraceableError, dependence, flow, rules
+from sordino.graph.capture import capture
 
 PROGRAMS = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 400
 Forward = Callable[[Any, Tensor], Any]

@@ -76,7 +76,7 @@ def test_local_sgd_has_the_same_server_momentum_as_minibatch_sgd(beta: str) -> N
 def test_fewer_silos_a_round_are_drawn_but_every_silo_pays_for_all_rounds() -> None:
     few, all_ = (paper_001_charges.plans("minibatch", (60,) * 10, cohort, 1.0, 1.0)[0] for cohort in (5, 10))
     assert (few.clients.expected, all_.clients.expected) == (5, 10)
-    assert few.release.noise_multipliers == all_.release.noise_multipliers  # type: ignore[attr-defined]
+    assert few.release.noise_multipliers == all_.release.noise_multipliers
 
 
 def test_no_algorithm_of_figure_3_has_momentum() -> None:

@@ -86,7 +86,7 @@ def noise_multipliers(algorithm: str, sizes: tuple[int, ...], epsilon: float) ->
     """Every silo's noise for its own (epsilon, size^-2), if it is in every round."""
     first = _plan(algorithm, sizes, Everyone(len(sizes)), 1.0, 1.0)
     solved = calibrate_silos(first, [Budget(epsilon, size**-2.0) for size in sizes])
-    return getattr(solved.local, "noise_multipliers", ()) or solved.release.noise_multipliers  # type: ignore[attr-defined]
+    return solved.local.noise_multipliers or solved.release.noise_multipliers
 
 
 def best_of(algorithm: str, task: Task, held: Records, cohort: int, epsilon: float, split: int) -> float:

@@ -19,14 +19,13 @@ from sordino.accounting.bounds import AlreadyPrivate, Unit
 from sordino.accounting.events import Approximate, Event, Relation, Unprotected
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.codec import Part, foreign
-from sordino.parts.preparation import Preparation
-from sordino.parts.release_base import Release
-from sordino.parts.releases import LocalNoise, ShuffledNoise
-from sordino.parts.samplers import Sampler
 
 if TYPE_CHECKING:
     from sordino.parts.local_solvers import LocalSolver
+    from sordino.parts.preparation import Preparation
     from sordino.parts.record_samplers import RecordSampler
+    from sordino.parts.release_base import Release
+    from sordino.parts.samplers import Sampler
 
 Adversary = Literal["models", "cohort", "messages"]
 ADVERSARIES: tuple[Adversary, ...] = ("models", "cohort", "messages")
@@ -133,13 +132,11 @@ class Cost:
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
     """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
-    if isinstance(release, LocalNoise) and (release.noise_multipliers or participation.each):
-        return _own_cost(clients, release, participation, only)
-    if release.joint and not clients.amplifies:  # columns of C may meet: no price of single rounds
+    if release.joint and not clients.amplifies:  # columns of C may meet: no cost of single rounds
         participation = participation.by_any_coins
-    messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
     if "messages" in release.sees:
-        return Cost("client", (replace(messages, adversary="models"), replace(messages, adversary="cohort"), messages))
+        return _message_cost(clients, release, participation, only)
+    messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
     seen = Line("cohort", _seen_relation(clients, release), _seen_rounds(clients, release, participation))
     return Cost("client", (_models_line(clients, release, participation, seen), seen, messages))
 
@@ -184,11 +181,11 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
     return range(clients.population if differ else 1)
 
 
-def _own_cost(clients: Sampler, release: LocalNoise, participation: Participation, only: int | None) -> Cost:
+def _message_cost(clients: Sampler, release: Release, participation: Participation, only: int | None) -> Cost:
     """Every client noises its own message: a line for each kind of noise and number of rounds."""
     kinds: dict[Entries, list[int]] = {}
     for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.each):
-        rounds = _rounds(clients, release.of(client).event(), participation, client)
+        rounds = _rounds(clients, release.own_event(client), participation, client)
         kinds.setdefault(rounds, []).append(client)
     lines = [
         Line(who, "replace_one", kind, tuple(found) if len(kinds) > 1 else ())
@@ -207,8 +204,8 @@ def record_cost(
     kinds: dict[tuple[Entries, ...], list[int]] = {}
     if release.joint:  # rounds that share their noise have no price of single rounds
         participation = participation.by_any_coins
-    own = [getattr(part, "noise_multipliers", ()) for part in (release, local)]
-    for silo in _one_of_each(clients, only, (release, local), reads.sizes, participation.each, *own):
+    own = (reads.sizes, participation.each, release.noise_multipliers, local.noise_multipliers)
+    for silo in _one_of_each(clients, only, (release, local), *own):
         kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
     lines = [
         Line(who, reads.relation, entries, tuple(silos) if len(kinds) > 1 else ())
@@ -275,11 +272,11 @@ def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Eve
     assert reads is not None
     if isinstance(spent, AlreadyPrivate):
         return (reads.amplify(local.own_event(silo), silo),) * 3
-    if isinstance(release, LocalNoise):
-        return (reads.amplify(release.of(silo).event(), silo),) * 3
-    message = release.message_event()
-    seen = release.event() if isinstance(release, ShuffledNoise) else _amplified(reads, release.event(), silo)
-    return (seen, seen, _amplified(reads, message, silo))
+    message = _amplified(reads, release.own_event(silo), silo)
+    if "messages" in release.sees:
+        return (message,) * 3
+    seen = _amplified(reads, release.event(), silo) if release.amplified else release.event()
+    return seen, seen, message
 
 
 def _amplified(reads: RecordSampler, event: Event, silo: int) -> Event:
@@ -322,9 +319,7 @@ def repeated_reads(reads: RecordSampler, repeated: Sequence[int], steps: int, si
 
 def _seen_relation(clients: Sampler, release: Release) -> Relation:
     """Who is there is seen: a client can be zeroed out, or, where that was never in doubt, replaced."""
-    if isinstance(release, ShuffledNoise):
-        return "replace_one"
-    return "zero_out" if clients.random else clients.relation
+    return release.relation or ("zero_out" if clients.random else clients.relation)
 
 
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:

@@ -174,7 +174,7 @@ def fewer_shares(release: Release, clients: Sampler) -> Release:
     if getattr(release, "at_least", 0) > clients.expected:
         changed["at_least"] = max(1, int(clients.expected))
     if getattr(release, "noise_multipliers", ()):
-        changed["noise_multipliers"] = release.noise_multipliers[: clients.population]  # type: ignore[attr-defined]
+        changed["noise_multipliers"] = release.noise_multipliers[: clients.population]
     return replace(release, **changed) if changed else release  # type: ignore[type-var]
 
 

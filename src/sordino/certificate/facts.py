@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import codec
 from sordino.accounting.bounds import AlreadyPrivate
@@ -23,14 +23,12 @@ from sordino.accounting.events import PubliclySampled
 from sordino.accounting.selection import Selection, selected
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.errors import CertificateError
+from sordino.graph.grades import GRADES, Grade
 from sordino.ledger.totals import Standing
 from sordino.rng import Mode
 
 if TYPE_CHECKING:
     from sordino.plan import Plan
-
-
-Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]  # the best first; `sordino.graph.tracing`
 
 
 WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
@@ -81,9 +79,8 @@ class OwnCode:
     @classmethod
     def of_headers(cls, lines: Iterable[Mapping[str, Any]]) -> OwnCode | None:
         """The weakest grade of all that computed rounds of a run; None where none says any."""
-        order = {grade: place for place, grade in enumerate(get_args(Grade))}
-        found = [cls(line["own_code"], str(line["own_code_why"])) for line in lines if line.get("own_code") in order]
-        return max(found, key=lambda own: order[own.grade], default=None)
+        found = [cls(line["own_code"], str(line["own_code_why"])) for line in lines if line.get("own_code") in GRADES]
+        return max(found, key=lambda own: GRADES.index(own.grade), default=None)
 
 
 @dataclass(frozen=True)

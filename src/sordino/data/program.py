@@ -26,17 +26,8 @@ from sordino.certificate.facts import OwnCode
 from sordino.errors import PlanError
 from sordino.graph.capture import UNFIT, UntraceableError, differs, flat, made_up, torch_written
 from sordino.graph.flow import Reason
-from sordino.graph.tracing import (
-    BY_CONSTRUCTION,
-    PER_RECORD,
-    TRUSTED,
-    Function,
-    Grade,
-    Traced,
-    Tracing,
-    chained,
-    in_order,
-)
+from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, TRUSTED, Grade
+from sordino.graph.tracing import Function, Traced, Tracing, chained, in_order
 from sordino.layout import copied
 from sordino.parts.losses import Given, Loss, Targets, keeps_apart
 

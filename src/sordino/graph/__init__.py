@@ -4,24 +4,25 @@ capture   the graph of a module's forward: no Python of the user's runs on priva
 rules     for each ATen operation, along which dimension the records of a batch lie in its output
 flow      reads a captured graph: does the output for a record depend on that record alone?
 tracing   the graphs of one module, one for each kind of arguments, and its grade
+grades    what is proved of the code that ran: the words that certificates and policies use
 """
 
-from sordino.graph.capture import Captured, UntraceableError, capture
-from sordino.graph.flow import Layout, dependence
-from sordino.graph.tracing import BY_CONSTRUCTION, GRADES, PER_RECORD, TRUSTED, Grade, Traced, Tracing, weakest
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BY_CONSTRUCTION",
-    "GRADES",
-    "PER_RECORD",
-    "TRUSTED",
-    "Captured",
-    "Grade",
-    "Layout",
-    "Traced",
-    "Tracing",
-    "UntraceableError",
-    "capture",
-    "dependence",
-    "weakest",
-]
+from sordino import lazy
+
+if TYPE_CHECKING:
+    from sordino.graph.capture import Captured as Captured
+    from sordino.graph.capture import UntraceableError as UntraceableError
+    from sordino.graph.flow import Layout as Layout
+    from sordino.graph.flow import dependence as dependence
+    from sordino.graph.grades import BY_CONSTRUCTION as BY_CONSTRUCTION
+    from sordino.graph.grades import GRADES as GRADES
+    from sordino.graph.grades import PER_RECORD as PER_RECORD
+    from sordino.graph.grades import TRUSTED as TRUSTED
+    from sordino.graph.grades import Grade as Grade
+    from sordino.graph.grades import weakest as weakest
+    from sordino.graph.tracing import Traced as Traced
+    from sordino.graph.tracing import Tracing as Tracing
+
+__all__, __getattr__ = lazy.exports(__name__, __file__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -34,6 +34,7 @@ from sordino.graph.capture import (
     torch_layer,
 )
 from sordino.graph.flow import Layout, Reason, dependence
+from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, Grade, weakest
 
 _CURVES: dict[Any, Callable[[], nn.Module]] = {
     **dict.fromkeys((torch.relu, F.relu, "relu"), nn.ReLU),
@@ -82,18 +83,6 @@ def _layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
         return nn.Flatten()
     rows = given[0] if len(given) == 2 else None  # view(len(x), -1)
     return nn.Flatten() if node.target in _SHAPED and isinstance(rows, fx.Node) and given[1] == -1 else None
-
-
-Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]
-BY_CONSTRUCTION: Grade = "by construction"
-PER_RECORD: Grade = "per record (vmap)"
-TRUSTED: Grade = "own code, trusted"
-GRADES: tuple[Grade, ...] = (BY_CONSTRUCTION, PER_RECORD, TRUSTED)
-
-
-def weakest(grades: Sequence[Grade]) -> Grade:
-    """The grade of what is made of several pieces of code."""
-    return max(grades, key=GRADES.index, default=BY_CONSTRUCTION)
 
 
 @codec.hides_values

@@ -23,9 +23,9 @@ from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.accounting.composition import Adversary
 from sordino.accounting.events import Event, Relation
-from sordino.certificate.facts import Grade
 from sordino.codec import plugins, toml
 from sordino.errors import ConfigError, shown
+from sordino.graph.grades import GRADES, Grade
 from sordino.ledger.totals import Limit
 from sordino.parts.release_base import Release
 from sordino.rng import Mode
@@ -62,7 +62,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         _known = [("releases", self.releases, sorted(Release.members)), ("noise", self.noise, list(get_args(Mode)))]
-        _known += [("own_code", self.own_code, list(get_args(Grade)))]
+        _known += [("own_code", self.own_code, list(GRADES))]
         for name, given, known in _known:
             wrong = next((one for one in given if one not in known), None)
             if wrong is not None or not given:

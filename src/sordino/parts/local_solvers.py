@@ -90,6 +90,8 @@ class LocalSolver(Part):
     def solve(self, work: Work) -> Tensor:
         """The messages [m, length] of the clients at work: start minus end, and what else the solver sends."""
 
+    noise_multipliers: tuple[float, ...] = ()  # one for each client, where they differ
+
     @property
     def any_order(self) -> bool:
         """Whether it treats all coordinates alike, and its gradient too; a solver from elsewhere has the layout's."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound
-from sordino.accounting.events import Event, Unprotected
+from sordino.accounting.events import Event, Relation, Unprotected
 from sordino.codec import Part
 from sordino.codec.boundary import number, of_type, returns, tensor, tensors
 from sordino.errors import EngineError, PlanError
@@ -41,6 +41,9 @@ class Release(Part):
 
     sees: ClassVar[Sees]
     needs: ClassVar[Sees] = frozenset()
+    relation: ClassVar[Relation | None] = None  # what its event is proved for where who takes part is seen; None: any
+    amplified: ClassVar[bool] = True  # False: sampling of records does not amplify the event of the sum
+    noise_multipliers: tuple[float, ...] = ()  # one for each client, where they differ
     local: ClassVar[bool] = False  # True: clients draw the noise, so the round is charged before they start
 
     def check(self, bound: Bound | AlreadyPrivate) -> None:
@@ -152,7 +155,12 @@ class Release(Part):
     @abstractmethod
     @returns(of_type(Event))
     def message_event(self) -> Event:
-        """One round, to one who sees the message itself."""
+        """One round, to one who sees the message itself; where clients differ, that of the least noise."""
+
+    @returns(of_type(Event))
+    def own_event(self, client: int) -> Event:
+        """One round, to one who sees the message of this client."""
+        return self.message_event()
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Release:
         """The same release with another noise multiplier, the same for all."""

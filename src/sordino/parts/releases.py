@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound
-from sordino.accounting.events import Event, GaussianNoise, Shuffled, Unprotected
+from sordino.accounting.events import Event, GaussianNoise, Relation, Shuffled, Unprotected
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.release_base import Release, Sees, need_bound
@@ -182,6 +182,9 @@ class LocalNoise(Release, kind="local_noise"):
     def message_event(self) -> Event:
         return self.weakest.event()
 
+    def own_event(self, client: int) -> Event:
+        return self.of(client).event()
+
     @property
     def weakest(self) -> Mechanism:
         """The least noise of any client: what a single line of a bill rests on."""
@@ -213,6 +216,8 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     at_least: int
     sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
     needs: ClassVar[Sees] = frozenset({"shuffler"})
+    relation: ClassVar[Relation | None] = "replace_one"
+    amplified: ClassVar[bool] = False
     local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
