@@ -51,7 +51,7 @@ def _declared_weights(task: Task) -> tuple[Declared, ...]:
     return (*first, *declared_frozen(plain(task.model)))
 
 
-def entry(done: Round) -> dict[str, Any]:
+def history_line(done: Round) -> dict[str, Any]:
     """A round as one line of history: public figures, and diagnostics marked as not private."""
     line: dict[str, Any] = {"round": done.t + 1, **done.metrics}
     if done.void:
@@ -59,7 +59,7 @@ def entry(done: Round) -> dict[str, Any]:
     return {**line, DIAGNOSTIC: {**done.diagnostics, "seconds": round(done.seconds, 4)}}
 
 
-def released(line: dict[str, Any], noise: Mode) -> dict[str, Any]:
+def releasable(line: dict[str, Any], noise: Mode) -> dict[str, Any]:
     """What of a line is written: diagnostics of a run for release are shown to whoever runs it, and never kept."""
     return {name: value for name, value in line.items() if noise == "simulation" or name != DIAGNOSTIC}
 
@@ -70,7 +70,7 @@ def last_figures(history: list[dict[str, Any]]) -> dict[str, float] | None:
     return next((figures for figures in told if figures), None)
 
 
-def warn_if_still(history: list[dict[str, Any]]) -> None:
+def warn_if_no_update(history: list[dict[str, Any]]) -> None:
     """Say so where no client's update was other than zero: the weights moved by noise alone."""
     norms = [line.get(DIAGNOSTIC, {}).get("update_norm_mean") for line in history]
     if norms and all(norm == 0.0 for norm in norms):
@@ -110,7 +110,7 @@ def model_digest(model: nn.Module) -> str:
     return hashlib.sha256(model_bytes(model)).hexdigest()
 
 
-def counted(
+def facts_of_charges(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], facts: Facts, settled: Sequence[RoundReceipts] = ()
 ) -> Facts:
     """The facts with what was charged; who was in how many rounds only where the cohort is seen by design."""
@@ -118,7 +118,7 @@ def counted(
     facts = replace(facts, charged=len(rounds), repeats=len(again), repeated=again)
     if not settled and (not cohorts or not plan.clients.random):
         return facts
-    known = charges_of(plan, rounds, cohorts, settled)
+    known = count_charges(plan, rounds, cohorts, settled)
     each = known.total
     if settled:
         again = tuple(sorted((Counter(again) - Counter(known.replayed)).elements()))
@@ -139,25 +139,25 @@ def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray
 
 def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> NDArray[np.int64]:
     """How often every client was charged; without a word of the silos, how often it was asked."""
-    return charges_of(plan, rounds, cohorts, settled).total
+    return count_charges(plan, rounds, cohorts, settled).total
 
 
-def charges_of(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> Charged:
+def count_charges(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> Charged:
     """Every charge of the chain and what silos said of it, counted by client and by release."""
     known = Charged.of(plan) if settled else replace(Charged.of(plan), replays=False)
-    retell(plan, rounds, cohorts, settled, known)
+    replay_charges(plan, rounds, cohorts, settled, known)
     return known
 
 
-class Told(Protocol):
+class ChargeListener(Protocol):
     """Whoever is told of charges, and of what became of them, in the order in which it was."""
 
     def ask(self, cohort: Cohort, t: int) -> None: ...
     def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None: ...
 
 
-def retell(
-    plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[RoundReceipts], who: Told
+def replay_charges(
+    plan: Plan, rounds: Sequence[int], cohorts: Sequence[Cohort], settled: Sequence[RoundReceipts], who: ChargeListener
 ) -> None:
     """Every charge, and after it what silos said of it."""
     if not plan.clients.random:

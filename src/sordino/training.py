@@ -38,33 +38,33 @@ from sordino.ledger.ledger import Ledger
 from sordino.models import Given
 from sordino.models.in_memory import NAME, written
 from sordino.outcome import (
-    counted,
     declared_public,
+    facts_of_charges,
     final_model,
     last_figures,
     load_weights,
     model_bytes,
     model_digest,
-    warn_if_still,
+    warn_if_no_update,
 )
 from sordino.plan import Plan, State
 from sordino.rng import Mode
 from sordino.runs import admission
 from sordino.runs.execution import (
     Executed,
-    as_released,
+    attach_lineage,
+    earlier_runs,
     execute,
-    keep_columns,
-    name_runs,
-    remember_runs,
-    runs_before,
+    register_lineage,
+    with_released_columns,
+    write_preparations,
 )
 from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import MEMORY, RunFolder
 from sordino.runs.loading import AUDIT
 from sordino.runs.resume import resume as resumed
-from sordino.runs.rounds import Notes, OnRound, Start, carried, one_class, ready
-from sordino.runs.writer import Book, create
+from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, check_run, run_rounds, single_class_note
+from sordino.runs.writer import RunWriter, create_folder
 from sordino.task import Task
 from sordino.version import versions
 
@@ -82,7 +82,7 @@ class Result:
     config: Config | None = field(default=None, repr=False)
     facts: Facts | None = field(default=None, repr=False)
     task: Task | None = field(default=None, repr=False)
-    kept: tuple[Notes, State] | None = field(default=None, repr=False)  # of a run in memory
+    kept: tuple[InMemoryRun, State] | None = field(default=None, repr=False)  # of a run in memory
 
     def described_fields(self) -> dict[str, str]:
         """What its repr says: the cost, which is public, and no figure of the history."""
@@ -121,7 +121,7 @@ class Result:
             raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
         if not self.task.waiting:
             return self.task
-        return as_released(self.task, self.path) if self.path else scaled(self.task, known(self._kept()[1]))
+        return with_released_columns(self.task, self.path) if self.path else scaled(self.task, known(self._kept()[1]))
 
     def save(self, path: str | Path) -> Path:
         """What may be handed on, as a folder that `sordino certify` and `explain` read: without checkpoint/ and audits.
@@ -145,17 +145,17 @@ class Result:
         assert self.task is not None
         declared = declared_public(self.task)
         assert self.facts is not None
-        folder = create(
+        folder = create_folder(
             path, self.config, Fingerprint.of(self.task), declared, run=notes.run, earlier=self.facts.earlier
         )
         with folder.locked():
             book = resumed(folder, self.config, self.task).book
             _told(book, notes, self.config.privacy.noise)
             book.save(state)
-            keep_columns(path, self.config, self.task, state)
+            write_preparations(path, self.config, self.task, state)
             book.finish(model_bytes(self.model))
 
-    def _kept(self) -> tuple[Notes, State]:
+    def _kept(self) -> tuple[InMemoryRun, State]:
         if self.kept is None or self.config is None or self.task is None:
             raise ConfigError("a result without what was kept of its run", "one that train() returned")
         return self.kept
@@ -166,7 +166,7 @@ class Result:
         return self.config.plan, self.facts
 
 
-def _told(book: Book, notes: Notes, noise: Mode) -> None:
+def _told(book: RunWriter, notes: InMemoryRun, noise: Mode) -> None:
     """Everything that happened, in its order."""
     cohorts = iter(notes.cohorts)
     settled = list(notes.settled)
@@ -238,24 +238,26 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 
 
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
-    ready(config, task, engine)
-    plan, notes, stop = config.plan, Notes(), config.run.stop
-    before = runs_before(task)
+    check_run(config, task, engine)
+    plan, notes, stop = config.plan, InMemoryRun(), config.run.stop
+    before = earlier_runs(task)
     admission.admit_whole(config, notes.run)
-    state, _ = carried(config, task, Start(notes), engine, show)
-    warn_if_still(notes.history)
+    state, _ = run_rounds(config, task, RunStart(notes), engine, show)
+    warn_if_no_update(notes.history)
     model = final_model(plan, task, state)
-    name_runs(model, config, before)
+    attach_lineage(model, config, before)
     early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
     known = Facts(config.delta, config.privacy.noise, 0, model=model_digest(model), early=early, **config.facts)
     known = replace(known, public=declared_public(task), environment=(versions(),), in_memory=True, earlier=before)
     known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
     known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
-    facts = counted(plan, notes.rounds, notes.cohorts, known, notes.settled)
-    facts = replace(facts, ledger=admission.settled(config, notes.run, facts))
+    facts = facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
+    facts = replace(facts, ledger=admission.final_standing(config, notes.run, facts))
     made = certificate(plan, facts)
-    remember_runs(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
-    return Result(model, notes.history, made, one_class(notes.history), None, config, facts, task, (notes, state))
+    register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
+    return Result(
+        model, notes.history, made, single_class_note(notes.history), None, config, facts, task, (notes, state)
+    )
 
 
 def _in_folder(done: Executed, task: Task) -> Result:

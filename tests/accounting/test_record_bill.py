@@ -33,7 +33,7 @@ from sordino.certificate.facts import Facts, participation
 from sordino.config import from_recipe
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.ledger.budget import check_affordable, client_filter
-from sordino.outcome import counted
+from sordino.outcome import facts_of_charges
 from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian, Laplace
@@ -322,7 +322,7 @@ def test_a_silo_without_a_guarantee_is_the_worst() -> None:
 def test_a_silo_is_billed_for_the_rounds_it_was_in() -> None:
     plan = made(AllRecords((N,)), clients=FIXED)
     cohorts = [np.array(pair) for pair in ([0, 1], [0, 2], [0, 1], [0, 2], [0, 1], [0, 1])]
-    facts = counted(plan, list(range(ROUNDS)), cohorts, Facts(1e-5, "simulation", 0))
+    facts = facts_of_charges(plan, list(range(ROUNDS)), cohorts, Facts(1e-5, "simulation", 0))
     assert facts.each == (6, 4, 2, 0)
     cost = plan.cost(participation(plan, facts))
     assert [entries(cost, "messages", each)[1] for each in range(4)] == [6, 4, 2, 0]
@@ -334,14 +334,14 @@ def test_a_silo_is_billed_for_the_rounds_it_was_in() -> None:
 
 def test_a_run_that_was_cut_is_billed_as_planned_for_every_silo() -> None:
     plan = made(FixedRecords(3, (N,)), clients=FIXED)
-    facts = counted(plan, [0], [np.array([0, 1])], Facts(1e-5, "simulation", 0))
+    facts = facts_of_charges(plan, [0], [np.array([0, 1])], Facts(1e-5, "simulation", 0))
     cost = plan.cost(participation(plan, facts))
     read, by_coin = FixedSampled(N, 3, Z), PubliclySampled(0.5, FixedSampled(N, 3, Z))
     for each in range(4):
         drawn = ((read, 1),) if each < 2 else ()
         assert cost.line("messages", each).entries == (*drawn, (by_coin, ROUNDS))
     whole = made(FixedRecords(3, (N,)))
-    cut = counted(whole, [0, 1], [], Facts(1e-5, "simulation", 0))
+    cut = facts_of_charges(whole, [0, 1], [], Facts(1e-5, "simulation", 0))
     assert entries(whole.cost(participation(whole, cut)))[1] == ROUNDS
 
 
@@ -349,13 +349,13 @@ def test_a_run_that_was_cut_is_billed_as_planned_for_every_silo() -> None:
 def test_a_public_cohort_that_ran_again_pays_though_the_run_was_cut(again: int) -> None:
     """Ten rounds planned, each client in two; round 1 ran again `again` times and the run stopped after it."""
     turns = client_plan(rounds=10, clients=RoundRobin(10, 2))
-    facts = counted(turns, [0] * (1 + again), [], Facts(1e-5, "simulation", 0))
+    facts = facts_of_charges(turns, [0] * (1 + again), [], Facts(1e-5, "simulation", 0))
     assert participation(turns, facts).most == 2 + again
 
 
 def test_a_hidden_cohort_is_never_counted() -> None:
     plan = made(FixedRecords(3, (N,)), CentralNoise(Gaussian(2.0)), FIXED)
-    facts = counted(plan, list(range(ROUNDS)), [], Facts(1e-5, "simulation", 0))
+    facts = facts_of_charges(plan, list(range(ROUNDS)), [], Facts(1e-5, "simulation", 0))
     assert (facts.most, facts.each) == (None, ())
     assert "rounds_of_each_silo" not in certificate(plan, facts)["counts"]
 

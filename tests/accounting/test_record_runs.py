@@ -26,7 +26,7 @@ from sordino.recipes import silo
 from sordino.recipes.silos import budgets
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
-from sordino.runs.writer import Book
+from sordino.runs.writer import RunWriter
 
 
 def cost(event: Event, count: int, relation: Relation = "replace_one", delta: float = 1e-5) -> float:
@@ -71,15 +71,15 @@ def own_budgets(*epsilons: float, delta: float = 1e-3) -> str:
 
 def killed_in(round_: int, file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run until the checkpoint of a round would be written: it was charged, and its release may have been seen."""
-    save = Book.save
+    save = RunWriter.save
 
-    def dies(folder: Book, state: Any) -> None:
+    def dies(folder: RunWriter, state: Any) -> None:
         if state.t == round_:
             raise KeyboardInterrupt
         save(folder, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Book, "save", dies)
+        patched.setattr(RunWriter, "save", dies)
         with pytest.raises(KeyboardInterrupt):
             execute(load_config(file), out)
 

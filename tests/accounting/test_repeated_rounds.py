@@ -23,7 +23,7 @@ from sordino.certificate.facts import Facts, billed
 from sordino.config import load_config
 from sordino.engines.base import Receipt
 from sordino.loop import RoundReceipts
-from sordino.outcome import counted
+from sordino.outcome import facts_of_charges
 from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
@@ -46,7 +46,7 @@ def turns_plan(**changes: Any) -> Plan:
 
 def of_chain(made: Plan, charged: list[int]) -> dict[str, Line]:
     """The bill of a run whose chain of charges holds these rounds."""
-    cost = billed(made, counted(made, charged, [], Facts(DELTA, "simulation", 0)))
+    cost = billed(made, facts_of_charges(made, charged, [], Facts(DELTA, "simulation", 0)))
     return {who: cost.line(who) for who in ("models", "cohort")}
 
 
@@ -189,5 +189,5 @@ def test_a_run_in_turns_that_was_killed_pays_the_ledger_and_certifies_the_truth(
 def test_a_silo_s_receipts_beyond_its_rounds_are_repeats_that_nobody_can_name() -> None:
     made = plan(rounds=10, clients=RoundRobin(10, 1), release=NoiseShares(2.0, at_least=1))
     notes = [RoundReceipts(t + 1, (), (Receipt(t, 3 if t == 4 else 1),)) for t in range(10)]
-    facts = counted(made, list(range(10)), [], Facts(DELTA, "simulation", 0), notes)
+    facts = facts_of_charges(made, list(range(10)), [], Facts(DELTA, "simulation", 0), notes)
     assert (facts.repeats, facts.repeated, facts.most) == (2, (), 3)

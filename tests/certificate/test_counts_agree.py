@@ -19,7 +19,7 @@ from sordino.certificate.facts import Facts, billed, check_counts, participation
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError, QuorumError
 from sordino.loop import RoundReceipts
-from sordino.outcome import charges_of, counted
+from sordino.outcome import count_charges, facts_of_charges
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import FixedRecords, OnePass
 from sordino.parts.record_solvers import BatchGradient
@@ -114,7 +114,7 @@ def _receipts(plan: Plan, rounds: list[int], cohorts: list[Any], draw: st.DrawFn
     said = list[RoundReceipts]()
     for after in range(1, len(rounds) + 1):
         if draw(st.booleans()):
-            known = charges_of(plan, rounds[:after], cohorts[:after], said or [RoundReceipts(0)]).total
+            known = count_charges(plan, rounds[:after], cohorts[:after], said or [RoundReceipts(0)]).total
             asked = cohorts[after - 1] if cohorts else np.arange(plan.clients.population)
             more = draw(st.sampled_from([0, 0, 1]))
             said.append(
@@ -129,7 +129,7 @@ def test_charged_billed_and_events_agree_after_any_kills_and_resumes(
     history: tuple[Plan, list[int], list[Any], list[RoundReceipts]],
 ) -> None:
     plan, rounds, cohorts, settled = history
-    facts = counted(plan, rounds, cohorts, Facts(1e-3, "secure", 0), settled)
+    facts = facts_of_charges(plan, rounds, cohorts, Facts(1e-3, "secure", 0), settled)
     found, cost = participation(plan, facts), billed(plan, facts)
     check_counts(plan, facts, found, cost)
     new = len(rounds) - facts.replayed

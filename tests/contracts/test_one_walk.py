@@ -16,7 +16,7 @@ from tests.silos import planned
 from sordino import plan as plans
 from sordino.errors import CertificateError
 from sordino.plan import Plan
-from sordino.runs.folder import RunFolder, written
+from sordino.runs.folder import RunFolder, plan_toml
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_what_was_written_is_what_runs_or_it_is_read_again(tmp_path: Path) -> No
     assert found == other
     assert found is not other
     assert RunFolder.open(tmp_path / "run", other).config() is other
-    (tmp_path / "run" / "plan.toml").write_bytes(written(first))
+    (tmp_path / "run" / "plan.toml").write_bytes(plan_toml(first))
     for known in (None, first, other):
         with pytest.raises(CertificateError, match=r"plan\.toml"):
             RunFolder.open(tmp_path / "run", known).config()

@@ -321,7 +321,7 @@ def test_a_budget_does_not_pay_for_columns_twice(table: dict[str, Any], tmp_path
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer.Book, "save", dies)
+        patch.setattr(writer.RunWriter, "save", dies)
         with pytest.raises(Killed):
             execute(made, tmp_path / "run")
     with pytest.raises(ConfigError, match="preparations that a kill has lost"):
@@ -352,11 +352,11 @@ def test_a_written_plan_has_its_columns_and_reads_back_the_same(config: Config, 
 
 
 def test_a_ledger_is_charged_for_columns(table: dict[str, Any]) -> None:
-    from sordino.runs.admission import _planned
+    from sordino.runs.admission import _planned_request
 
-    asked = _planned(parse(table))
+    asked = _planned_request(parse(table))
     assert {item.silo for item in asked.items if isinstance(item.event, LaplaceNoise)} == {"A", "B"}
-    again = _planned(parse(table), prepared=2)
+    again = _planned_request(parse(table), prepared=2)
     assert [item.count for item in again.items if isinstance(item.event, LaplaceNoise)] == [2, 2]
 
 

@@ -138,9 +138,9 @@ def test_the_app_gets_a_certificate_of_its_rounds() -> None:
 def plan_epsilon(rounds: int) -> float:
     from sordino.certificate.build import certificate
     from sordino.certificate.facts import Facts
-    from sordino.outcome import counted
+    from sordino.outcome import facts_of_charges
 
-    facts = counted(plan(), list(range(rounds)), [], Facts(0.01, "secure", 0))
+    facts = facts_of_charges(plan(), list(range(rounds)), [], Facts(0.01, "secure", 0))
     return float(certificate(plan(), facts)["epsilon"])
 
 

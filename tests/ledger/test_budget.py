@@ -34,7 +34,7 @@ from sordino.plan import State
 from sordino.rng import Seeded
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
-from sordino.runs.writer import Book
+from sordino.runs.writer import RunWriter
 
 DELTA = 1e-5
 
@@ -293,11 +293,11 @@ def test_a_round_that_was_charged_and_lost_is_spent(tmp_path: Path, monkeypatch:
     file, out = budgeted(tmp_path, 5), tmp_path / "run"
     config = load_config(file)
 
-    def dying(self: Book, state: State) -> None:
+    def dying(self: RunWriter, state: State) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Book, "save", dying)
+        patch.setattr(RunWriter, "save", dying)
         with pytest.raises(KeyboardInterrupt):
             execute(config, out)
     with pytest.raises(BudgetError):

@@ -113,14 +113,14 @@ def test_a_run_that_stopped_gets_nothing_back_and_pays_for_what_is_run_again(
 def test_two_runs_that_race_for_the_last_of_a_budget_cannot_both_have_it(tmp_path: Path) -> None:
     """Both have looked and found room before either has paid."""
     config = load_config(paying(tmp_path, runs=1))
-    admission.consider(config)
+    admission.check_affordable(config)
     execution.execute(config, tmp_path / "a")
     words = [sys.executable, "-m", "sordino", "run", str(tmp_path / "fed.toml"), "--out"]
     lost = subprocess.run([*words, str(tmp_path / "b")], capture_output=True, text=True, check=False)
     assert lost.returncode == 1
     assert spent(tmp_path)["runs"] == 1
     with Ledger.open(tmp_path / "ours.ledger") as ledger, pytest.raises(Exception, match="would have spent"):
-        ledger.admit("late", "digits", admission._planned(config), whole=True)
+        ledger.admit("late", "digits", admission._planned_request(config), whole=True)
 
 
 @pytest.mark.parametrize("runs", [4])

@@ -30,7 +30,7 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.rng import Seeded
 from sordino.runs.checkpoint import STATE, Checkpoint
-from sordino.runs.logs import Mark
+from sordino.runs.logs import PrefixHash
 from sordino.task import Task
 
 ODD = (0.0, 1e-45, 1e-38, 1e-19, 1.0, -1.0, 1e15, 3e38, math.nan, math.inf)
@@ -115,7 +115,7 @@ def test_the_radius_is_public_state_and_survives_a_checkpoint_bit_exact(tmp_path
     done = rounds(planned, task())
     clip_norms = [float(one.state.learnt["clip_norm"]) for one in done]
     assert len({0.5, *clip_norms}) == 5  # it moves
-    Checkpoint(done[1].state, "", Mark(), Mark()).save(tmp_path)
+    Checkpoint(done[1].state, "", PrefixHash(), PrefixHash()).save(tmp_path)
     state = Checkpoint.of_bytes((tmp_path / STATE).read_bytes()).state
     again = list(run(planned, task(), streams=Seeded(0), state=state))
     assert [float(one.state.learnt["clip_norm"]) for one in again] == clip_norms[2:]

@@ -31,7 +31,7 @@ from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.logs import Mark
+from sordino.runs.logs import PrefixHash
 from sordino.runs.resume import check_noise
 from sordino.task import Task
 from sordino_papers.grid import run_grid
@@ -146,7 +146,7 @@ def test_a_run_that_is_continued_remembers(tmp_path: Path) -> None:
     """Through the bytes of a checkpoint; the sabotage is a checkpoint without its secret part."""
     data, free = task(), replace(FREE, clients=RoundRobin(6, 3))
     done = rounds(free, data)
-    stored = Checkpoint(done[1].state, "", Mark(0, ""), Mark(0, "")).to_bytes()
+    stored = Checkpoint(done[1].state, "", PrefixHash(0, ""), PrefixHash(0, "")).to_bytes()
     again = Checkpoint.of_bytes(stored).state
     ended = list(run(free, data, streams=Seeded(0), state=again))[-1].state
     assert torch.equal(ended.memory["params"], done[-1].state.memory["params"])

@@ -27,7 +27,7 @@ from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, Relea
 from sordino.plan import Plan
 from sordino.rng import Seeded
 from sordino.runs.checkpoint import STATE, Checkpoint
-from sordino.runs.logs import Mark
+from sordino.runs.logs import PrefixHash
 from sordino.task import Task
 
 Way = Literal["batched", "sequential"]
@@ -226,7 +226,7 @@ def test_a_released_mask_explores() -> None:
 def test_a_run_that_is_resumed_from_its_checkpoint_takes_the_same_masks(source: Any, tmp_path: Path) -> None:
     planned, data = masked(source), task()
     done = rounds(planned, data)
-    Checkpoint(done[0].state, "", Mark(), Mark()).save(tmp_path)
+    Checkpoint(done[0].state, "", PrefixHash(), PrefixHash()).save(tmp_path)
     state = Checkpoint.of_bytes((tmp_path / STATE).read_bytes()).state
     assert moved(planned, data, state=state) == moved(planned, data)[1:]
     last = list(run(planned, data, streams=Seeded(0), state=state))[-1].state

@@ -21,7 +21,7 @@ from sordino.config import load_config
 from sordino.plan import State
 from sordino.rng import Seeded
 from sordino.runs.folder import RunFolder
-from sordino.runs.writer import Book
+from sordino.runs.writer import RunWriter
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 LONG = (("rounds = 4", "rounds = 30\nepochs = 200"), ("seed = 3", "seed = 3\neval_every = 10"))
@@ -144,16 +144,16 @@ def test_a_killed_run_continues_bit_exact_and_only_one_process_runs_in_a_folder(
 def test_a_round_run_again_is_billed_as_a_new_release(
     fed: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = Book.save
+    save = RunWriter.save
 
-    def dying(self: Book, state: State) -> None:
+    def dying(self: RunWriter, state: State) -> None:
         if state.t == 3:
             raise Killed
         save(self, state)
 
     out = fed.parent / "again"
     with monkeypatch.context() as patched:
-        patched.setattr(Book, "save", dying)
+        patched.setattr(RunWriter, "save", dying)
         with pytest.raises(Killed):
             sordino("run", fed, "--out", out)
     run(fed, "again", "--resume")
@@ -168,14 +168,14 @@ def test_a_round_run_again_is_billed_as_a_new_release(
 
 
 def test_a_charge_cut_short_by_a_kill_does_not_spoil_the_next(fed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(self: Book, t: int, cohort: object) -> None:
+    def dying(self: RunWriter, t: int, cohort: object) -> None:
         with open(self.folder.path / "charges.jsonl", "a") as file:
             file.write('{"rou')
         raise Killed
 
     out = fed.parent / "torn"
     with monkeypatch.context() as patched:
-        patched.setattr(Book, "charge", dying)
+        patched.setattr(RunWriter, "charge", dying)
         with pytest.raises(Killed):
             sordino("run", fed, "--out", out)
     run(fed, "torn", "--resume")

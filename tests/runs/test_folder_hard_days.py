@@ -18,7 +18,7 @@ from tests.runs.test_folder import run
 
 from sordino.codec import durable_files
 from sordino.runs.fingerprint import Fingerprint
-from sordino.runs.writer import Book
+from sordino.runs.writer import RunWriter
 from sordino.version import versions
 
 SAFE = "what was charged stays charged"
@@ -115,14 +115,14 @@ def test_a_folder_that_may_not_be_written_is_a_sentence(reason: int, fed: Path) 
 
 def during(round_: int, what: Callable[[Path], None]) -> Any:
     """Something happens to the folder after the checkpoint of a round."""
-    save = Book.save
+    save = RunWriter.save
 
-    def then(self: Book, state: Any) -> None:
+    def then(self: RunWriter, state: Any) -> None:
         save(self, state)
         if state.t == round_:
             what(self.folder.path)
 
-    return patch.object(Book, "save", then)
+    return patch.object(RunWriter, "save", then)
 
 
 @pytest.mark.parametrize("gone", [".", "checkpoint", "charges.jsonl", "history.jsonl", "checkpoint/charged"])

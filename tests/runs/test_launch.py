@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tests.commands import contents, federation, lines, sordino, spelt_out
 
 from sordino.errors import ConfigError, RankError
-from sordino.runs.launch import launch, meeting_place, orderly
+from sordino.runs.launch import launch, rendezvous_folder, stop_signals
 
 CONSOLE = str(Path(sys.executable).parent / "sordino")
 PATIENCE = 600.0  # seconds: a hang; nothing here takes that long on the busiest machine
@@ -285,8 +285,8 @@ def test_ranks_end_with_their_watcher(how: signal.Signals, tmp_path: Path, monke
 def test_a_folder_in_which_others_meet_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "sordino-mine").mkdir()  # somebody else's word, and no watcher's
-    with meeting_place() as first:
-        with meeting_place() as second:
+    with rendezvous_folder() as first:
+        with rendezvous_folder() as second:
             assert first.is_dir()
             assert first != second
         assert sorted(tmp_path.iterdir()) == sorted([first, tmp_path / "sordino-mine"])
@@ -310,7 +310,7 @@ def test_a_run_that_is_asked_to_end_says_what_an_interrupted_one_says(
 def test_a_hangup_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with orderly():
+        with stop_signals():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

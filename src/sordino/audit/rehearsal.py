@@ -39,7 +39,7 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.logs import Mark
+from sordino.runs.logs import PrefixHash
 from sordino.task import Clients, Records, Task
 
 SIZE = 1024  # coordinates of the rehearsed model
@@ -96,7 +96,7 @@ def _legs(plan: Plan, task: Task, engine: Engine, streams: Streams, length: int)
         begun = run(plan, task, engine=engine, streams=streams, state=state, eval_every=plan.rounds + 1)
         for done in islice(begun, leg):
             yield done
-        state = Checkpoint.of_bytes(Checkpoint(done.state, "", Mark(), Mark()).to_bytes()).state
+        state = Checkpoint.of_bytes(Checkpoint(done.state, "", PrefixHash(), PrefixHash()).to_bytes()).state
 
 
 @codec.hides_values

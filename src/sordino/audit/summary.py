@@ -22,7 +22,7 @@ from sordino.errors import ConfigError
 from sordino.outcome import load_weights
 from sordino.plan import Plan, State
 from sordino.rng import Seeded
-from sordino.runs.execution import as_released
+from sordino.runs.execution import with_released_columns
 from sordino.runs.folder import RunFolder
 from sordino.task import Task
 from sordino_papers.landscape import draw, landscape
@@ -95,7 +95,7 @@ def prepared(config: Config, target: Path) -> Task:
         return task
     if not target.is_dir():
         return begin(config.plan, task, Seeded(config.run.seed), lambda t, cohort: None, State(0, {}))[0]
-    return as_released(task, target)
+    return with_released_columns(task, target)
 
 
 def membership(target: Path) -> dict[str, Any]:

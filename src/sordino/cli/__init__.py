@@ -43,7 +43,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # whichever click t
 def main() -> None:
     """Entry point: a user's mistake is one sentence on standard error and exit code 2."""
     try:
-        with launch.orderly():
+        with launch.stop_signals():
             code = app(standalone_mode=False)
     except Stopped as stopped:
         _stop(STOPPED, int(stopped.code or 0))
@@ -54,7 +54,7 @@ def main() -> None:
     except QuorumError as error:
         _stop(str(error), launch.FAILED)
     except RankError as error:
-        _stop("" if error.said else str(error), launch.code_of(error))
+        _stop("" if error.said else str(error), launch.exit_code(error))
     except OSError as error:  # a path that no system takes, a disk or a folder that refuses
         _stop(str(storage_error(error)), 2)
     except UsageError as error:

@@ -47,7 +47,7 @@ def run(
     as_json: JsonFlag = False,
 ) -> None:
     """Train; writes plan.toml, certificate.json, history.jsonl, model.safetensors and checkpoint/ into --out."""
-    started = launch.chosen(engine, workers)
+    started = launch.choose_engine(engine, workers)
     if started.workers:
         words = [str(file), "--out", str(out), "--engine", "distributed", "--threads", str(threads)]
         words += ["--device", device, "--timeout", str(timeout)] + ["--resume"] * resume + ["--json"] * as_json
@@ -56,7 +56,7 @@ def run(
         words += [word for name in track or [] for word in ("--track", name)]
         words += [word for value in changed(values, seed) for word in ("--set", value)]
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
-    launch.follow()
+    launch.follow_watcher()
     bring(own)
     from sordino.config import load_config
     from sordino.runs.execution import execute, named_engine

@@ -30,7 +30,7 @@ from sordino.errors import DataError, EngineError, PlanError
 from sordino.federation.flower_api import flower
 from sordino.layout import Layout, Slot
 from sordino.loop import Tally, advanced
-from sordino.outcome import counted
+from sordino.outcome import facts_of_charges
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.release_base import own_message
@@ -201,7 +201,7 @@ class Private(Base):  # type: ignore[misc]
     def certificate(self) -> dict[str, Any]:
         """Of the rounds that were run."""
         known = Facts(self.delta, self.streams.mode, 0, environment=(versions(),))
-        facts = counted(self.plan, self.tally.rounds, self.tally.cohorts, known)
+        facts = facts_of_charges(self.plan, self.tally.rounds, self.tally.cohorts, known)
         made = certificate(self.plan, facts)
         return {**made, "assumptions": [*made["assumptions"], OWN]}
 

@@ -22,7 +22,7 @@ from sordino.accounting.selection import selected
 from sordino.certificate.build import headline, line_entry
 from sordino.certificate.facts import billed, participation
 from sordino.errors import PlanError
-from sordino.outcome import counted
+from sordino.outcome import facts_of_charges
 from sordino.report.subject import Subject
 
 POINTS = 24  # of a curve over rounds
@@ -97,7 +97,7 @@ def so_far(subject: Subject, releases: int) -> Participation:
     if not seen:
         again = repeated_rounds(subject.rounds[:releases])
         return replace(Participation.planned(plan.clients, releases - len(again), again), prepared=prepared)
-    facts = counted(plan, subject.rounds[:releases], subject.cohorts[:releases], subject.facts)
+    facts = facts_of_charges(plan, subject.rounds[:releases], subject.cohorts[:releases], subject.facts)
     assert facts.most is not None
     return Participation(releases, facts.most, facts.each, facts.repeats, False, prepared, facts.repeated)
 

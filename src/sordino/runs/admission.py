@@ -29,7 +29,7 @@ from sordino.ledger.entries import Released
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Asked, Ledger
 from sordino.ledger.totals import Item, Standing
-from sordino.runs.charge_log import Chain
+from sordino.runs.charge_log import ChargeLog
 
 if TYPE_CHECKING:
     from sordino.runs.folder import RunFolder
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NAME = "ledger.json"
 
 
-def asked(config: Config, facts: Facts) -> Asked:
+def ledger_request(config: Config, facts: Facts) -> Asked:
     """The first line of the bill, in the ledger's terms: by name where silos have names.
 
     Random cohorts are charged averaged over their coins, before the run and after it: composed with other runs, whose
@@ -69,9 +69,9 @@ def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
     return tuple(Item(event, count) for event, count in most.entries if count)
 
 
-def _planned(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Asked:
+def _planned_request(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Asked:
     """What the run will have cost if it goes on from round t to its end, with so many preparations in all."""
-    return asked(config, planned_facts(config, charged, t, prepared))
+    return ledger_request(config, planned_facts(config, charged, t, prepared))
 
 
 def planned_facts(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Facts:
@@ -87,7 +87,7 @@ def _named(config: Config) -> tuple[Path, str] | None:
     return None if file is None or name is None else (Path(file), name)
 
 
-def consider_all(config: Config, all_of_them: Asked) -> None:
+def check_all_affordable(config: Config, all_of_them: Asked) -> None:
     """Refuse many runs on the data set of this one that it cannot pay for together."""
     named = _named(config)
     if named is not None:
@@ -95,12 +95,12 @@ def consider_all(config: Config, all_of_them: Asked) -> None:
             ledger.consider(named[1], all_of_them)
 
 
-def consider(config: Config) -> None:
+def check_affordable(config: Config) -> None:
     """Refuse a run that its data set cannot pay for, before anything is written; a try was paid for with the others."""
     named = _named(config)
     if named is not None and config.privacy.selected is None:
         with Ledger.open(named[0]) as ledger:
-            ledger.consider(named[1], _planned(config))
+            ledger.consider(named[1], _planned_request(config))
 
 
 def admit_whole(config: Config, run: str) -> None:
@@ -108,7 +108,7 @@ def admit_whole(config: Config, run: str) -> None:
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
-            ledger.admit(_payer(config, run), named[1], _planned(config), whole=True)
+            ledger.admit(_payer(config, run), named[1], _planned_request(config), whole=True)
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Admission:
 
 
 @contextmanager
-def admitted(config: Config, run: str, chain: Chain, t: int, *, prepares: bool) -> Iterator[Admission | None]:
+def admit(config: Config, run: str, chain: ChargeLog, t: int, *, prepares: bool) -> Iterator[Admission | None]:
     """Pay for what is left of a run, from round t, beside all that was released of it, before any of it is run."""
     named = _named(config)
     if named is None:
@@ -137,12 +137,14 @@ def admitted(config: Config, run: str, chain: Chain, t: int, *, prepares: bool) 
         if config.privacy.selected is None:
             yield _admission(config, ledger, named[1], run, chain, t, prepares)
         else:  # the tuning has paid for all its tries, before the first
-            asked = _planned(config, chain.rounds, t, chain.prepared + prepares)
+            asked = _planned_request(config, chain.rounds, t, chain.prepared + prepares)
             ledger.admit(_payer(config, run), named[1], asked, whole=True)
             yield None
 
 
-def _admission(config: Config, ledger: Ledger, name: str, run: str, chain: Chain, t: int, prepares: bool) -> Admission:
+def _admission(
+    config: Config, ledger: Ledger, name: str, run: str, chain: ChargeLog, t: int, prepares: bool
+) -> Admission:
     noted, from_first = ledger.released(run)
     missing = _not_noted(chain, noted)
     if from_first and len(missing) > 1:  # a kill leaves one at most
@@ -151,12 +153,12 @@ def _admission(config: Config, ledger: Ledger, name: str, run: str, chain: Chain
     numbers = [one.round for one in noted] + missing
     rounds, prepared = [number - 1 for number in numbers if number], numbers.count(0) + prepares
     head = chain.head if from_first or not chain.charges else ""  # else it began before releases were noted
-    asked = _planned(config, rounds, t, prepared)
+    asked = _planned_request(config, rounds, t, prepared)
     ledger.admit(run, name, asked, whole=True, chain=head, released=len(noted))
     return Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(chain.charges))
 
 
-def _not_noted(chain: Chain, noted: list[Released]) -> list[int]:
+def _not_noted(chain: ChargeLog, noted: list[Released]) -> list[int]:
     """Rounds, from 1, that the chain has charged and the ledger does not know of."""
     left, found = Counter(one.head for one in noted), []
     for charge, head in zip(chain.charges, chain.heads, strict=True):
@@ -167,27 +169,27 @@ def _not_noted(chain: Chain, noted: list[Released]) -> list[int]:
     return found
 
 
-def settle(folder: RunFolder) -> None:
+def write_standing(folder: RunFolder) -> None:
     """Note what the data set has spent, once; if the run has cost more than was planned, that is written down too."""
     held = folder.contents()
     if (folder.path / NAME).exists() or _named(held.config) is None:
         return
-    found = settled(held.config, held.header.run, folder.facts(held))
+    found = final_standing(held.config, held.header.run, folder.facts(held))
     durable_files.write(folder.path / NAME, (json.dumps(codec.dump(found), indent=1) + "\n").encode())
 
 
-def settled(config: Config, run: str, facts: Facts) -> Standing | None:
+def final_standing(config: Config, run: str, facts: Facts) -> Standing | None:
     """What the data set has spent, this run's whole cost among it; None where no ledger is named."""
     named = _named(config)
     if named is None:
         return None
     with Ledger.open(named[0]) as ledger:
         payer = _payer(config, run)
-        ledger.settle(payer, asked(config, facts).items)
+        ledger.settle(payer, ledger_request(config, facts).items)
         return ledger.standing(payer)
 
 
-def standing(path: Path, config: Config, facts: Facts) -> Standing | None:
+def read_standing(path: Path, config: Config, facts: Facts) -> Standing | None:
     """What ledger.json says, if it is of this data set and pays for this run; nothing before it is written."""
     file, named = path / NAME, _named(config)
     if named is None or not file.exists():
@@ -200,7 +202,7 @@ def standing(path: Path, config: Config, facts: Facts) -> Standing | None:
         found: Standing = codec.read(Standing, json.loads(durable_files.read(file)), NAME)
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(NAME, f"{NAME} cannot be read ({str(error)[:200]})") from None
-    need = asked(config, replace(facts, ledger=None))
+    need = ledger_request(config, replace(facts, ledger=None))
     if found.dataset != named[1] or found.limit.prices(need.unit, need.relation) is not None:
         raise CertificateError(NAME, f"{NAME} is of another data set than {named[1]!r}, unit or relation")
     if not found.covers(need.items):

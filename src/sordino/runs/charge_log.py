@@ -43,7 +43,7 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChargeLog:
     """Charges in their order, and the head after each of them."""
 
     root: str
@@ -73,7 +73,7 @@ class Chain:
         return [np.asarray(charge.cohort, dtype=np.int64) for charge in self.charges if charge.cohort is not None]
 
 
-def parse(data: bytes, root: str, config: str, plan: Plan) -> Chain:
+def parse(data: bytes, root: str, config: str, plan: Plan) -> ChargeLog:
     """The chain in a file, every link and every number checked, or `CertificateError`."""
     size = data.rfind(b"\n") + 1
     charges: list[Charge] = []
@@ -85,7 +85,7 @@ def parse(data: bytes, root: str, config: str, plan: Plan) -> Chain:
         _check_cohort(charge, number, plan)
         charges.append(charge)
         heads.append(digest(line))
-    return Chain(root, tuple(charges), tuple(heads), size, size < len(data))
+    return ChargeLog(root, tuple(charges), tuple(heads), size, size < len(data))
 
 
 def _wrong(number: int, what: str) -> CertificateError:
@@ -126,7 +126,7 @@ def _check_round(found: int, number: int, before: int | None, plan: Plan) -> Non
 
 
 def _check_cohort(charge: Charge, number: int, plan: Plan) -> None:
-    if (charge.cohort is not None) != (shows(plan) and charge.round > 0):
+    if (charge.cohort is not None) != (cohort_is_visible(plan) and charge.round > 0):
         raise _wrong(number, "holds a cohort that is not seen, or hides one that is")
     if charge.cohort is None:
         return
@@ -137,7 +137,7 @@ def _check_cohort(charge: Charge, number: int, plan: Plan) -> None:
         raise _wrong(number, "holds another cohort than the plan's")
 
 
-def shows(plan: Plan) -> bool:
+def cohort_is_visible(plan: Plan) -> bool:
     """Whether who took part is seen by design, and so may be written down."""
     return bool({"cohort", "messages"} & plan.release.sees)
 
@@ -147,7 +147,7 @@ def next_charge(t: int, cohort: Cohort | None, config: str, before: str) -> Char
     return Charge(t + 1, None if cohort is None else tuple(cohort.tolist()), config, before)
 
 
-def check_witness(data: bytes, chain: Chain, *, at_rest: bool) -> None:
+def check_second_copy(data: bytes, chain: ChargeLog, *, at_rest: bool) -> None:
     """Every charge is noted a second time before its noise: one that was taken from the chain is missed.
 
     A kill between the two leaves at most one charge that is not noted, or half noted; at rest there is none.

@@ -16,8 +16,8 @@ from sordino import codec
 from sordino.codec import durable_files
 from sordino.errors import CertificateError
 from sordino.plan import State
-from sordino.runs.charge_log import Chain
-from sordino.runs.logs import Mark
+from sordino.runs.charge_log import ChargeLog
+from sordino.runs.logs import PrefixHash
 
 STATE, BEFORE = "state.safetensors", "before.safetensors"
 
@@ -33,8 +33,8 @@ class Checkpoint:
 
     state: State
     head: str
-    history: Mark
-    engine: Mark
+    history: PrefixHash
+    engine: PrefixHash
 
     @property
     def _bound(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Checkpoint:
             said = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
             named = safetensors.torch.load(data)
             parts = [_of(named, side) for side in ("memory.", "learnt.", "secret.")]
-            marks = [Mark(*said[name]) for name in ("history", "engine")]
+            marks = [PrefixHash(*said[name]) for name in ("history", "engine")]
             found = cls(State(said["t"], *parts), said["head"], *marks)
             whole = type(found.state.t) is int and found.sha256 == said["sha256"]
         except Exception as error:  # whatever a damaged file makes its readers raise
@@ -85,7 +85,7 @@ class Checkpoint:
             durable_files.move(folder / STATE, folder / BEFORE)
         durable_files.move(folder / f"{STATE}{durable_files.PARTIAL}", folder / STATE)
 
-    def check(self, chain: Chain, *, fallback: bool = False) -> None:
+    def check(self, chain: ChargeLog, *, fallback: bool = False) -> None:
         """It was written after a charge of this chain; whatever was charged later is the round that follows.
 
         A `fallback`, the checkpoint before the last, may have one round more after it.
@@ -109,7 +109,7 @@ def _disagrees(what: str) -> CertificateError:
     return CertificateError("checkpoint", f"the checkpoint {what}")
 
 
-def latest(folder: Path, chain: Chain) -> tuple[Checkpoint | None, str]:
+def latest(folder: Path, chain: ChargeLog) -> tuple[Checkpoint | None, str]:
     """The last checkpoint that is whole and, where that is not the last one written, why; None before the first.
 
     A torn one gives way to the one before it, and its round is run, and billed, again. One that is whole and disagrees
@@ -130,7 +130,7 @@ def latest(folder: Path, chain: Chain) -> tuple[Checkpoint | None, str]:
     return None, ""
 
 
-def _fallback(folder: Path, chain: Chain, why: str) -> Checkpoint:
+def _fallback(folder: Path, chain: ChargeLog, why: str) -> Checkpoint:
     try:
         found = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
     except TornError as error:

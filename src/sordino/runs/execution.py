@@ -36,8 +36,8 @@ from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import PREPARED, RunFolder
 from sordino.runs.resume import Resumed
 from sordino.runs.resume import resume as resumed
-from sordino.runs.rounds import OnRound, Start, carried, one_class, ready
-from sordino.runs.writer import create
+from sordino.runs.rounds import OnRound, RunStart, check_run, run_rounds, single_class_note
+from sordino.runs.writer import create_folder
 from sordino.task import Task
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -79,22 +79,22 @@ def execute(
     if isinstance(engine, Distributed) and not engine.leads:
         check(config.plan, task, engine)
         engine.prepare(config.plan, task, config.streams)
-    ready(config, task, engine)
+    check_run(config, task, engine)
     key = None if sign is None else signature.private_key(sign)
     there = resume and path.exists()
     if not there:
-        admission.consider(config)
+        admission.check_affordable(config)
     folder = (
         RunFolder.open(path, config)
         if there
-        else create(path, config, Fingerprint.of(task), declared_public(task), earlier=runs_before(task))
+        else create_folder(path, config, Fingerprint.of(task), declared_public(task), earlier=earlier_runs(task))
     )
     with folder.locked(), _enough_memory():
         start = resumed(folder, config, task)
         held, again = start.held, start.state is None or not known(start.state)
         t = 0 if start.state is None else start.state.t
         finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
-        with admission.admitted(config, held.header.run, held.chain, t, prepares=again) as admitted:
+        with admission.admit(config, held.header.run, held.chain, t, prepares=again) as admitted:
             start.book.admission = admitted
             done = _finished(config, task, start, engine, on_round, finish)
         return replace(done, notes=(*notes, *_elsewhere(admitted), *done.notes))
@@ -118,21 +118,23 @@ def _finished(
     """What is left of the run, then model and certificate."""
     folder, budget = start.book.folder, config.budget
     if budget is not None:  # what earlier rounds spent of a client's budget stays spent
-        budget = receipts.counted(folder.path, config.plan, budget, start.held.chain, isinstance(engine, Deployed))
+        budget = receipts.filter_after_charges(
+            folder.path, config.plan, budget, start.held.chain, isinstance(engine, Deployed)
+        )
     if isinstance(engine, Deployed):
         engine = engine.of_run(start.held.header.run, receipts.last(folder.path, config.plan, start.held.chain))
-    begun = Start(start.book, start.state, tuple(folder.history()), budget, start.refused)
-    state, refused = carried(config, task, begun, engine, show)
+    begun = RunStart(start.book, start.state, tuple(folder.history()), budget, start.refused)
+    state, refused = run_rounds(config, task, begun, engine, show)
     model = final_model(config.plan, task, state)
     before = start.held.header.earlier
-    name_runs(model, config, before)
-    keep_columns(folder.path, config, task, state)
+    attach_lineage(model, config, before)
+    write_preparations(folder.path, config, task, state)
     made = finish(model_bytes(model))
-    remember_runs(model, task, (*before, of_certificate(made, start.held.header.run, lineage.IN_PROCESS)))
+    register_lineage(model, task, (*before, of_certificate(made, start.held.header.run, lineage.IN_PROCESS)))
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
     history = folder.history()
-    return Executed(folder.path, history, made, (*start.notes, *one_class(history)), model)
+    return Executed(folder.path, history, made, (*start.notes, *single_class_note(history)), model)
 
 
 def records_here(task: Task) -> tuple[Tensor, ...]:
@@ -140,31 +142,31 @@ def records_here(task: Task) -> tuple[Tensor, ...]:
     return () if task.clients.here is not None else (task.clients.records.x, task.clients.records.y)
 
 
-def runs_before(task: Task) -> lineage.Runs:
+def earlier_runs(task: Task) -> lineage.Runs:
     """The runs that the weights of a task come from, by its module or its file."""
     return lineage.runs_behind(task.model, records_here(task), () if task.init is None else task.init.earlier)
 
 
-def name_runs(model: nn.Module, config: Config, before: lineage.Runs) -> None:
+def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
     """Let a run's model, and its file, say where it comes from: this run as planned, after those before it."""
     plan = config.plan
     planned = cost_of(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.carry(model, (*before, planned), lineage.file_note(planned, before))
 
 
-def remember_runs(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
+def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
     """A run is over: its model carries what it has cost, and is known again in this process."""
     lineage.carry(model, runs, lineage.note_of(model)[lineage.FILE_KEY])
     lineage.remember(model, lineage.tensor_hashes(plain(task.model)), runs, records_here(task))
 
 
-def keep_columns(path: Path, config: Config, task: Task, state: State) -> None:
+def write_preparations(path: Path, config: Config, task: Task, state: State) -> None:
     """What was released of columns before the first round: with it new rows are prepared as the model's were."""
     if config.plan.prepare:
         durable_files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
 
 
-def as_released(task: Task, folder: Path) -> Task:
+def with_released_columns(task: Task, folder: Path) -> Task:
     """The task as a run's rounds saw it: columns scaled by what the run has released of them."""
     if not task.waiting:
         return task

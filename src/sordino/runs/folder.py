@@ -35,13 +35,13 @@ from sordino.certificate.schema import compare_text, parsed
 from sordino.codec import durable_files
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
-from sordino.outcome import counted, last_figures
+from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.runs import admission, charge_log, checkpoint, logs, receipts
-from sordino.runs.charge_log import Chain
+from sordino.runs.charge_log import ChargeLog
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
-from sordino.runs.logs import Mark
+from sordino.runs.logs import PrefixHash
 from sordino.version import __version__
 
 PREPARED = "prepared.json"
@@ -95,7 +95,7 @@ class Contents:
 
     header: Header
     config: Config
-    chain: Chain
+    chain: ChargeLog
 
     @property
     def cohorts(self) -> list[Cohort]:
@@ -162,7 +162,7 @@ class RunFolder:
             raise CertificateError(
                 "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
             )
-        if self.known is not None and codec.digest(self.known) == header.config and text == written(self.known):
+        if self.known is not None and codec.digest(self.known) == header.config and text == plan_toml(self.known):
             return self.known
         try:
             found = load_config(self.path / "plan.toml")
@@ -192,7 +192,7 @@ class RunFolder:
 
     def history(self) -> list[dict[str, Any]]:
         """One entry per round."""
-        return logs.entries(self._read("history.jsonl"), "history.jsonl")
+        return logs.read_lines(self._read("history.jsonl"), "history.jsonl")
 
     def facts(self, held: Contents | None = None) -> Facts:
         """What a certificate needs beside the plan."""
@@ -213,8 +213,8 @@ class RunFolder:
         known = replace(known, prepared=held.chain.prepared)
         after = any(line.get("kept") == MEMORY for line in self._ran())
         known = replace(known, early=self.ended(held), in_memory=after, own_code=OwnCode.of_headers(self._ran()))
-        found = counted(config.plan, held.chain.rounds, held.cohorts, known, settled)
-        return replace(found, ledger=admission.standing(self.path, config, found))
+        found = facts_of_charges(config.plan, held.chain.rounds, held.cohorts, known, settled)
+        return replace(found, ledger=admission.read_standing(self.path, config, found))
 
     def _environment(self) -> tuple[dict[str, str], ...]:
         """Every set of versions that computed here, once each, in their order."""
@@ -225,11 +225,11 @@ class RunFolder:
 
     def _ran(self) -> list[dict[str, Any]]:
         """How it was computed, one line each time that it was started or continued."""
-        return logs.entries(self._read("engine.jsonl"), "engine.jsonl")
+        return logs.read_lines(self._read("engine.jsonl"), "engine.jsonl")
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""
-        return logs.refusal(self.path, held.chain, held.config, held.header.config)
+        return logs.read_refusal(self.path, held.chain, held.config, held.header.config)
 
     def ended(self, held: Contents) -> str:
         """What stopped the run early, in words, by its own rule and the figures in its history; empty: nothing did."""
@@ -247,17 +247,17 @@ class RunFolder:
             "id": held.header.run,
             "header_sha256": held.header.root,
             "charges_sha256": held.chain.head,
-            "history_sha256": Mark.of(self._read("history.jsonl")).sha256,
-            "engine_sha256": Mark.of(self._read("engine.jsonl")).sha256,
+            "history_sha256": PrefixHash.of(self._read("history.jsonl")).sha256,
+            "engine_sha256": PrefixHash.of(self._read("engine.jsonl")).sha256,
             "checkpoint_sha256": last,
         }
         if held.config.plan.prepare:
-            bound["prepared_sha256"] = Mark.of(self._read(PREPARED)).sha256
+            bound["prepared_sha256"] = PrefixHash.of(self._read(PREPARED)).sha256
         paid = receipts.read(self.path)
         if paid is not None:
             if receipts.whole(paid) != paid:
                 raise CertificateError(receipts.NAME, f"{receipts.NAME} ends in half a line")
-            bound["receipts_sha256"] = Mark.of(paid).sha256
+            bound["receipts_sha256"] = PrefixHash.of(paid).sha256
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
         plain: dict[str, Any] = json.loads(json.dumps(made))
         return plain
@@ -267,10 +267,10 @@ class RunFolder:
         if held.chain.torn:
             raise CertificateError(charge_log.NAME, f"{charge_log.NAME} ends in half a line")
         self.fingerprint(held.header)
-        charge_log.check_witness(durable_files.read(self.private / "charged"), held.chain, at_rest=True)
+        charge_log.check_second_copy(durable_files.read(self.private / "charged"), held.chain, at_rest=True)
         last = self._last(held)
         for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
-            if Mark.of(self._read(name)) != (mark or Mark()):
+            if PrefixHash.of(self._read(name)) != (mark or PrefixHash()):
                 raise CertificateError(name, f"{name} is not what the checkpoint was written after")
         if self.refusal(held) is None and (last is None or last.state.t != self._end(held)):
             raise CertificateError("checkpoint", "the checkpoint is not of the last round, and no budget ended the run")
@@ -313,6 +313,6 @@ class RunFolder:
         return computed
 
 
-def written(config: Config) -> bytes:
+def plan_toml(config: Config) -> bytes:
     """A configuration as plan.toml."""
     return codec.to_toml(config).encode()

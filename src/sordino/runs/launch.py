@@ -32,14 +32,14 @@ GRACE = 3.0  # seconds until ranks that were told, or ought, to end are ended
 
 
 @dataclass(frozen=True)
-class Started:
+class EngineChoice:
     """What `sordino run` is to do: which engine, in this process or in so many others."""
 
     engine: str
     workers: int = 0  # 0: this process
 
 
-def chosen(engine: str | None, workers: int | None) -> Started:
+def choose_engine(engine: str | None, workers: int | None) -> EngineChoice:
     """Read --engine and --workers beside what torchrun says; refuse what contradicts itself."""
     rank = is_rank()
     if rank and workers is not None:
@@ -54,12 +54,12 @@ def chosen(engine: str | None, workers: int | None) -> Started:
         found = f"--workers {workers} with --engine {engine}"
         raise ConfigError(found, "--engine distributed, which has workers", "drop one of them")
     if rank or (workers is None and engine != "distributed"):
-        return Started(engine or ("distributed" if rank else "inprocess"))
-    return Started("distributed", workers or os.cpu_count() or 1)
+        return EngineChoice(engine or ("distributed" if rank else "inprocess"))
+    return EngineChoice("distributed", workers or os.cpu_count() or 1)
 
 
 @contextmanager
-def orderly() -> Iterator[None]:
+def stop_signals() -> Iterator[None]:
     """A request to end raises `Stopped`, so that files and processes are cleared away first.
 
     Whoever ignores a signal (nohup) still does. Ranks are left alone: their watcher, or torchrun, speaks for them.
@@ -80,7 +80,7 @@ def _stopped(number: int, _frame: object) -> None:
 
 def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
     """Run `python command...` as ranks 0 to workers - 1; the exit code of rank 0, or `RankError`."""
-    with orderly(), meeting_place() as folder:
+    with stop_signals(), rendezvous_folder() as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(workers):
@@ -92,7 +92,7 @@ def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
 
 
 @contextmanager
-def meeting_place() -> Iterator[Path]:
+def rendezvous_folder() -> Iterator[Path]:
     """A folder for the time of a run. Those of watchers that were killed go first: nobody holds their lock."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         _clear(left)
@@ -187,12 +187,12 @@ def _how(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def code_of(error: RankError) -> int:
+def exit_code(error: RankError) -> int:
     """3; but a rank tells its watcher that it was another's failure, not its own."""
     return LOST if error.lost and is_watched() else FAILED
 
 
-def follow() -> None:
+def follow_watcher() -> None:
     """In a rank: end with the watcher; an interrupt from the keyboard is for rank 0 and it, a hangup for it alone."""
     if not is_watched():
         return

@@ -20,28 +20,28 @@ from sordino.errors import BudgetError, CertificateError
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.runs import charge_log, receipts
-from sordino.runs.charge_log import Chain
+from sordino.runs.charge_log import ChargeLog
 
 
 @dataclass(frozen=True)
-class Mark:
+class PrefixHash:
     """The first `size` bytes of a file have this sha256."""
 
     size: int = 0
     sha256: str = hashlib.sha256().hexdigest()
 
     @classmethod
-    def of(cls, data: bytes) -> Mark:
+    def of(cls, data: bytes) -> PrefixHash:
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
     def check(self, data: bytes, name: str) -> bytes:
         """The bytes that are bound; what follows them was written after the checkpoint and is to be written again."""
-        if Mark.of(data[: self.size]) != self:
+        if PrefixHash.of(data[: self.size]) != self:
             raise CertificateError(name, f"{name} is not what the checkpoint was written after")
         return data[: self.size]
 
 
-class Log:
+class GrowingFile:
     """A file of lines that grows: its size and hash are known without reading it again."""
 
     def __init__(self, file: Path, data: bytes = b"") -> None:
@@ -54,11 +54,11 @@ class Log:
         self._sha.update(line + b"\n")
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.size, self._sha.hexdigest())
+    def mark(self) -> PrefixHash:
+        return PrefixHash(self.size, self._sha.hexdigest())
 
 
-def entries(data: bytes, name: str) -> list[dict[str, Any]]:
+def read_lines(data: bytes, name: str) -> list[dict[str, Any]]:
     """The lines of a jsonl file, every one of them an object."""
     try:
         found = [json.loads(line) for line in data.decode().splitlines()]
@@ -72,14 +72,14 @@ def entries(data: bytes, name: str) -> list[dict[str, Any]]:
 NAME = "refused.json"
 
 
-def note(path: Path, plan: Plan, refused: tuple[int, Cohort], config: str, head: str) -> None:
+def write_refusal(path: Path, plan: Plan, refused: tuple[int, Cohort], config: str, head: str) -> None:
     """Write down which cohort was refused, after the chain's head; the cohort only where it is seen by design."""
     t, cohort = refused
-    line = charge_log.next_charge(t, cohort if charge_log.shows(plan) else None, config, head).line()
+    line = charge_log.next_charge(t, cohort if charge_log.cohort_is_visible(plan) else None, config, head).line()
     durable_files.write(path / NAME, line + b"\n")
 
 
-def refusal(path: Path, held: Chain, config: Config, digest: str) -> BudgetError | None:
+def read_refusal(path: Path, held: ChargeLog, config: Config, digest: str) -> BudgetError | None:
     """Why the run is over, if a budget ended it; `CertificateError` if the file says so and the budget does not."""
     if not (path / NAME).exists():
         return None
@@ -89,7 +89,7 @@ def refusal(path: Path, held: Chain, config: Config, digest: str) -> BudgetError
         raise CertificateError(NAME, f"{NAME} does not follow the last charge under a budget")
     t, cohort = found.rounds[-1], found.cohorts(config.plan)[-1]
     try:
-        receipts.counted(path, config.plan, budget, held).check(cohort, t)
+        receipts.filter_after_charges(path, config.plan, budget, held).check(cohort, t)
     except BudgetError as error:
         return error
     raise CertificateError(NAME, f"{NAME} names a round that every budget in it would have paid for")

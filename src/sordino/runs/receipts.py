@@ -18,9 +18,9 @@ from sordino.errors import CertificateError
 from sordino.ledger.budget import Filter
 from sordino.ledger.charges import Charged
 from sordino.loop import RoundReceipts, told
-from sordino.outcome import retell
+from sordino.outcome import replay_charges
 from sordino.plan import Plan
-from sordino.runs.charge_log import Chain
+from sordino.runs.charge_log import ChargeLog
 
 NAME = "receipts.jsonl"
 
@@ -56,7 +56,7 @@ def parse(data: bytes, plan: Plan, charges: int) -> tuple[RoundReceipts, ...]:
     return found
 
 
-def last(path: Path, plan: Plan, found: Chain) -> dict[int, int]:
+def last(path: Path, plan: Plan, found: ChargeLog) -> dict[int, int]:
     """By client, the most charges of this run that it has ever told of."""
     most: Counter[int] = Counter()
     for note in parse(read(path) or b"", plan, len(found.charges)):
@@ -64,11 +64,11 @@ def last(path: Path, plan: Plan, found: Chain) -> dict[int, int]:
     return dict(most)
 
 
-def counted(path: Path, plan: Plan, budget: Filter, found: Chain, deployed: bool = False) -> Filter:
+def filter_after_charges(path: Path, plan: Plan, budget: Filter, found: ChargeLog, deployed: bool = False) -> Filter:
     """A budget with what the charges of a folder have taken from it, and what silos have said of them."""
     notes = parse(read(path) or b"", plan, len(found.charges))
     budget = replace(budget, elsewhere=Charged.of(plan)) if deployed or notes else budget
-    retell(plan, found.rounds, found.cohorts(plan), notes, budget)
+    replay_charges(plan, found.rounds, found.cohorts(plan), notes, budget)
     return budget
 
 

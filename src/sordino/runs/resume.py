@@ -17,8 +17,8 @@ from sordino.runs import charge_log, checkpoint, logs, receipts
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import software
 from sordino.runs.folder import Contents, Header, RunFolder
-from sordino.runs.logs import Mark
-from sordino.runs.writer import Book
+from sordino.runs.logs import PrefixHash
+from sordino.runs.writer import RunWriter
 from sordino.task import Task
 from sordino.version import versions
 
@@ -29,7 +29,7 @@ class Resumed:
     """Where a run stands, the book to go on with, and what its owner should know."""
 
     state: State | None
-    book: Book
+    book: RunWriter
     held: Contents
     notes: tuple[str, ...] = ()
     refused: BudgetError | None = None  # a budget has ended the run: there is nothing to go on with
@@ -42,14 +42,14 @@ def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
     _check_same(folder, held.header, config, task)
     if (folder.path / "certificate.json").exists():
         folder.certify()
-    charge_log.check_witness(durable_files.read(folder.private / "charged"), held.chain, at_rest=False)
+    charge_log.check_second_copy(durable_files.read(folder.private / "charged"), held.chain, at_rest=False)
     last, why = checkpoint.latest(folder.private, held.chain)
     check_noise(config, held.chain.rounds, 0 if last is None else last.state.t)
     history, engine = (_bound(folder, name, last) for name in ("history.jsonl", "engine.jsonl"))
     notes = [] if last is None or not why else [_fell_back(last, why)]
     notes += _other_versions(engine)
-    _mend(folder, held, Mark.of(history), Mark.of(engine), why)
-    book = Book.at(folder, held.header.config, held.chain, history, engine)
+    _mend(folder, held, PrefixHash.of(history), PrefixHash.of(engine), why)
+    book = RunWriter.at(folder, held.header.config, held.chain, history, engine)
     return Resumed(None if last is None else last.state, book, held, tuple(notes), folder.refusal(held))
 
 
@@ -102,7 +102,7 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
 def _bound(folder: RunFolder, name: str, last: Checkpoint | None) -> bytes:
     """What the checkpoint binds of a file; what was written after it will be written again."""
     marks = {} if last is None else {"history.jsonl": last.history, "engine.jsonl": last.engine}
-    return marks.get(name, Mark()).check(durable_files.read(folder.path / name), name)
+    return marks.get(name, PrefixHash()).check(durable_files.read(folder.path / name), name)
 
 
 def _fell_back(last: Checkpoint, why: str) -> str:
@@ -114,7 +114,7 @@ def _fell_back(last: Checkpoint, why: str) -> str:
 
 def _other_versions(engine: bytes) -> list[str]:
     """What has changed under the run since it was started or last continued; the certificate names both."""
-    lines = logs.entries(engine, "engine.jsonl")
+    lines = logs.read_lines(engine, "engine.jsonl")
     before, now = (lines[-1].get("versions") if lines else None), versions()
     if before is None:
         return []
@@ -124,7 +124,7 @@ def _other_versions(engine: bytes) -> list[str]:
     return [f"other versions than before, named on the certificate: {', '.join(changed)}"] if changed else []
 
 
-def _mend(folder: RunFolder, held: Contents, history: Mark, engine: Mark, why: str) -> None:
+def _mend(folder: RunFolder, held: Contents, history: PrefixHash, engine: PrefixHash, why: str) -> None:
     """Drop what a kill left half done: every step may itself be killed and is then done again."""
     path, private = folder.path, folder.private
     durable_files.cut(path / charge_log.NAME, held.chain.size)

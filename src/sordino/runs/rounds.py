@@ -18,7 +18,7 @@ from sordino.engines.prepare import begin, known
 from sordino.errors import BudgetError, CertificateError, ConfigError
 from sordino.ledger.budget import Filter
 from sordino.loop import Round, Tally, check, run
-from sordino.outcome import entry
+from sordino.outcome import history_line
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
@@ -27,7 +27,7 @@ from sordino.task import Task
 OnRound = Callable[[dict[str, Any]], None]
 
 
-class Keeps(Protocol):
+class RunRecorder(Protocol):
     """Where a run is written down; a round is charged there before its noise is drawn."""
 
     @property
@@ -41,7 +41,7 @@ class Keeps(Protocol):
 
 @codec.hides_values
 @dataclass
-class Notes(Tally):
+class InMemoryRun(Tally):
     """A run that is kept in memory: what a folder would hold of it."""
 
     run: str = field(default_factory=lambda: secrets.token_hex(16))  # its id, also where it is written down later
@@ -67,17 +67,17 @@ class Notes(Tally):
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """Where a run stands before its next round."""
 
-    book: Keeps
+    book: RunRecorder
     state: State | None = None  # None: not a round is done
     history: tuple[dict[str, Any], ...] = ()
     budget: Filter | None = None  # with what earlier rounds have spent of it
     refused: BudgetError | None = None  # a budget has ended the run
 
 
-def ready(config: Config, task: Task, engine: Engine) -> None:
+def check_run(config: Config, task: Task, engine: Engine) -> None:
     """Every mistake is found here, before anything is charged or written: also in a metric, or in a rule to stop."""
     check(config.plan, task, engine)
     config.check_budget()
@@ -88,8 +88,8 @@ def ready(config: Config, task: Task, engine: Engine) -> None:
         stop.check(figures)
 
 
-def carried(
-    config: Config, task: Task, start: Start, engine: Engine, show: OnRound | None = None
+def run_rounds(
+    config: Config, task: Task, start: RunStart, engine: Engine, show: OnRound | None = None
 ) -> tuple[State, BudgetError | None]:
     """Run what is left of the plan, or as far as a budget or the rule to stop lets it; the last state."""
     book, stop, refused = start.book, config.run.stop, start.refused
@@ -121,7 +121,7 @@ def _fitting(found: State | None, first: State) -> State:
     return found
 
 
-def _prepared(config: Config, task: Task, book: Keeps, state: State) -> State:
+def _prepared(config: Config, task: Task, book: RunRecorder, state: State) -> State:
     """Preparations are charged, released and kept before the first round: a run that is continued reads them."""
     if not config.plan.prepare or known(state):
         return state
@@ -133,7 +133,9 @@ def _prepared(config: Config, task: Task, book: Keeps, state: State) -> State:
     return state
 
 
-def _remaining(config: Config, task: Task, start: Start, engine: Engine, state: State) -> Generator[Round, None, None]:
+def _remaining(
+    config: Config, task: Task, start: RunStart, engine: Engine, state: State
+) -> Generator[Round, None, None]:
     asked = config.run
     return run(
         config.plan, task, engine=engine, streams=config.streams, charges=start.book, state=state, budget=start.budget,
@@ -142,9 +144,9 @@ def _remaining(config: Config, task: Task, start: Start, engine: Engine, state: 
     )  # fmt: skip
 
 
-def _keep(book: Keeps, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
+def _keep(book: RunRecorder, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
     """History, then the checkpoint: a kill between them costs a line that `resume` drops."""
-    line = entry(done)
+    line = history_line(done)
     book.record(line, noise)
     book.save(done.state)
     if show is not None:
@@ -152,7 +154,7 @@ def _keep(book: Keeps, done: Round, show: OnRound | None, noise: Mode) -> dict[s
     return line
 
 
-def one_class(history: list[dict[str, Any]]) -> tuple[str, ...]:
+def single_class_note(history: list[dict[str, Any]]) -> tuple[str, ...]:
     """What accuracy does not say: that the model tells nobody apart."""
     last = next((line for line in reversed(history) if "loss" in line), None)
     if last is None or "only_class" not in last:

@@ -26,43 +26,43 @@ from sordino.config import Config
 from sordino.engines.base import Receipt
 from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.loop import RoundReceipts
-from sordino.outcome import released
+from sordino.outcome import releasable
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
 from sordino.runs import admission, charge_log, logs, receipts
-from sordino.runs.charge_log import Chain
+from sordino.runs.charge_log import ChargeLog
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, software
-from sordino.runs.folder import Header, RunFolder, written
-from sordino.runs.logs import Log
+from sordino.runs.folder import Header, RunFolder, plan_toml
+from sordino.runs.logs import GrowingFile
 from sordino.version import versions
 
 
 @dataclass
-class Book:
+class RunWriter:
     """What a running run writes to; also the place where its rounds are charged."""
 
     folder: RunFolder
     config: str
     head: str
-    charges: Log
-    noted: Log
-    history: Log
-    engine: Log
-    receipts: Log
+    charges: GrowingFile
+    noted: GrowingFile
+    history: GrowingFile
+    engine: GrowingFile
+    receipts: GrowingFile
     charged: int  # how often
     admission: admission.Admission | None = None  # to the ledger that the run pays from
 
     @classmethod
-    def at(cls, folder: RunFolder, config: str, found: Chain, history: bytes, engine: bytes) -> Book:
+    def at(cls, folder: RunFolder, config: str, found: ChargeLog, history: bytes, engine: bytes) -> RunWriter:
         """After what is there already."""
         path = folder.path
         lines = b"".join(charge.line() + b"\n" for charge in found.charges)
         notes = "".join(f"{head}\n" for head in found.heads).encode()
-        logs = Log(path / charge_log.NAME, lines), Log(folder.private / "charged", notes)
-        grown = Log(path / "history.jsonl", history), Log(path / "engine.jsonl", engine)
-        paid = Log(path / receipts.NAME, receipts.whole(receipts.read(path) or b""))
+        logs = GrowingFile(path / charge_log.NAME, lines), GrowingFile(folder.private / "charged", notes)
+        grown = GrowingFile(path / "history.jsonl", history), GrowingFile(path / "engine.jsonl", engine)
+        paid = GrowingFile(path / receipts.NAME, receipts.whole(receipts.read(path) or b""))
         return cls(folder, config, found.head, *logs, *grown, paid, len(found.charges))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
@@ -90,7 +90,7 @@ class Book:
 
     def record(self, line: dict[str, Any], noise: Mode) -> None:
         """One line of history, as far as it may be written."""
-        self.history.append(json.dumps(released(line, noise)).encode())
+        self.history.append(json.dumps(releasable(line, noise)).encode())
 
     def save(self, state: State) -> None:
         """The checkpoint: it binds the chain up to here, and history."""
@@ -98,12 +98,12 @@ class Book:
 
     def refuse(self, config: Config, error: BudgetError) -> None:
         """A budget has ended the run: which cohort it refused."""
-        logs.note(self.folder.path, config.plan, error.refused, self.config, self.head)
+        logs.write_refusal(self.folder.path, config.plan, error.refused, self.config, self.head)
 
     def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
         """Model and certificate, from what the folder says happened; signed if somebody signs."""
         durable_files.write(self.folder.path / "model.safetensors", model)
-        admission.settle(self.folder)
+        admission.write_standing(self.folder)
         made = self.folder.certificate()
         durable_files.write(self.folder.path / "certificate.json", text_of(made).encode())
         if sign is not None:
@@ -114,7 +114,7 @@ class Book:
 # ---- a new folder ---------------------------------------------------------------------------------------------------
 
 
-def create(
+def create_folder(
     path: Path,
     config: Config,
     data: Fingerprint,
@@ -186,7 +186,7 @@ class _Begun:
 def _fill(made: Path, config: Config, data: Fingerprint, begun: _Begun) -> None:
     """Everything a run needs to be continued, with not a round done."""
     kept = data.to_bytes()
-    plan = written(config)
+    plan = plan_toml(config)
     hashes = codec.digest(config), charge_log.digest(plan), charge_log.digest(kept)
     header = Header(begun.run, *hashes, begun.public, software(config), begun.earlier)
     durable_files.write(made / "checkpoint" / "data.json", kept, durable_files.PRIVATE)

@@ -31,7 +31,7 @@ from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError
 from sordino.outcome import declared_public, load_weights
 from sordino.runs import admission
-from sordino.runs.execution import as_released
+from sordino.runs.execution import with_released_columns
 from sordino.runs.folder import RunFolder
 from sordino.task import Task
 from sordino.tuning import picture, sweep_cost, table
@@ -109,7 +109,7 @@ class Swept:
         if self.out.exists():
             raise ConfigError(f"{self.out}, which exists", "a new folder", "choose another --out, or add --resume")
         if self.billed and self.configs[0].privacy.ledger is not None:
-            admission.consider_all(self.configs[0], sweep_cost.asked(self.configs))
+            admission.check_all_affordable(self.configs[0], sweep_cost.asked(self.configs))
         (self.out / CELLS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, said)
 
@@ -254,7 +254,7 @@ def certify(out: Path) -> dict[str, Any]:
 
 def judged(task: Task, folder: Path) -> dict[str, float]:
     """A run's model on a task's test rows, prepared as those of the run were."""
-    task = as_released(task, folder)
+    task = with_released_columns(task, folder)
     load_weights(task.model, load_file(folder / "model.safetensors"))
     return task.evaluate(task.layout.flatten(task.model))
 

@@ -104,5 +104,5 @@ def check_same_cut(tasks: Sequence[Task]) -> None:
 
 def asked(configs: Sequence[Config]) -> Asked:
     """All cells' bills in the ledger's terms, to be considered before the first of them runs."""
-    each = [admission.asked(config, admission.planned_facts(config)) for config in configs]
+    each = [admission.ledger_request(config, admission.planned_facts(config)) for config in configs]
     return replace(each[0], items=tuple(item for one in each for item in one.items), plan="")
