@@ -21,7 +21,7 @@ from sordino.data.initial_weights import declared_frozen
 from sordino.data.lineage import note_of
 from sordino.data.named_fields import plain
 from sordino.errors import DataError
-from sordino.ledger.charges import Charged
+from sordino.ledger.charges import ClientCharges
 from sordino.loop import Round, RoundReceipts
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import NO_COINS, Cohort
@@ -142,9 +142,11 @@ def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequenc
     return count_charges(plan, rounds, cohorts, settled).total
 
 
-def count_charges(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> Charged:
+def count_charges(
+    plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]
+) -> ClientCharges:
     """Every charge of the chain and what silos said of it, counted by client and by release."""
-    known = Charged.of(plan) if settled else replace(Charged.of(plan), replays=False)
+    known = ClientCharges.of(plan) if settled else replace(ClientCharges.of(plan), replays=False)
     replay_charges(plan, rounds, cohorts, settled, known)
     return known
 

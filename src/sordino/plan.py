@@ -20,7 +20,7 @@ from sordino.accounting.composition import (
     record_patterns,
     with_preparations,
 )
-from sordino.accounting.events import billable
+from sordino.accounting.events import has_bound
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.accounting.matrix.toeplitz import Floats
 from sordino.codec import digest, genuine
@@ -82,7 +82,7 @@ class Plan(_Kept):
         self._check_prepare()
         for line in self.forecast.lines:
             for event, _ in line.entries:
-                if not billable(event, line.relation):
+                if not has_bound(event, line.relation):
                     raise PlanError(
                         "accounting", f"{event} when neighbours {line.relation}", "an event with a proved bound"
                     )

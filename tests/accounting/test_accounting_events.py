@@ -27,7 +27,7 @@ from sordino.accounting.events import (
     Shuffled,
     Tuned,
     Unprotected,
-    billable,
+    has_bound,
 )
 from sordino.accounting.pld.pairs import Orders, Response
 from sordino.accounting.trials import Trials
@@ -191,7 +191,7 @@ def accepted(event: Event, relation: Relation) -> bool:
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("event", [*NOISE, *SAMPLED, *TUNED], ids=str)
 def test_an_event_is_billable_exactly_if_the_accountant_accepts_it(event: Event, relation: Relation) -> None:
-    assert billable(event, relation) == accepted(event, relation)
+    assert has_bound(event, relation) == accepted(event, relation)
 
 
 def test_every_kind_of_event_is_among_those_tried() -> None:
@@ -218,7 +218,7 @@ class Mute(Event, kind="test_mute"):
 
 
 def test_an_event_of_ones_own_is_priced_by_the_pair_it_states() -> None:
-    assert billable(Staircase(0.3), "zero_out")
+    assert has_bound(Staircase(0.3), "zero_out")
     for count in (1, 40):
         ours = cost(Approximate(0.6), count, "zero_out", 1e-6)
         assert cost(Staircase(0.3), count, "replace_one", 1e-6) == pytest.approx(ours, rel=2e-3)
@@ -229,7 +229,7 @@ def test_an_event_of_ones_own_is_priced_by_the_pair_it_states() -> None:
 
 def test_an_event_that_states_nothing_is_not_billable_and_refused_in_one_sentence() -> None:
     for relation in RELATIONS:
-        assert not billable(Mute(), relation)
+        assert not has_bound(Mute(), relation)
         with pytest.raises(PlanError, match="no accountant for Mute"):
             cost(Mute(), 1, relation, 1e-5)
 

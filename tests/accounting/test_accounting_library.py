@@ -99,7 +99,7 @@ def test_the_librarys_rdp_of_fixed_cohorts_is_below_a_certified_lower_bound() ->
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.9])
 @pytest.mark.parametrize("noise_multiplier", [0.6, 2.0, 30.0])
 def test_divergences_of_sampled_noise_are_the_librarys(rate: float, noise_multiplier: float) -> None:
-    ours = renyi.present(rate, 1 / noise_multiplier)
+    ours = renyi.poisson_gaussian(rate, 1 / noise_multiplier)
     whole = np.flatnonzero(renyi.ORDERS % 1 == 0)[::7]  # its other orders are above the truth, or left out
     theirs = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian(
         rate, noise_multiplier, renyi.ORDERS[whole]

@@ -18,7 +18,7 @@ from sordino.accounting.composition import Participation
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, PubliclySampled, Relation
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.certificate.build import certificate
-from sordino.certificate.facts import Facts, billed, participation
+from sordino.certificate.facts import Facts, participation, run_cost
 from sordino.cli.calculator import Question, answer, text
 from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
@@ -198,12 +198,12 @@ Z, COIN = GaussianNoise(2.0), PubliclySampled(0.2, GaussianNoise(2.0))
 
 def test_cohorts_that_were_drawn_and_seen_are_counted() -> None:
     done = Facts(1e-5, "simulation", 10, most=4)
-    assert billed(SHARES, done).line("cohort").entries == ((Z, 4),)
+    assert run_cost(SHARES, done).line("cohort").entries == ((Z, 4),)
 
 
 def test_a_run_that_was_cut_pays_for_what_was_drawn_and_for_the_coins_of_a_whole_run() -> None:
     cut = Facts(1e-5, "simulation", 3, most=2)
-    assert billed(SHARES, cut).line("cohort").entries == ((Z, 2), (COIN, 10))
+    assert run_cost(SHARES, cut).line("cohort").entries == ((Z, 2), (COIN, 10))
     assert certificate(SHARES, cut)["counts"]["rounds_billed"] == 10
 
 

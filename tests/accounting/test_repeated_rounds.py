@@ -19,7 +19,7 @@ from sordino.accounting import accountant
 from sordino.accounting.composition import Line, Participation, repeated_rounds
 from sordino.accounting.events import Unprotected
 from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.certificate.facts import Facts, billed
+from sordino.certificate.facts import Facts, run_cost
 from sordino.config import load_config
 from sordino.engines.base import Receipt
 from sordino.loop import RoundReceipts
@@ -46,7 +46,7 @@ def turns_plan(**changes: Any) -> Plan:
 
 def of_chain(made: Plan, charged: list[int]) -> dict[str, Line]:
     """The bill of a run whose chain of charges holds these rounds."""
-    cost = billed(made, facts_of_charges(made, charged, [], Facts(DELTA, "simulation", 0)))
+    cost = run_cost(made, facts_of_charges(made, charged, [], Facts(DELTA, "simulation", 0)))
     return {who: cost.line(who) for who in ("models", "cohort")}
 
 

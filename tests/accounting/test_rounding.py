@@ -29,7 +29,7 @@ from sordino.audit import summary as audited
 from sordino.certificate import explain
 from sordino.cli import calculator, certificates, planning, tune_output
 from sordino.errors import BudgetError, ConfigError, UnreachableError
-from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 from sordino.report import cards, comparison
 from sordino.report.svg import Axis
@@ -126,8 +126,8 @@ def test_the_ledger_and_its_refusal_do_not_say_less_than_was_spent(tmp_path: Pat
         assert said(str(refused.value), "epsilon")[0] >= book.spent("digits").epsilon
 
 
-def _asked() -> Asked:
-    return Asked("client", "add_remove", (Item(GaussianNoise(7.3), 1),), "0" * 64)
+def _asked() -> Request:
+    return Request("client", "add_remove", (Item(GaussianNoise(7.3), 1),), "0" * 64)
 
 
 def test_a_calibration_says_no_less_than_its_file_costs(tmp_path: Path) -> None:

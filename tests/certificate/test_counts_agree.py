@@ -15,7 +15,7 @@ from tests.engines.wires import Wires, lost
 
 from sordino.certificate.build import certificate
 from sordino.certificate.explain import _counted
-from sordino.certificate.facts import Facts, billed, check_counts, participation
+from sordino.certificate.facts import Facts, check_counts, participation, run_cost
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError, QuorumError
 from sordino.loop import RoundReceipts
@@ -130,7 +130,7 @@ def test_charged_billed_and_events_agree_after_any_kills_and_resumes(
 ) -> None:
     plan, rounds, cohorts, settled = history
     facts = facts_of_charges(plan, rounds, cohorts, Facts(1e-3, "secure", 0), settled)
-    found, cost = participation(plan, facts), billed(plan, facts)
+    found, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, found, cost)
     new = len(rounds) - facts.replayed
     assert max(plan.rounds, new, *facts.receipts) <= found.releases <= plan.rounds + facts.repeats
@@ -149,7 +149,7 @@ def test_no_certificate_is_made_of_counts_that_disagree() -> None:
     facts = replace(good, replayed=12)
     with pytest.raises(CertificateError, match="do not agree"):
         certificate(plan, facts)
-    found, cost = participation(plan, good), billed(plan, good)
+    found, cost = participation(plan, good), run_cost(plan, good)
     for wrong in (replace(found, releases=11), replace(found, releases=9)):
         with pytest.raises(CertificateError, match="rounds are billed"):
             check_counts(plan, good, wrong, cost)

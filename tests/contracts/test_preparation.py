@@ -25,7 +25,7 @@ from torch import Tensor
 import sordino as so
 from sordino.accounting import accountant
 from sordino.accounting.calibration import Budget, calibrate
-from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, moved
+from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, sensitivity
 from sordino.audit.column_attack import audit_preparation
 from sordino.audit.membership import audit_membership
 from sordino.config import Config, load_config, parse
@@ -107,12 +107,12 @@ def test_one_unit_moves_a_histogram_by_no_more_than_is_billed(
     part = Histogram("a", 1.0, 0.0, 1.0, 16, grid)
     messages = [part.message(np.array(values, dtype=np.float64), "client") for values in (first, second)]
     assert all(np.abs(message).sum() <= 1 + 1e-12 for message in messages)
-    assert np.abs(messages[0] - messages[1]).sum() <= moved("replace_one") + 1e-12
+    assert np.abs(messages[0] - messages[1]).sum() <= sensitivity("replace_one") + 1e-12
     if first and second:
         others = np.array([0.2, 0.7])
         swapped = [part.message(np.append(others, values[0]), "record") for values in (first, second)]
-        assert np.abs(swapped[0] - swapped[1]).sum() <= moved("replace_one")
-        assert np.abs(swapped[0] - part.message(others, "record")).sum() <= moved("add_remove")
+        assert np.abs(swapped[0] - swapped[1]).sum() <= sensitivity("replace_one")
+        assert np.abs(swapped[0] - part.message(others, "record")).sum() <= sensitivity("add_remove")
 
 
 def test_without_noise_the_histogram_tells_numpys_quantiles() -> None:

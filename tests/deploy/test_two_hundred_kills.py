@@ -23,7 +23,7 @@ from sordino.config import Config, load_config
 from sordino.engines.jobs import Job
 from sordino.federation.silo_service import model_hash, silo_of
 from sordino.federation.silo_worker import SiloSpec, silo_task
-from sordino.ledger.entries import Charged
+from sordino.ledger.entries import JobEntry
 from sordino.ledger.ledger import Ledger
 
 KILLS, ROUNDS = 200, 40
@@ -104,7 +104,7 @@ def test_no_message_leaves_without_its_own_charge(ground: Path) -> None:
 def beside(folder: Path, run: str, came: dict[str, set[bytes]]) -> None:
     """The ledger beside what came out."""
     with Ledger.open(folder / "ledger.db") as ledger:
-        charged = [entry.job for entry in ledger.history("va") if isinstance(entry, Charged)]
+        charged = [entry.job for entry in ledger.history("va") if isinstance(entry, JobEntry)]
         assert len(came) > KILLS / 4
         for job, replies in came.items():
             assert len(replies) == 1, "two different messages for one job"

@@ -22,8 +22,8 @@ from sordino.accounting.events import (
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.ledger import totals
-from sordino.ledger.entries import Admitted, Charged, Limited
-from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.entries import JobEntry, LimitEntry, RunEntry
+from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Block, Item, Limit
 
 GAUSS = GaussianNoise(4.0)
@@ -42,8 +42,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield found
 
 
-def asked(*items: Item, relation: Relation = "replace_one") -> Asked:
-    return Asked("record", relation, items)
+def asked(*items: Item, relation: Relation = "replace_one") -> Request:
+    return Request("record", relation, items)
 
 
 def enter(ledger: Ledger, *runs: str, relation: Relation = "replace_one") -> None:
@@ -211,7 +211,7 @@ def test_an_event_that_states_nothing_for_the_limits_relation_is_refused(ledger:
 
 def test_another_unit_is_refused(ledger: Ledger) -> None:
     with pytest.raises(ConfigError, match="one client is protected, and the limit is for one record"):
-        ledger.admit("a", "heart", Asked("client", "replace_one", ()), whole=False)
+        ledger.admit("a", "heart", Request("client", "replace_one", ()), whole=False)
 
 
 def test_unit_and_relation_stay_once_a_run_was_admitted(ledger: Ledger) -> None:
@@ -295,10 +295,10 @@ def test_a_run_stays_with_its_data_set(ledger: Ledger) -> None:
 
 def test_a_run_is_admitted_for_one_plan(ledger: Ledger) -> None:
     """Else jobs of a louder plan would be paid for by what a quieter one was charged whole."""
-    ledger.admit("a", "heart", Asked("record", "replace_one", (Item(GAUSS, 5),), "quiet"), whole=True, jobs=5)
+    ledger.admit("a", "heart", Request("record", "replace_one", (Item(GAUSS, 5),), "quiet"), whole=True, jobs=5)
     for whole in (True, False):
         with pytest.raises(ConfigError, match="plan quiet, one record, replace_one, as it was admitted"):
-            ledger.admit("a", "heart", Asked("record", "replace_one", (), "loud"), whole=whole)
+            ledger.admit("a", "heart", Request("record", "replace_one", (), "loud"), whole=whole)
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_history_holds_every_line_in_its_order(ledger: Ledger) -> None:
     ledger.limit("heart", Limit(9.0, DELTA, "record"))
     ledger.limit("other", ROOMY)
     kinds = [type(line) for line in ledger.history("heart")]
-    assert kinds == [Limited, Admitted, Charged, Limited]
+    assert kinds == [LimitEntry, RunEntry, JobEntry, LimitEntry]
     assert ledger.names == ["heart", "other"]
 
 

@@ -21,7 +21,7 @@ from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.ledger import journal
 from sordino.ledger.backup import backup, restore
 from sordino.ledger.head_file import SLOT, Head, HeadFile
-from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
@@ -35,7 +35,7 @@ KNOWN = ("--delta", DELTA, "--unit", "client", "--relation", "add_remove")
 def file(tmp_path: Path) -> Path:
     with Ledger.open(tmp_path / "l", create=True) as ledger:
         ledger.limit("heart", Limit(8.0, 1e-5, "record"))
-        ledger.admit("a", "heart", Asked("record", "replace_one", ()), whole=False)
+        ledger.admit("a", "heart", Request("record", "replace_one", ()), whole=False)
         charged(ledger, 0, 3)
     return tmp_path / "l"
 
@@ -265,7 +265,7 @@ def test_after_a_restore_that_lost_charges_nothing_is_charged_before_the_limit_i
     with Ledger.open(file) as ledger:
         for refused in (
             lambda: ledger.charge("a", "new", (ITEM,)),
-            lambda: ledger.admit("b", "heart", Asked("record", "replace_one", (ITEM,)), whole=True),
+            lambda: ledger.admit("b", "heart", Request("record", "replace_one", (ITEM,)), whole=True),
             lambda: ledger.limit("heart", Limit(8.0, 1e-5, "record")),
             lambda: ledger.limit("heart", Limit(9.0, 1e-5, "record")),
             lambda: ledger.limit("heart", Limit(7.0, 1e-4, "record")),

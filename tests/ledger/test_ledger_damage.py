@@ -16,7 +16,7 @@ from sordino.accounting.events import GaussianNoise
 from sordino.errors import BudgetError, StorageError, UserError
 from sordino.ledger import journal
 from sordino.ledger.journal import MARK
-from sordino.ledger.ledger import Asked, Ledger, Statement
+from sordino.ledger.ledger import Ledger, Request, Statement
 from sordino.ledger.totals import Item, Limit
 
 ITEM = Item(GaussianNoise(4.0))
@@ -26,7 +26,7 @@ ITEM = Item(GaussianNoise(4.0))
 def file(tmp_path: Path) -> Path:
     with Ledger.open(tmp_path / "l", create=True) as ledger:
         ledger.limit("heart", Limit(8.0, 1e-5, "record"))
-        ledger.admit("a", "heart", Asked("record", "replace_one", ()), whole=False)
+        ledger.admit("a", "heart", Request("record", "replace_one", ()), whole=False)
         for t in range(3):
             ledger.release("a", f"{t}", (ITEM,), lambda t=t: b"message %d" % t)  # type: ignore[misc]
     return tmp_path / "l"
@@ -180,7 +180,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     folder = tmp_path_factory.mktemp("whole")
     with Ledger.open(folder / "l", create=True) as ledger:
         ledger.limit("heart", Limit(8.0, 1e-5, "record"))
-        ledger.admit("a", "heart", Asked("record", "replace_one", ()), whole=False)
+        ledger.admit("a", "heart", Request("record", "replace_one", ()), whole=False)
         for t in range(3):
             ledger.release("a", f"{t}", (ITEM,), lambda: b"message")
     return folder, (folder / "l").read_bytes()

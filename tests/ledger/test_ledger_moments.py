@@ -24,7 +24,7 @@ from sordino.accounting.events import GaussianNoise
 from sordino.errors import UserError
 from sordino.ledger import journal
 from sordino.ledger.backup import backup
-from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 
 MOMENTS = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 40
@@ -65,7 +65,7 @@ def made(folder: Path) -> Path:
     folder.mkdir()
     with Ledger.open(folder / "l", create=True) as ledger:
         ledger.limit("own", Limit(1e6, 1e-5, "record"))
-        ledger.admit("run", "own", Asked("record", "replace_one", ()), whole=False)
+        ledger.admit("run", "own", Request("record", "replace_one", ()), whole=False)
     (folder / "drawn").write_bytes(b"")
     return folder
 

@@ -18,8 +18,8 @@ import pytest
 
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
-from sordino.ledger.entries import Charged
-from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.entries import JobEntry
+from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 
 KILLS = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 20
@@ -96,7 +96,7 @@ def folder(tmp_path: Path) -> Path:
     with Ledger.open(tmp_path / "l", create=True) as ledger:
         room = gaussian_epsilon((ROOM + 0.5) ** 0.5 / 2, 1e-5)
         ledger.limit("own", Limit(room, 1e-5, "record"))
-        ledger.admit("run", "own", Asked("record", "replace_one", ()), whole=False)
+        ledger.admit("run", "own", Request("record", "replace_one", ()), whole=False)
     return tmp_path
 
 
@@ -144,7 +144,7 @@ def test_no_message_leaves_without_a_charge_of_its_own_whatever_is_killed_when(f
         process.communicate()
     assert check_promises(folder) > KILLS
     with Ledger.open(folder / "l") as ledger:
-        lines = [line for line in ledger.history("own") if isinstance(line, Charged)]
+        lines = [line for line in ledger.history("own") if isinstance(line, JobEntry)]
     assert len(lines) >= len({job for job, _ in pairs(folder / "sent")})
 
 

@@ -20,7 +20,7 @@ from sordino.accounting.profiles import upward
 from sordino.certificate.schema import schema
 from sordino.config import load_config
 from sordino.errors import CertificateError, ConfigError
-from sordino.ledger.entries import Account, Admitted, Run
+from sordino.ledger.entries import Account, Run, RunEntry
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.totals import Item, total
 from sordino.runs import admission, execution, rounds
@@ -69,7 +69,7 @@ def test_every_run_is_a_bill_and_the_certificate_says_what_they_come_to(tmp_path
 def test_a_ledger_that_forgets_the_other_run_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sabotage: what a run asks for stands in the place of all that was spent before it."""
 
-    def forgetful(self: Account, line: Admitted) -> None:
+    def forgetful(self: Account, line: RunEntry) -> None:
         self.held = total(line.items)
         self.runs[line.run] = Run(line, total(line.items))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sordino.accounting.matrix import optimize, sensitivity, toeplitz, trees
-from sordino.accounting.matrix.optimize import Goal, banded, buffered
+from sordino.accounting.matrix.optimize import Goal, best_bands, best_buffers
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.errors import PlanError
 from sordino.parts.banded import Banded, BandedSquareRoot
@@ -234,7 +234,7 @@ def test_optimised_strategies_are_no_worse_than_a_second_library(
     """jax_privacy 2.0.0: toeplitz.optimize_banded_toeplitz, buffered_toeplitz.optimize(error="mean"); rms of sums."""
     allowed = Patterns(rounds, -(-rounds // apart), apart)
     goal = Goal(allowed, np.ones(rounds))
-    made = banded(goal, apart), buffered(goal, 2).column(rounds), buffered(goal, 3).column(rounds)
+    made = best_bands(goal, apart), best_buffers(goal, 2).column(rounds), best_buffers(goal, 3).column(rounds)
     found = [toeplitz.root_mean_square(c, rounds, sensitivity.toeplitz_sensitivity(c, allowed)) for c in made]
     for ours, theirs in zip(found, (bands, *buffers), strict=True):
         assert ours <= theirs * 1.0001
@@ -246,11 +246,11 @@ def test_optimised_strategies_are_no_worse_than_a_second_library(
 def test_few_bands_are_found_for_a_long_run(rounds: int) -> None:
     """The search once took a step whose inverse overflows. The best of two bands, by a scan."""
     allowed = Patterns(rounds, 4, rounds // 4)
-    column = banded(Goal(allowed, np.ones(rounds)), 3)
+    column = best_bands(Goal(allowed, np.ones(rounds)), 3)
     pairs = [np.array([1.0, one]) for one in np.linspace(0.5, 1.0, 101)]
     loss = Goal(allowed, np.ones(rounds)).loss
     assert loss(column)[0] < min(loss(pair)[0] for pair in pairs)
-    assert loss(banded(Goal(allowed, np.ones(rounds)), 2))[0] < min(loss(pair)[0] for pair in pairs) + 1e-6
+    assert loss(best_bands(Goal(allowed, np.ones(rounds)), 2))[0] < min(loss(pair)[0] for pair in pairs) + 1e-6
 
 
 def test_the_gradient_of_the_search_is_right() -> None:

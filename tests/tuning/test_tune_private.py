@@ -17,7 +17,7 @@ from tests.commands import Said, federation, sordino
 from sordino.accounting.events import GaussianNoise, PubliclySampled, Tuned
 from sordino.accounting.selection import Selection
 from sordino.accounting.trials import Trials
-from sordino.certificate.facts import Facts, billed
+from sordino.certificate.facts import Facts, run_cost
 from sordino.config import load_config
 from sordino.errors import ConfigError, DivergedError
 from sordino.ledger.ledger import Ledger
@@ -144,12 +144,12 @@ def test_who_was_in_the_winner_does_not_lower_the_bill() -> None:
     plan = tiny.plan(rounds=5, clients=FixedSize(6, 2), release=NoiseShares(1.0, 2), encode=(Clip(1.0),))
     selection = Selection(id="a", tries=Trials(3.0), over=("recipe.lr",), by="accuracy")
     seen = Facts(0.01, "simulation", 5, most=1)
-    alone, best = (billed(plan, facts).line("cohort").entries for facts in (seen, replace(seen, selection=selection)))
+    alone, best = (run_cost(plan, facts).line("cohort").entries for facts in (seen, replace(seen, selection=selection)))
     assert [count for _, count in alone] == [1]
     try_of_five = Tuned(PubliclySampled(2 / 6, GaussianNoise(1.0)), 5, selection.tries)  # averaged over all coins
     assert best == ((try_of_five, 1),)
     often = Facts(0.01, "simulation", 5, most=5, selection=selection)
-    assert billed(plan, often).line("cohort").entries == best
+    assert run_cost(plan, often).line("cohort").entries == best
 
 
 def test_rows_to_choose_by_are_needed(tmp_path: Path) -> None:

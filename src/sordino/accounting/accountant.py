@@ -212,7 +212,7 @@ def _on_grid(
 ) -> tuple[float, float | None]:
     """Epsilon on this grid; or, None, on one that is quartered until it falls by less than 1%: the least is kept."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
-        return max(loss_grid.once(order[0][0], delta) for order in composed), None
+        return max(loss_grid.single_epsilon(order[0][0], delta) for order in composed), None
     tail = _tail(composed, delta)
     steps = [grid or loss_grid.fitting_step(order, tail) for order in composed]
     value = max(_asked(composed, steps, tail, lambda one: one.epsilon(delta)))
@@ -250,7 +250,7 @@ def _composition(order: tuple[tuple[Pair, int], ...], step: float, tail: float) 
 def _curve(composed: Composed, epsilons: Array) -> Array:
     """delta at each epsilon >= 0, of the worse order."""
     if all(len(order) == 1 and order[0][1] == 1 for order in composed):
-        once: Array = np.maximum.reduce([loss_grid.once_deltas(order[0][0], epsilons) for order in composed])
+        once: Array = np.maximum.reduce([loss_grid.single_deltas(order[0][0], epsilons) for order in composed])
         return once
     tail = _tail(composed, _FARTHEST)
     asked = [loss_grid.fitting_step(order, tail) / 4 for order in composed]

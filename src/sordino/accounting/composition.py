@@ -333,7 +333,7 @@ def _models_line(clients: Sampler, release: Release, participation: Participatio
 # ---- before the first round ------------------------------------------------------------------------------------------
 
 
-def curated(unit: Unit, release: Release) -> bool:
+def has_curator(unit: Unit, release: Release) -> bool:
     """Whether one who sees the clients' clean messages noises their sum; else everybody noises its own."""
     return unit == "client" and isinstance(release.message_event(), Unprotected)
 
@@ -345,7 +345,7 @@ def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Rel
     """
     if not prepare:
         return cost
-    relation, open_to = cost.lines[0].relation, "messages" if curated(cost.unit, release) else ""
+    relation, open_to = cost.lines[0].relation, "messages" if has_curator(cost.unit, release) else ""
 
     def more(line: Line) -> Line:
         events = [Unprotected() if line.adversary == open_to else part.event(relation) for part in prepare]

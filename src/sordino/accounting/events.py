@@ -32,7 +32,7 @@ Relation = Literal["add_remove", "replace_one", "zero_out"]
 _MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones
 
 
-def moved(relation: Relation) -> float:
+def sensitivity(relation: Relation) -> float:
     """How far a message in the unit ball moves: to nothing, or to any other message."""
     return 2.0 if relation == "replace_one" else 1.0
 
@@ -90,7 +90,7 @@ class GaussianNoise(Event, kind="gaussian"):
 
     def mu(self, relation: Relation) -> float:
         """Movement over noise, exactly."""
-        return _ratio(moved(relation), self.noise_multiplier)
+        return _ratio(sensitivity(relation), self.noise_multiplier)
 
     def renyi(self, relation: Relation) -> Array | None:
         """In closed form."""
@@ -109,7 +109,7 @@ class LaplaceNoise(Event, kind="laplace"):
 
     def pure(self, relation: Relation) -> float:
         """Movement over scale."""
-        return _ratio(moved(relation), self.noise_multiplier)
+        return _ratio(sensitivity(relation), self.noise_multiplier)
 
     def renyi(self, relation: Relation) -> Array | None:
         """In closed form."""
@@ -133,9 +133,9 @@ class PoissonSampled(Event, kind="poisson_sampled"):
             case GaussianNoise(z) if relation == "replace_one":
                 return (Orders.symmetric(pairs.Swapped(self.rate, _ratio(1.0, z))),)
             case GaussianNoise(z):
-                return (pairs.sampled(self.rate, pairs.Gauss(_ratio(1.0, z))),)
+                return (pairs.poisson_sampled(self.rate, pairs.Gauss(_ratio(1.0, z))),)
             case LaplaceNoise(b) if relation != "replace_one":
-                return (pairs.sampled(self.rate, pairs.Exponential(_ratio(1.0, b))),)
+                return (pairs.poisson_sampled(self.rate, pairs.Exponential(_ratio(1.0, b))),)
         return ()
 
     def mu(self, relation: Relation) -> float:
@@ -145,7 +145,7 @@ class PoissonSampled(Event, kind="poisson_sampled"):
     def renyi(self, relation: Relation) -> Array | None:
         """Of Gaussian noise, where the unit is removed."""
         known = isinstance(self.event, GaussianNoise) and relation != "replace_one"
-        return renyi.present(self.rate, self.event.mu(relation)) if known else None
+        return renyi.poisson_gaussian(self.rate, self.event.mu(relation)) if known else None
 
     def likely(self, relation: Relation) -> float | None:
         """q^2 (exp(mu^2) - 1) of the inner one."""
@@ -219,7 +219,11 @@ class FixedSampled(Event, kind="fixed_sampled"):
 
     def renyi(self, relation: Relation) -> Array | None:
         """Those of its pair."""
-        return renyi.mirrored(self.cohort / self.population, self.event.mu(relation)) if self.pairs(relation) else None
+        return (
+            renyi.fixed_size_gaussian(self.cohort / self.population, self.event.mu(relation))
+            if self.pairs(relation)
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -355,7 +359,7 @@ def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | Non
     return None if inner is None else rate**2 * math.expm1(min(inner, 100.0))
 
 
-def billable(event: Event, relation: Relation) -> bool:
+def has_bound(event: Event, relation: Relation) -> bool:
     """Whether the event states what it can tell apart when neighbours differ by `relation`; what does not, cannot."""
     if isinstance(event, Tuned):
         return isinstance(event.event, Unprotected) or event.renyi(relation) is not None

@@ -46,7 +46,7 @@ def deltas(divergences: Array, epsilons: Array) -> Array:
         return np.asarray(np.exp(np.minimum(np.min(np.where(np.isnan(logs), np.inf, logs), axis=0), 0.0)))
 
 
-def selected(one: Array, mean: float, shape: float, gamma: float) -> Array:
+def best_of_negative_binomial(one: Array, mean: float, shape: float, gamma: float) -> Array:
     """The best of K tries, K truncated negative binomial (eta = shape, gamma), E[K] = mean; `one`: a try's divergences.
 
         D'_a = D_a + (1 + eta) min over b of ((1 - 1/b) D_b + log(1/gamma) / b) + log(mean) / (a - 1)
@@ -57,7 +57,7 @@ def selected(one: Array, mean: float, shape: float, gamma: float) -> Array:
     return _rising(one + extra + math.log(mean) / (ORDERS - 1))
 
 
-def selected_poisson(one: Array, mean: float) -> Array:
+def best_of_poisson(one: Array, mean: float) -> Array:
     """The best of K tries, K Poisson: D'_a = D_a + mean delta(log(1 + 1/(a-1))) + log(mean) / (a - 1).
 
     delta(.) is what a try's divergences prove. Theorem: Papernot, Steinke 2022, Theorem 6; a mean below 1 takes nothing
@@ -85,7 +85,7 @@ def laplace(size: float) -> Array:
 
 
 @lru_cache(maxsize=256)
-def present(rate: float, mu: float) -> Array:
+def poisson_gaussian(rate: float, mu: float) -> Array:
     """(1-q) N(0) + q N(mu) against N(0), which is the larger order of the two (Mironov, Talwar, Zhang 2019).
 
     Whole orders by the binomial sum, others by Gauss-Legendre quadrature.
@@ -94,7 +94,7 @@ def present(rate: float, mu: float) -> Array:
 
 
 @lru_cache(maxsize=256)
-def mirrored(rate: float, mu: float) -> Array:
+def fixed_size_gaussian(rate: float, mu: float) -> Array:
     """The pair `Mirrored(rate, Gauss(mu))`: E_P[exp((a-1) L)] above 0, at 0, and below 0 by the mirror."""
     at_zero = (1 - rate) * math.erf(min(mu, 1e9) / math.sqrt(8))
     found = []

@@ -34,7 +34,7 @@ class Selection:
         ]
 
 
-def selected(cost: Cost, selection: Selection | None) -> Cost:
+def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
     """The bill of one try as that of the best; no selection: as it is."""
     return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.tries) for one in cost.lines))
 

@@ -72,9 +72,9 @@ class Trials:
     def divergences(self, one: Array) -> Array:
         """Those of the best, by those of one try."""
         if self.law == "poisson":
-            return renyi.selected_poisson(one, self.mean)
+            return renyi.best_of_poisson(one, self.mean)
         gamma = self.gamma
-        return renyi.selected(one, _mean(self.shape, gamma) * (1 + 1e-9), self.shape, gamma)
+        return renyi.best_of_negative_binomial(one, _mean(self.shape, gamma) * (1 + 1e-9), self.shape, gamma)
 
 
 @lru_cache(maxsize=64)

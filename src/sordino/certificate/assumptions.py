@@ -32,7 +32,9 @@ IN_MEMORY = "the rounds were counted in memory by the process that ran them: not
 SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
-def assumed(plan: Plan, facts: Facts, cost: Cost, counts: Participation, others: Iterable[codec.Foreign]) -> list[str]:
+def assumptions_of_run(
+    plan: Plan, facts: Facts, cost: Cost, counts: Participation, others: Iterable[codec.Foreign]
+) -> list[str]:
     """All that a certificate's reader is asked to believe; `others` are the parts that are not Sordino's own."""
     return [
         *assumptions(plan, cost, counts, facts.public, facts.loop is not None),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.accounting import accountant
-from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, curated
+from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, has_curator
 from sordino.accounting.profiles import by_participations, summary, upward
-from sordino.certificate.assumptions import assumed, not_covered
-from sordino.certificate.earlier_runs import sentences, together
-from sordino.certificate.earlier_runs import written as earlier_entry
-from sordino.certificate.facts import Facts, Loop, billed, check_counts, participation
+from sordino.certificate.assumptions import assumptions_of_run, not_covered
+from sordino.certificate.earlier_runs import in_words, together
+from sordino.certificate.earlier_runs import to_entry as earlier_entry
+from sordino.certificate.facts import Facts, Loop, check_counts, participation, run_cost
 from sordino.certificate.statement import statement
 from sordino.ledger.totals import Standing
 from sordino.rng import Mode
@@ -34,7 +34,7 @@ WHO: dict[Adversary, str] = {
 
 def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     """The certificate of a run."""
-    counts, cost = participation(plan, facts), billed(plan, facts)
+    counts, cost = participation(plan, facts), run_cost(plan, facts)
     check_counts(plan, facts, counts, cost)
     lines = {who: {**headline(cost.of(who), facts.delta, facts.deltas), **summary(cost.of(who))} for who in ADVERSARIES}
     behind = together(cost, facts.delta, facts.earlier)
@@ -61,9 +61,9 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
         "declared_public": [one.written() for one in facts.public],
-        "assumptions": assumed(plan, facts, cost, counts, others),
+        "assumptions": assumptions_of_run(plan, facts, cost, counts, others),
         "foreign_parts": [codec.dump(part) for part in others],
-        "not_covered": [*not_covered(facts.ledger, facts.selection), *sentences(behind)],
+        "not_covered": [*not_covered(facts.ledger, facts.selection), *in_words(behind)],
         "plan_sha256": plan.hash,
         "config_sha256": facts.config,
         "model_sha256": facts.model,
@@ -86,7 +86,7 @@ def _around(plan: Plan) -> dict[str, Any]:
 def _preparation(plan: Plan, part: Preparation) -> dict[str, Any]:
     """A release before the first round: what it was, with which noise, and whose hands add it."""
     noise = part.noise(plan.forecast.lines[0].relation)
-    who = "whoever sums the messages" if curated(plan.unit, plan.release) else "each client, or silo, on its own"
+    who = "whoever sums the messages" if has_curator(plan.unit, plan.release) else "each client, or silo, on its own"
     return {"release": codec.dump(part), "noise": codec.dump(noise), "noised_by": who}
 
 
@@ -191,7 +191,7 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
     return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
 
 
-def priced(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:
+def check_provable(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:
     """Refuse a plan that accounting cannot price, before anything of it runs; the work is kept for the certificate."""
     for who in ADVERSARIES:
         headline(plan.forecast.of(who), delta, deltas)

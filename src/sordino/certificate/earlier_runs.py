@@ -101,7 +101,7 @@ def together(cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together
     return Together(runs, alike, worst, delta, own.relation, own.unit)
 
 
-def written(found: Together) -> dict[str, Any] | None:
+def to_entry(found: Together) -> dict[str, Any] | None:
     """What a certificate says of it; None where nothing is known of earlier runs."""
     if not found.runs:
         return None
@@ -123,7 +123,7 @@ def _entry(run: EarlierRun) -> dict[str, Any]:
     }
 
 
-def sentences(found: Together) -> list[str]:
+def in_words(found: Together) -> list[str]:
     """The same in words, for what a certificate does not cover."""
     return [*(_cost_in_words(run, found) for run in found.runs), *_sum_in_words(found)]
 

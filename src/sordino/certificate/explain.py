@@ -7,7 +7,7 @@ from typing import Any
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost
 from sordino.accounting.profiles import Ceiling, ceiling, in_words
 from sordino.accounting.rounding import upto
-from sordino.certificate.facts import Facts, billed
+from sordino.certificate.facts import Facts, run_cost
 from sordino.plan import Plan
 
 CHANGE = {
@@ -31,7 +31,7 @@ LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody ta
 
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
     """What each adversary's best membership test can reach."""
-    cost: Cost = billed(plan, facts)
+    cost: Cost = run_cost(plan, facts)
     return {who: _worst([ceiling(line) for line in cost.of(who)]) for who in ADVERSARIES}
 
 

@@ -20,7 +20,7 @@ from sordino import codec
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation
 from sordino.accounting.events import PubliclySampled
-from sordino.accounting.selection import Selection, selected
+from sordino.accounting.selection import Selection, cost_of_best
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.errors import CertificateError
 from sordino.graph.grades import GRADES, Grade
@@ -158,9 +158,9 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
     return replace(found, releases=distinct + repeats, most=found.most + repeats - len(facts.repeated), **again)
 
 
-def billed(plan: Plan, facts: Facts) -> Cost:
+def run_cost(plan: Plan, facts: Facts) -> Cost:
     """The bill of a run: of its rounds, and of the tries that it is the best of."""
-    return selected(plan.cost(participation(plan, facts)), facts.selection)
+    return cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:

@@ -22,7 +22,7 @@ def text_of(made: dict[str, Any]) -> str:
     return json.dumps(made, indent=2) + "\n"
 
 
-def parsed(text: str | bytes, name: str = "certificate.json") -> Any:
+def parse(text: str | bytes, name: str = "certificate.json") -> Any:
     """What a text says, if no name stands twice in it: of two equal ones a reader may take either."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

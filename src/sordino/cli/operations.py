@@ -142,17 +142,17 @@ def _line(found: Statement) -> str:
 def _told(entry: Entry) -> str:
     """One line of history: when, what, and what it cost."""
     from sordino.accounting.rounding import upto
-    from sordino.ledger.entries import Admitted, Limited, Released, Restored
+    from sordino.ledger.entries import LimitEntry, RestoreEntry, RoundEntry, RunEntry
 
-    if isinstance(entry, Limited):
+    if isinstance(entry, LimitEntry):
         limit, most = entry.limit, f"epsilon {upto(entry.limit.epsilon, 6)}, delta {upto(entry.limit.delta, 6)}"
         return f"{entry.at}  limit  {most}, unit {limit.unit}, relation {limit.relation}"
-    if isinstance(entry, Restored):
+    if isinstance(entry, RestoreEntry):
         return f"{entry.at}  restored from a backup without {'unknown' if entry.lost is None else entry.lost} lines"
-    if isinstance(entry, Released):
+    if isinstance(entry, RoundEntry):
         return f"{entry.at}  round  {entry.round} of {entry.run}, chain {entry.head[:12]}"
     cost = ", ".join(f"{item.count} x {item.event}" for item in entry.items) or "nothing"
-    what = f"run    {entry.run}" if isinstance(entry, Admitted) else f"job    {entry.job} of {entry.run}"
+    what = f"run    {entry.run}" if isinstance(entry, RunEntry) else f"job    {entry.job} of {entry.run}"
     return f"{entry.at}  {what}: {cost}"
 
 

@@ -25,12 +25,12 @@ from sordino.accounting.composition import Participation
 from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
 from sordino.certificate.earlier_runs import EarlierRun, cost_of
-from sordino.certificate.facts import Facts, Loop, billed
+from sordino.certificate.facts import Facts, Loop, run_cost
 from sordino.data.lineage import IN_PROCESS, Runs, remember_loop
 from sordino.dpsgd.loop_state import LoopRecord, read_record, written_record
 from sordino.dpsgd.settings import Settings
 from sordino.errors import BudgetError, ConfigError, shown
-from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Standing
 from sordino.version import versions
 
@@ -131,7 +131,7 @@ class Account:
         if not self.steps:
             return None
         plan, delta = self.settings.plan, self.settings.delta
-        return cost_of(billed(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS)
+        return cost_of(run_cost(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS)
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""
@@ -166,11 +166,11 @@ class LedgerAccount:
             opened.consider(found.dataset, found.planned())
         return found
 
-    def planned(self) -> Asked:
+    def planned(self) -> Request:
         """All planned steps, in the ledger's terms."""
         plan = self.settings.plan
         line = plan.forecast.line("models")
-        return Asked(plan.unit, line.relation, _items(line.entries), plan.hash)
+        return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
 
     def pay(self, run: str, step: int) -> None:
         """Charge the block that a step is in, unless this process has; the ledger may refuse it (`BudgetError`)."""

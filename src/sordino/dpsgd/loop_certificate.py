@@ -14,8 +14,8 @@ from typing import Any
 
 from sordino import codec
 from sordino.certificate.build import certificate
-from sordino.certificate.facts import Facts, billed
-from sordino.certificate.schema import compare_text, parsed, text_of
+from sordino.certificate.facts import Facts, run_cost
+from sordino.certificate.schema import compare_text, parse, text_of
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.ledger.totals import Item
 from sordino.plan import Plan
@@ -61,7 +61,7 @@ def certify(path: Path) -> Saved:
     """The file, if its certificate is what its plan and its facts give; else `CertificateError` names the field."""
     text, name = _text(path), path.name
     try:
-        stored = parsed(text, name)
+        stored = parse(text, name)
         plan: Plan = codec.read(Plan, stored["plan"], "plan")
         facts: Facts = codec.read(Facts, stored["facts"], "facts")
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
@@ -76,7 +76,7 @@ def certify(path: Path) -> Saved:
 
 def _check_paid(plan: Plan, facts: Facts, name: str) -> None:
     """What the ledger was charged for this loop is no less than its bill."""
-    line = billed(plan, facts).line("models")
+    line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
         raise CertificateError(name, f"{name} bills more than its ledger was charged")
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sordino.accounting.composition import curated
+from sordino.accounting.composition import has_curator
 from sordino.data.columns import prepared
 from sordino.errors import DataError
 from sordino.parts.preparation import Preparation, Values
@@ -65,7 +65,7 @@ def _released(plan: Plan, part: Preparation, task: Task, streams: Streams) -> Te
 
 def noised_total(plan: Plan, part: Preparation, held: Iterable[Values], streams: Streams) -> Tensor:
     """The noised sum of everybody's messages: noised by everybody, or where there is a curator, once."""
-    noise, trusted = part.noise(plan.forecast.lines[0].relation), curated(plan.unit, plan.release)
+    noise, trusted = part.noise(plan.forecast.lines[0].relation), has_curator(plan.unit, plan.release)
 
     def noised(message: Values, client: int) -> Tensor:
         rng = streams.at(0, f"prepare {part.column}", client)

@@ -19,7 +19,7 @@ from pathlib import Path
 from sordino.errors import ConfigError, StorageError
 from sordino.ledger import entries
 from sordino.ledger.head_file import ROOT, Head, HeadFile
-from sordino.ledger.journal import BACKUP, FORMAT, FREE, MARK, connected, marks, next_digest
+from sordino.ledger.journal import BACKUP, FORMAT, FREE, MARK, connect, marks, next_digest
 from sordino.ledger.ledger import WAIT, Ledger
 
 
@@ -53,7 +53,7 @@ def restore(source: Path, target: Path) -> int | None:
             _copy(source, partial)
             lost = _missing(partial, _checked(partial), said)
             if lost != 0:
-                _append(partial, entries.Restored(datetime.now(UTC).isoformat(timespec="seconds"), lost))
+                _append(partial, entries.RestoreEntry(datetime.now(UTC).isoformat(timespec="seconds"), lost))
             _stamp(partial, MARK)
             head = _checked(partial)
             os.replace(partial, target)
@@ -91,7 +91,7 @@ def _missing(copy: Path, has: Head, said: Head | None) -> int | None:
     """Lines that the head file names and the copy has not."""
     if said is None:
         return None
-    with closing(connected(copy, WAIT)) as database:
+    with closing(connect(copy, WAIT)) as database:
         row = database.execute("SELECT digest FROM entries WHERE id = ?", (said.lines,)).fetchone()
     if said.lines == 0 or (row is not None and row[0] == said.digest):
         return 0
@@ -102,17 +102,17 @@ def _copy(source: Path, partial: Path) -> None:
     """One moment of a file that is a ledger or a backup of one."""
     if not source.is_file():
         raise StorageError(f"the backup {source}, which is not a file", "a file of 'sordino ledger backup'")
-    with closing(connected(source, WAIT)) as database:
+    with closing(connect(source, WAIT)) as database:
         if marks(database) not in ((BACKUP, FORMAT), (MARK, FORMAT)):
             raise StorageError(f"{source}, which is not a backup", "a file of 'sordino ledger backup'")
-        with closing(connected(partial, WAIT)) as copy:
+        with closing(connect(partial, WAIT)) as copy:
             database.backup(copy)
 
 
 def _checked(copy: Path) -> Head:
     """The head of a copy whose every line was read and found whole."""
     head = Head(0, ROOT)
-    with closing(connected(copy, WAIT)) as database:
+    with closing(connect(copy, WAIT)) as database:
         for number, body, digest in database.execute("SELECT id, body, digest FROM entries ORDER BY id"):
             if number != head.lines + 1 or not isinstance(body, str) or digest != next_digest(head.digest, body):
                 raise sqlite3.DatabaseError(f"line {head.lines + 1} is not what was written")
@@ -123,9 +123,9 @@ def _checked(copy: Path) -> Head:
 
 
 def _append(copy: Path, entry: entries.Entry) -> None:
-    head, body = _checked(copy), entries.written(entry)
+    head, body = _checked(copy), entries.to_json(entry)
     row = (head.lines + 1, body, next_digest(head.digest, body))
-    with closing(connected(copy, WAIT)) as database:
+    with closing(connect(copy, WAIT)) as database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("INSERT INTO entries VALUES (?, ?, ?)", row)
         database.execute("UPDATE head SET id = ?, digest = ?", (row[0], row[2]))
@@ -134,7 +134,7 @@ def _append(copy: Path, entry: entries.Entry) -> None:
 
 def _stamp(copy: Path, mark: int) -> None:
     """Say what a file is; synced."""
-    with closing(connected(copy, WAIT)) as database:
+    with closing(connect(copy, WAIT)) as database:
         database.execute("PRAGMA synchronous=EXTRA")
         database.execute(f"PRAGMA application_id={mark}")
 

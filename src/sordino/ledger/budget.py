@@ -21,7 +21,7 @@ from sordino.accounting.calibration import Budget
 from sordino.accounting.composition import Cost, Line, Participation, reads_of, record_patterns, with_preparations
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.errors import BudgetError, PlanError, UnreachableError
-from sordino.ledger.charges import Charged
+from sordino.ledger.charges import ClientCharges
 from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.samplers import Cohort
 
@@ -40,7 +40,7 @@ class Filter:
     allowed: NDArray[np.int64]
     spent: NDArray[np.int64] = field(repr=False)
     epochs: Epochs | None = field(default=None, repr=False)
-    elsewhere: Charged | None = field(default=None, repr=False)  # of clients that pay by ledgers of their own
+    elsewhere: ClientCharges | None = field(default=None, repr=False)  # of clients that pay by ledgers of their own
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
         """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""

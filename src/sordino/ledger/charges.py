@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Adversary, Line, Participation
 from sordino.accounting.events import Unprotected
-from sordino.ledger.ledger import Asked
+from sordino.ledger.ledger import Request
 from sordino.ledger.totals import Block, Item
 from sordino.parts.samplers import Cohort
 
@@ -54,14 +54,14 @@ class SiloCost:
         return self.plan.clients.amplified_rounds(self.plan.rounds) if self.whole else 0
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> Request:
         """For admission: all rounds that are planned; of random cohorts, as many as this silo is in on average."""
         line = self.plan.forecast.line(self.adversary, self.silo)
         if self.whole:
             items = tuple(Item(event, count) for event, count in line.entries if count)
-            return Asked(self.plan.unit, line.relation, items, self.plan.hash)
+            return Request(self.plan.unit, line.relation, items, self.plan.hash)
         rounds = math.ceil(float(self.plan.clients.turns(self.plan.rounds)[self.silo]))
-        return Asked(self.plan.unit, line.relation, self._rounds(rounds), self.plan.hash)
+        return Request(self.plan.unit, line.relation, self._rounds(rounds), self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:
         """One message of round t; of a run that is charged whole, one that is drawn again."""
@@ -99,7 +99,7 @@ Counts = NDArray[np.int64]  # by client
 
 
 @dataclass
-class Charged:
+class ClientCharges:
     """Counts that grow charge by charge; `replays`: the same job again costs nothing."""
 
     asked: Counts  # and not refused
@@ -112,7 +112,7 @@ class Charged:
     replayed: list[int] = field(default_factory=list)  # rounds charged again for a job that all had: no new noise
 
     @classmethod
-    def of(cls, plan: Plan) -> Charged:
+    def of(cls, plan: Plan) -> ClientCharges:
         """Nothing was charged yet."""
         none = np.zeros(plan.clients.population, dtype=np.int64)
         local = plan.release.local

@@ -19,7 +19,7 @@ from sordino.ledger.totals import Item, Limit, Total, items, total
 
 
 @dataclass(frozen=True)
-class Limited:
+class LimitEntry:
     """The operator sets what a data set may spend."""
 
     dataset: str
@@ -28,7 +28,7 @@ class Limited:
 
 
 @dataclass(frozen=True)
-class Admitted:
+class RunEntry:
     """A run on a data set. `items` are charged whole, now; a later line of the same run stands for all of it.
 
     `jobs` of its messages are paid for by them; every other, and every one that is drawn again, is charged by itself.
@@ -46,7 +46,7 @@ class Admitted:
 
 
 @dataclass(frozen=True)
-class Charged:
+class JobEntry:
     """One message of a run, before its noise is drawn; no items: the run has paid for it."""
 
     dataset: str
@@ -58,7 +58,7 @@ class Charged:
 
 
 @dataclass(frozen=True)
-class Released:
+class RoundEntry:
     """One release of a run that has paid whole, noted before its noise is drawn; it costs nothing more.
 
     So the ledger knows which rounds were released, whichever copy of the run's folder they were released from.
@@ -72,7 +72,7 @@ class Released:
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoreEntry:
     """A backup was put in the place of a ledger that held more: what was charged since is not known."""
 
     at: str
@@ -80,9 +80,9 @@ class Restored:
     dataset: str = ""  # all of them
 
 
-Entry = Limited | Admitted | Charged | Released | Restored
+Entry = LimitEntry | RunEntry | JobEntry | RoundEntry | RestoreEntry
 _LINES: dict[str, type[Entry]] = {
-    "limit": Limited, "run": Admitted, "job": Charged, "round": Released, "restored": Restored,
+    "limit": LimitEntry, "run": RunEntry, "job": JobEntry, "round": RoundEntry, "restored": RestoreEntry,
 }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def name_of(entry: Entry) -> str:
     return next(name for name, kind in _LINES.items() if isinstance(entry, kind))
 
 
-def written(entry: Entry) -> str:
+def to_json(entry: Entry) -> str:
     """A line as JSON."""
     return codec.to_json({"line": name_of(entry), **codec.dump(entry)})
 
@@ -116,11 +116,11 @@ def _items(text: str) -> tuple[Item, ...]:
 class Run:
     """A run: its line, what it was charged whole, and what its jobs were charged, and how often each."""
 
-    line: Admitted
+    line: RunEntry
     whole: Total
     single: Total = field(default_factory=Counter)
     jobs: Counter[str] = field(default_factory=Counter)
-    released: list[Released] = field(default_factory=list)
+    released: list[RoundEntry] = field(default_factory=list)
     rounds: set[int] = field(default_factory=set)  # of its jobs
 
     @property
@@ -140,15 +140,15 @@ class Account:
     limit: Limit
     held: Total = field(default_factory=Counter)
     runs: dict[str, Run] = field(default_factory=dict)
-    restored: Restored | None = None  # lines were lost, and nobody has lowered the limit since
+    restored: RestoreEntry | None = None  # lines were lost, and nobody has lowered the limit since
 
-    def admit(self, line: Admitted) -> None:
+    def admit(self, line: RunEntry) -> None:
         """The line stands in the place of the run's line before, which is never more."""
         run = self.runs.setdefault(line.run, Run(line, Counter()))
         self.held = self.held - run.whole + total(line.items)
         run.line, run.whole = line, total(line.items)
 
-    def charge(self, line: Charged) -> None:
+    def charge(self, line: JobEntry) -> None:
         """One message."""
         run = self.runs[line.run]
         self.held.update(total(line.items))
@@ -156,7 +156,7 @@ class Account:
         run.jobs[line.job] += 1
         run.rounds |= set() if line.round is None else {line.round}
 
-    def merged(self, line: Admitted) -> Admitted:
+    def merged(self, line: RunEntry) -> RunEntry:
         """The line, with no less than the run was charged whole before."""
         if line.run not in self.runs:
             return line
@@ -185,16 +185,16 @@ class Accounts:
     def take(self, entry: Entry) -> None:
         """One more line; KeyError if it speaks of what was never entered."""
         match entry:
-            case Limited():
+            case LimitEntry():
                 account = self.of.setdefault(entry.dataset, Account(entry.limit))
                 account.limit, account.restored = entry.limit, None
-            case Admitted():
+            case RunEntry():
                 self.of[entry.dataset].admit(entry)
-            case Charged():
+            case JobEntry():
                 self.of[entry.dataset].charge(entry)
-            case Released():
+            case RoundEntry():
                 self.of[entry.dataset].runs[entry.run].released.append(entry)
-            case Restored():
+            case RestoreEntry():
                 for account in self.of.values():
                     account.restored = entry
 

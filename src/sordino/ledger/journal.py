@@ -56,7 +56,7 @@ class Journal:
             raise StorageError(f"the ledger {path}, {what}", "a ledger", MAKES)
         with self._sentences():
             self._file = _identity(path)
-            self._database = connected(path, wait)
+            self._database = connect(path, wait)
             try:
                 self._prepare()
             except BaseException:
@@ -203,7 +203,7 @@ class Journal:
 
     def copy_to(self, file: Path) -> None:
         """This moment of the database into another file; whoever writes waits for the copy."""
-        with closing(connected(file, self.wait)) as copy:
+        with closing(connect(file, self.wait)) as copy:
             self._database.backup(copy)
 
     # ---- words -------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Journal:
         return self.damaged(said) if words is None else StorageError(*words)
 
 
-def connected(path: Path, wait: float) -> sqlite3.Connection:
+def connect(path: Path, wait: float) -> sqlite3.Connection:
     """A connection that makes no file."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", timeout=wait, isolation_level=None, uri=True)
 

@@ -26,7 +26,7 @@ from sordino.accounting.events import Relation
 from sordino.accounting.rounding import upto
 from sordino.errors import BudgetError, ConfigError, shown
 from sordino.ledger import entries
-from sordino.ledger.entries import Account, Accounts, Admitted, Charged, Entry, Limited, Released, Restored
+from sordino.ledger.entries import Account, Accounts, Entry, JobEntry, LimitEntry, RestoreEntry, RoundEntry, RunEntry
 from sordino.ledger.head_file import ROOT
 from sordino.ledger.journal import Journal
 from sordino.ledger.totals import Item, Limit, Standing, Total, items, total
@@ -57,11 +57,11 @@ class Statement:
     items: tuple[Item, ...]
     lines: int  # of the ledger, up to here
     digest: str  # of the last of them
-    restored: Restored | None = None  # lines were lost, and nothing is charged before its limit is lowered
+    restored: RestoreEntry | None = None  # lines were lost, and nothing is charged before its limit is lowered
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a run asks of a data set: events for one `unit`, proved when neighbours differ by `relation`.
 
     `plan` is the hash of its plan: who asks again under the name of the same run must ask for the same plan.
@@ -120,10 +120,10 @@ class Ledger:
                 needed = f"one {before.unit}, {before.relation}: what runs on it was admitted for that"
                 raise ConfigError(found, needed, "give those, or another name")
             if account is None or account.limit != limit:
-                self._append(Limited(name, limit, _now()))
+                self._append(LimitEntry(name, limit, _now()))
 
     def admit(
-        self, run: str, name: str, asked: Asked, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0
+        self, run: str, name: str, asked: Request, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0
     ) -> None:
         """A run enters: refused if the data set cannot pay for all that it asks for beside what is spent.
 
@@ -139,7 +139,7 @@ class Ledger:
                 raise ConfigError(f"the run {shown(run)} again, on {name!r}", "the data set that it was admitted to")
             paid = asked.items if whole else ()
             count = jobs if whole else 0
-            line = Admitted(name, run, asked.unit, asked.relation, paid, count, asked.plan, _now(), chain)
+            line = RunEntry(name, run, asked.unit, asked.relation, paid, count, asked.plan, _now(), chain)
             line, known = account.merged(line), run in account.runs
             self._check_alone(run, len(account.runs[run].released) if known else 0, released)
             if known and whole and line is account.runs[run].line:
@@ -148,14 +148,14 @@ class Ledger:
             if not known or line is not account.runs[run].line:
                 self._append(line)
 
-    def consider(self, name: str, asked: Asked) -> None:
+    def consider(self, name: str, asked: Request) -> None:
         """Refuse what the data set cannot pay for now; nothing is charged and nothing set aside."""
         with self._looking():
-            line = Admitted(name, "", asked.unit, asked.relation, (), 0, asked.plan, "")
+            line = RunEntry(name, "", asked.unit, asked.relation, (), 0, asked.plan, "")
             account = self._account(name)
             self._afford(account, line, account.held + total(asked.items))
 
-    def released(self, run: str) -> tuple[list[Released], bool]:
+    def released(self, run: str) -> tuple[list[RoundEntry], bool]:
         """The releases of a run that paid whole; and whether all of them were noted, from the first."""
         with self._looking():
             account = self._accounts.run(run)
@@ -173,7 +173,7 @@ class Ledger:
         with self._writing():
             account = self._of_run(run)
             self._check_alone(run, len(account.runs[run].released), released)
-            self._append(Released(account.runs[run].line.dataset, run, number, head, _now()))
+            self._append(RoundEntry(account.runs[run].line.dataset, run, number, head, _now()))
 
     def _check_alone(self, run: str, found: int, known: int) -> None:
         if found != known:
@@ -210,7 +210,7 @@ class Ledger:
             paid = () if covered else asked
             if not covered:
                 self._afford(account, entered.line, account.held + total(paid))
-            self._append(Charged(entered.line.dataset, run, job, paid, _now(), round))
+            self._append(JobEntry(entered.line.dataset, run, job, paid, _now(), round))
             return Receipt(run, job, self.journal.read)
 
     def store(self, receipt: Receipt, message: bytes) -> bytes:
@@ -287,7 +287,7 @@ class Ledger:
         with self._looking():
             self._account(name)
             found = [entries.parse(body) for body in self.journal.lines()]
-        return [entry for entry in found if entry.dataset == name or isinstance(entry, Restored)]
+        return [entry for entry in found if entry.dataset == name or isinstance(entry, RestoreEntry)]
 
     # ---- within a transaction ----------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Ledger:
         self._accounts.take(entries.parse(body))
 
     def _append(self, entry: Entry) -> None:
-        self.journal.append(entries.written(entry))
+        self.journal.append(entries.to_json(entry))
         self.journal.follow(self._take)
 
     def _account(self, name: str) -> Account:
@@ -332,7 +332,7 @@ class Ledger:
             raise ConfigError(f"the run {shown(run)} in the ledger {self.path}", "a run that was admitted")
         return found
 
-    def _afford(self, account: Account, line: Admitted, needed: Total) -> None:
+    def _afford(self, account: Account, line: RunEntry, needed: Total) -> None:
         """Refuse what the limit cannot price, or does not hold."""
         limit, name = account.limit, line.dataset
         if account.restored is not None:
@@ -347,7 +347,7 @@ class Ledger:
                 f"{upto(limit.epsilon, 6)} at delta {upto(limit.delta)}; nothing was charged to {self.path}"
             )
 
-    def _lost(self, name: str, account: Account, restored: Restored) -> ConfigError:
+    def _lost(self, name: str, account: Account, restored: RestoreEntry) -> ConfigError:
         """Lines were lost: what they have spent is for the operator to say."""
         lines = "an unknown number of" if restored.lost is None else str(restored.lost)
         found = f"the data set {name!r} of a ledger that was restored on {restored.at[:10]} without {lines} last lines"

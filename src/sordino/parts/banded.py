@@ -115,7 +115,7 @@ class Banded(_Banded, kind="banded"):
         if self.coefficients:
             return replace(self, ends=self._ends(self.coefficients, allowed))
         goal = optimize.Goal(allowed, work()).forgetting(self.forget)
-        found = optimize.banded(goal, self.width)
+        found = optimize.best_bands(goal, self.width)
         if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > drifting.LONGEST:
             return replace(self, coefficients=digits(tuple(found)), ends=self._ends(found, allowed))
         first, drift = drifting.Search(goal, len(found)).found(found)
@@ -175,11 +175,11 @@ class Banded(_Banded, kind="banded"):
     def noise_matrix(self, rounds: int) -> Floats:
         if not self.drift:
             return self._scales(rounds)[:, None] * super().noise_matrix(rounds)
-        return self._scales(rounds)[:, None] * drifting.solved(self._columns(rounds), np.eye(rounds))
+        return self._scales(rounds)[:, None] * drifting.solve_columns(self._columns(rounds), np.eye(rounds))
 
     def noise_std(self, t: int) -> float:
         if not self.drift:
             return self.scale(t) * super().noise_std(t)
         unit = np.zeros((t + 1, 1))
         unit[t] = self.scale(t)
-        return float(np.linalg.norm(drifting.solved(self._columns(t + 1), unit, back=True)))
+        return float(np.linalg.norm(drifting.solve_columns(self._columns(t + 1), unit, back=True)))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino.accounting.bounds import Unit
-from sordino.accounting.events import Event, Relation, moved
+from sordino.accounting.events import Event, Relation, sensitivity
 from sordino.codec import Part
 from sordino.errors import PlanError, shown
 from sordino.parts.mechanisms import Laplace
@@ -80,7 +80,7 @@ class Histogram(Preparation, kind="histogram"):
         return even if self.grid == "even" else np.expm1(even * math.log1p(STEEP)) / STEEP
 
     def noise(self, relation: Relation) -> Laplace:
-        return Laplace(moved(relation) / self.epsilon)
+        return Laplace(sensitivity(relation) / self.epsilon)
 
     def message(self, shares: Values, unit: Unit) -> Values:
         """[bins]: counts of one silo's records, each 1; of a client, parts of one."""

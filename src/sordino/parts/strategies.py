@@ -164,7 +164,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.weights:
             return self
-        found = optimize.buffered(optimize.Goal(allowed, work()).forgetting(self.forget), self.buffers)
+        found = optimize.best_buffers(optimize.Goal(allowed, work()).forgetting(self.forget), self.buffers)
         return replace(self, weights=digits(found.weights), decays=digits(found.decays))
 
     def column(self, rounds: int) -> Floats:

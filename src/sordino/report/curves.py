@@ -18,9 +18,9 @@ from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation, repeated_rounds
 from sordino.accounting.events import Unprotected
 from sordino.accounting.profiles import Floats, power, true_positives
-from sordino.accounting.selection import selected
+from sordino.accounting.selection import cost_of_best
 from sordino.certificate.build import headline, line_entry
-from sordino.certificate.facts import billed, participation
+from sordino.certificate.facts import participation, run_cost
 from sordino.errors import PlanError
 from sordino.outcome import facts_of_charges
 from sordino.report.subject import Subject
@@ -47,7 +47,7 @@ class Kind:
 
 def cost_of(subject: Subject) -> Cost:
     """The bill that the certificate was written from."""
-    return billed(subject.plan, subject.facts)
+    return run_cost(subject.plan, subject.facts)
 
 
 def kinds(subject: Subject) -> list[Kind]:
@@ -77,7 +77,7 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
     releases = participation(subject.plan, subject.facts).releases
     places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})
     try:
-        costs = [(t, selected(subject.plan.cost(so_far(subject, t)), subject.facts.selection)) for t in places]
+        costs = [(t, cost_of_best(subject.plan.cost(so_far(subject, t)), subject.facts.selection)) for t in places]
     except PlanError:
         costs = []  # noise that rounds share is priced for the whole run alone
     nothing = [] if subject.plan.prepare else [0]  # what columns cost is paid before the first round

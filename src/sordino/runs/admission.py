@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.accounting.composition import Line, repeated_rounds
-from sordino.certificate.facts import Facts, billed
+from sordino.certificate.facts import Facts, run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError, StorageError, UserError
-from sordino.ledger.entries import Released
+from sordino.ledger.entries import RoundEntry
 from sordino.ledger.journal import RESTORES
-from sordino.ledger.ledger import Asked, Ledger
+from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Standing
 from sordino.runs.charge_log import ChargeLog
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NAME = "ledger.json"
 
 
-def ledger_request(config: Config, facts: Facts) -> Asked:
+def ledger_request(config: Config, facts: Facts) -> Request:
     """The first line of the bill, in the ledger's terms: by name where silos have names.
 
     Random cohorts are charged averaged over their coins, before the run and after it: composed with other runs, whose
@@ -45,10 +45,10 @@ def ledger_request(config: Config, facts: Facts) -> Asked:
     """
     if config.plan.clients.random:
         facts = replace(facts, most=None, each=(), stopped=False)
-    cost = billed(config.plan, facts)
+    cost = run_cost(config.plan, facts)
     lines, best = cost.of("models"), config.privacy.selected
     whose = config.plan.hash if best is None else codec.digest(best)
-    return Asked(cost.unit, lines[0].relation, _items(lines, config.task.silos), whose)
+    return Request(cost.unit, lines[0].relation, _items(lines, config.task.silos), whose)
 
 
 def _payer(config: Config, run: str) -> str:
@@ -69,7 +69,7 @@ def _items(lines: tuple[Line, ...], names: tuple[str, ...]) -> tuple[Item, ...]:
     return tuple(Item(event, count) for event, count in most.entries if count)
 
 
-def _planned_request(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Asked:
+def _planned_request(config: Config, charged: Sequence[int] = (), t: int = 0, prepared: int = 1) -> Request:
     """What the run will have cost if it goes on from round t to its end, with so many preparations in all."""
     return ledger_request(config, planned_facts(config, charged, t, prepared))
 
@@ -87,7 +87,7 @@ def _named(config: Config) -> tuple[Path, str] | None:
     return None if file is None or name is None else (Path(file), name)
 
 
-def check_all_affordable(config: Config, all_of_them: Asked) -> None:
+def check_all_affordable(config: Config, all_of_them: Request) -> None:
     """Refuse many runs on the data set of this one that it cannot pay for together."""
     named = _named(config)
     if named is not None:
@@ -158,7 +158,7 @@ def _admission(
     return Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(chain.charges))
 
 
-def _not_noted(chain: ChargeLog, noted: list[Released]) -> list[int]:
+def _not_noted(chain: ChargeLog, noted: list[RoundEntry]) -> list[int]:
     """Rounds, from 1, that the chain has charged and the ledger does not know of."""
     left, found = Counter(one.head for one in noted), []
     for charge, head in zip(chain.charges, chain.heads, strict=True):

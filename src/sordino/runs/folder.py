@@ -31,7 +31,7 @@ from sordino import codec
 from sordino.certificate.build import certificate
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.certificate.facts import Declared, Facts, OwnCode
-from sordino.certificate.schema import compare_text, parsed
+from sordino.certificate.schema import compare_text, parse
 from sordino.codec import durable_files
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
@@ -304,7 +304,7 @@ class RunFolder:
             )
         text = self._read("certificate.json")
         try:
-            stored = parsed(text)
+            stored = parse(text)
             last = None if self.private.exists() else str(stored["run"]["checkpoint_sha256"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CertificateError("certificate.json", f"certificate.json is not a certificate ({error})") from None

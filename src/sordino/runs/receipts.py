@@ -16,7 +16,7 @@ from sordino.codec import durable_files
 from sordino.engines.base import Receipt
 from sordino.errors import CertificateError
 from sordino.ledger.budget import Filter
-from sordino.ledger.charges import Charged
+from sordino.ledger.charges import ClientCharges
 from sordino.loop import RoundReceipts, told
 from sordino.outcome import replay_charges
 from sordino.plan import Plan
@@ -67,7 +67,7 @@ def last(path: Path, plan: Plan, found: ChargeLog) -> dict[int, int]:
 def filter_after_charges(path: Path, plan: Plan, budget: Filter, found: ChargeLog, deployed: bool = False) -> Filter:
     """A budget with what the charges of a folder have taken from it, and what silos have said of them."""
     notes = parse(read(path) or b"", plan, len(found.charges))
-    budget = replace(budget, elsewhere=Charged.of(plan)) if deployed or notes else budget
+    budget = replace(budget, elsewhere=ClientCharges.of(plan)) if deployed or notes else budget
     replay_charges(plan, found.rounds, found.cohorts(plan), notes, budget)
     return budget
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from sordino import codec
-from sordino.certificate.build import priced
+from sordino.certificate.build import check_provable
 from sordino.codec.boundary import named_failures
 from sordino.config import Config
 from sordino.engines.base import Engine
@@ -81,7 +81,7 @@ def check_run(config: Config, task: Task, engine: Engine) -> None:
     """Every mistake is found here, before anything is charged or written: also in a metric, or in a rule to stop."""
     check(config.plan, task, engine)
     config.check_budget()
-    priced(config.plan, config.delta, config.deltas)
+    check_provable(config.plan, config.delta, config.deltas)
     stop = config.run.stop
     figures = task.evaluate(task.layout.flatten(task.model)) if task.metrics or stop is not None else {}
     if stop is not None:

@@ -27,10 +27,10 @@ from sordino.accounting import calibration
 from sordino.accounting.calibration import noisier
 from sordino.accounting.composition import Cost, Line
 from sordino.accounting.rounding import upto
-from sordino.accounting.selection import Selection, selected
+from sordino.accounting.selection import Selection, cost_of_best
 from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
-from sordino.certificate.facts import billed
+from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
@@ -89,7 +89,7 @@ class Tuning:
         weakest = 0 if reads is None else int(np.argmin(reads.sizes))
 
         def line_of(z: float) -> Line:
-            return selected(noisier(config.plan, z).cost(), self.selection).line("models", weakest)
+            return cost_of_best(noisier(config.plan, z).cost(), self.selection).line("models", weakest)
 
         return calibration.noise_multiplier(line_of, self.epsilon, config.delta)
 
@@ -141,7 +141,7 @@ class Tuning:
 
 
 def _cost(config: Config) -> Cost:
-    return billed(config.plan, admission.planned_facts(config))
+    return run_cost(config.plan, admission.planned_facts(config))
 
 
 def tune_private(tuning: Tuning, out: Path, say: Say) -> dict[str, Any]:

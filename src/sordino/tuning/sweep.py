@@ -24,8 +24,8 @@ from sordino import codec
 from sordino.accounting.composition import Cost
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import headline
-from sordino.certificate.facts import billed
-from sordino.certificate.schema import compare_text, parsed, text_of
+from sordino.certificate.facts import run_cost
+from sordino.certificate.schema import compare_text, parse, text_of
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError
@@ -94,7 +94,7 @@ class Swept:
 
     def cost(self, costs: Sequence[Cost] = ()) -> dict[str, Any]:
         """The composition of all bills: as planned, or as they ran."""
-        planned = [billed(config.plan, admission.planned_facts(config)) for config in self.configs]
+        planned = [run_cost(config.plan, admission.planned_facts(config)) for config in self.configs]
         whole = sweep_cost.composed(costs or planned, self.configs[0].plan.clients.population)
         return sweep_cost.priced(whole, self.configs[0])
 
@@ -137,7 +137,7 @@ class Swept:
     def _row(self, each: Sequence[Place]) -> Row:
         values = tuple(_figure(place, self.metric) for place in each)
         first = each[0].cell
-        line = billed(first.config.plan, admission.planned_facts(first.config)).of("models")
+        line = run_cost(first.config.plan, admission.planned_facts(first.config)).of("models")
         spent = headline(line, first.config.delta, first.config.deltas)["epsilon"]
         return Row(first.number, first.changes, tuple(place.cell.seed for place in each), values, spent)
 
@@ -244,7 +244,7 @@ def certify(out: Path) -> dict[str, Any]:
         raise ConfigError(f"no {CERTIFICATE} in {out}", "a finished sweep", "finish it: sordino sweep --resume")
     stored = durable_files.read(out / CERTIFICATE)
     try:
-        read = parsed(stored)
+        read = parse(stored)
     except ValueError as error:
         raise CertificateError(CERTIFICATE, f"{CERTIFICATE} is not a certificate ({error})") from None
     computed: dict[str, Any] = json.loads(json.dumps(found.certificate()))
@@ -281,7 +281,7 @@ def _kept(place: Place) -> tuple[Cost, dict[str, Any]]:
     name = "charges.jsonl" if place.diverged else CERTIFICATE
     bound = {f"{Path(name).stem}_sha256": hashlib.sha256(durable_files.read(place.folder / name)).hexdigest()}
     entry = {"cell": f"{CELLS}/{place.folder.name}", "diverged": place.diverged, "config_sha256": held.header.config}
-    return billed(held.config.plan, folder.facts(held)), {**entry, **bound}
+    return run_cost(held.config.plan, folder.facts(held)), {**entry, **bound}
 
 
 def guarantee(made: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from sordino.accounting.events import Event
 from sordino.certificate.build import WHO, headline
 from sordino.config import Config
 from sordino.errors import ConfigError
-from sordino.ledger.ledger import Asked
+from sordino.ledger.ledger import Request
 from sordino.runs import admission
 from sordino.task import Task
 
@@ -102,7 +102,7 @@ def check_same_cut(tasks: Sequence[Task]) -> None:
             raise ConfigError(found, "the same clients in every cell, so that their bills add up", fix)
 
 
-def asked(configs: Sequence[Config]) -> Asked:
+def asked(configs: Sequence[Config]) -> Request:
     """All cells' bills in the ledger's terms, to be considered before the first of them runs."""
     each = [admission.ledger_request(config, admission.planned_facts(config)) for config in configs]
     return replace(each[0], items=tuple(item for one in each for item in one.items), plan="")

@@ -25,7 +25,7 @@ from sordino.accounting.events import (
     PoissonSampled,
     Relation,
     Shuffled,
-    billable,
+    has_bound,
 )
 from sordino.accounting.pld import convolutions, loss_grid, pairs, without_replacement
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
@@ -136,7 +136,7 @@ def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
     for epsilon in (0.0, 0.03, 0.4, 1.0, 2.5):
         values = on_grid.values
         ours = on_grid.infinite + float(on_grid.masses @ np.maximum(0.0, -np.expm1(np.minimum(epsilon - values, 0.0))))
-        truth = float(loss_grid.once_deltas(pair, np.asarray([epsilon]))[0])
+        truth = float(loss_grid.single_deltas(pair, np.asarray([epsilon]))[0])
         assert truth - 1e-12 <= ours
         assert ours <= truth + 0.02 if step == 0.01 else True
 
@@ -147,7 +147,7 @@ def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, noi
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
     pair = without_replacement.pair(rate=rate, mu=2 / noise_multiplier)
     curve = without_replacement.hockey_stick(at, rate=rate, noise_multiplier=noise_multiplier)
-    assert np.allclose(loss_grid.once_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
+    assert np.allclose(loss_grid.single_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 
 
 # ---- the same everywhere --------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ deltas = st.one_of(st.just(0.0), st.floats(-300, -0.31).map(lambda power: 10.0**
 def test_any_question_gets_a_number_or_one_sentence(
     first: Event, second: Event, count: int, more: int, delta: float, relation: Relation
 ) -> None:
-    if not (billable(first, relation) and billable(second, relation)):
+    if not (has_bound(first, relation) and has_bound(second, relation)):
         with pytest.raises(PlanError, match=r"^[^\n]*$"):
             accountant.bound([(first, 1), (second, 1)], relation, delta)
         return

@@ -26,15 +26,15 @@ def test_divergences_are_the_integrals_rounded_up(rate: float, mu: float) -> Non
     for k in (4, 38):
         order = float(renyi.ORDERS[k])
         one = mpmath.log(moment(rate, mu, order, -14)) / (order - 1)
-        assert one - 1e-12 <= renyi.present(rate, mu)[k] <= one * (1 + 1e-9) + 1e-7
+        assert one - 1e-12 <= renyi.poisson_gaussian(rate, mu)[k] <= one * (1 + 1e-9) + 1e-7
         both = moment(rate, mu, order, mu / 2) + moment(rate, mu, 1 - order, mu / 2)
         other = mpmath.log(both + (1 - rate) * mpmath.erf(mu / mpmath.sqrt(8))) / (order - 1)
-        assert other - 1e-12 <= renyi.mirrored(rate, mu)[k] <= other * (1 + 1e-9) + 1e-7
+        assert other - 1e-12 <= renyi.fixed_size_gaussian(rate, mu)[k] <= other * (1 + 1e-9) + 1e-7
 
 
 @pytest.mark.parametrize("pair", [pairs.Mirrored(0.2, pairs.Gauss(1.0)), pairs.Present(0.2, pairs.Gauss(1.0))], ids=str)
 def test_divergences_are_those_of_the_pair(pair: pairs.Mirrored | pairs.Present) -> None:
-    of = renyi.mirrored if isinstance(pair, pairs.Mirrored) else renyi.present
+    of = renyi.fixed_size_gaussian if isinstance(pair, pairs.Mirrored) else renyi.poisson_gaussian
     ours, on_grid = of(0.2, 1.0), loss_grid.losses_on(pair, 0.002, 1e-30)
     for k in (9, 29, 59):
         theta = float(renyi.ORDERS[k]) - 1
@@ -44,6 +44,11 @@ def test_divergences_are_those_of_the_pair(pair: pairs.Mirrored | pairs.Present)
 
 def test_absurd_questions_prove_nothing_or_nearly_nothing() -> None:
     for mu in (1e-300, 1e-9, 1e9, 1e300):
-        for found in (renyi.gaussian(mu), renyi.laplace(mu), renyi.present(0.1, mu), renyi.mirrored(0.1, mu)):
+        for found in (
+            renyi.gaussian(mu),
+            renyi.laplace(mu),
+            renyi.poisson_gaussian(0.1, mu),
+            renyi.fixed_size_gaussian(0.1, mu),
+        ):
             assert np.all(found >= -1e-9)
             assert renyi.epsilon(found, 1e-5) >= 0

@@ -107,7 +107,7 @@ def _least(
     return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)
 
 
-def banded(goal: Goal, bands: int) -> Floats:
+def best_bands(goal: Goal, bands: int) -> Floats:
     """The first `bands` entries of the best c; begins at the square root."""
     bands = min(bands, goal.rounds)
 
@@ -157,7 +157,7 @@ class _Search:
         return value, np.concatenate([by_weight * weights, by_decay * decays * (1.0 - decays)])
 
 
-def buffered(goal: Goal, buffers: int) -> Buffers:
+def best_buffers(goal: Goal, buffers: int) -> Buffers:
     """The best sum of so many falling powers. Nonnegative weights keep c falling, where they add up to at most 1."""
     search = _Search(goal, buffers)
     bounds = [(-30.0, 0.0)] * buffers + [(-10.0, 15.0)] * buffers
@@ -171,14 +171,14 @@ _BLOCKS = 32
 _DRIFT_STEPS, _DRIFT_TOLERANCE = 100, 1e-7
 
 
-def paces(rounds: int, ends: int) -> Floats:
+def drift_shares(rounds: int, ends: int) -> Floats:
     """sqrt(s / T): how far the bands of column s have drifted from c to c + d, in a run of T = `ends` rounds."""
     return np.sqrt(np.arange(rounds) / ends)
 
 
 def columns(first: Floats, drift: Floats, rounds: int, ends: int) -> Floats:
     """[rounds, bands]: the entries of each column of P from the diagonal down, those below the last round too."""
-    return (first + paces(rounds, ends)[:, None] * drift)[:, :rounds]
+    return (first + drift_shares(rounds, ends)[:, None] * drift)[:, :rounds]
 
 
 def lengths(made: Floats, ends: int) -> Floats:
@@ -187,7 +187,7 @@ def lengths(made: Floats, ends: int) -> Floats:
     return np.asarray(np.sqrt(np.cumsum(made**2, axis=1)[np.arange(len(made)), left - 1]))
 
 
-def solved(made: Floats, right: Floats, back: bool = False) -> Floats:
+def solve_columns(made: Floats, right: Floats, back: bool = False) -> Floats:
     """P^-1 right, or with `back` P^-T right; the diagonal is 1."""
     from scipy.linalg.lapack import dtbtrs
 
@@ -204,7 +204,7 @@ def matrix(made: Floats) -> Floats:
     return found
 
 
-def worked(work: Floats, right: Floats, back: bool = False) -> Floats:
+def apply_workload(work: Floats, right: Floats, back: bool = False) -> Floats:
     """A right, or with `back` A^T right; `work` is A, or its first column."""
     if work.ndim == 2:
         return np.asarray((work.T if back else work) @ right)
@@ -219,7 +219,7 @@ def errors(made: Floats, scales: Floats, work: Floats) -> Floats:
     found, every = np.zeros(len(made)), np.arange(len(made))
     for some in np.array_split(every, -(-len(made) // 256)):
         unit = (every[:, None] == some).astype(np.float64)
-        found += np.sum(worked(work, scales[:, None] * solved(made, unit)) ** 2, axis=1)
+        found += np.sum(apply_workload(work, scales[:, None] * solve_columns(made, unit)) ** 2, axis=1)
     return found
 
 
@@ -255,16 +255,16 @@ class Search:
         rounds, (unit, stands) = self.goal.rounds, self.read
         made = columns(*self.split(x), rounds, rounds)
         size = lengths(made, rounds)
-        r = solved(made, unit)
-        models = worked(self.goal.work, size[:, None] * r)
-        back = worked(self.goal.work, models * stands, back=True)
-        slopes = self._along(r, solved(made, size[:, None] * back, back=True))
+        r = solve_columns(made, unit)
+        models = apply_workload(self.goal.work, size[:, None] * r)
+        back = apply_workload(self.goal.work, models * stands, back=True)
+        slopes = self._along(r, solve_columns(made, size[:, None] * back, back=True))
         slopes += self._lengthened(made, np.sum(back * r, axis=1) / size)
         return float(np.sum(models**2 * stands)), 2.0 * slopes
 
     def _along(self, r: Floats, adjoint: Floats) -> Floats:
         """-sum_s x_s^i sum_u L_{s+j, u} R_{s, u}  for i = 0, 1 and every band j after the first."""
-        size, pace = 2 * self.goal.rounds, paces(self.goal.rounds, self.goal.rounds)[:, None]
+        size, pace = 2 * self.goal.rounds, drift_shares(self.goal.rounds, self.goal.rounds)[:, None]
         theirs = np.fft.rfft(adjoint, size, axis=0)
         spectra = [np.sum(theirs * np.fft.rfft(one, size, axis=0).conj(), axis=1) for one in (r, pace * r)]
         return np.stack([-np.fft.irfft(one, size)[1 : self.bands] for one in spectra])
@@ -273,7 +273,7 @@ class Search:
         """sum_s x_s^i by_s P_{s+j, s}: longer columns have more noise."""
         inside = np.add.outer(np.arange(len(made)), np.arange(made.shape[1])) < len(made)
         pulled = by[:, None] * made * inside
-        pace = paces(len(made), len(made))
+        pace = drift_shares(len(made), len(made))
         return np.stack([pulled.sum(0), pace @ pulled])[:, 1 : self.bands]
 
     def found(self, start: Floats) -> tuple[Floats, Floats]:

@@ -134,7 +134,7 @@ class Patterns:
         return np.arange(self.reachable, dtype=np.int64) * self.apart
 
 
-def falls(column: Floats) -> bool:
+def is_decreasing(column: Floats) -> bool:
     """Whether entries are nonnegative and never rise."""
     return bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
 
@@ -150,7 +150,7 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     column = np.trim_zeros(column[: patterns.rounds], "b")
     if len(column) <= patterns.apart:
         return _apart(column, patterns)
-    if falls(column):
+    if is_decreasing(column):
         return float(np.linalg.norm(_together(padded(column, patterns.rounds), patterns)))
     return sensitivity_bound(_gram(column, patterns.rounds), patterns)
 

@@ -105,7 +105,7 @@ def _rounded_tails(pair: Pair, values: Array) -> tuple[Array, Array, Array]:
     return above, np.nan_to_num(scaled), 4 * size * above + TINY
 
 
-def once_deltas(pair: Pair, epsilons: Array) -> Array:
+def single_deltas(pair: Pair, epsilons: Array) -> Array:
     """delta of one release, without a grid: P(L > e) - exp(e) Q(L > e), rounded up."""
     some, other = pair.tails(epsilons)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -115,11 +115,11 @@ def once_deltas(pair: Pair, epsilons: Array) -> Array:
     return np.asarray(np.clip(above - np.nan_to_num(scaled) + off + TINY + apart, 0.0, 1.0))
 
 
-def once(pair: Pair, delta: float) -> float:
+def single_epsilon(pair: Pair, delta: float) -> float:
     """The least epsilon of one release at `delta`; inf if none is found."""
     tried = np.concatenate([[0.0], _POSITIVE])
     for _ in range(8):
-        good = np.flatnonzero(once_deltas(pair, tried) <= delta)
+        good = np.flatnonzero(single_deltas(pair, tried) <= delta)
         if not len(good):
             return math.inf
         k = int(good[0])

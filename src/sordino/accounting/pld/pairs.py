@@ -139,7 +139,7 @@ class Present(Pair):
     def tails(self, losses: Array) -> Tails:
         """L = log(1 - q + q exp(y)) for the inner loss y, so L > l exactly if y > inner_loss(l)."""
         moved, still = self.inner.tails(inner_loss(losses, self.rate))
-        return mixed(self.rate, moved, still), still
+        return log_mixture(self.rate, moved, still), still
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Absent(Pair):
     def tails(self, losses: Array) -> Tails:
         """L = -log(1 - q + q exp(-y)) for the mirrored loss y: L > l exactly if y > -inner_loss(-l)."""
         still, moved = self.inner.tails(-inner_loss(-losses, self.rate))
-        return still, mixed(self.rate, moved, still)
+        return still, log_mixture(self.rate, moved, still)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,9 @@ class Swapped(Pair):
         """L is odd and increasing in the outcome x: a quadratic equation in exp(mu x) inverts it."""
         x = np.sign(losses) * self._outcome(np.abs(losses))
         still = log_ndtr(-x)
-        return mixed(self.rate, log_ndtr(self.mu - x), still), mixed(self.rate, log_ndtr(-self.mu - x), still)
+        return log_mixture(self.rate, log_ndtr(self.mu - x), still), log_mixture(
+            self.rate, log_ndtr(-self.mu - x), still
+        )
 
     def _outcome(self, losses: Array) -> Array:
         """x >= 0 with (1-q) + q c w = exp(l) ((1-q) + q c / w),  w = exp(mu x),  c = exp(-mu^2/2)."""
@@ -215,7 +217,7 @@ class Either(Pair):
     def tails(self, losses: Array) -> Tails:
         """Both tails mix."""
         one, other = self.first.tails(losses), self.second.tails(losses)
-        return mixed(self.share, one[0], other[0]), mixed(self.share, one[1], other[1])
+        return log_mixture(self.share, one[0], other[0]), log_mixture(self.share, one[1], other[1])
 
 
 @dataclass(frozen=True)
@@ -244,10 +246,10 @@ class PublicCoin(Pair):
         """q times the inner tails, and 1 - q below 0."""
         nothing = np.where(losses < 0, 0.0, -np.inf)
         some, other = self.inner.tails(losses)
-        return mixed(self.rate, some, nothing), mixed(self.rate, other, nothing)
+        return log_mixture(self.rate, some, nothing), log_mixture(self.rate, other, nothing)
 
 
-def mixed(share: float, first: Array, second: Array) -> Array:
+def log_mixture(share: float, first: Array, second: Array) -> Array:
     """log(share exp(first) + (1 - share) exp(second))."""
     if share >= 1:
         return first
@@ -256,7 +258,7 @@ def mixed(share: float, first: Array, second: Array) -> Array:
     return np.asarray(np.logaddexp(math.log(share) + first, math.log1p(-share) + second))
 
 
-def sampled(rate: float, inner: Pair) -> Orders:
+def poisson_sampled(rate: float, inner: Pair) -> Orders:
     """Poisson sampling under add_remove or zero_out; `inner` is its own mirror image."""
     return Orders(Present(rate, inner), Absent(rate, inner))
 
@@ -269,9 +271,9 @@ def capped(rate: float, population: int, cap: int, mu: float, *, replaced: bool,
     q' = Pr[we are kept | J >= cap] = (cap / N) Pr[Bin(N, q) > cap] / Pr[J >= cap]
     """
     full = float(bdtrc(cap - 1, population - 1, rate)) if cap <= population - 1 else 0.0
-    room = Orders.symmetric(Swapped(rate, mu)) if replaced else sampled(rate, Gauss(mu))
+    room = Orders.symmetric(Swapped(rate, mu)) if replaced else poisson_sampled(rate, Gauss(mu))
     if full <= 0:
         return room
     kept = min(rate, cap / population * float(bdtrc(cap, population, rate)) / full)
-    place = sampled(kept, Gauss(2 * mu)) if removed else Orders.symmetric(Mirrored(kept, Gauss(2 * mu)))
+    place = poisson_sampled(kept, Gauss(2 * mu)) if removed else Orders.symmetric(Mirrored(kept, Gauss(2 * mu)))
     return Orders(Either(full, place.removed, room.removed), Either(full, place.added, room.added))
