@@ -50,9 +50,14 @@ nightly: install $(DEPLOY)/.installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/engines/test_jobs.py tests/ledger/test_policy.py
 	HYPOTHESIS_PROFILE=nightly $(DEPLOY)/bin/python -m pytest -W default tests/deploy/test_secure_sum.py tests/deploy/test_seed_search.py
 
+# Sdist and wheel, checked in an empty venv; notes from CHANGELOG.md; a tag (ARGS=--no-tag: none).
+.PHONY: release
+release: install
+	$(BIN)/python scripts/release.py $(ARGS)
+
 lint: install
-	$(BIN)/ruff check src tests examples benchmarks/papers
-	$(BIN)/ruff format --check src tests examples benchmarks/papers
+	$(BIN)/ruff check src tests examples benchmarks/papers scripts
+	$(BIN)/ruff format --check src tests examples benchmarks/papers scripts
 	$(BIN)/mypy
 
 clean:
