@@ -22,15 +22,8 @@ import numpy as np
 
 from sordino.accounting import renyi
 from sordino.accounting.events import (
-    Approximate,
     Entries,
-    Event,
-    GaussianNoise,
-    PubliclySampled,
     Relation,
-    Shuffled,
-    Tuned,
-    Unprotected,
 )
 from sordino.accounting.pld import closed_forms, convolutions, loss_grid
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
@@ -124,7 +117,7 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
 
 def gaussian_mu(entries: Entries, relation: Relation) -> float | None:
     """mu of a sum of Gaussian releases, movement / noise multiplier each, or None if anything else is among them."""
-    if any(not isinstance(event, GaussianNoise) for event, _ in entries):
+    if not all(event.is_gaussian for event, _ in entries):
         return None
     return dominating_mu(entries, relation)
 
@@ -135,13 +128,12 @@ def dominating_mu(entries: Entries, relation: Relation) -> float:
 
 
 def _unprotected(entries: Entries) -> bool:
-    tried = [event.event if isinstance(event, Tuned) else event for event, count in entries if count]
-    return any(isinstance(event, Unprotected) for event in tried)
+    return not all(event.protects for event, count in entries if count)
 
 
 def _tuned(entries: Entries) -> bool:
     """Whether the best of many tries is among them: it has divergences, and no pair that dominates it."""
-    return any(isinstance(event, Tuned) for event, _ in entries)
+    return any(event.only_renyi for event, _ in entries)
 
 
 # ---- without a grid -------------------------------------------------------------------------------------------------
@@ -159,21 +151,22 @@ def _repeated(entries: Entries) -> tuple[tuple[float, float], int] | None:
     """One (epsilon, delta) pair so many times, if that is all there is."""
     (event, count), alone = entries[0], len(entries) == 1
     few = alone and count <= closed_forms.MOST_PAIRS
-    return ((event.epsilon, event.delta), count) if few and isinstance(event, Approximate) else None
+    return (event.proved_pair, count) if few and event.proved_pair is not None else None
 
 
 def _basic(entries: Entries, delta: float) -> float:
     """Basic composition of (epsilon, delta) pairs: sums of both, if the deltas fit; else inf."""
-    pairs = [(event, count) for event, count in entries if isinstance(event, Approximate)]
-    if len(pairs) < len(entries) or math.fsum(count * event.delta for event, count in pairs) > delta:
+    pairs = [(event.proved_pair, count) for event, count in entries]
+    known = [(*pair, count) for pair, count in pairs if pair is not None]
+    if len(known) < len(entries) or math.fsum(count * lost for _, lost, count in known) > delta:
         return math.inf
-    return math.fsum(count * event.epsilon for event, count in pairs)
+    return math.fsum(count * epsilon for epsilon, _, count in known)
 
 
 def _absurd(entries: Entries, relation: Relation) -> bool:
     """Whether some release has next to no noise, so that a grid would say no more than the sum of all."""
     sizes = (min(event.mu(relation), event.pure(relation)) for event, _ in entries)
-    pairs = (event.epsilon for event, _ in entries if isinstance(event, Approximate))
+    pairs = (event.proved_pair[0] for event, _ in entries if event.proved_pair is not None)
     return any(_ABSURD < size < math.inf for size in (*sizes, *pairs))
 
 
@@ -184,7 +177,7 @@ Composed = tuple[tuple[tuple[Pair, int], ...], ...]  # for each order of neighbo
 
 def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Composed]:
     """What dominates all entries together, in each order; several ways where an event has several."""
-    share = max(delta, 0.0) / max(1, sum(count for event, count in entries if _shuffled(event)))
+    share = max(delta, 0.0) / max(1, sum(count for event, count in entries if event.spends_delta))
     found = [(event.pairs(relation, share), count) for event, count in entries]
     for (event, _), (ways, _) in zip(entries, found, strict=True):
         if not ways:
@@ -194,11 +187,6 @@ def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Co
     return [
         _ordered([(ways[min(k, len(ways) - 1)], n) for ways, n in found]) for k in range(max(len(w) for w, _ in found))
     ]
-
-
-def _shuffled(event: Event) -> bool:
-    """Whether a share of delta is spent on it."""
-    return isinstance(event.event if isinstance(event, PubliclySampled) else event, Shuffled)
 
 
 def _ordered(found: Sequence[tuple[Any, int]]) -> Composed:

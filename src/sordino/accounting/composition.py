@@ -280,7 +280,7 @@ def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Eve
 
 
 def _amplified(reads: RecordSampler, event: Event, silo: int) -> Event:
-    return event if isinstance(event, Unprotected) else reads.amplify(event, silo)
+    return reads.amplify(event, silo) if event.protects else event
 
 
 def reads_of(clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int) -> int:
@@ -335,7 +335,7 @@ def _models_line(clients: Sampler, release: Release, participation: Participatio
 
 def has_curator(unit: Unit, release: Release) -> bool:
     """Whether one who sees the clients' clean messages noises their sum; else everybody noises its own."""
-    return unit == "client" and isinstance(release.message_event(), Unprotected)
+    return unit == "client" and not release.message_event().protects
 
 
 def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Release, times: int) -> Cost:

@@ -69,6 +69,36 @@ class Event(Part):
         """P[the unit is in the release], where that is what amplifies; None: not stated."""
         return None
 
+    @property
+    def protects(self) -> bool:
+        """Whether the release guarantees anything; False: epsilon is infinite."""
+        return True
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the release is Gaussian noise itself, so that `mu` is exact and not only a bound."""
+        return False
+
+    @property
+    def proved_pair(self) -> tuple[float, float] | None:
+        """The (epsilon, delta) that was proved by other means, where that is all that is known of the release."""
+        return None
+
+    @property
+    def only_renyi(self) -> bool:
+        """Whether Renyi divergences alone bound the release: it has no dominating pair."""
+        return False
+
+    @property
+    def spends_delta(self) -> bool:
+        """Whether its dominating pair uses up a share of delta (`pairs`)."""
+        return False
+
+    @property
+    def messages(self) -> int:
+        """How many noised messages one release is made of, where the sum of their noise cannot be drawn at once."""
+        return 1
+
     def likely(self, relation: Relation) -> float | None:
         """mu^2 of one of many rounds, by the central limit theorem (Bu, Dong, Long, Su 2020): a guess, no bound."""
         size = min(self.mu(relation), self.pure(relation))
@@ -91,6 +121,10 @@ class GaussianNoise(Event, kind="gaussian"):
     def mu(self, relation: Relation) -> float:
         """Movement over noise, exactly."""
         return _ratio(sensitivity(relation), self.noise_multiplier)
+
+    @property
+    def is_gaussian(self) -> bool:
+        return True
 
     def renyi(self, relation: Relation) -> Array | None:
         """In closed form."""
@@ -244,6 +278,14 @@ class PubliclySampled(Event, kind="publicly_sampled"):
         if not 0 < self.rate < 1:
             raise ConfigError(f"a publicly sampled event with rate {shown(self.rate)}", "a rate between 0 and 1")
 
+    @property
+    def protects(self) -> bool:
+        return self.event.protects
+
+    @property
+    def spends_delta(self) -> bool:
+        return self.event.spends_delta
+
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Those of the inner event where the coin takes the unit, else equal laws."""
         q = self.rate
@@ -277,6 +319,14 @@ class Shuffled(Event, kind="shuffled"):
 
     reports: int
     event: Event
+
+    @property
+    def spends_delta(self) -> bool:
+        return True
+
+    @property
+    def messages(self) -> int:
+        return self.reports
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Each message in the clear (shuffling is a post-processing), or the clones of several (epsilon0, delta0)."""
@@ -319,6 +369,10 @@ class Approximate(Event, kind="approximate"):
         """Randomised response, or all is seen."""
         return (Orders.symmetric(pairs.Response(self.epsilon, self.delta)),)
 
+    @property
+    def proved_pair(self) -> tuple[float, float] | None:
+        return self.epsilon, self.delta
+
     def pure(self, relation: Relation) -> float:
         """epsilon, unless something may be lost."""
         return self.epsilon if self.delta == 0 else math.inf
@@ -339,6 +393,14 @@ class Tuned(Event, kind="tuned"):
         if self.count < 1 or isinstance(self.event, Tuned):
             raise ConfigError(f"a try of {self.count} times {self.event.kind!r}", "at least one event, tuned once")
 
+    @property
+    def protects(self) -> bool:
+        return self.event.protects
+
+    @property
+    def only_renyi(self) -> bool:
+        return True
+
     def renyi(self, relation: Relation) -> Array | None:
         """Papernot, Steinke 2022, of what one try is."""
         one = self.event.renyi(relation)
@@ -348,6 +410,10 @@ class Tuned(Event, kind="tuned"):
 @dataclass(frozen=True)
 class Unprotected(Event, kind="unprotected"):
     """A release with no guarantee: epsilon is infinite."""
+
+    @property
+    def protects(self) -> bool:
+        return False
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """All is seen."""
@@ -361,6 +427,6 @@ def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | Non
 
 def has_bound(event: Event, relation: Relation) -> bool:
     """Whether the event states what it can tell apart when neighbours differ by `relation`; what does not, cannot."""
-    if isinstance(event, Tuned):
-        return isinstance(event.event, Unprotected) or event.renyi(relation) is not None
+    if event.only_renyi:
+        return not event.protects or event.renyi(relation) is not None
     return bool(event.pairs(relation))

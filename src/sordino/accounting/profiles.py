@@ -38,7 +38,7 @@ from scipy.special import ndtr, ndtri
 from sordino.accounting import accountant
 from sordino.accounting.binomial import binomial_quantile
 from sordino.accounting.composition import Line
-from sordino.accounting.events import PubliclySampled, Unprotected
+from sordino.accounting.events import PubliclySampled
 from sordino.accounting.rounding import upto
 
 Floats = NDArray[np.float64]
@@ -54,7 +54,7 @@ class Ceiling:
 
 def ceiling(line: Line, at: float = 0.01) -> Ceiling:
     """Ceilings for one line of a bill; 1 and 1 where there is no guarantee."""
-    if any(isinstance(event, Unprotected) for event, count in line.entries if count):
+    if not protects(line):
         return Ceiling(1.0, 1.0)
     mu = accountant.gaussian_mu(line.entries, line.relation)
     if mu is not None:
@@ -99,7 +99,7 @@ _KINDS = 8  # silos that differ: of more, nobody waits for mu
 
 def protects(line: Line) -> bool:
     """Whether anything is promised at all."""
-    return not any(isinstance(event, Unprotected) for event, count in line.entries if count)
+    return all(event.protects for event, count in line.entries if count)
 
 
 def other_deltas(line: Line) -> list[dict[str, float | None]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sordino.accounting.composition import Cost, Line
-from sordino.accounting.events import Tuned, Unprotected
+from sordino.accounting.events import Tuned
 from sordino.accounting.trials import Trials
 from sordino.errors import PlanError
 
@@ -41,7 +41,7 @@ def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
 
 def _line(line: Line, tries: Trials) -> Line:
     entries = tuple((event, count) for event, count in line.entries if count)
-    if not entries or any(isinstance(event, Unprotected) for event, _ in entries):
+    if not entries or not all(event.protects for event, _ in entries):
         return line
     if len(entries) > 1:
         found = f"a try of {len(entries)} kinds of events"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sordino.accounting.events import Unprotected
 from sordino.audit.noise_test import Finding, noise_law, not_examined
 from sordino.audit.rehearsal import ROUNDS, rehearse
 from sordino.audit.sampling_test import batch_law, cohort_law, rehearsed_law
@@ -29,4 +28,4 @@ def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[
 
 def promises(plan: Plan) -> bool:
     """Whether the bill promises anybody anything."""
-    return any(not isinstance(event, Unprotected) for line in plan.forecast.lines for event, _ in line.entries)
+    return any(event.protects for line in plan.forecast.lines for event, _ in line.entries)

@@ -21,7 +21,6 @@ from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Line
-from sordino.accounting.events import Unprotected
 from sordino.audit import one_run
 from sordino.audit.mechanism import gaussian_epsilon_at
 from sordino.audit.rehearsal import Watching
@@ -72,7 +71,7 @@ class CanaryAudit:
 def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, seed: int = 0) -> CanaryAudit:
     """Train once with canaries; lower bounds beside the upper one, to whoever sees the models."""
     line = max(plan.cost().of("models"), key=lambda one: accountant.bound(one.entries, one.relation, delta).value)
-    if any(isinstance(event, Unprotected) for event, _ in line.entries):
+    if not all(event.protects for event, _ in line.entries):
         raise DataError("a plan that promises nothing", "a certified upper bound to compare with")
     planted = plant(plan, task, line, min(most, max(2, ENTRIES // task.layout.size)), seed)
     scores = np.zeros(len(planted.inside))

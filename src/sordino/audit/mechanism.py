@@ -24,7 +24,7 @@ from torch import Tensor
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation
-from sordino.accounting.events import GaussianNoise, Relation, Shuffled, Unprotected
+from sordino.accounting.events import GaussianNoise, Relation
 from sordino.audit.column_attack import audit_preparation
 from sordino.audit.record_attack import Proved, audit_records
 from sordino.audit.sequence import audit_sequence
@@ -97,7 +97,7 @@ def audit_mechanism(
     if cost.unit == "record":
         return [_of_record(found) for found in audit_records(plan, delta, trials, (1 - CONFIDENCE) / 8, seed)]
     lines = [cost.line(who, _weakest(plan)) for who in ADVERSARIES]  # where clients differ: the least noised
-    promised = [line for line in lines if not any(isinstance(event, Unprotected) for event, _ in line.entries)]
+    promised = [line for line in lines if all(event.protects for event, _ in line.entries)]
     effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
     done: dict[Line, MechanismAudit] = {}
     for line in promised:
@@ -192,7 +192,7 @@ def _claim(cohort: Line, line: Line) -> Line:
 
 def _affordable(effort: _Effort, line: Line) -> _Effort:
     """A shuffled round draws the noise of every report, so it gets fewer trials: its sum tells little anyway."""
-    reports = max((event.reports for event, _ in line.entries if isinstance(event, Shuffled)), default=1)
+    reports = max(event.messages for event, _ in line.entries)
     return replace(effort, trials=max(effort.trials // reports, 1000))
 
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from sordino.accounting.accountant import bound
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Adversary, Line, Participation
-from sordino.accounting.events import Shuffled, Unprotected
 from sordino.audit.rehearsal import fewer_clients, fewer_shares, of_silos
 from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.engines.base import Collected
@@ -66,7 +65,7 @@ def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int
     cost = few.cost(Participation(releases=1, most=1))
     kept: dict[tuple[Any, ...], Adversary] = {}
     for line in (cost.line("messages", _weakest(few)), cost.line("models", _weakest(few))):
-        if not any(isinstance(event, Unprotected) for event, _ in line.entries):
+        if all(event.protects for event, _ in line.entries):
             kept.setdefault(line.entries, line.adversary)  # equal claims: the stronger adversary
     trials = trials // TOSSED if _tosses(few) else trials
     most = {who: max(trials // _reports(cost.line(who, _weakest(few))), 1000) for who in kept.values()}
@@ -75,7 +74,7 @@ def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int
 
 def _reports(line: Line) -> int:
     """Messages whose noise one trial draws: all of them where they are shuffled."""
-    return max((event.reports for event, _ in line.entries if isinstance(event, Shuffled)), default=1)
+    return max(event.messages for event, _ in line.entries)
 
 
 def attack_record(

@@ -16,7 +16,6 @@ from scipy import special
 
 from sordino.accounting import accountant
 from sordino.accounting.composition import Line
-from sordino.accounting.events import Shuffled
 from sordino.accounting.profiles import true_positives
 
 Array = NDArray[np.float64]
@@ -41,7 +40,7 @@ class Limit:
     def of(cls, line: Line, epsilon: float, delta: float) -> Limit:
         """Of a line that is worth (epsilon, delta): its whole curve within +-epsilon, or that one point if shuffled."""
         mu = accountant.gaussian_mu(line.entries, line.relation)
-        if mu is not None or any(isinstance(event, Shuffled) for event, _ in line.entries):
+        if mu is not None or any(event.spends_delta for event, _ in line.entries):
             return cls(mu, np.array([epsilon]), np.array([delta]))
         epsilons = np.linspace(-epsilon, epsilon, _CURVE)
         return cls(None, epsilons, np.array(accountant.deltas_at(line.entries, line.relation, epsilons.tolist())))

@@ -185,6 +185,6 @@ def not_covered(ledger: Standing | None = None, selection: Selection | None = No
 def _ledger_assumptions(found: Standing) -> list[str]:
     """What a sum over all runs rests on."""
     said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]
-    if all(isinstance(item.event, GaussianNoise) for item in found.items):
+    if all(item.event.is_gaussian for item in found.items):
         return said
     return [*said, "the settings of the runs on the ledger were not chosen by what earlier ones of them had released"]

@@ -19,7 +19,6 @@ import tomli_w
 from sordino.accounting import accountant
 from sordino.accounting.composition import Participation
 from sordino.accounting.delta import LARGEST_DEFAULT, few, meaning_of_delta
-from sordino.accounting.events import Unprotected
 from sordino.config import Config, load_config
 from sordino.errors import ConfigError
 from sordino.federation.app import silos_of
@@ -177,7 +176,7 @@ def policy_text(config: Config, place: int) -> str:
     own = config.budgets[place] if config.budgets else None
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]
     cost = math.inf if own is None else own.epsilon
-    if own is None and not any(isinstance(event, Unprotected) for event, _ in line.entries):
+    if own is None and all(event.protects for event, _ in line.entries):
         cost = math.ceil(100 * accountant.epsilon(line.entries, line.relation, delta).value) / 100 or LEAST
     table = {
         "dataset": name, "epsilon": cost, "delta": delta, "unit": plan.unit, "relation": line.relation,

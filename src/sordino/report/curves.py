@@ -16,8 +16,7 @@ import numpy as np
 
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation, repeated_rounds
-from sordino.accounting.events import Unprotected
-from sordino.accounting.profiles import Floats, power, true_positives
+from sordino.accounting.profiles import Floats, power, protects, true_positives
 from sordino.accounting.selection import cost_of_best
 from sordino.certificate.build import headline, line_entry
 from sordino.certificate.facts import participation, run_cost
@@ -131,7 +130,7 @@ def trade_off(subject: Subject) -> list[dict[str, Any]]:
 
 
 def _most(line: Line) -> Floats:
-    if _unprotected(line):
+    if not protects(line):
         return np.ones_like(FALSE_ALARMS)
     mu = accountant.gaussian_mu(line.entries, line.relation)
     if mu is not None:
@@ -148,10 +147,6 @@ def _gdp(subject: Subject, kind: Kind, lines: Sequence[Line]) -> dict[str, float
     named = next(line for line in subject.certificate["adversaries"] if line["adversary"] == kind.adversaries[0])
     found: dict[str, float] | None = named["gdp"]
     return found
-
-
-def _unprotected(line: Line) -> bool:
-    return any(isinstance(event, Unprotected) for event, count in line.entries if count)
 
 
 def delta_curve(subject: Subject) -> list[dict[str, Any]]:
