@@ -23,7 +23,6 @@ from sordino.data.named_fields import plain
 from sordino.errors import DataError
 from sordino.ledger.charges import ClientCharges
 from sordino.loop import Round, RoundReceipts
-from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import NO_COINS, Cohort
 from sordino.plan import Plan, State
 from sordino.rng import Mode
@@ -125,7 +124,7 @@ def facts_of_charges(
         beyond = int((each - _asked_once(plan, rounds, cohorts)).max())
         facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(len(again), beyond), repeated=again)
         facts = replace(facts, replayed=len(known.replayed))
-    own = plan.unit == "record" or (isinstance(plan.release, LocalNoise) and bool(plan.release.noise_multipliers))
+    own = plan.unit == "record" or bool(plan.release.noise_multipliers)
     return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
 
 

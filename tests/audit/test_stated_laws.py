@@ -462,7 +462,7 @@ from sordino.accounting.events import GaussianNoise
 @dataclass(frozen=True)
 class Soft(Mechanism, kind="soft"):
     """Noise of my own."""
-    noise multiplier: float
+    noise_multiplier: float
     @property
     def norm(self): return 2
     @property

@@ -29,8 +29,6 @@ from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import DataError
 from sordino.loop import noised_mean, run
-from sordino.parts.record_samplers import AllRecords
-from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
@@ -257,12 +255,8 @@ class _Alone(InProcessWorker):
 
 def _alone(plan: Plan, task: Task) -> _Alone:
     """Every canary as a client of its own, without noise."""
-    local: Any = plan.local
-    if isinstance(local, NoisyLocalSgd):
-        local = BatchGradient(AllRecords((1,)), local.clip_norm, gradient=local.gradient)
-    elif local.reads is not None:
-        local = replace(local, records=AllRecords((1,)))
-    single = replace(plan, clients=Everyone(task.clients.population), local=local, release=NoNoise())
+    everyone, local = Everyone(task.clients.population), plan.local.for_one_record()
+    single = replace(plan, clients=everyone, local=local, release=NoNoise())
     ready = InProcess().prepare(single, task, Seeded(0))
     return _Alone(single, task, Seeded(0), ready.way, ready.chunk)
 

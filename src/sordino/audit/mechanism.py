@@ -180,7 +180,7 @@ def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAud
 
 def _weakest(plan: Plan) -> int:
     """Whom the least noise protects, where clients have noise of their own."""
-    own: tuple[float, ...] = getattr(plan.release, "noise_multipliers", ())
+    own = plan.release.noise_multipliers
     return int(np.argmin(own)) if own else 0
 
 
@@ -305,7 +305,7 @@ class _Stage:
 
         With secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
         """
-        if getattr(self.pipeline.plan.release, "noise_multipliers", ()):
+        if self.pipeline.plan.release.noise_multipliers:
             return _weakest(self.pipeline.plan)
         drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
         return int(drawn[0]) if len(drawn) else 0

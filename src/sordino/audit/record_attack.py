@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from sordino.accounting.accountant import bound
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Adversary, Line, Participation
-from sordino.audit.rehearsal import fewer_clients, fewer_shares, of_silos
+from sordino.audit.rehearsal import fewer_clients, fewer_records, fewer_shares
 from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.loop import noised_mean
-from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.releases import Forward, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd
@@ -34,6 +33,7 @@ from sordino.rng import Seeded
 from sordino.task import Clients, Records, Task
 
 FEATURES, RECORDS = 6, 64  # of the attacked silo
+EPISODE = 8  # disjoint batches of a silo that is read once
 TOSSED = 50  # so many times fewer trials where each runs a silo of its own
 HELD = 20_000_000  # rows that all copies of the silo may list
 LOUD = 1e9
@@ -125,40 +125,16 @@ def prove(there: Array, gone: Array, line: Line, delta: float, alpha: float) -> 
 
 
 def fewer(plan: Plan) -> Plan:
-    """The same plan for few silos with few records, drawn at the same rate; one round of it."""
-    clients, local = fewer_clients(plan.clients), plan.local
-    assert local.reads is not None
-    changed: dict[str, Any] = {"records": _shrunk(local.reads, clients.population)}
-    if _own(local):
-        changed["noise_multipliers"] = _own(local)[: clients.population]
-    small: Any = replace(local, **changed)  # type: ignore[type-var]
+    """The same plan for few silos with few records, drawn at about the same rate; one round of it."""
+    clients = fewer_clients(plan.clients)
+    small = fewer_records(plan.local, clients.population, EPISODE, RECORDS)
     plain = replace(plan, rounds=1, server=Sgd(lr=1.0), postprocess=())
     return replace(plain, clients=clients, local=small, release=fewer_shares(plan.release, clients))
 
 
-def _own(part: object) -> tuple[float, ...]:
-    """The noise multipliers of single silos, if they have some."""
-    found: tuple[float, ...] = getattr(part, "noise_multipliers", ())
-    return found
-
-
-def _shrunk(reads: RecordSampler, silos: int) -> RecordSampler:
-    sizes = reads.sizes[:silos] if len(reads.sizes) > 1 else reads.sizes
-    shrink = min(1.0, RECORDS / max(sizes))
-    few = tuple(max(1, round(size * shrink)) for size in sizes)
-    if isinstance(reads, PoissonRecords):
-        return PoissonRecords(min(reads.batch * shrink, min(few)), few)
-    if isinstance(reads, FixedRecords):
-        batch = max(1, round(reads.batch * shrink))
-        return FixedRecords(batch, tuple(max(batch, round(size * batch / reads.batch)) for size in sizes))
-    if isinstance(reads, OnePass):
-        return OnePass(max(1, min(few) // 8), few)
-    return AllRecords(few) if isinstance(reads, AllRecords) else of_silos(reads, silos)
-
-
 def _weakest(plan: Plan) -> int:
     """The silo with the least noise, where silos differ."""
-    own = _own(plan.release) or _own(plan.local)
+    own = plan.release.noise_multipliers or plan.local.noise_multipliers
     return int(np.argmin(own)) if own else 0
 
 
@@ -198,8 +174,8 @@ def _messages(plan: Plan, silo: int, canary: float | None, copies: int, sabotage
     crowd = copies if _tosses(plan) else 1
     size = reads.size(silo)
     changed: dict[str, Any] = {"records": replace(reads, sizes=(size,))}  # type: ignore[type-var]
-    if _own(plan.local):
-        changed |= {"noise_multiplier": _own(plan.local)[silo], "noise_multipliers": ()}
+    if plan.local.noise_multipliers:
+        changed |= {"noise_multiplier": plan.local.noise_multipliers[silo], "noise_multipliers": ()}
     local: Any = replace(plan.local, **changed)  # type: ignore[type-var]
     alone = replace(plan, clients=Everyone(crowd), local=local, release=Forward() if spent else NoNoise())
     one = world(canary, (size,), _read_first(plan, silo))

@@ -24,16 +24,9 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import UserError
 from sordino.loop import Round, run
 from sordino.parts.encoding import Public
-from sordino.parts.record_samplers import (
-    AllRecords,
-    FixedRecords,
-    OnePass,
-    PoissonRecords,
-    RecordSampler,
-    RecordsInTurn,
-)
+from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.release_base import Release
-from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.samplers import Cohort, Sampler
 from sordino.parts.schedules import at
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
@@ -147,25 +140,16 @@ def smaller(plan: Plan) -> Plan:
     try:
         clients = fewer_clients(plan.clients)
         rounds = min(plan.rounds, EPISODE)
-        local = fewer_records(plan.local, plan.local.reads, clients.population, rounds)
+        local = fewer_records(plan.local, clients.population, rounds, SIZE // clients.population)
         return replace(plain, rounds=rounds, clients=clients, local=local, release=fewer_shares(plan.release, clients))
     except UserError:
         return plain
 
 
 def fewer_clients(clients: Sampler) -> Sampler:
-    """About `FEW` in a cohort, drawn at the same rate."""
-    shrink = min(1.0, FEW / clients.expected, MOST / clients.population)
-    if shrink == 1.0 or not isinstance(clients, Everyone | Poisson | FixedSize | RoundRobin):
-        return clients
-    population = max(1, round(clients.population * shrink))
-    if isinstance(clients, RoundRobin) and clients.order is not None:
-        clients = replace(clients, order=None)  # any public order is billed alike
-    if isinstance(clients, FixedSize | RoundRobin):
-        return replace(clients, population=population, cohort=max(1, round(clients.cohort * shrink)))
-    if isinstance(clients, Poisson) and clients.cap is not None:
-        return replace(clients, population=population, cap=max(1, round(clients.cap * shrink)))
-    return replace(clients, population=population)
+    """About `FEW` in a cohort, drawn at the same rate; the sampler itself where it does not say how to shrink."""
+    share = min(1.0, FEW / clients.expected, MOST / clients.population)
+    return clients if share == 1.0 else clients.shrunk(share)
 
 
 def fewer_shares(release: Release, clients: Sampler) -> Release:
@@ -173,41 +157,22 @@ def fewer_shares(release: Release, clients: Sampler) -> Release:
     changed: dict[str, Any] = {}
     if getattr(release, "at_least", 0) > clients.expected:
         changed["at_least"] = max(1, int(clients.expected))
-    if getattr(release, "noise_multipliers", ()):
+    if release.noise_multipliers:
         changed["noise_multipliers"] = release.noise_multipliers[: clients.population]
     return replace(release, **changed) if changed else release  # type: ignore[type-var]
 
 
-def fewer_records(local: Any, reads: RecordSampler | None, silos: int, rounds: int) -> Any:
-    """Silos that have a coordinate for each of their records."""
+def fewer_records(local: LocalSolver, silos: int, rounds: int, most: int) -> LocalSolver:
+    """The same solver for so many silos of at most `most` records each."""
     changed: dict[str, Any] = {}
-    if getattr(local, "noise_multipliers", ()):
+    if local.noise_multipliers:
         changed["noise_multipliers"] = local.noise_multipliers[:silos]
-    if reads is not None:
-        changed["records"] = _fewer(reads, silos, rounds * getattr(local, "steps", 1))
-    return replace(local, **changed) if changed else local
-
-
-def _fewer(reads: RecordSampler, silos: int, rounds: int) -> RecordSampler:
-    sizes = reads.sizes[:silos] if len(reads.sizes) > 1 else reads.sizes
-    shrink = min(1.0, (SIZE // silos) / max(sizes))
-    few = tuple(max(1, round(size * shrink)) for size in sizes)
-    if isinstance(reads, AllRecords):
-        return AllRecords(few)
-    if isinstance(reads, PoissonRecords):
-        return PoissonRecords(min(reads.batch * shrink, min(few)), few)
-    if isinstance(reads, FixedRecords):
-        return FixedRecords(max(1, min(round(reads.batch * shrink), min(few))), few)
-    if isinstance(reads, RecordsInTurn):
-        return RecordsInTurn(max(1, min(round(reads.batch * shrink), min(few))), few)
-    if isinstance(reads, OnePass):
-        return OnePass(max(1, min(few) // rounds), few)
-    return of_silos(reads, silos)
-
-
-def of_silos(reads: RecordSampler, silos: int) -> RecordSampler:
-    """A sampler as it is, for the first silos."""
-    return replace(reads, sizes=reads.sizes[:silos]) if len(reads.sizes) > 1 else reads  # type: ignore[type-var]
+    if local.reads is not None:
+        reads = local.reads.for_silos(silos)
+        share = min(1.0, most / max(reads.sizes))
+        few = tuple(max(1, round(size * share)) for size in reads.sizes)
+        changed["records"] = reads.shrunk(few, share, rounds * getattr(local, "steps", 1)) or reads
+    return replace(local, **changed) if changed else local  # type: ignore[type-var]
 
 
 # ---- made up ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from sordino.engines.base import Collected
 from sordino.loop import noised_mean
 from sordino.parts.release_base import Release
 from sordino.parts.samplers import Cohort, Sampler
-from sordino.parts.separation import CyclicPoisson, resting
+from sordino.parts.separation import resting
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 
@@ -129,7 +129,7 @@ def audit_sequence(
 
 def _coins(clients: Sampler, rounds: int, count: int, streams: Streams) -> Array:
     """Whether client 0 came, [rounds, n], by the sampler's own coins; of groups one member is enough."""
-    few = replace(clients, population=clients.groups) if isinstance(clients, CyclicPoisson) else clients
+    few = clients.for_one_client()
     found, law = np.zeros((rounds, count)), few.law()
     for t in (t for t in range(rounds) if law is None or law.inclusions(t)[0] > 0):
         rng = streams.at(t, "cohort")

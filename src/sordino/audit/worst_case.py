@@ -17,13 +17,12 @@ from sordino.audit.sequence import Sequence
 from sordino.engines.base import Collected
 from sordino.loop import noised_mean
 from sordino.parts.encoding import Public
-from sordino.parts.samplers import Cohort, FixedSize, Poisson
+from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
 
 TENSORS, WIDTH = 4, 12  # the audited message: so many tensors of so many entries
 SCALES = (1 - 1e-6, 1e4, 1e30)  # of updates, in clip norms: just inside, far out, and where float32 squares overflow
-CROWDS = (2, 50)  # populations in which Poisson cohorts are audited
 
 
 @dataclass(frozen=True)
@@ -82,18 +81,10 @@ def resized(pipeline: Pipeline, population: int) -> Pipeline:
 
 
 def crowds(pipeline: Pipeline) -> list[Pipeline]:
-    """The same round in populations that a hidden cohort hides in worst: what is billed is the rate, not the crowd.
-
-    Of two clients the cohort's size tells most; in a crowd of 50 a denominator that follows the cohort tells most.
-    """
-    clients = pipeline.plan.clients
-    if isinstance(clients, Poisson) and clients.cap is None:
-        return [resized(pipeline, few) for few in sorted({min(clients.population, few) for few in CROWDS})]
-    if isinstance(clients, FixedSize) and pipeline.plan.release.accepts(1):
-        shared = math.gcd(clients.population, clients.cohort)
-        fewer = FixedSize(clients.population // shared, clients.cohort // shared)
-        return [replace(pipeline, plan=replace(pipeline.plan, clients=fewer))]
-    return [pipeline]
+    """The same round over the populations that hide one client least, where the release works with their cohorts."""
+    plan = pipeline.plan
+    few = [few for few in plan.clients.worst_populations() if few.size is None or plan.release.accepts(few.size)]
+    return [replace(pipeline, plan=replace(plan, clients=clients)) for clients in few] or [pipeline]
 
 
 @codec.hides_values

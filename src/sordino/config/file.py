@@ -210,7 +210,7 @@ def _differ(plan: Plan) -> bool:
     """Whether the plan has a list with different values for different silos."""
     held = (
         getattr(plan.local.reads, "sizes", ()),
-        *(getattr(p, "noise_multipliers", ()) for p in (plan.release, plan.local)),
+        *(part.noise_multipliers for part in (plan.release, plan.local)),
     )
     return any(len(set(values)) > 1 for values in held)
 

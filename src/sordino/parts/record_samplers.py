@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import ClassVar
 
@@ -89,6 +89,14 @@ class RecordSampler(Part):
         """The most rounds that can be run; None: any number."""
         return None
 
+    def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler | None:
+        """The same sampling for silos of `sizes`, which are this share of its own, and so many rounds; None: it cannot."""
+        return None
+
+    def for_silos(self, silos: int) -> RecordSampler:
+        """The same sampler for the first silos only."""
+        return replace(self, sizes=self.sizes[:silos]) if len(self.sizes) > 1 else self  # type: ignore[type-var]
+
     def check(self, population: int) -> None:
         """Refuse a list of sizes that does not fit the silos."""
         if len(self.sizes) not in (1, population):
@@ -127,6 +135,9 @@ class AllRecords(RecordSampler, kind="all_records"):
     def law(self, silo: int) -> SamplingLaw:
         return self.public_law(silo, self.size(silo))
 
+    def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
+        return AllRecords(sizes)
+
     def apart(self, silo: int) -> int | None:
         return 1
 
@@ -163,6 +174,9 @@ class PoissonRecords(RecordSampler, kind="poisson_records"):
     def amplify(self, event: Event, silo: int) -> Event:
         return PoissonSampled(self.rate(silo), event)
 
+    def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
+        return PoissonRecords(min(self.batch * share, min(sizes)), sizes)
+
 
 @dataclass(frozen=True)
 class FixedRecords(RecordSampler, kind="fixed_records"):
@@ -189,6 +203,9 @@ class FixedRecords(RecordSampler, kind="fixed_records"):
 
     def amplify(self, event: Event, silo: int) -> Event:
         return event if self.batch == self.size(silo) else FixedSampled(self.size(silo), self.batch, event)
+
+    def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
+        return FixedRecords(max(1, min(round(self.batch * share), min(sizes))), sizes)
 
 
 def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generator]) -> Rows:
@@ -246,6 +263,9 @@ class OnePass(RecordSampler, kind="one_pass"):
 
     def rounds(self) -> int | None:
         return min(self.sizes) // self.batch
+
+    def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
+        return OnePass(max(1, min(sizes) // rounds), sizes)
 
 
 class _Epochs(RecordSampler):
@@ -320,6 +340,9 @@ class RecordsInTurn(_Epochs, kind="records_in_turn"):
 
     def again(self, steps: int, silo: int) -> int:
         return -(-steps // (self.size(silo) // self.batch))
+
+    def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
+        return RecordsInTurn(max(1, min(round(self.batch * share), min(sizes))), sizes)
 
 
 @lru_cache(maxsize=64)

@@ -18,7 +18,7 @@ from sordino.parts.encoding import Adaptive, Public
 from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
 from sordino.parts.local_solvers import Coins, LocalSolver, Work
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.record_samplers import RecordSampler, batches
+from sordino.parts.record_samplers import AllRecords, RecordSampler, batches
 from sordino.parts.release_base import on_grid_rows
 from sordino.parts.schedules import MOST, Schedule, at, finite, paces, span_of_steps, travelled
 
@@ -77,6 +77,9 @@ class BatchGradient(_Reads, LocalSolver, kind="batch_gradient"):
 
     def bound(self) -> Bound | AlreadyPrivate:
         return Bound(unit="record", norm=self.norm, finite=True)
+
+    def for_one_record(self) -> LocalSolver:
+        return replace(self, records=AllRecords((1,)))
 
     def ball(self, t: int) -> Ball:
         """Where every record's gradient is pulled to in round t."""
@@ -141,6 +144,9 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
 
     def message_sensitivity(self, t: int) -> float:
         return travelled(self.lr, t, self.steps) * at(self.clip_norm, t) / self.records.count
+
+    def for_one_record(self) -> LocalSolver:
+        return BatchGradient(AllRecords((1,)), self.clip_norm, gradient=self.gradient)
 
     def with_noise_multiplier(self, noise_multiplier: float) -> LocalSolver:
         return replace(self, noise_multiplier=noise_multiplier, noise_multipliers=())

@@ -6,6 +6,7 @@ Amplification holds only against an adversary who does not see the coins; `cost`
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -142,6 +143,18 @@ class Sampler(Part):
         """The probability that a client is in at most so many of the rounds, for each number; 1 where nobody knows."""
         return np.ones(len(allowed))
 
+    def shrunk(self, share: float) -> Sampler:
+        """The same rates over about this share of the population, for `sordino audit` to run; itself: it cannot shrink."""
+        return self
+
+    def worst_populations(self) -> tuple[Sampler, ...]:
+        """Samplers with the same amplification over the populations that hide one client least; for `sordino audit`."""
+        return (self,)
+
+    def for_one_client(self) -> Sampler:
+        """A sampler over as few clients as possible that draws client 0 in the same rounds with the same probability."""
+        return self
+
 
 def check_count(name: str, value: int) -> None:
     """Refuse a number of clients that means nothing."""
@@ -176,6 +189,9 @@ class Everyone(Sampler, kind="everyone"):
 
     def most(self, rounds: int) -> int:
         return rounds
+
+    def shrunk(self, share: float) -> Sampler:
+        return Everyone(_fewer(self.population, share))
 
     @property
     def apart(self) -> int | None:
@@ -246,6 +262,16 @@ class Poisson(Sampler, kind="poisson"):
             return np.ones(len(allowed))  # a cap makes the rate smaller than it is written
         return binomial_within(allowed, rounds, self.rate)
 
+    def shrunk(self, share: float) -> Sampler:
+        cap = None if self.cap is None else _fewer(self.cap, share)
+        return Poisson(_fewer(self.population, share), self.rate, cap)
+
+    def worst_populations(self) -> tuple[Sampler, ...]:
+        """Of two clients the cohort's size tells most; of fifty, a denominator that follows the cohort."""
+        if self.cap is not None:
+            return (self,)
+        return tuple(Poisson(few, self.rate) for few in sorted({min(self.population, few) for few in (2, 50)}))
+
 
 @dataclass(frozen=True)
 class FixedSize(Sampler, kind="fixed"):
@@ -298,6 +324,13 @@ class FixedSize(Sampler, kind="fixed"):
 
     def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         return binomial_within(allowed, rounds, self.cohort / self.population)
+
+    def shrunk(self, share: float) -> Sampler:
+        return FixedSize(_fewer(self.population, share), _fewer(self.cohort, share))
+
+    def worst_populations(self) -> tuple[Sampler, ...]:
+        shared = math.gcd(self.population, self.cohort)
+        return (FixedSize(self.population // shared, self.cohort // shared),)
 
 
 @dataclass(frozen=True)
@@ -365,6 +398,9 @@ class RoundRobin(Sampler, kind="roundrobin"):
     def periodic(self) -> bool:
         return self.population % self.cohort == 0
 
+    def shrunk(self, share: float) -> Sampler:
+        return RoundRobin(_fewer(self.population, share), _fewer(self.cohort, share), self.seed)
+
     def turns(self, rounds: int) -> NDArray[np.float64]:
         taken = rounds * self.expected - np.arange(self.population)  # in turn, from the first
         counts, turns = np.maximum(np.ceil(taken / self.population), 0.0), self._turns()
@@ -373,6 +409,10 @@ class RoundRobin(Sampler, kind="roundrobin"):
         found = np.empty_like(counts)
         found[turns] = counts
         return found
+
+
+def _fewer(count: int, share: float) -> int:
+    return max(1, round(count * share))
 
 
 @lru_cache(maxsize=4)

@@ -172,6 +172,9 @@ class CyclicPoisson(Sampler, kind="cyclic_poisson"):
     def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         return binomial_within(allowed, self.amplified_rounds(rounds), self.rate)
 
+    def for_one_client(self) -> Sampler:
+        return replace(self, population=self.groups)
+
 
 _LOG = logging.getLogger("sordino")
 
