@@ -141,7 +141,7 @@ def test_void_rounds_leave_the_model_unchanged_and_are_still_charged() -> None:
     result = sordino.train(shares, data, seed=3)
     assert sum(line.get("void", False) for line in result.history) == voids
     most = int(np.bincount(np.concatenate(tally.cohorts)).max())
-    assert result.certificate["counts"]["most_rounds_of_a_client"] == most
+    assert result.certificate["counts"]["max_participations"] == most
 
 
 class Watch:
@@ -201,7 +201,7 @@ def test_a_secret_cohort_enters_no_certificate_and_no_public_figure() -> None:
     """Under Poisson and central noise the realised count is secret: two runs differ only in what is marked private."""
     planned = plan(clients=Poisson(6, 0.5), rounds=3)
     result = sordino.train(planned, task())
-    assert "most_rounds_of_a_client" not in result.certificate["counts"]
+    assert "max_participations" not in result.certificate["counts"]
     for line in result.history:
         public = set(line) - {"diagnostic, not private"}
         assert public <= {

@@ -125,7 +125,7 @@ def facts_of_charges(
         facts = replace(facts, receipts=tuple(each.tolist()), repeats=max(len(again), beyond), repeated=again)
         facts = replace(facts, replayed=len(known.replayed))
     own = plan.unit == "record" or bool(plan.release.noise_multipliers)
-    return replace(facts, most=int(each.max(initial=0)), each=tuple(each.tolist()) if own else ())
+    return replace(facts, max_participations=int(each.max(initial=0)), per_client=tuple(each.tolist()) if own else ())
 
 
 def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray[np.int64]:

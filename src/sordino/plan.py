@@ -104,7 +104,7 @@ class Plan(_Kept):
         planned = Participation.planned(self.clients, self.rounds)
         if self.local.reads is None:
             return planned.patterns(self.clients)
-        times = reads_of(self.clients, self.local, self.release, planned.by_any_coins, 0)
+        times = reads_of(self.clients, self.local, self.release, planned.if_always_sampled, 0)
         return record_patterns(self.clients, self.local, self.rounds, times, 0)
 
     def _check_schedules(self) -> None:

@@ -84,7 +84,9 @@ def test_paper_003_is_right_for_poisson_and_five_times_more_for_fixed_cohorts(
 
 
 def test_a_secure_aggregation_server_that_saw_a_client_twenty_times_learns_zero_out_24() -> None:
-    cost = client_cost(Poisson(500, 0.1), NoiseShares(0.95, at_least=40), Participation(releases=200, most=20))
+    cost = client_cost(
+        Poisson(500, 0.1), NoiseShares(0.95, at_least=40), Participation(releases=200, max_participations=20)
+    )
     line = cost.line("cohort")
     assert line.relation == "zero_out"
     assert epsilon(line.entries, line.relation, 1 / 500).value == pytest.approx(23.9, abs=0.06)
@@ -118,7 +120,7 @@ def test_rates_of_silos_and_records_never_multiply() -> None:
         rounds=1000, clients=Poisson(100, 0.1), local=BatchGradient(PoissonRecords(2, (200,)), 1.0), encode=(),
         release=LocalNoise(Gaussian(0.8)),
     )  # fmt: skip
-    for line in silos.cost(Participation(releases=1000, most=100)).lines:
+    for line in silos.cost(Participation(releases=1000, max_participations=100)).lines:
         assert line.entries == ((record, 100),)
 
 

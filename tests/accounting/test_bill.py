@@ -186,10 +186,12 @@ def test_the_denominator_is_never_the_realised_cohort_where_messages_are_unseen(
 
 def test_realised_counts_move_only_the_lines_of_those_who_see_them() -> None:
     base = planned(POISSON, CENTRAL)
-    forecast, real = base.cost(), base.cost(Participation(releases=ROUNDS, most=2))
+    forecast, real = base.cost(), base.cost(Participation(releases=ROUNDS, max_participations=2))
     assert real.line("models") == forecast.line("models")
     assert real.line("cohort").entries == ((Z, 2),)
-    assert base.cost(Participation(releases=13, most=2)).line("models").entries == ((PoissonSampled(0.1, Z), 13),)
+    assert base.cost(Participation(releases=13, max_participations=2)).line("models").entries == (
+        (PoissonSampled(0.1, Z), 13),
+    )
 
 
 def _epsilon(found: Line, delta: float) -> float:
@@ -199,7 +201,7 @@ def _epsilon(found: Line, delta: float) -> float:
 def test_the_published_plan_costs_7_30_to_one_who_sees_models_and_23_9_to_one_who_sees_the_cohort() -> None:
     """PRIVACY rule 3: paper 003, z = .95, q = .1, T = 200, delta = 1/500, a client in 20 rounds."""
     published = planned(Poisson(500, 0.1), CentralNoise(Gaussian(0.95)), rounds=200)
-    cost = published.cost(Participation(releases=200, most=20))
+    cost = published.cost(Participation(releases=200, max_participations=20))
     assert _epsilon(cost.line("models"), 1 / 500) == pytest.approx(7.30, abs=0.03)
     assert _epsilon(cost.line("cohort"), 1 / 500) == pytest.approx(23.9, abs=0.1)
 
@@ -232,21 +234,23 @@ class Woven(CentralNoise, kind="test_woven"):
     """A stranger's noise that depends on earlier noise: one event stands for all rounds of a client."""
 
     def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
-        return ((GaussianNoise(2.0 / math.log2(2 + allowed.most)), 1),)
+        return ((GaussianNoise(2.0 / math.log2(2 + allowed.max_participations)), 1),)
 
     def hides(self, clients: Sampler) -> bool:
         return False
 
 
 def test_a_sampler_that_does_not_say_so_amplifies_nothing() -> None:
-    cost = client_cost(Thinned(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
+    cost = client_cost(Thinned(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, max_participations=9))
     assert cost.line("models").entries == cost.line("cohort").entries == ((GaussianNoise(2.0), 9),)
     assert cost.line("models").relation == "zero_out"
-    proved = client_cost(Poisson(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, most=9))
+    proved = client_cost(
+        Poisson(100, 0.1), CentralNoise(Gaussian(2.0)), Participation(releases=30, max_participations=9)
+    )
     assert proved.line("models").entries == ((PoissonSampled(0.1, GaussianNoise(2.0)), 30),)
 
 
 def test_one_event_may_stand_for_a_whole_run() -> None:
     for most in (1, 9):
-        cost = client_cost(Poisson(100, 0.1), Woven(Gaussian(2.0)), Participation(releases=30, most=most))
+        cost = client_cost(Poisson(100, 0.1), Woven(Gaussian(2.0)), Participation(releases=30, max_participations=most))
         assert cost.line("models").entries == ((GaussianNoise(2.0 / math.log2(2 + most)), 1),)

@@ -154,7 +154,7 @@ def test_a_multiplier_guessed_far_off_costs_time_and_nothing_else(monkeypatch: p
     line_of = lines(lambda z: PoissonSampled(0.05, GaussianNoise(z)), "add_remove", 200)
     right = calibration.noise_multiplier(line_of, 2.0, 1e-4)
     for guess in (0.3, 300.0):
-        monkeypatch.setattr(calibration, "_likely_multiplier", lambda *_, guess=guess: guess)
+        monkeypatch.setattr(calibration, "_clt_multiplier", lambda *_, guess=guess: guess)
         assert calibration.noise_multiplier(line_of, 2.0, 1e-4) == pytest.approx(right, rel=0.005)
 
 
@@ -163,7 +163,7 @@ def test_a_count_guessed_far_off_costs_time_and_nothing_else(count: int, monkeyp
     def line_of(n: int) -> Line:
         return Line("models", "add_remove", ((PoissonSampled(0.05, GaussianNoise(2.0)), n),))
 
-    monkeypatch.setattr(calibration, "_likely_count", lambda *_: count)
+    monkeypatch.setattr(calibration, "_clt_count", lambda *_: count)
     found = calibration.rounds(line_of, 1.0, 1e-4)
     assert spent(line_of(found), 1e-4) <= 1.0 < spent(line_of(found + 1), 1e-4)
 

@@ -197,14 +197,14 @@ Z, COIN = GaussianNoise(2.0), PubliclySampled(0.2, GaussianNoise(2.0))
 
 
 def test_cohorts_that_were_drawn_and_seen_are_counted() -> None:
-    done = Facts(1e-5, "simulation", 10, most=4)
+    done = Facts(1e-5, "simulation", 10, max_participations=4)
     assert run_cost(SHARES, done).line("cohort").entries == ((Z, 4),)
 
 
 def test_a_run_that_was_cut_pays_for_what_was_drawn_and_for_the_coins_of_a_whole_run() -> None:
-    cut = Facts(1e-5, "simulation", 3, most=2)
+    cut = Facts(1e-5, "simulation", 3, max_participations=2)
     assert run_cost(SHARES, cut).line("cohort").entries == ((Z, 2), (COIN, 10))
-    assert certificate(SHARES, cut)["counts"]["rounds_billed"] == 10
+    assert certificate(SHARES, cut)["counts"]["rounds_accounted"] == 10
 
 
 def test_rounds_run_again_have_coins_of_their_own() -> None:

@@ -108,7 +108,7 @@ def test_everyone_comes_every_round() -> None:
 
 def test_a_run_that_ended_early_costs_less() -> None:
     made = plan(BandedSquareRoot(4))
-    short = made.cost(Participation(releases=8, most=2)).line("models").entries[0][0]
+    short = made.cost(Participation(releases=8, max_participations=2)).line("models").entries[0][0]
     whole = entries(made)[0][0]
     assert isinstance(short, GaussianNoise)
     assert isinstance(whole, GaussianNoise)

@@ -144,9 +144,12 @@ def test_shuffled_batches_are_billed_by_epochs_not_by_rounds() -> None:
     assert entries(made(reads, LOCAL, rounds=31).cost()) == (Z, 4)
     plan = made(reads, LOCAL, rounds=30)
     for repeated, billed in (((28, 29), 4), ((28, 28), 5), ((19, 20), 5)):  # disjoint batches; one twice; two epochs
-        again = Participation(releases=32, most=32, repeats=2, repeated=repeated)
+        again = Participation(releases=32, max_participations=32, repeats=2, repeated=repeated)
         assert entries(plan.cost(again)) == (Z, billed)
-    assert entries(plan.cost(Participation(releases=32, most=32, repeats=2))) == (Z, 5)  # nobody knows which
+    assert entries(plan.cost(Participation(releases=32, max_participations=32, repeats=2))) == (
+        Z,
+        5,
+    )  # nobody knows which
     steps = NoisyLocalSgd(reads, 1.0, 2.0, 0.1, steps=5)
     assert entries(planned(rounds=6, clients=EVERYONE, local=steps, release=Forward()).cost()) == (Z, 3)
 
@@ -208,7 +211,7 @@ def test_a_filter_counts_the_reads_of_correlated_noise() -> None:
 
 def test_a_silo_that_sits_rounds_out_is_still_billed_for_every_epoch_it_was_in() -> None:
     """Two rounds of different epochs may read one record twice: a count of its own rounds would say once."""
-    each = Participation(releases=30, most=2, each=(2, 1, 0, 30))
+    each = Participation(releases=30, max_participations=2, per_client=(2, 1, 0, 30))
     cost = made(ShuffledRecords(3, (30,)), LOCAL, FIXED, rounds=30).cost(each)
     assert [cost.line("messages", silo).entries[0][1] for silo in range(4)] == [2, 1, 0, 3]
 
@@ -267,9 +270,9 @@ def test_shuffled_messages_of_one_record_are_amplified_by_the_crowd_alone() -> N
 def test_one_pass_is_one_release_and_one_more_for_every_round_that_ran_again() -> None:
     plan = made(OnePass(3, (N,)), rounds=10)
     for repeats in (0, 1, 3):
-        cost = plan.cost(Participation(releases=10 + repeats, most=10 + repeats, repeats=repeats))
+        cost = plan.cost(Participation(releases=10 + repeats, max_participations=10 + repeats, repeats=repeats))
         assert entries(cost) == (Z, 1 + repeats)
-    assert entries(plan.cost(Participation(releases=1, most=1, repeats=4)))[1] == 1
+    assert entries(plan.cost(Participation(releases=1, max_participations=1, repeats=4)))[1] == 1
 
 
 @pytest.mark.parametrize(("sizes", "rounds"), [((30,), 11), ((30, 40, 50, 29), 10)])
@@ -323,11 +326,11 @@ def test_a_silo_is_billed_for_the_rounds_it_was_in() -> None:
     plan = made(AllRecords((N,)), clients=FIXED)
     cohorts = [np.array(pair) for pair in ([0, 1], [0, 2], [0, 1], [0, 2], [0, 1], [0, 1])]
     facts = facts_of_charges(plan, list(range(ROUNDS)), cohorts, Facts(1e-5, "simulation", 0))
-    assert facts.each == (6, 4, 2, 0)
+    assert facts.per_client == (6, 4, 2, 0)
     cost = plan.cost(participation(plan, facts))
     assert [entries(cost, "messages", each)[1] for each in range(4)] == [6, 4, 2, 0]
     made_of = certificate(plan, facts)
-    assert made_of["counts"]["rounds_of_each_silo"] == [6, 4, 2, 0]
+    assert made_of["counts"]["participations_per_silo"] == [6, 4, 2, 0]
     assert [entry["epsilon"] for entry in made_of["adversaries"][0]["silos"]][-1] == 0.0
     assert set(ceilings(plan, facts)) == set(ADVERSARIES)
 
@@ -350,14 +353,14 @@ def test_a_public_cohort_that_ran_again_pays_though_the_run_was_cut(again: int) 
     """Ten rounds planned, each client in two; round 1 ran again `again` times and the run stopped after it."""
     turns = client_plan(rounds=10, clients=RoundRobin(10, 2))
     facts = facts_of_charges(turns, [0] * (1 + again), [], Facts(1e-5, "simulation", 0))
-    assert participation(turns, facts).most == 2 + again
+    assert participation(turns, facts).max_participations == 2 + again
 
 
 def test_a_hidden_cohort_is_never_counted() -> None:
     plan = made(FixedRecords(3, (N,)), CentralNoise(Gaussian(2.0)), FIXED)
     facts = facts_of_charges(plan, list(range(ROUNDS)), [], Facts(1e-5, "simulation", 0))
-    assert (facts.most, facts.each) == (None, ())
-    assert "rounds_of_each_silo" not in certificate(plan, facts)["counts"]
+    assert (facts.max_participations, facts.per_client) == (None, ())
+    assert "participations_per_silo" not in certificate(plan, facts)["counts"]
 
 
 # ---- calibration -----------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_a_run_of_silos_is_certified_and_explained_silo_by_silo(some: Path) -> N
     found = sordino("certify", some, "--json").json
     counts = [line["cohort"] for line in lines(some / "charges.jsonl")]
     each = [sum(index in cohort for cohort in counts) for index in range(4)]
-    assert found["counts"]["rounds_of_each_silo"] == each
+    assert found["counts"]["participations_per_silo"] == each
     assert found["unit"] == "record"
     said = sordino("explain", some, "--json").json
     assert "single record of a silo" in said["protected"]
@@ -146,12 +146,12 @@ def test_a_silos_rounds_that_were_touched_are_noticed(some: Path, tmp_path: Path
     copy = Path(shutil.copytree(some, tmp_path / "copy"))
     file = copy / "certificate.json"
     table = json.loads(file.read_text())
-    table["counts"]["rounds_of_each_silo"][place] -= 1
+    table["counts"]["participations_per_silo"][place] -= 1
     file.write_text(json.dumps(table, indent=2) + "\n")
     for command in ("certify", "explain"):
         said = sordino(command, copy)
         assert said.code == 1
-        assert f"counts.rounds_of_each_silo[{place}]" in said.err
+        assert f"counts.participations_per_silo[{place}]" in said.err
 
 
 def test_a_charge_that_hides_a_silo_is_noticed(some: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_amplified_rounds_are_those_in_which_a_client_can_be_drawn(T: int, group
 
 
 def test_repeats_that_nobody_can_name_may_be_of_any_group() -> None:
-    cost = turns_plan().cost(Participation(releases=14, most=5, repeats=3))
+    cost = turns_plan().cost(Participation(releases=14, max_participations=5, repeats=3))
     assert cost.line("models").entries[0][1] == 2 + 3
 
 
@@ -190,4 +190,4 @@ def test_a_silo_s_receipts_beyond_its_rounds_are_repeats_that_nobody_can_name() 
     made = plan(rounds=10, clients=RoundRobin(10, 1), release=NoiseShares(2.0, at_least=1))
     notes = [RoundReceipts(t + 1, (), (Receipt(t, 3 if t == 4 else 1),)) for t in range(10)]
     facts = facts_of_charges(made, list(range(10)), [], Facts(DELTA, "simulation", 0), notes)
-    assert (facts.repeats, facts.repeated, facts.most) == (2, (), 3)
+    assert (facts.repeats, facts.repeated, facts.max_participations) == (2, (), 3)

@@ -39,7 +39,7 @@ def said(plan: Plan) -> dict[str, Any]:
         (planned(CENTRAL, FixedSize(40, 8)), {}, True),
         (planned(CENTRAL, Everyone(40)), {}, False),
         (planned(SHARES, FixedSize(40, 8)), {}, False),  # a secure sum's server sees who takes part
-        (planned(LOCAL, Poisson(40, 0.1)), {"most": 2}, False),
+        (planned(LOCAL, Poisson(40, 0.1)), {"max_participations": 2}, False),
         (planned(CENTRAL, FixedSize(40, 8)), {"filtered": True}, False),  # where the run ends tells who was drawn
     ],
 )

@@ -50,7 +50,7 @@ def resumed(release: Any, path: Path, rounds: int, stops: int) -> tuple[dict[str
 def test_a_resumed_round_that_silos_answer_with_the_same_bytes_is_charged_and_not_billed(tmp_path: Path) -> None:
     made, wires = resumed(LOCAL, tmp_path / "a", rounds=10, stops=1)
     assert made["counts"]["rounds_charged"] == 11
-    assert (made["counts"]["rounds_replayed"], made["counts"]["rounds_billed"]) == (1, 10)
+    assert (made["counts"]["rounds_replayed"], made["counts"]["rounds_accounted"]) == (1, 10)
     assert events(made) == {10}
     assert paid(wires) == [10] * 4
     assert _counted(made).startswith(
@@ -61,7 +61,7 @@ def test_a_resumed_round_that_silos_answer_with_the_same_bytes_is_charged_and_no
 
 def test_a_round_that_stopped_before_the_noise_of_the_server_is_charged_and_billed_once(tmp_path: Path) -> None:
     made, _ = resumed(CENTRAL, tmp_path / "a", rounds=3, stops=2)
-    assert (made["counts"]["rounds_charged"], made["counts"]["rounds_billed"]) == (3, 3)
+    assert (made["counts"]["rounds_charged"], made["counts"]["rounds_accounted"]) == (3, 3)
     assert "rounds_replayed" not in made["counts"]
     assert events(made) == {3}
 
@@ -71,8 +71,8 @@ def test_a_silo_that_paid_more_often_than_it_was_asked_is_in_the_rounds_that_are
     wires = federation(one)
     wires.silos[2].till = Clumsy()
     made = go(one, tmp_path / "a", wires)
-    assert made["counts"]["charged_by_each_silo"] == [3, 3, 4, 3]
-    assert (made["counts"]["rounds_billed"], events(made)) == (4, {4})
+    assert made["counts"]["charges_per_silo"] == [3, 3, 4, 3]
+    assert (made["counts"]["rounds_accounted"], events(made)) == (4, {4})
 
 
 # ---- any kills and resumes, any sampler ------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_charged_billed_and_events_agree_after_any_kills_and_resumes(
 
 def test_no_certificate_is_made_of_counts_that_disagree() -> None:
     plan = config(LOCAL, FOUR, rounds=10).plan
-    good = Facts(1e-3, "secure", 11, most=10, receipts=(10,) * 4, replayed=1)
-    assert certificate(plan, good)["counts"]["rounds_billed"] == 10
+    good = Facts(1e-3, "secure", 11, max_participations=10, receipts=(10,) * 4, replayed=1)
+    assert certificate(plan, good)["counts"]["rounds_accounted"] == 10
     facts = replace(good, replayed=12)
     with pytest.raises(CertificateError, match="do not agree"):
         certificate(plan, facts)

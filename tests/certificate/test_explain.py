@@ -195,7 +195,7 @@ def test_the_statement_of_a_run_counts_what_is_not_protected(central: Path) -> N
     made = RunFolder.open(central).certify()
     rows = sum(one["rows"] for one in made["declared_public"] if one["what"] != "number of classes")
     assert made["statement"]["not_protected"].startswith(f"{rows} rows that are declared public; number of classes")
-    assert made["statement"]["releases"].startswith(str(made["counts"]["rounds_billed"]))
+    assert made["statement"]["releases"].startswith(str(made["counts"]["rounds_accounted"]))
     assert made["statement"]["tuning"].startswith("not accounted")
     last = RunFolder.open(central).history()[-1]
     assert {name: last[name] for name in made["utility"]} == made["utility"]

@@ -55,7 +55,7 @@ def test_all_planned_rounds_are_billed_and_the_certificate_says_why(tmp_path: Pa
         made = stopped(out).certificate
         ran = made["counts"]["rounds_charged"]
         assert ran < 30
-        assert (made["counts"]["rounds_planned"], made["counts"]["rounds_billed"]) == (30, 30)
+        assert (made["counts"]["rounds_planned"], made["counts"]["rounds_accounted"]) == (30, 30)
         assert made["epsilon"] == whole["epsilon"]
         assert made["adversaries"] == whole["adversaries"]
         assert "early stopping on public rows: accuracy" in made["counts"]["stopped_by"]
@@ -128,9 +128,9 @@ def test_a_folder_that_stopped_without_reason_is_not_certified(tmp_path: Path) -
     (out / "history.jsonl").write_text(text)
     assert RunFolder.open(out).certify()
     made = json.loads((out / "certificate.json").read_text())
-    made["counts"]["rounds_billed"] = made["counts"]["rounds_charged"]
+    made["counts"]["rounds_accounted"] = made["counts"]["rounds_charged"]
     (out / "certificate.json").write_text(json.dumps(made, indent=2) + "\n")
-    with pytest.raises(CertificateError, match="rounds_billed"):
+    with pytest.raises(CertificateError, match="rounds_accounted"):
         RunFolder.open(out).certify()
 
 
@@ -152,15 +152,18 @@ def test_a_file_stops_too(tmp_path: Path) -> None:
     file = federation(tmp_path, ("[run]", '[run]\nstop = { metric = "accuracy", patience = 1, margin = 1.0 }'))
     done = sordino("run", file, "--out", tmp_path / "run", "--json").json
     assert done["certificate"]["counts"]["rounds_charged"] == 2
-    assert done["certificate"]["counts"]["rounds_billed"] == 4
+    assert done["certificate"]["counts"]["rounds_accounted"] == 4
     assert sordino("certify", tmp_path / "run").code == 0
 
 
 def test_rounds_that_were_run_again_do_not_pay_for_those_that_a_rule_left_out() -> None:
     """Six rounds were planned, a rule stopped after three, and each of these ran twice: six charges, no full run."""
     seen = plan(rounds=6, clients=FixedSize(6, 2), release=NoiseShares(2.0, at_least=2))
-    facts = Facts(1e-3, "simulation", 6, most=2, repeats=3, early=STOP.words)
+    facts = Facts(1e-3, "simulation", 6, max_participations=2, repeats=3, early=STOP.words)
     found = participation(seen, facts)
-    assert (found.most, found.coins) == (2, 6)  # the rounds that were drawn, and the coins of a whole run
+    assert (found.max_participations, found.sampled_rounds) == (
+        2,
+        6,
+    )  # the rounds that were drawn, and the coins of a whole run
     whole = participation(seen, replace(facts, early=""))  # sabotage: charges alone look like a whole run
-    assert (whole.most, whole.coins) == (2, 0)
+    assert (whole.max_participations, whole.sampled_rounds) == (2, 0)

@@ -173,7 +173,7 @@ def test_five_machines_walk_the_page(hosts: dict[str, Host], ground: Path) -> No
     hospitals.until("the second run's end", lambda: log.read_text().count("sordino: ") > 1)
     assert (certify, list(after)) == ("sordino certify runs/a", [])
     assert (out / "certificate.json").read_bytes() == held
-    assert json.loads(held)["counts"]["charged_by_each_silo"] == [3] * 4
+    assert json.loads(held)["counts"]["charges_per_silo"] == [3] * 4
     for host, walk in zip(silos, walks, strict=True):
         assert list(walk) == []  # and `ledger show` was done
         assert "jobs charged 3" in host.do("sordino ledger show ledger.db")

@@ -38,6 +38,6 @@ def test_the_two_commands_that_the_page_begins_with(tmp_path: Path) -> None:
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, stays) == (0, False), f"{script}\n{done.stdout}\n{done.stderr}"
     made = RunFolder.open(tmp_path / "runs" / "a").certify()
-    assert made["counts"]["charged_by_each_silo"] == [2, 2]
+    assert made["counts"]["charges_per_silo"] == [2, 2]
     assert made["noise"]["mode"] == "secure"
     assert (tmp_path / "hospitals" / "silos" / "south" / "policy.toml").is_file()

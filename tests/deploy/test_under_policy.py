@@ -53,6 +53,6 @@ def test_twelve_rounds_for_release_learn_and_cost_what_a_simulation_says(
         silo["epsilon"] for silo in here.certificate["adversaries"][-1]["silos"]
     ]
     assert RunFolder.open(out).certify() == made
-    assert made["counts"]["charged_by_each_silo"] == [12] * 4
+    assert made["counts"]["charges_per_silo"] == [12] * 4
     assert made["noise"]["mode"] == "secure"
     assert [one["what"] for one in made["declared_public"]] == ["rows of test.npz"]  # and no silo's private file

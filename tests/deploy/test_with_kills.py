@@ -103,7 +103,7 @@ def test_each_is_killed_in_the_middle_of_a_round_and_the_run_goes_on(
 
     charges = [run.charged(name) for name in hospitals.SILOS]
     print(f"{ROUNDS} rounds, four kills, charges {charges}")
-    assert made["counts"]["charged_by_each_silo"] == charges
+    assert made["counts"]["charges_per_silo"] == charges
     for name, count in zip(hospitals.SILOS, charges, strict=True):
         assert ROUNDS <= count <= ROUNDS + (1 if name == "hungarian" else 0)
     assert RunFolder.open(run.out).certify() == made
@@ -157,6 +157,6 @@ def test_a_silo_that_dies_in_a_secure_sum_leaves_the_sum_of_those_who_sent_and_n
     *_, last = rounds_of(config.plan, whole, engine=Only(came), streams=Seeded(config.run.seed))
     alone = hospitals.flat(final_model(config.plan, whole, last.state).state_dict())
     moved = alone - hospitals.parameters(run.out)
-    print(f"in the sums: {came}; charges {made['counts']['charged_by_each_silo']}")
+    print(f"in the sums: {came}; charges {made['counts']['charges_per_silo']}")
     assert float(moved.abs().max()) <= 1e-5
-    assert made["counts"]["charged_by_each_silo"][:3] == [run.charged(name) for name in hospitals.SILOS[:3]]
+    assert made["counts"]["charges_per_silo"][:3] == [run.charged(name) for name in hospitals.SILOS[:3]]

@@ -36,7 +36,7 @@ def test_epsilon_is_that_of_the_poisson_sampled_gaussian() -> None:
     assert found["delta"] == pytest.approx(delta)
     assert found["epsilon"] == upward(accounted(0.2, 1.5, 20, delta))
     assert found["loop"]["epsilon_so_far"] == upward(accounted(0.2, 1.5, 10, delta))
-    assert found["counts"] == {"rounds_planned": 20, "rounds_charged": 10, "rounds_billed": 20}
+    assert found["counts"] == {"rounds_planned": 20, "rounds_charged": 10, "rounds_accounted": 20}
     models, _, messages = found["adversaries"]
     assert models["events"][0]["count"] == 20
     assert messages["epsilon"] is None  # who sees the sum before its noise
@@ -70,7 +70,7 @@ def test_steps_beyond_the_plan_are_billed() -> None:
     before = parts[1].certificate()["epsilon"]
     train(parts, epochs=2)
     found = parts[1].certificate()
-    assert found["counts"]["rounds_billed"] == 10
+    assert found["counts"]["rounds_accounted"] == 10
     assert found["epsilon"] == found["loop"]["epsilon_so_far"] > before
 
 

@@ -87,7 +87,7 @@ def test_a_loops_file_certifies_and_says_what_it_proves(kept: Path) -> None:
     found = sordino("certify", kept, "--json").json
     whole = json.loads(kept.read_text())
     assert {**whole["certificate"], "certified": True, "proved": found["proved"]} == found
-    assert found["counts"] == {"rounds_planned": 15, "rounds_charged": 5, "rounds_billed": 15}
+    assert found["counts"] == {"rounds_planned": 15, "rounds_charged": 5, "rounds_accounted": 15}
 
 
 def test_a_loops_file_is_explained(kept: Path) -> None:

@@ -104,7 +104,7 @@ def test_steps_beyond_the_plan_are_admitted_first_or_refused(tmp_path: Path) -> 
     with pytest.raises(BudgetError, match="would have spent"):
         train(parts, epochs=20)
     assert parts[1].steps == steps_paid(file)
-    assert parts[1].certificate()["counts"]["rounds_billed"] == parts[1].steps
+    assert parts[1].certificate()["counts"]["rounds_accounted"] == parts[1].steps
 
 
 def test_a_checkpoint_that_was_rolled_back_pays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_was_rolled_back_pays_again(tmp_path: Path, monkeypatc
         other[1].load_state_dict(copy.deepcopy(early))
         train(other, epochs=3)
         assert steps_paid(file) == 20 + 15 * count
-        assert other[1].certificate()["counts"]["rounds_billed"] == 20 + 15 * count
+        assert other[1].certificate()["counts"]["rounds_accounted"] == 20 + 15 * count
 
 
 def test_an_edited_count_with_a_new_checksum_pays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

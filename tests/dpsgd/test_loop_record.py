@@ -36,7 +36,7 @@ def test_a_count_set_to_zero_is_refused() -> None:
     second[1].load_state_dict(state)
     assert second[1].steps == 20
     train(second, epochs=4)
-    assert second[1].certificate()["counts"]["rounds_billed"] == 40
+    assert second[1].certificate()["counts"]["rounds_accounted"] == 40
 
 
 @pytest.mark.parametrize("edit", ["zero", "dropped", "negative", "rolled back"])
@@ -63,7 +63,7 @@ def test_in_one_process_no_checkpoint_makes_the_bill_smaller(edit: str) -> None:
     second[1].load_state_dict(state)
     assert second[1].steps == 20
     train(second, epochs=4)
-    assert second[1].certificate()["counts"]["rounds_billed"] == 40
+    assert second[1].certificate()["counts"]["rounds_accounted"] == 40
 
 
 # ---- every leaf, changed in every way -------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ parts = private(epochs=4)
 state = torch.load(sys.argv[1], weights_only=True)
 parts[1].load_state_dict(state)
 train(parts, epochs=2)
-print(parts[1].steps, parts[1].certificate()["counts"]["rounds_billed"])
+print(parts[1].steps, parts[1].certificate()["counts"]["rounds_accounted"])
 """
 
 

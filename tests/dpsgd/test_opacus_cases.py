@@ -52,7 +52,7 @@ def test_the_certificate_of_a_loop_is_at_most_what_opacus_says() -> None:
     parts = private(dataset=data(60), batch=6, epochs=10, noise_multiplier=2.0, smoothing=0.0, delta=1e-5)
     _, _, steps, delta, prv, _ = PRV[3]
     found = parts[1].certificate()
-    assert (found["counts"]["rounds_billed"], found["delta"]) == (steps, delta)
+    assert (found["counts"]["rounds_accounted"], found["delta"]) == (steps, delta)
     assert prv - PRV_WIDTH <= found["epsilon"] <= prv
 
 

@@ -99,7 +99,12 @@ def test_a_budget_is_worth_what_the_bill_says_of_so_many_rounds(monkeypatch: pyt
     """Here the k-th round of a client costs k releases: what one round costs, times n, would be too little."""
 
     def growing(clients: Any, release: Any, counted: Participation, *only: Any) -> Any:
-        return client_cost(clients, release, replace(counted, most=counted.most * (counted.most + 1) // 2), *only)
+        return client_cost(
+            clients,
+            release,
+            replace(counted, max_participations=counted.max_participations * (counted.max_participations + 1) // 2),
+            *only,
+        )
 
     monkeypatch.setattr(plans, "client_cost", growing)
     allowed = int(client_filter(seen(rounds=7), Budget(2.0, DELTA)).allowed[0])
@@ -235,7 +240,7 @@ def test_a_run_that_is_stopped_leaves_its_model_and_certificate(tmp_path: Path) 
     assert (out / "model.safetensors").is_file()
     made = RunFolder.open(out).certify()
     assert made == json.loads((out / "certificate.json").read_text())
-    assert made["counts"]["rounds_charged"] == made["counts"]["rounds_billed"] == charged
+    assert made["counts"]["rounds_charged"] == made["counts"]["rounds_accounted"] == charged
     most = int(np.bincount(np.concatenate([line["cohort"] for line in lines(out / "charges.jsonl")])).max())
     assert made["epsilon"] == pytest.approx(epsilon_of(math.sqrt(most) / 2, config.delta), abs=2e-6)
     assert "ended by a budget" in sordino("explain", out).out
@@ -305,7 +310,7 @@ def test_a_round_that_was_charged_and_lost_is_spent(tmp_path: Path, monkeypatch:
     charges = lines(out / "charges.jsonl")
     assert [line["round"] for line in charges].count(1) == 2
     assert np.bincount(np.concatenate([line["cohort"] for line in charges])).max() == 5
-    assert RunFolder.open(out).certify()["counts"]["rounds_billed"] == 9 + 1  # a kill may have looked at the model
+    assert RunFolder.open(out).certify()["counts"]["rounds_accounted"] == 9 + 1  # a kill may have looked at the model
 
 
 @pytest.mark.parametrize(("clients", "worth"), [(IN_TURN, 4), (DRAWN, 0), (ALL, 8)])

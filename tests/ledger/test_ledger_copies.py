@@ -439,4 +439,4 @@ def test_a_kill_between_chain_and_ledger_pays_for_one_round_more(
         with pytest.raises(KeyboardInterrupt):
             execution.execute(config, tmp_path / "a")
     made = execution.execute(config, tmp_path / "a", resume=True).certificate
-    assert made["counts"]["rounds_billed"] == releases(tmp_path) == ROUNDS + 1
+    assert made["counts"]["rounds_accounted"] == releases(tmp_path) == ROUNDS + 1

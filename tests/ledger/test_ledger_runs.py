@@ -105,7 +105,7 @@ def test_a_run_that_stopped_gets_nothing_back_and_pays_for_what_is_run_again(
     assert [item["count"] for item in spent(tmp_path)["events"]] == [ROUNDS]
     monkeypatch.setattr(rounds, "_keep", keep)
     made = execution.execute(config, tmp_path / "a", resume=True).certificate
-    assert made["counts"]["rounds_billed"] == ROUNDS + 1
+    assert made["counts"]["rounds_accounted"] == ROUNDS + 1
     assert [item["count"] for item in spent(tmp_path)["events"]] == [ROUNDS + 1]
     assert RunFolder.open(tmp_path / "a").certify()["ledger"]["events"][0]["count"] == ROUNDS + 1
 

@@ -82,7 +82,7 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(rounds, "_keep", keep)
     again = train(tmp_path / "run", resume=True)
     assert again.certificate["model_sha256"] == whole.certificate["model_sha256"]
-    assert again.certificate["counts"]["rounds_billed"] == 5  # what ran again is a new release
+    assert again.certificate["counts"]["rounds_accounted"] == 5  # what ran again is a new release
     assert train(tmp_path / "run", resume=True).certificate == again.certificate
     with pytest.raises(ConfigError, match="which exists"):
         train(tmp_path / "run")

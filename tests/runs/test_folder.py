@@ -161,7 +161,7 @@ def test_a_round_run_again_is_billed_as_a_new_release(
     assert [line["round"] for line in lines(out / "history.jsonl")] == [1, 2, 3, 4]
     assert (out / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
     made, usual = certificate(out), certificate(finished)
-    assert (made["counts"]["rounds_charged"], made["counts"]["rounds_billed"]) == (5, 5)
+    assert (made["counts"]["rounds_charged"], made["counts"]["rounds_accounted"]) == (5, 5)
     assert made["adversaries"][0]["events"][0]["count"] == 5
     assert made["epsilon"] > usual["epsilon"]
     assert sordino("certify", out).code == 0
@@ -228,7 +228,7 @@ def test_a_cohort_that_is_seen_is_charged_and_its_busiest_client_counted(tmp_pat
     assert max(map(max, drawn)) < POPULATION
     most = max(Counter(client for cohort in drawn for client in cohort).values())
     made = certificate(out)
-    assert made["counts"]["most_rounds_of_a_client"] == most
+    assert made["counts"]["max_participations"] == most
     assert [line["events"][0]["count"] for line in made["adversaries"]] == [most] * 3
     assert sordino("certify", out).code == 0
 

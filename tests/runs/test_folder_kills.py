@@ -38,7 +38,7 @@ def checked(done: Executed, whole: Path, charged_before: int) -> None:
     assert RunFolder.open(done.path).certify() == done.certificate
     counts = done.certificate["counts"]
     assert counts["rounds_charged"] == len(lines(done.path / "charges.jsonl")) >= max(3, charged_before)
-    assert counts["rounds_billed"] >= counts["rounds_charged"]
+    assert counts["rounds_accounted"] >= counts["rounds_charged"]
     assert not [name for name in contents(done.path) if name.endswith(".partial")]
 
 

@@ -143,12 +143,12 @@ def test_who_was_in_the_winner_does_not_lower_the_bill() -> None:
     """The cohorts of the tries that lost are seen by nobody, and may have had somebody in more rounds."""
     plan = tiny.plan(rounds=5, clients=FixedSize(6, 2), release=NoiseShares(1.0, 2), encode=(Clip(1.0),))
     selection = Selection(id="a", tries=Trials(3.0), over=("recipe.lr",), by="accuracy")
-    seen = Facts(0.01, "simulation", 5, most=1)
+    seen = Facts(0.01, "simulation", 5, max_participations=1)
     alone, best = (run_cost(plan, facts).line("cohort").entries for facts in (seen, replace(seen, selection=selection)))
     assert [count for _, count in alone] == [1]
     try_of_five = Tuned(PubliclySampled(2 / 6, GaussianNoise(1.0)), 5, selection.tries)  # averaged over all coins
     assert best == ((try_of_five, 1),)
-    often = Facts(0.01, "simulation", 5, most=5, selection=selection)
+    often = Facts(0.01, "simulation", 5, max_participations=5, selection=selection)
     assert run_cost(plan, often).line("cohort").entries == best
 
 

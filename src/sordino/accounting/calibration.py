@@ -55,7 +55,7 @@ def noise_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: fl
     def exact(z: float) -> float:
         return _exact(line_of(z), delta)
 
-    near = _likely_multiplier(line_of, epsilon, delta)
+    near = _clt_multiplier(line_of, epsilon, delta)
     found = _bracketed(rough, epsilon, (near * 0.9, near * 1.1) if near else (0.5, 2.0), TOLERANCE / 5)
     share = max(exact(found) / epsilon, 0.5)  # epsilon falls at least as fast as the noise multiplier grows
     return found if share >= 1 - TOLERANCE else _bracketed(exact, epsilon, (found * share, found), 0.9 * TOLERANCE)
@@ -127,7 +127,7 @@ def _largest(
     def refined(n: int) -> float:
         return _log_ratio(_exact(line_of(n), delta), epsilon)
 
-    found = _crossing(coarse, _likely_count(line_of, epsilon, delta, least, most), least - 1, most + 1)
+    found = _crossing(coarse, _clt_count(line_of, epsilon, delta, least, most), least - 1, most + 1)
     found = _crossing(refined, found, least - 1, most + 1)
     if found < least:
         cheapest, some = _exact(line_of(least), delta), f"{least} {what}{'s' if least > 1 else ''}"
@@ -156,9 +156,9 @@ def _crossing(over: Callable[[int], float], n: int, low: int, high: int) -> int:
     raise AssertionError
 
 
-def _likely_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
+def _clt_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: float) -> float | None:
     """Where the central limit theorem puts the noise multiplier; None if it says nothing."""
-    wanted, low, high = _likely_mu(epsilon, delta), math.log(_LEAST), math.log(_MOST)
+    wanted, low, high = _mu_of_epsilon(epsilon, delta), math.log(_LEAST), math.log(_MOST)
     for _ in range(24):
         middle = (low + high) / 2
         mu = _mu(line_of(math.exp(middle)))
@@ -168,9 +168,9 @@ def _likely_multiplier(line_of: Callable[[float], Line], epsilon: float, delta: 
     return math.exp(high)
 
 
-def _likely_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
+def _clt_count(line_of: Callable[[int], Line], epsilon: float, delta: float, least: int, most: int) -> int:
     """Where the central limit theorem puts the count; `least` if it says nothing."""
-    wanted, low, high = _likely_mu(epsilon, delta), least, 2 * least
+    wanted, low, high = _mu_of_epsilon(epsilon, delta), least, 2 * least
     while high <= most and (_mu(line_of(high)) or math.inf) <= wanted:
         low, high = high, 2 * high
     high = min(high, most + 1)
@@ -180,7 +180,7 @@ def _likely_count(line_of: Callable[[int], Line], epsilon: float, delta: float, 
     return low
 
 
-def _likely_mu(epsilon: float, delta: float) -> float:
+def _mu_of_epsilon(epsilon: float, delta: float) -> float:
     """mu of the Gaussian release that costs epsilon at delta."""
     low, high = 1e-9, 1e3
     for _ in range(50):
@@ -192,7 +192,7 @@ def _likely_mu(epsilon: float, delta: float) -> float:
 
 def _mu(line: Line) -> float | None:
     """mu of many rounds, by the guesses of their events."""
-    squares = [(event.likely(line.relation), count) for event, count in line.entries]
+    squares = [(event.clt_mu_squared(line.relation), count) for event, count in line.entries]
     if any(square is None for square, _ in squares):
         return None
     return math.sqrt(sum(count * (square or 0.0) for square, count in squares))

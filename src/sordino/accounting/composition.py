@@ -36,29 +36,29 @@ Entries = tuple[tuple[Event, int], ...]  # each event so many times
 class Participation:
     """How often the data was touched: releases made, and the most that any one client was in.
 
-    `most` are rounds that a client was in for sure: by a public sampler, or as they were drawn where the adversary sees
-    the cohort; then `each` is that of every single client. `coins` are rounds beside those that can take a client by
+    `max_participations` are rounds that a client was in for sure: by a public sampler, or as they were drawn where the adversary sees
+    the cohort; then `per_client` is that of every single client. `sampled_rounds` are rounds beside those that can take a client by
     coins not looked at: a forecast, or a cohort that is not recorded. `repeated` names the rounds that were run again
     after a kill, from 0 and once for each time: the same clients and records are in them again, so what they cost
     depends on which they are. `repeats` is how many there were; it is more than `repeated` names where a silo says that
-    it paid for more, and those may be of anybody. `told`: a budget ends the run by who was drawn, so one who sees when
+    it paid for more, and those may be of anybody. `end_reveals_cohorts`: a budget ends the run by who was drawn, so one who sees when
     it ended knows something of the coins.
     """
 
     releases: int
-    most: int
-    each: tuple[int, ...] = ()
+    max_participations: int
+    per_client: tuple[int, ...] = ()
     repeats: int = 0
-    told: bool = False
+    end_reveals_cohorts: bool = False
     prepared: int = 1  # how often the plan's preparations were released: more if a kill lost them
     repeated: tuple[int, ...] = ()
-    coins: int = 0
+    sampled_rounds: int = 0
 
     @classmethod
     def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
         """As many rounds as planned, and those that were run again."""
         most, coins = _planned_rounds(clients, rounds, repeated)
-        return cls(rounds + len(repeated), most, repeats=len(repeated), repeated=repeated, coins=coins)
+        return cls(rounds + len(repeated), most, repeats=len(repeated), repeated=repeated, sampled_rounds=coins)
 
     @property
     def all_repeats(self) -> int:
@@ -77,13 +77,17 @@ class Participation:
 
     def patterns(self, clients: Sampler) -> Patterns:
         """The rounds that one client may have been in, each counted once."""
-        return Patterns(max(self.distinct, 1), self.most + self.coins, clients.apart or 1, clients.periodic)
+        return Patterns(
+            max(self.distinct, 1), self.max_participations + self.sampled_rounds, clients.apart or 1, clients.periodic
+        )
 
     @property
-    def by_any_coins(self) -> Participation:
+    def if_always_sampled(self) -> Participation:
         """The same if the coins took every client whenever they could."""
-        each = tuple(count + self.coins for count in self.each)
-        return replace(self, most=self.most + self.coins, each=each, coins=0)
+        each = tuple(count + self.sampled_rounds for count in self.per_client)
+        return replace(
+            self, max_participations=self.max_participations + self.sampled_rounds, per_client=each, sampled_rounds=0
+        )
 
 
 def _planned_rounds(clients: Sampler, rounds: int, repeated: tuple[int, ...]) -> tuple[int, int]:
@@ -133,7 +137,7 @@ class Cost:
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
     """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
     if release.joint and not clients.amplifies:  # columns of C may meet: no cost of single rounds
-        participation = participation.by_any_coins
+        participation = participation.if_always_sampled
     if "messages" in release.sees:
         return _message_cost(clients, release, participation, only)
     messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
@@ -143,11 +147,15 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
     """The rounds of one client: `event` for those it was in for sure, and by a coin that is seen for the others."""
-    sure = participation.each[client] if client is not None and participation.each else participation.most
-    if not participation.coins:
+    sure = (
+        participation.per_client[client]
+        if client is not None and participation.per_client
+        else participation.max_participations
+    )
+    if not participation.sampled_rounds:
         return ((event, sure),)
     counts: Counter[Event] = Counter({event: sure})
-    counts[clients.seen(event)] += participation.coins
+    counts[clients.seen(event)] += participation.sampled_rounds
     return tuple((each, count) for each, count in counts.items() if count)
 
 
@@ -157,7 +165,7 @@ def _seen_rounds(clients: Sampler, release: Release, participation: Participatio
     Where coins are left and rounds share their noise, the sampler keeps the columns of C apart (`Release.suits`): they
     are round by round too, one column for each round that a client is in.
     """
-    if participation.coins:
+    if participation.sampled_rounds:
         return _rounds(clients, release.event(), participation)
     return _with_repeats(release, participation.patterns(clients), participation)
 
@@ -184,7 +192,7 @@ def _one_of_each(clients: Sampler, only: int | None, parts: tuple[Part, ...], *o
 def _message_cost(clients: Sampler, release: Release, participation: Participation, only: int | None) -> Cost:
     """Every client noises its own message: a line for each kind of noise and number of rounds."""
     kinds: dict[Entries, list[int]] = {}
-    for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.each):
+    for client in _one_of_each(clients, only, (release,), release.noise_multipliers, participation.per_client):
         rounds = _rounds(clients, release.own_event(client), participation, client)
         kinds.setdefault(rounds, []).append(client)
     lines = [
@@ -203,8 +211,8 @@ def record_cost(
     assert reads is not None
     kinds: dict[tuple[Entries, ...], list[int]] = {}
     if release.joint:  # rounds that share their noise have no price of single rounds
-        participation = participation.by_any_coins
-    own = (reads.sizes, participation.each, release.noise_multipliers, local.noise_multipliers)
+        participation = participation.if_always_sampled
+    own = (reads.sizes, participation.per_client, release.noise_multipliers, local.noise_multipliers)
     for silo in _one_of_each(clients, only, (release, local), *own):
         kinds.setdefault(_record_cost(clients, local, release, participation, silo), []).append(silo)
     lines = [
@@ -222,7 +230,7 @@ def _record_cost(
     times = reads_of(clients, local, release, participation, silo)
     if not release.joint:
         events = _record_events(local, release, silo)
-        if not participation.coins or not _silos_are_seen(clients, release):
+        if not participation.sampled_rounds or not _silos_are_seen(clients, release):
             return tuple(((event, times),) for event in events)
         return tuple(_record_rounds(clients, local, participation, event, times, silo) for event in events)
     rounds = max(participation.distinct, 1)
@@ -249,9 +257,11 @@ def _record_rounds(
     steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
     most = reads.most(participation.distinct * steps, silo) + _read_again(local, participation, steps, silo)
     if steps == 1:
-        coins = min(participation.coins, most) if reads.disjoint else participation.coins
-        return _rounds(clients, event, replace(participation, most=times, each=(), coins=coins))
-    rounds = binomial_quantile(participation.coins, rate, LOST)
+        coins = min(participation.sampled_rounds, most) if reads.disjoint else participation.sampled_rounds
+        return _rounds(
+            clients, event, replace(participation, max_participations=times, per_client=(), sampled_rounds=coins)
+        )
+    rounds = binomial_quantile(participation.sampled_rounds, rate, LOST)
     more = min(rounds * steps, most) if reads.disjoint else rounds * steps
     return (event, times + more), (Approximate(0.0, LOST), 1)
 
@@ -288,8 +298,8 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
     reads, spent = local.reads, local.bound()
     assert reads is not None
     seen = _silos_are_seen(clients, release)
-    rounds = participation.most if seen else participation.releases
-    rounds = participation.each[silo] if seen and participation.each else rounds
+    rounds = participation.max_participations if seen else participation.releases
+    rounds = participation.per_client[silo] if seen and participation.per_client else rounds
     steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
     if not reads.disjoint:
         return rounds * steps
@@ -324,7 +334,7 @@ def _seen_relation(clients: Sampler, release: Release) -> Relation:
 
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
     """Amplified where sampler and release both say that neither coins nor cohort are seen."""
-    if clients.random and clients.amplifies and release.hides(clients) and not participation.told:
+    if clients.random and clients.amplifies and release.hides(clients) and not participation.end_reveals_cohorts:
         rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
         return Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
     return replace(seen, adversary="models")

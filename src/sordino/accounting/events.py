@@ -99,7 +99,7 @@ class Event(Part):
         """How many noised messages one release is made of, where the sum of their noise cannot be drawn at once."""
         return 1
 
-    def likely(self, relation: Relation) -> float | None:
+    def clt_mu_squared(self, relation: Relation) -> float | None:
         """mu^2 of one of many rounds, by the central limit theorem (Bu, Dong, Long, Su 2020): a guess, no bound."""
         size = min(self.mu(relation), self.pure(relation))
         return size**2 if size < 1e150 else None
@@ -181,7 +181,7 @@ class PoissonSampled(Event, kind="poisson_sampled"):
         known = isinstance(self.event, GaussianNoise) and relation != "replace_one"
         return renyi.poisson_gaussian(self.rate, self.event.mu(relation)) if known else None
 
-    def likely(self, relation: Relation) -> float | None:
+    def clt_mu_squared(self, relation: Relation) -> float | None:
         """q^2 (exp(mu^2) - 1) of the inner one."""
         return _sampled_guess(self.rate, self.event, relation)
 
@@ -214,7 +214,7 @@ class CappedPoisson(Event, kind="capped_poisson"):
         replaced, removed = relation == "replace_one", relation == "add_remove"
         return (pairs.capped(self.rate, self.population, self.cap, mu, replaced=replaced, removed=removed),)
 
-    def likely(self, relation: Relation) -> float | None:
+    def clt_mu_squared(self, relation: Relation) -> float | None:
         """That without the cap."""
         return _sampled_guess(self.rate, self.event, relation)
 
@@ -243,7 +243,7 @@ class FixedSampled(Event, kind="fixed_sampled"):
             Orders.symmetric(without_replacement.pair(rate=self.cohort / self.population, mu=self.event.mu(relation))),
         )
 
-    def likely(self, relation: Relation) -> float | None:
+    def clt_mu_squared(self, relation: Relation) -> float | None:
         """q^2 (exp(mu^2) - 1) of the inner one."""
         return _sampled_guess(self.cohort / self.population, self.event, relation)
 
@@ -307,9 +307,9 @@ class PubliclySampled(Event, kind="publicly_sampled"):
         one = self.event.renyi(relation)
         return None if one is None else renyi.by_public_coin(self.rate, one)
 
-    def likely(self, relation: Relation) -> float | None:
+    def clt_mu_squared(self, relation: Relation) -> float | None:
         """The mean over the coins."""
-        inner = self.event.likely(relation)
+        inner = self.event.clt_mu_squared(relation)
         return None if inner is None else self.rate * inner
 
 
@@ -421,7 +421,7 @@ class Unprotected(Event, kind="unprotected"):
 
 
 def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | None:
-    inner = event.likely(relation)
+    inner = event.clt_mu_squared(relation)
     return None if inner is None else rate**2 * math.expm1(min(inner, 100.0))
 
 

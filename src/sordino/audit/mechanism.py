@@ -93,7 +93,7 @@ def audit_mechanism(
         return [*(_of_record(found, "one unit's column; shift") for found in before), *rounds]
     if plan.release.joint:
         return _of_sequence(plan, delta, trials, seed, pipeline or Pipeline(plan))
-    cost = plan.cost(Participation(releases=1, most=1))
+    cost = plan.cost(Participation(releases=1, max_participations=1))
     if cost.unit == "record":
         return [_of_record(found) for found in audit_records(plan, delta, trials, (1 - CONFIDENCE) / 8, seed)]
     lines = [cost.line(who, _weakest(plan)) for who in ADVERSARIES]  # where clients differ: the least noised

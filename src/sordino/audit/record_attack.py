@@ -62,7 +62,7 @@ class Proved:
 def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int = 0) -> list[Proved]:
     """One round, against whoever sees the model and whoever reads the messages, where they are promised something."""
     few = fewer(plan)
-    cost = few.cost(Participation(releases=1, most=1))
+    cost = few.cost(Participation(releases=1, max_participations=1))
     kept: dict[tuple[Any, ...], Adversary] = {}
     for line in (cost.line("messages", _weakest(few)), cost.line("models", _weakest(few))):
         if all(event.protects for event, _ in line.entries):
@@ -91,7 +91,7 @@ def attack_record(
 ) -> Proved:
     """Attack one round. The promise is the plan's; what runs is `broken`, if given, or the plan with a sabotage."""
     silo = _weakest(plan)
-    line = plan.cost(Participation(releases=1, most=1)).line(adversary, silo)
+    line = plan.cost(Participation(releases=1, max_participations=1)).line(adversary, silo)
     other = None if line.relation == "add_remove" else -LOUD
     runs = broken or plan
     trials = min(trials, HELD // _size(runs, silo))

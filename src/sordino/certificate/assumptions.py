@@ -54,7 +54,7 @@ def assumptions(
     """What must hold outside this program for the numbers to be true; `loop`: there is one data set, and no silo."""
     if plan.local.reads is not None:
         said = _record_assumptions(plan, public, LOOP if loop else SILO)
-        return [*said, AVERAGED] if counts.coins and {"cohort", "messages"} & plan.release.sees else said
+        return [*said, AVERAGED] if counts.sampled_rounds and {"cohort", "messages"} & plan.release.sees else said
     said = [
         f"one {cost.unit} is one entry of the population; whoever holds two counts twice",
         f"the population and the plan are public, and {declared(public)}",
@@ -84,9 +84,9 @@ AVERAGED = (
 
 def _of_cohorts(counts: Participation) -> str:
     """What the line of one who sees the cohort rests on: coins that are averaged over, or rounds that were counted."""
-    if counts.coins:
+    if counts.sampled_rounds:
         return AVERAGED
-    return f"to one who sees the cohort, a client was in at most {counts.most} rounds; more cost more"
+    return f"to one who sees the cohort, a client was in at most {counts.max_participations} rounds; more cost more"
 
 
 def trusted(part: codec.Foreign) -> str:

@@ -175,11 +175,11 @@ def _noise_note(mode: Mode) -> str:
 
 
 def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
-    seen: dict[str, Any] = {} if facts.most is None else {"most_rounds_of_a_client": facts.most}
-    if facts.each:
-        seen["rounds_of_each_silo"] = list(facts.each)
+    seen: dict[str, Any] = {} if facts.max_participations is None else {"max_participations": facts.max_participations}
+    if facts.per_client:
+        seen["participations_per_silo"] = list(facts.per_client)
     if facts.receipts:
-        seen["charged_by_each_silo"] = list(facts.receipts)
+        seen["charges_per_silo"] = list(facts.receipts)
     if plan.local.reads is not None and plan.local.reads.disjoint:
         seen["rounds_charged_again"] = facts.repeats
     if facts.stopped:
@@ -188,7 +188,7 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
         seen["stopped_by"] = facts.early
     if facts.replayed:
         seen["rounds_replayed"] = facts.replayed
-    return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_billed": counts.releases, **seen}
+    return {"rounds_planned": plan.rounds, "rounds_charged": facts.charged, "rounds_accounted": counts.releases, **seen}
 
 
 def check_provable(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:

@@ -139,7 +139,7 @@ def _counted(certificate: dict[str, Any]) -> str:
     when = " before their noise was drawn" if _promises(certificate) else ""
     return (
         f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
-        f"{counts['rounds_billed']} are in the bill."
+        f"{counts['rounds_accounted']} are in the bill."
         + (_replayed(counts["rounds_replayed"]) if "rounds_replayed" in counts else "")
         + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
@@ -159,7 +159,7 @@ def _of_one(certificate: dict[str, Any]) -> str:
 
     A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of tries).
     """
-    first, billed = certificate["adversaries"][0], certificate["counts"]["rounds_billed"]
+    first, billed = certificate["adversaries"][0], certificate["counts"]["rounds_accounted"]
     most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])
     if not 1 < most < billed:
         return ""

@@ -90,10 +90,10 @@ class Facts:
     delta: float
     noise: Mode
     charged: int  # releases written down before their noise was drawn
-    most: int | None = None  # most rounds of one client, where the cohort is seen by design
+    max_participations: int | None = None  # most rounds of one client, where the cohort is seen by design
     model: str = ""  # sha256 of model.safetensors
     config: str = ""  # sha256 of the whole configuration, where there is a file
-    each: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
+    per_client: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
     repeats: int = 0  # how many rounds were charged again after a kill
     repeated: tuple[int, ...] = ()  # which rounds, from 0, once for each time: by the chain of charges
     deltas: tuple[float, ...] = ()  # a delta of its own for every silo
@@ -130,32 +130,47 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     for the rounds that were run again beside.
     The best of many tries is billed as planned too: who was in the others, which had the same bill, nobody sees.
     """
-    least, prepared = 0 if facts.most is None else facts.most, max(1, facts.prepared)
+    least, prepared = 0 if facts.max_participations is None else facts.max_participations, max(1, facts.prepared)
     if facts.selection is None:
         return replace(_rounds(plan, facts), prepared=prepared)
-    found = _rounds(plan, replace(facts, most=None, each=()))
-    return replace(found, most=found.most if found.coins else max(found.most, least), prepared=prepared)
+    found = _rounds(plan, replace(facts, max_participations=None, per_client=()))
+    return replace(
+        found,
+        max_participations=found.max_participations if found.sampled_rounds else max(found.max_participations, least),
+        prepared=prepared,
+    )
 
 
 def _rounds(plan: Plan, facts: Facts) -> Participation:
     told = facts.filtered and plan.clients.random
     if facts.stopped and not facts.repeats and facts.charged:
-        if facts.most is None:
-            return replace(Participation.planned(plan.clients, facts.released), told=told)
-        return Participation(facts.released, facts.most, facts.each, 0, told)
+        if facts.max_participations is None:
+            return replace(Participation.planned(plan.clients, facts.released), end_reveals_cohorts=told)
+        return Participation(facts.released, facts.max_participations, facts.per_client, 0, told)
     known = max(facts.repeats, len(facts.repeated))
     distinct = max(plan.rounds, facts.released - known) if facts.loop is not None else plan.rounds
     repeats = max(known, facts.released - distinct)  # a run has no more rounds than planned: what is more ran again
-    again: dict[str, Any] = {"repeats": repeats, "told": told, "repeated": facts.repeated}
-    if facts.most is not None:
+    again: dict[str, Any] = {"repeats": repeats, "end_reveals_cohorts": told, "repeated": facts.repeated}
+    if facts.max_participations is not None:
         cut = facts.charged < plan.rounds or bool(
             facts.early
         )  # whoever stops a run has seen its models: bill what was planned
         least = Participation.planned(plan.clients, plan.rounds) if cut else Participation(0, 0)
-        each = tuple(max(count, least.most) for count in facts.each)
-        return Participation(distinct + repeats, max(facts.most, least.most), each, coins=least.coins, **again)
+        each = tuple(max(count, least.max_participations) for count in facts.per_client)
+        return Participation(
+            distinct + repeats,
+            max(facts.max_participations, least.max_participations),
+            each,
+            sampled_rounds=least.sampled_rounds,
+            **again,
+        )
     found = Participation.planned(plan.clients, distinct, facts.repeated)
-    return replace(found, releases=distinct + repeats, most=found.most + repeats - len(facts.repeated), **again)
+    return replace(
+        found,
+        releases=distinct + repeats,
+        max_participations=found.max_participations + repeats - len(facts.repeated),
+        **again,
+    )
 
 
 def run_cost(plan: Plan, facts: Facts) -> Cost:
@@ -197,8 +212,12 @@ def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
     each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
     everyone = plan.clients.most(counts.releases) == counts.releases and not (reads is not None and reads.disjoint)
-    asked = counts.releases if facts.most is None else facts.most  # silos may have refused rounds that are billed
-    drawn = counts.most if counts.coins else 0  # a run that was cut: what was drawn, beside the coins of a whole run
+    asked = (
+        counts.releases if facts.max_participations is None else facts.max_participations
+    )  # silos may have refused rounds that are billed
+    drawn = (
+        counts.max_participations if counts.sampled_rounds else 0
+    )  # a run that was cut: what was drawn, beside the coins of a whole run
     return (asked if everyone else 0) * each, (counts.releases + drawn) * each
 
 

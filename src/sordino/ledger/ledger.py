@@ -337,7 +337,7 @@ class Ledger:
         limit, name = account.limit, line.dataset
         if account.restored is not None:
             raise self._lost(name, account, account.restored)
-        reason = limit.prices(line.unit, line.relation)
+        reason = limit.mismatch(line.unit, line.relation)
         if reason is not None:
             raise ConfigError(f"a charge to {name!r} in {self.path} where {reason}", "one that the limit can price")
         beyond = limit.beyond(needed)

@@ -130,7 +130,7 @@ class Policy:
         cohort = getattr(plan.release, "at_least", plan.clients.expected)
         if cohort < self.least_cohort:
             return f"a round may have {cohort:g} clients, and the least allowed is {self.least_cohort:g}"
-        return self.limit.prices(plan.unit, line.relation)
+        return self.limit.mismatch(plan.unit, line.relation)
 
 
 def noise_of(event: Event) -> float:

@@ -78,7 +78,7 @@ class Limit:
             found = f"a limit of epsilon {shown(self.epsilon)}, delta {shown(self.delta)}"
             raise ConfigError(found, "epsilon above 0 and finite, and delta in [0, 1)")
 
-    def prices(self, unit: Unit, relation: Relation) -> str | None:
+    def mismatch(self, unit: Unit, relation: Relation) -> str | None:
         """Why releases of this unit and relation cannot be held against this limit; None: they can.
 
         Whoever is replaced is removed, or zeroed, and another added: the movement of 2 is in what an event states for

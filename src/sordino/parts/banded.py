@@ -122,7 +122,7 @@ class Banded(_Banded, kind="banded"):
         return replace(self, coefficients=digits(tuple(first)), drift=digits(tuple(drift)), ends=allowed.rounds)
 
     def _ends(self, column: Sequence[float] | Floats, allowed: Patterns) -> int:
-        return allowed.rounds if self.drift or 1 < len(column) <= allowed.apart else 0
+        return allowed.rounds if self.drift or 1 < len(column) <= allowed.min_separation else 0
 
     def column(self, rounds: int) -> Floats:
         if not self.coefficients:
@@ -156,7 +156,7 @@ class Banded(_Banded, kind="banded"):
         """Columns that do not meet, none longer than c: sqrt(rounds of one client) ||c||, whenever the run ended."""
         if not self.ends:
             return super().sensitivity(allowed)
-        if len(self.coefficients) <= allowed.apart:
+        if len(self.coefficients) <= allowed.min_separation:
             return math.sqrt(allowed.reachable) * float(np.linalg.norm(self.coefficients))
         made = drifting.matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
         return sensitivity.sensitivity_bound(made.T @ made, allowed)

@@ -90,7 +90,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         rounds, so at most the longest column; else at most what it moves all rows together.
         """
         bands = self.strategy.bands
-        if bands is not None and bands <= allowed.apart:
+        if bands is not None and bands <= allowed.min_separation:
             return self.event()
         return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.sensitivity(allowed))
 

@@ -133,7 +133,7 @@ class Release(Part):
 
     def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         """All rounds that one client may be in: the event of one, counted, unless one stands for the whole run."""
-        return ((self.event(), allowed.most),)
+        return ((self.event(), allowed.max_participations),)
 
     def repeated_event(self, allowed: Patterns) -> Event:
         """One round that is run again with fresh noise, where rounds share their noise: unless proved, no price."""

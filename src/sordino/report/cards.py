@@ -221,7 +221,7 @@ def _model(made: dict[str, Any], about: About) -> dict[str, Any]:
             f"- {who}: {said[key]}." for who, key in (("Subject", "data_subject"), ("Curator", "data_curator"),
                                                        ("Consumer", "data_consumer"))
         ),
-        "release_type": "One release" if made["counts"]["rounds_billed"] == 1 else "Many releases",
+        "release_type": "One release" if made["counts"]["rounds_accounted"] == 1 else "Many releases",
         "release_type_details": f"Releases: {said['releases']}. Of the same data otherwise: {said['other_releases']}.",
         "data_source_type": "Dynamic" if about.data_grow else "Static",
         "access_type": "Non-interactive",

@@ -155,7 +155,7 @@ def _run(subject: Subject) -> dict[str, Any]:
     return {
         "name": subject.name,
         "metrics": subject.evaluated,
-        "rounds": made["counts"]["rounds_billed"],
+        "rounds": made["counts"]["rounds_accounted"],
         "delta": made["delta"],
         "unit": made["unit"],
         "relation": made["relation"],

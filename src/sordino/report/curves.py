@@ -91,14 +91,16 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
 
 def so_far(subject: Subject, releases: int) -> Participation:
     """The participation of the first releases: as it was where who took part is seen, else as planned."""
-    plan, seen = subject.plan, subject.facts.most is not None and len(subject.cohorts) >= releases
+    plan, seen = subject.plan, subject.facts.max_participations is not None and len(subject.cohorts) >= releases
     prepared = max(1, subject.facts.prepared)
     if not seen:
         again = repeated_rounds(subject.rounds[:releases])
         return replace(Participation.planned(plan.clients, releases - len(again), again), prepared=prepared)
     facts = facts_of_charges(plan, subject.rounds[:releases], subject.cohorts[:releases], subject.facts)
-    assert facts.most is not None
-    return Participation(releases, facts.most, facts.each, facts.repeats, False, prepared, facts.repeated)
+    assert facts.max_participations is not None
+    return Participation(
+        releases, facts.max_participations, facts.per_client, facts.repeats, False, prepared, facts.repeated
+    )
 
 
 def _epsilon(subject: Subject, kind: Kind, cost: Cost) -> float | None:

@@ -69,7 +69,7 @@ def answer(subject: Subject, found: float) -> dict[str, Any]:
         "only_class": figures.get(ONLY_CLASS),
         "rows": [f"{one['rows']:,} {one['what']}" for one in made["declared_public"] if "rows" in one["what"]],
         "chose": subject.facts.selection is not None,
-        "rounds": made["counts"]["rounds_billed"],
+        "rounds": made["counts"]["rounds_accounted"],
         "members_found_at_1_percent": found,
     }
 
@@ -87,7 +87,7 @@ def silos(made: dict[str, Any]) -> list[dict[str, Any]]:
 def participation(subject: Subject) -> dict[str, Any]:
     """Who took part: as it was where cohorts are public or seen by design, else in expectation alone."""
     clients, counts = subject.plan.clients, subject.certificate["counts"]
-    rounds = counts["rounds_billed"] if subject.is_loop else counts["rounds_charged"]
+    rounds = counts["rounds_accounted"] if subject.is_loop else counts["rounds_charged"]
     known = {"population": clients.population, "expected": clients.expected, "rounds": rounds}
     if subject.is_loop or not subject.cohorts:
         return {**known, "seen": False, "most": clients.most(rounds), "rounds_of_each": None}

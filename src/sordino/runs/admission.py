@@ -44,7 +44,7 @@ def ledger_request(config: Config, facts: Facts) -> Request:
     coins are their own, that is true whatever was drawn.
     """
     if config.plan.clients.random:
-        facts = replace(facts, most=None, each=(), stopped=False)
+        facts = replace(facts, max_participations=None, per_client=(), stopped=False)
     cost = run_cost(config.plan, facts)
     lines, best = cost.of("models"), config.privacy.selected
     whose = config.plan.hash if best is None else codec.digest(best)
@@ -203,7 +203,7 @@ def read_standing(path: Path, config: Config, facts: Facts) -> Standing | None:
     except (ValueError, TypeError, RecursionError, UserError) as error:
         raise CertificateError(NAME, f"{NAME} cannot be read ({str(error)[:200]})") from None
     need = ledger_request(config, replace(facts, ledger=None))
-    if found.dataset != named[1] or found.limit.prices(need.unit, need.relation) is not None:
+    if found.dataset != named[1] or found.limit.mismatch(need.unit, need.relation) is not None:
         raise CertificateError(NAME, f"{NAME} is of another data set than {named[1]!r}, unit or relation")
     if not found.covers(need.items):
         raise CertificateError(NAME, f"{NAME} holds less than this run was billed")

@@ -75,7 +75,10 @@ class Goal:
     def squared(self, column: Floats) -> tuple[float, Floats]:
         """sens^2 for the earliest pattern, which is the worst where c falls or its bands do not meet; gradient in c."""
         column = padded(column, self.rounds)
-        if np.count_nonzero(column) <= self.patterns.apart and not column[self.patterns.apart :].any():
+        if (
+            np.count_nonzero(column) <= self.patterns.min_separation
+            and not column[self.patterns.min_separation :].any()
+        ):
             return self._apart(column)
         starts, total, slope = self.patterns.earliest, np.zeros(self.rounds), np.zeros(self.rounds)
         for start in starts:

@@ -103,35 +103,35 @@ def _by_one_gap(size: Floats, apart: int, most: int) -> float:
 
 @dataclass(frozen=True)
 class Patterns:
-    """`rounds` of a run; one client is in at most `most` of them, any two at least `apart` from each other.
+    """`rounds` of a run; one client is in at most `max_participations` of them, any two at least `min_separation` from each other.
 
-    `periodic`: any two are a multiple of `apart` from each other, as where clients come in turn.
+    `periodic`: any two are a multiple of `min_separation` from each other, as where clients come in turn.
     """
 
     rounds: int
-    most: int
-    apart: int = 1
+    max_participations: int
+    min_separation: int = 1
     periodic: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.rounds, self.apart) < 1 or self.most < 0:
-            found = f"rounds {self.rounds}, most {self.most}, apart {self.apart}"
+        if min(self.rounds, self.min_separation) < 1 or self.max_participations < 0:
+            found = f"rounds {self.rounds}, most {self.max_participations}, apart {self.min_separation}"
             raise PlanError("correlated noise", found, "rounds and apart of at least 1, most of at least 0")
 
     @property
     def reachable(self) -> int:
         """The most rounds that fit: never more than 1 + (T - 1) // apart."""
-        return min(self.most, 1 + (self.rounds - 1) // self.apart)
+        return min(self.max_participations, 1 + (self.rounds - 1) // self.min_separation)
 
     @property
     def whole_periods(self) -> bool:
         """Whether a pattern may have every round of its period: more rounds never move C X by less."""
-        return self.periodic and self.most >= 1 + (self.rounds - 1) // self.apart
+        return self.periodic and self.max_participations >= 1 + (self.rounds - 1) // self.min_separation
 
     @property
     def earliest(self) -> NDArray[np.int64]:
         """0, apart, 2 apart, ...: the pattern that begins at once and never waits."""
-        return np.arange(self.reachable, dtype=np.int64) * self.apart
+        return np.arange(self.reachable, dtype=np.int64) * self.min_separation
 
 
 def is_decreasing(column: Floats) -> bool:
@@ -148,7 +148,7 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     if patterns.reachable == 0:
         return 0.0
     column = np.trim_zeros(column[: patterns.rounds], "b")
-    if len(column) <= patterns.apart:
+    if len(column) <= patterns.min_separation:
         return _apart(column, patterns)
     if is_decreasing(column):
         return float(np.linalg.norm(_together(padded(column, patterns.rounds), patterns)))
@@ -186,10 +186,10 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
         return 0.0
     size = np.abs(gram)
     if patterns.whole_periods:
-        every = patterns.apart
+        every = patterns.min_separation
         return _root(max(float(size[first::every, first::every].sum()) for first in range(every)))
-    found = pairs_of_pattern(size, patterns.apart, patterns.reachable)
-    return _root(found if is_exact(size, patterns.apart) else min(found, _best_rows(size, patterns)))
+    found = pairs_of_pattern(size, patterns.min_separation, patterns.reachable)
+    return _root(found if is_exact(size, patterns.min_separation) else min(found, _best_rows(size, patterns)))
 
 
 def _root(squared: float) -> float:
@@ -206,15 +206,15 @@ def _best_rows(size: Floats, patterns: Patterns) -> float:
 def _allowed(i: int, patterns: Patterns) -> NDArray[np.bool_]:
     """Rounds that may stand beside round i in one pattern, and i itself."""
     away = np.abs(np.arange(patterns.rounds) - i)
-    return np.asarray((away >= patterns.apart) | (away == 0))
+    return np.asarray((away >= patterns.min_separation) | (away == 0))
 
 
 def _best(gains: Floats, patterns: Patterns, through: int | None = None) -> float:
     """The most that one pattern gathers, of gains per round; with `through`, of patterns with that round in them."""
     if through is None:
         return float(_table(gains, patterns, patterns.reachable)[-1].max())
-    before = _table(gains[: max(through - patterns.apart + 1, 0)], patterns, patterns.reachable - 1)
-    after = _table(gains[through + patterns.apart :][::-1], patterns, patterns.reachable - 1)
+    before = _table(gains[: max(through - patterns.min_separation + 1, 0)], patterns, patterns.reachable - 1)
+    after = _table(gains[through + patterns.min_separation :][::-1], patterns, patterns.reachable - 1)
     ends = [table[:, -1] if table.shape[1] else np.zeros(len(table)) for table in (before, after)]
     return float(gains[through] + max(ends[0][j] + ends[1][len(ends[1]) - 1 - j] for j in range(len(ends[0]))))
 
@@ -224,8 +224,8 @@ def _table(gains: Floats, patterns: Patterns, most: int) -> Floats:
     found = np.zeros((most + 1, len(gains)))
     for j in range(1, most + 1):
         taken = gains.copy()
-        if len(gains) > patterns.apart:
-            taken[patterns.apart :] += found[j - 1, : -patterns.apart]
+        if len(gains) > patterns.min_separation:
+            taken[patterns.min_separation :] += found[j - 1, : -patterns.min_separation]
         found[j] = np.maximum.accumulate(taken)
         found[j] = np.maximum(found[j], found[j - 1])
     return found
@@ -236,6 +236,6 @@ def every_pattern(patterns: Patterns) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     for count in range(patterns.reachable + 1):
         for chosen in combinations(range(patterns.rounds), count):
-            if all(b - a >= patterns.apart for a, b in pairwise(chosen)):
+            if all(b - a >= patterns.min_separation for a, b in pairwise(chosen)):
                 found.append(chosen)
     return found
