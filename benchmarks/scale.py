@@ -11,10 +11,10 @@ import torch
 
 from sordino import Poisson, recipes
 from sordino.config import TaskSpec
-from sordino.data.arrays import write
+from sordino.data.arrays import write_memmap
+from sordino.loop import run
 from sordino.models import Logistic
 from sordino.rng import Seeded
-from sordino.loop import run
 
 COHORT, EACH, WIDTH, ROUNDS = 1000, 5, 20, 8
 
@@ -24,7 +24,7 @@ def folder(path: Path, population: int) -> Path:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((population * EACH, WIDTH), dtype=np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
-    write(path, x, y, np.full(population, EACH), x[:100], y[:100])
+    write_memmap(path, x, y, np.full(population, EACH), x[:100], y[:100])
     return path
 
 

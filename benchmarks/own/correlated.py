@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from sordino.task import Clients, Records, Task
+from sordino.loop import run
 from sordino.models import SvhnCnn, build_seeded
 from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
@@ -28,7 +28,7 @@ from sordino.parts.samplers import FixedSize
 from sordino.parts.strategies import BufferedToeplitz
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
-from sordino.loop import run
+from sordino.task import Clients, Records, Task
 
 BANDS, TURNS, NOBODY = 32, 5, np.zeros(0, dtype=np.int64)
 
@@ -44,7 +44,9 @@ def client() -> tuple[Callable[[], object], int]:
     x, y = torch.randn(4 * 300, 3, 32, 32), torch.randint(10, (4 * 300,))
     model = build_seeded(SvhnCnn(), (3, 32, 32), 10, 0)
     task = Task(model, Clients(Records(x, y), np.arange(1200), np.arange(5) * 300))
-    plan = dp_fed_avg(rounds=1, clients=FixedSize(4, 1), lr=0.05, clip_norm=1.0, noise_multiplier=1.0, epochs=1, batch=64)
+    plan = dp_fed_avg(
+        rounds=1, clients=FixedSize(4, 1), lr=0.05, clip_norm=1.0, noise_multiplier=1.0, epochs=1, batch=64
+    )
     return lambda: list(run(plan, task)), sum(p.numel() for p in model.parameters())
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.models import CharLstm, DpMnistCnn, build_seeded
 from sordino.dpsgd import make_private
-from sordino.dpsgd.recording import Recording
 from sordino.dpsgd.batch_independence import Lookout
+from sordino.dpsgd.recording import Recording
+from sordino.models import CharLstm, DpMnistCnn, build_seeded
 
 STEPS, TIMES = 100, 15
 

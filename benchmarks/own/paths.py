@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from work import task
 
-from sordino.task import Task
 from sordino.engines.dense_clients import DenseClients
 from sordino.engines.inprocess import InProcessWorker
 from sordino.engines.linear_clients import LinearClients
@@ -23,12 +22,13 @@ from sordino.engines.paths import WAYS, Way
 from sordino.models import DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Objective
-from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.record_samplers import FixedRecords
+from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.rng import Seeded
+from sordino.task import Task
 
 Make = Callable[[Task], Objective]
 
@@ -75,7 +75,9 @@ def averaging(population: int, batch: int) -> Plan:
 
 def silos(population: int, batch: int, size: int) -> Plan:
     read = FixedRecords(batch, (size,))
-    plan = noisy_minibatch_sgd(rounds=1, clients=Everyone(population), records=read, clip_norm=1.0, noise_multiplier=1.0, lr=0.1)
+    plan = noisy_minibatch_sgd(
+        rounds=1, clients=Everyone(population), records=read, clip_norm=1.0, noise_multiplier=1.0, lr=0.1
+    )
     assert isinstance(plan.local, BatchGradient)
     return plan
 

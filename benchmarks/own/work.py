@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.cli.calculator import Question, answer
-from sordino.task import Clients, Records, Task
-from sordino.models import CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, Spec, build_seeded
 from sordino.dpsgd import make_private
+from sordino.loop import run
+from sordino.models import Architecture, CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, build_seeded
 from sordino.parts.postprocess import smooth_cycle
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
-from sordino.loop import run
+from sordino.task import Clients, Records, Task
 from sordino_papers.grid import run_grid
 
 Once = Callable[[], object]
 
 
-def task(spec: Spec, outputs: int, x: Tensor, clients: int, loss: str = "cross_entropy") -> Task:
+def task(spec: Architecture, outputs: int, x: Tensor, clients: int, loss: str = "cross_entropy") -> Task:
     """Random labels; the records are dealt out in order."""
     y = torch.rand(len(x)).round() if loss == "logistic" else torch.randint(outputs, (len(x),))
     offsets = np.arange(clients + 1, dtype=np.int64) * (len(x) // clients)
@@ -34,7 +34,9 @@ def task(spec: Spec, outputs: int, x: Tensor, clients: int, loss: str = "cross_e
 
 def fed_avg(own: Task, cohort: int, rounds: int, epochs: int, batch: int) -> Once:
     sampler = FixedSize(own.clients.population, cohort)
-    plan = dp_fed_avg(rounds=rounds, clients=sampler, lr=0.05, clip_norm=1.0, noise_multiplier=1.0, epochs=epochs, batch=batch)
+    plan = dp_fed_avg(
+        rounds=rounds, clients=sampler, lr=0.05, clip_norm=1.0, noise_multiplier=1.0, epochs=epochs, batch=batch
+    )
     return lambda: [done.t for done in run(plan, own)]
 
 
@@ -89,7 +91,14 @@ def accounting() -> Once:
     def ask() -> object:
         noise_multiplier = 1.0 + 1e-3 * next(times)
         return answer(
-            Question(sampler="poisson", population=10000, cohort=100, rounds=1000, noise_multiplier=noise_multiplier, delta=1e-5)
+            Question(
+                sampler="poisson",
+                population=10000,
+                cohort=100,
+                rounds=1000,
+                noise_multiplier=noise_multiplier,
+                delta=1e-5,
+            )
         )
 
     return ask

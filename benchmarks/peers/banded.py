@@ -21,11 +21,11 @@ from statistics import mean
 import numpy as np
 from federated import HERE, spoken
 
+from sordino.accounting.calibration import noisier
 from sordino.parts.banded import Banded
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.samplers import RoundRobin
 from sordino.parts.server_optimizers import Sgd
-from sordino.accounting.calibration import noisier
 from sordino.recipes import dp_ftrl
 from sordino_papers.correlated import accuracy, climbed
 from sordino_papers.paper_000 import mnist_logistic, mnist_validation

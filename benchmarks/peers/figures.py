@@ -12,7 +12,14 @@ from functools import partial
 from typing import Any
 
 NAMES = "from sordino.loop import run; from sordino.recipes import dp_fed_avg; from sordino.task import Task"
-ASKED = {"sampler": "poisson", "population": 10000, "cohort": 100, "rounds": 1000, "noise_multiplier": 1.0, "delta": 1e-5}
+ASKED = {
+    "sampler": "poisson",
+    "population": 10000,
+    "cohort": 100,
+    "rounds": 1000,
+    "noise_multiplier": 1.0,
+    "delta": 1e-5,
+}
 QUESTION = [word for name, value in ASKED.items() for word in (f"--{name}", str(value))]
 TIMES = 5
 
@@ -56,8 +63,8 @@ def server() -> float:
     from with_sordino_fl import plan_of, task_of
 
     from sordino.engines.inprocess import InProcess
-    from sordino.parts.postprocess import LaplacianSmoothing
     from sordino.loop import run
+    from sordino.parts.postprocess import LaplacianSmoothing
 
     torch.set_num_threads(1)
     work = FEDERATIONS["w3"]

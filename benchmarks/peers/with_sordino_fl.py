@@ -15,16 +15,16 @@ from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from numpy.typing import NDArray
 
 from sordino import kernels
-from sordino.task import Clients, Records, Task
 from sordino.engines.batches import Batches
+from sordino.loop import run
 from sordino.parts.banded import Banded
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, RoundRobin
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, dp_ftrl, noisy_minibatch_sgd
-from sordino.loop import run
-from sordino_papers import grid as grids
+from sordino.task import Clients, Records, Task
 from sordino.version import __version__
+from sordino_papers import grid as grids
 
 VERSIONS = {"sordino": __version__, "torch": torch.__version__}
 Mark = Callable[[], None]

@@ -39,10 +39,10 @@ class _Short(reprlib.Repr):
         return repr(x) if x.bit_length() <= 128 else f"an integer of {x.bit_length()} bits"
 
 
-shown = _Short().repr
+brief_repr = _Short().repr
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     """The text, with its middle left out if it is long."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 105]} ... {text[-100:]}"
 
@@ -56,11 +56,11 @@ class UserError(SordinoError):
 
     def __init__(self, found: str, needed: str = "", fix: str = "") -> None:
         self.found, self.needed, self.fix = found, needed, fix
-        parts = [f"found {short(found)}"]
+        parts = [f"found {shorten(found)}"]
         if needed:
-            parts.append(f"needed {short(needed)}")
+            parts.append(f"needed {shorten(needed)}")
         if fix:
-            parts.append(f"fix: {short(fix)}")
+            parts.append(f"fix: {shorten(fix)}")
         super().__init__("; ".join(parts))
 
 

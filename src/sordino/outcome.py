@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from sordino.accounting.composition import repeated_rounds
 from sordino.certificate.facts import WEIGHTS, Declared, Facts
 from sordino.data.initial_weights import declared_frozen
-from sordino.data.lineage import note_of
-from sordino.data.named_fields import plain
+from sordino.data.lineage import file_metadata
+from sordino.data.named_fields import unwrapped_model
 from sordino.errors import DataError
 from sordino.ledger.charges import ClientCharges
 from sordino.loop import Round, RoundReceipts
@@ -47,7 +47,7 @@ def _declared_weights(task: Task) -> tuple[Declared, ...]:
     """Weights that a task begins with, read from a file, and those it never trains: public by the user's word alone."""
     init = task.init
     first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
-    return (*first, *declared_frozen(plain(task.model)))
+    return (*first, *declared_frozen(unwrapped_model(task.model)))
 
 
 def history_line(done: Round) -> dict[str, Any]:
@@ -80,19 +80,19 @@ def final_model(plan: Plan, task: Task, state: State) -> nn.Module:
     """A copy of the module that the task was made with, holding the result of the run."""
     model = copy.deepcopy(task.model)
     task.layout.load(model, plan.server.result(state.memory))
-    return plain(model).eval()
+    return unwrapped_model(model).eval()
 
 
 def model_bytes(model: nn.Module) -> bytes:
     """The model as a safetensors file; of one that is frozen in parts, only what was trained."""
     fixed = _frozen_names(model)
     state = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items() if name not in fixed}
-    return safetensors.torch.save(state, metadata=note_of(model) or None)
+    return safetensors.torch.save(state, metadata=file_metadata(model) or None)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """What `model_bytes` has stored, into a module of the same kind; what is frozen there stays as it is."""
-    own = plain(model)
+    own = unwrapped_model(model)
     lacking = own.load_state_dict(dict(weights), strict=False)
     wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in _frozen_names(own))]
     if wrong:

@@ -23,8 +23,8 @@ from sordino.accounting.composition import (
 from sordino.accounting.events import has_bound
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.accounting.matrix.toeplitz import Floats
-from sordino.codec import digest, genuine
-from sordino.errors import PlanError, shown
+from sordino.codec import check_parts, digest
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.encoding import Adaptive, Clip, Public, Step
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.postprocess import Noised, Postprocess
@@ -66,9 +66,9 @@ class Plan(_Kept):
     prepare: tuple[Preparation, ...] = ()  # what is released of columns before the first round
 
     def __post_init__(self) -> None:
-        genuine(self, "plan")
+        check_parts(self, "plan")
         if not 1 <= self.rounds <= LONGEST:
-            raise PlanError("rounds", f"rounds = {shown(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
+            raise PlanError("rounds", f"rounds = {brief_repr(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
         self._check_clip_norm()
         self._check_schedules()
         self.local.lasts(self.rounds)
@@ -109,7 +109,7 @@ class Plan(_Kept):
 
     def _check_schedules(self) -> None:
         """A step size that overflows in some round leaves no model."""
-        for where, schedule in codec.inside(self):
+        for where, schedule in codec.nested_values(self):
             if isinstance(schedule, Schedule) and not finite(*schedule.span(self.rounds)):
                 low, high = schedule.span(self.rounds)
                 found = f"{where} from {low:g} to {high:g} in {self.rounds} rounds"

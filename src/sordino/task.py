@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from sordino import codec
 from sordino.certificate.facts import Declared
-from sordino.data.columns import Waiting
+from sordino.data.columns import PendingColumn
 from sordino.data.compatibility import (
     check_labels,
     check_losses,
     check_slope,
-    outputs_of,
     refuse_compiled,
     refuse_statistics,
+    trial_outputs,
 )
-from sordino.data.initial_weights import Initial, begun
-from sordino.data.metrics import Metric, MetricFunction, Seen, figures, judged, metrics_of
-from sordino.data.named_fields import has_names, named, takes_names
-from sordino.data.program import Program, Unit, Word
+from sordino.data.initial_weights import InitialWeights, load_initial
+from sordino.data.metrics import Metric, MetricFunction, Predictions, evaluation_sums, figures, metrics_of
+from sordino.data.named_fields import has_named_fields, is_transformers_model, tabulate_fields
+from sordino.data.program import Program, Trust, Unit
 from sordino.errors import ConfigError, DataError
 from sordino.graph.capture import made_up
 from sordino.layout import Layout
@@ -135,13 +135,15 @@ class Task:
     test: Records | None = None
     loss: str | Loss | LossFunction = "cross_entropy"  # a kind, a part, or (outputs, targets) -> one value per record
     public: Records | None = None  # declared public: a server may train on them
-    init: Initial | None = None  # the file that the model's weights were read from, declared public; `of` reads it
+    init: InitialWeights | None = (
+        None  # the file that the model's weights were read from, declared public; `of` reads it
+    )
     metrics: tuple[Metric, ...] = ()  # beside loss and accuracy, of the test records
     groups: Tensor | None = None  # of the test records: which public group each belongs to, [n]
     group_names: tuple[str, ...] = ()
-    waiting: tuple[Waiting, ...] = ()  # coordinates that are scaled once the plan has released their histograms
+    waiting: tuple[PendingColumn, ...] = ()  # coordinates that are scaled once the plan has released their histograms
     source: PublicSource = field(default=PublicSource(), repr=False)  # by whose word the test rows are public
-    own_code: Word | None = None  # "trusted": code of the user's own runs on the records as it is, if no graph can
+    own_code: Trust | None = None  # "trusted": code of the user's own runs on the records as it is, if no graph can
     _program: Program | None = field(default=None, compare=False)
 
     @classmethod
@@ -157,7 +159,7 @@ class Task:
         length: int | None = None,
         metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
         groups: Any = None,
-        own_code: Word | None = None,
+        own_code: Trust | None = None,
     ) -> Task:
         """From a module and a list with one data set per client: (x, y) tensors or map-style data sets.
 
@@ -169,7 +171,7 @@ class Task:
         Model and loss train as graphs, captured on made-up records. `own_code="trusted"` lets code run that no graph
         can be captured of: whoever says so vouches that nothing of one client, or record, reaches another in it.
         """
-        begun_with = None if init is None else begun(model, init)
+        begun_with = None if init is None else load_initial(model, init)
         model, source = begun_with or (model, None)
         model, (*own, test, public), loss = _given(model, [*clients, test, public], loss, pad, length)
         told, names = _grouped(groups)
@@ -186,7 +188,7 @@ class Task:
         public: Any = None,
         pad: int | None = None,
         length: int | None = None,
-        own_code: Word | None = None,
+        own_code: Trust | None = None,
     ) -> Task:
         """What a server holds: the model, how many clients there are, and public records; not one of theirs."""
         model, (test, public), loss = _given(model, [test, public], loss, pad, length)
@@ -203,7 +205,7 @@ class Task:
         loss: str | Loss | LossFunction = "cross_entropy",
         pad: int | None = None,
         length: int | None = None,
-        own_code: Word | None = None,
+        own_code: Trust | None = None,
     ) -> Task:
         """What one silo holds: the model and its own records; `client` is its number in the plan.
 
@@ -261,7 +263,7 @@ class Task:
 
     def _check_shapes(self, x: Tensor, y: Tensor) -> None:
         """Model, loss and labels fit each other; x and y are made up."""
-        records, outputs = self.clients.records, outputs_of(self.model, x)
+        records, outputs = self.clients.records, trial_outputs(self.model, x)
         tokens = self.losses.targets == "token"
         scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
         classes = self.losses.classes(scores)
@@ -334,9 +336,11 @@ class Task:
         if not self.metrics:
             return evaluate(model, self.test, self.program.losses, batch)
         kept: list[tuple[Tensor, Tensor]] = []
-        sums = judged(model, _pairs(self.test, batch), self.program.losses, lambda out, y: kept.append((out, y)))
+        sums = evaluation_sums(
+            model, _pairs(self.test, batch), self.program.losses, lambda out, y: kept.append((out, y))
+        )
         outputs, targets = (torch.cat([pair[side] for pair in kept]).cpu() for side in (0, 1))
-        seen = Seen(outputs, targets, self.losses, self.groups, self.group_names)
+        seen = Predictions(outputs, targets, self.losses, self.groups, self.group_names)
         return {**figures(sums), **{name: value for one in self.metrics for name, value in one.values(seen).items()}}
 
     def at(self, vector: Tensor) -> nn.Module:
@@ -350,7 +354,7 @@ class Task:
         records, held, model = self.clients.records, torch.from_numpy(self.clients.index), self.program.running()
         self.layout.load(model, vector)
         pairs = ((records.x[rows], records.y[rows]) for rows in torch.split(held, _lot(records, batch)))
-        found = figures(judged(model.eval(), pairs, self.program.losses))
+        found = figures(evaluation_sums(model.eval(), pairs, self.program.losses))
         return {f"train_{name}": value for name, value in found.items()}
 
 
@@ -361,7 +365,7 @@ def evaluate(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -
 
 def sums_of(model: nn.Module, test: Records, losses: Loss, batch: int = 2048) -> Tensor:
     """The sums that the figures follow from: those of parts of a test set may be added."""
-    return judged(model, _pairs(test, batch), losses)
+    return evaluation_sums(model, _pairs(test, batch), losses)
 
 
 def _pairs(test: Records, batch: int) -> Iterable[tuple[Tensor, Tensor]]:
@@ -392,12 +396,15 @@ def _given(
 ) -> tuple[nn.Module, list[Any], str | Loss | LossFunction]:
     """The model, records of all entries (clients, test, public) and the loss; names of fields are the model's own."""
     calls = [first, *(f"client {i}" for i in range(1, len(entries) - 2)), "test", "public"][-len(entries) :]
-    entries = [(entry.x, entry.y) if isinstance(entry, Records) and takes_names(model) else entry for entry in entries]
+    entries = [
+        (entry.x, entry.y) if isinstance(entry, Records) and is_transformers_model(model) else entry
+        for entry in entries
+    ]
     there = [(entry, name) for entry, name in zip(entries, calls, strict=True) if entry is not None]
-    if not takes_names(model) and not any(has_names(entry) for entry, _ in there):
+    if not is_transformers_model(model) and not any(has_named_fields(entry) for entry, _ in there):
         plain = [None if e is None else _records(e, name) for e, name in zip(entries, calls, strict=True)]
         return model, plain, _for_tokens(plain, loss)
-    wrapped, packed = named(model, there, pad, length)
+    wrapped, packed = tabulate_fields(model, there, pad, length)
     supply = (Records(x, y) for x, y in packed)
     records = [None if entry is None else next(supply) for entry in entries]
     return wrapped, records, _for_tokens(records, loss)

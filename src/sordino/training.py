@@ -27,7 +27,7 @@ from sordino.certificate.facts import Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
 from sordino.data import lineage
 from sordino.data.early_stopping import EarlyStopping
-from sordino.data.metrics import Given as GivenMetric
+from sordino.data.metrics import FunctionMetric as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
 from sordino.dpsgd.account import ledger_path
 from sordino.engines.base import Engine
@@ -35,8 +35,8 @@ from sordino.engines.inprocess import InProcess
 from sordino.engines.prepare import BEFORE, known, scaled
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
-from sordino.models import Given
-from sordino.models.in_memory import NAME, written
+from sordino.models import InMemoryModel
+from sordino.models.in_memory import NAME, has_written_form
 from sordino.outcome import (
     declared_public,
     facts_of_charges,
@@ -231,9 +231,9 @@ def train(
 
 def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
     """A run of a task made in Python as a file would say it; what no file can say stands for itself, by fingerprint."""
-    loss = task.losses if written(task.losses) else None
+    loss = task.losses if has_written_form(task.losses) else None
     own = tuple(one for one in task.metrics if not isinstance(one, GivenMetric))
-    spec = TaskSpec(dataset=NAME, model=Given.of(task), loss=loss, own_code=task.own_code)
+    spec = TaskSpec(dataset=NAME, model=InMemoryModel.of(task), loss=loss, own_code=task.own_code)
     return Config(task=spec, plan=plan, privacy=privacy, run=replace(asked, metrics=own))
 
 

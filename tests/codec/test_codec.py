@@ -23,7 +23,7 @@ from sordino.cli.configure import json_schema
 from sordino.codec import Part
 from sordino.data.metrics import add_metric
 from sordino.errors import ConfigError, PlanError
-from sordino.models.spec import add_model
+from sordino.models.architecture import add_model
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
@@ -198,7 +198,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "sorted_target": {"clients": 3},
         "natural": {"clients": 3},
     },
-    "Spec": {
+    "Architecture": {
         "logistic": {},
         "linear": {},
         "mlp": {"hidden": [5, 4]},
@@ -210,7 +210,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "resnet18": {},
         "char_lstm": {},
         "own": {"name": "own_of_test_codec", "options": {"width": 3}},
-        "given": {"name": "Net", "layout": "ab" * 32, "inputs": [4], "loss": "mine", "metrics": ["one"]},
+        "in_memory": {"name": "Net", "layout": "ab" * 32, "inputs": [4], "loss": "mine", "metrics": ["one"]},
     },
 }
 FAMILIES: dict[str, Any] = {family.__name__: family for family in Part.__subclasses__()}
@@ -363,7 +363,7 @@ def spoilt(path: str, value: Any, drop: bool = False) -> Any:
         (spoilt("round", 3), "unknown key round; .*did you mean 'rounds'"),
         (spoilt("clients.cohrt", 3), "unknown key clients.cohrt; .*did you mean 'cohort'"),
         (spoilt("local.epoch", 3), "unknown key local.epoch; .*did you mean 'epochs'"),
-        (spoilt("encode.0.radious", 3.0), r"unknown key encode\[0\].radious; .*did you mean 'clip_norm'"),
+        (spoilt("encode.0.clip_nrom", 3.0), r"unknown key encode\[0\].clip_nrom; .*did you mean 'clip_norm'"),
         (
             spoilt("release.mechanism.multiplyer", 3.0),
             "release.mechanism.multiplyer; .*did you mean 'noise_multiplier'",

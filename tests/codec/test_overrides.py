@@ -50,10 +50,10 @@ def test_only_the_named_place_changes_and_the_table_given_does_not() -> None:
     ("key", "said"),
     [
         ("recpie.lr=1", "did you mean 'recipe'?"),
-        ("recipe.radios=1", "did you mean 'clip_norm'?"),
+        ("recipe.clip_nrom=1", "did you mean 'clip_norm'?"),
         ("run.sede=1", "did you mean 'seed'?"),
         ("plan.encode.2.clip_norm=1", "a place from 0 to 0"),
-        ("plan.encode.0.radios=1", "did you mean 'clip_norm'?"),
+        ("plan.encode.0.clip_nrom=1", "did you mean 'clip_norm'?"),
         ("recipe.lr.at=1", "set recipe.lr itself"),
         ("recipe.lr=fast", "a number"),
         ("run..seed=1", "names with dots"),

@@ -12,7 +12,7 @@ from tests.commands import arrays, federation, lines, sordino
 from tests.tiny import clients, mlp, plan
 
 from sordino.config import load_config
-from sordino.data.arrays import write
+from sordino.data.arrays import write_memmap
 from sordino.outcome import declared_public
 from sordino.task import Task
 from sordino.training import train
@@ -108,10 +108,10 @@ def test_arrays_without_a_test_are_not_evaluated(tmp_path: Path) -> None:
 
 def test_a_mapped_folder_without_test_files_is_not_evaluated(tmp_path: Path) -> None:
     x = np.zeros((60, 6), np.float32)
-    write(tmp_path / "big", x, np.zeros(60, np.int64), np.ones(60, np.int64))
+    write_memmap(tmp_path / "big", x, np.zeros(60, np.int64), np.ones(60, np.int64))
     options = (f'options = {{ path = "{tmp_path}/data.npz" }}', f'options = {{ path = "{tmp_path}/big", classes = 2 }}')
     file = federation(
-        tmp_path, ('dataset = "npz"', 'dataset = "mapped"'), options, ('partition = { kind = "iid", clients = 60 }', "")
+        tmp_path, ('dataset = "npz"', 'dataset = "memmap"'), options, ('partition = { kind = "iid", clients = 60 }', "")
     )
     found = sordino("run", file, "--out", tmp_path / "run", "--json").json
     assert "loss" not in found["last"]

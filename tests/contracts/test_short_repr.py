@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sordino as so
-from sordino.data.metrics import Seen
+from sordino.data.metrics import Predictions
 from sordino.data.records import Dataset
 from sordino.dpsgd.loader import Handed
 from sordino.engines.base import ClientJob
@@ -135,7 +135,7 @@ def public_objects(task: Task, result: Result) -> dict[str, object]:
         "server": task.as_server(), "result": result, "task of the result": result.task, "kept": result.kept,
         "loader": loader, "optimizer": optimizer, "model": model, "sampler": loader.pieces, "turn": loader.turn,
         "handed": handed, "dataset": whole, "clients' batch": Batch(x[None], y[None]), "job": job, "round": done[-1],
-        "state": done[-1].state, "seen": Seen(x, y, task.losses), "Clients.of": Clients.of([(x, y)]),
+        "state": done[-1].state, "seen": Predictions(x, y, task.losses), "Clients.of": Clients.of([(x, y)]),
         "Records": Records(x, y), "rounds": done, "many": [Records(x, y)], "named": {"x": Records(x, y)},
     }  # fmt: skip
 

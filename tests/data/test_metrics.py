@@ -14,7 +14,7 @@ from tests.tiny import clients, mlp, noise, plan, seeded
 from torch import Tensor, nn
 
 import sordino as so
-from sordino.data.metrics import LOWER, Metric, Seen, figures, judged, metrics_of
+from sordino.data.metrics import LOWER, Metric, Predictions, evaluation_sums, figures, metrics_of
 from sordino.errors import ConfigError, DataError
 from sordino.outcome import DIAGNOSTIC
 from sordino.parts.losses import IGNORED, CrossEntropy, Logistic, Mse
@@ -26,11 +26,11 @@ RIGHT = torch.from_numpy(SKEWED)
 SAID = SCORES.argmax(1).numpy()
 
 
-def seen(outputs: Tensor, targets: Tensor, losses: Any = None, **more: Any) -> Seen:
-    return Seen(outputs, targets, losses or CrossEntropy(), **more)
+def seen(outputs: Tensor, targets: Tensor, losses: Any = None, **more: Any) -> Predictions:
+    return Predictions(outputs, targets, losses or CrossEntropy(), **more)
 
 
-def value(kind: Any, what: Seen) -> dict[str, float]:
+def value(kind: Any, what: Predictions) -> dict[str, float]:
     (metric,) = metrics_of([kind])
     return metric.values(what)
 
@@ -128,7 +128,7 @@ def test_tokens_are_counted_one_by_one_and_padding_is_not() -> None:
     def mean_loss(out: Tensor, labels: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(out.mT, labels, reduction="none").mean(1)
 
-    sums = judged(Echo(), [(scores[:20], y[:20]), (scores[20:], y[20:])], so.Task.of(
+    sums = evaluation_sums(Echo(), [(scores[:20], y[:20]), (scores[20:], y[20:])], so.Task.of(
         Echo(), [(scores, y)], loss=mean_loss).losses)  # fmt: skip
     assert figures(sums)["accuracy"] == pytest.approx(oracle.accuracy_score(true, said))
     assert figures(sums)["balanced_accuracy"] == pytest.approx(oracle.balanced_accuracy_score(true, said))

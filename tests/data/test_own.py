@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.data.arrays import write
-from sordino.data.datasets import load, look
+from sordino.data.arrays import write_memmap
+from sordino.data.datasets import load, preview
 from sordino.errors import ConfigError, DataError
 
 
@@ -221,7 +221,7 @@ def test_an_archive_that_lies_is_refused_in_one_sentence(tmp_path: Path, content
 
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/a.npz", "a\0b", "/dev/zero", "."])
-@pytest.mark.parametrize("name", ["npz", "csv", "mapped"])
+@pytest.mark.parametrize("name", ["npz", "csv", "memmap"])
 def test_what_is_no_file_is_refused_at_once(name: str, path: str) -> None:
     options: dict[str, Any] = {"target": "y"} if name == "csv" else {}
     with pytest.raises(DataError, match="cannot be read"):
@@ -235,7 +235,7 @@ MANY = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 150
 
 
 @settings(max_examples=MANY, deadline=None)
-@given(data=st.data(), name=st.sampled_from(["npz", "csv", "columns", "parquet", "mapped"]))
+@given(data=st.data(), name=st.sampled_from(["npz", "csv", "columns", "parquet", "memmap"]))
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str
 ) -> None:
@@ -243,8 +243,8 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(
     folder = tmp_path_factory.mktemp("damaged")
     ending = "csv" if name == "columns" else name
     file, options = folder / f"a.{ending}", OPTIONS[name]
-    if name == "mapped":
-        write(folder, X.astype(np.float32), Y, np.full(5, 2))
+    if name == "memmap":
+        write_memmap(folder, X.astype(np.float32), Y, np.full(5, 2))
         spoilt = folder / data.draw(st.sampled_from(["x.npy", "y.npy", "clients.npy"]))
         spoilt.write_bytes(_damaged(spoilt.read_bytes(), data))
         file = folder
@@ -256,13 +256,13 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(
         file.write_bytes(_damaged(packed.get(name, CSV.encode)(), data))
     if name in ("csv", "columns", "parquet"):
         with suppress(DataError, ConfigError):  # what plan looks at
-            look(ending, {**options, "path": str(file)})
+            preview(ending, {**options, "path": str(file)})
     try:
         found = load(ending, path=file, **options)
     except (DataError, ConfigError) as error:
         said = str(error)
     else:
-        assert name == "mapped" or np.isfinite(found.x).all()
+        assert name == "memmap" or np.isfinite(found.x).all()
         assert name not in ("columns", "parquet") or np.abs(found.x).max() <= 1  # as declared, whatever was in the file
         assert not len(found.test_y)
         return
@@ -273,7 +273,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(
 OPTIONS: dict[str, dict[str, Any]] = {
     "npz": {},
     "csv": {"target": "sick", "groups": "site", "classes": 2},
-    "mapped": {"classes": 2},
+    "memmap": {"classes": 2},
 }
 AGE = {"quantiles": [0.1, 0.9], "missing": "median", "histogram": {"epsilon": 1.0, "within": [0, 20]}}
 SITE = {"categories": ["a", "b"], "missing": "category"}

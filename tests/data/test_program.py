@@ -18,7 +18,7 @@ from sordino.engines.linear_clients import can_write_out
 from sordino.engines.paths import Path
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import Tracing
-from sordino.models import SPECS, build_seeded
+from sordino.models import ARCHITECTURES, build_seeded
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.losses import Loss
 from sordino.parts.releases import NoNoise
@@ -29,12 +29,12 @@ SHAPES: dict[str, tuple[int, ...]] = {"char_lstm": (12,), "resnet18": (3, 8, 8),
 OPTIONS: dict[str, dict[str, Any]] = {"resnet18": {"width": 32}, "char_lstm": {"hidden": 16}}
 
 
-@pytest.mark.parametrize("kind", sorted(SPECS))
+@pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("training", [True, False])
 def test_every_net_of_sordino_is_its_graph(kind: str, training: bool) -> None:
     """Equal to 1e-6 of the largest score, and so are the gradients; no record reaches another in any of them."""
     shape = SHAPES.get(kind, (1, 28, 28))
-    model = build_seeded(SPECS[kind](**OPTIONS.get(kind, {})), shape, 10, 0).train(training)
+    model = build_seeded(ARCHITECTURES[kind](**OPTIONS.get(kind, {})), shape, 10, 0).train(training)
     x = noise(3, *shape) if kind != "char_lstm" else torch.randint(10, (3, *shape))
     traced = Tracing(model).of((x,), {}, [True])
     assert traced.reason is None

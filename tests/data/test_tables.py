@@ -11,7 +11,7 @@ import pytest
 
 from sordino.config import parse
 from sordino.data import tables
-from sordino.data.datasets import load, look
+from sordino.data.datasets import load, preview
 from sordino.errors import ConfigError, DataError, UserError
 from sordino.outcome import declared_public
 
@@ -139,7 +139,7 @@ def test_a_declaration_that_means_nothing_is_refused_by_plan_and_run(
     tmp_path: Path, column: dict[str, Any], said: str
 ) -> None:
     options = {**OPTIONS, "path": _write(tmp_path / "a.csv", ROWS), "columns": {**COLUMNS, "amount": column}}
-    for refuse in (lambda: load("csv", **options), lambda: look("csv", options)):
+    for refuse in (lambda: load("csv", **options), lambda: preview("csv", options)):
         with pytest.raises(UserError, match=said):
             refuse()
 
@@ -163,7 +163,7 @@ def test_options_that_contradict_each_other_or_the_header_are_refused(
     tmp_path: Path, options: dict[str, Any], said: str
 ) -> None:
     given = {**OPTIONS, "path": str(_write(tmp_path / "a.csv", ROWS)), **options}
-    for refuse in (lambda: load("csv", **given), lambda: look("csv", given)):
+    for refuse in (lambda: load("csv", **given), lambda: preview("csv", given)):
         with pytest.raises(UserError, match=said):
             refuse()
 
@@ -187,7 +187,7 @@ def test_every_file_is_a_silo_named_after_it(tmp_path: Path, how: str) -> None:
     assert data.names == (("NY", "CA") if how == "list" else ("CA", "NY"))
     assert data.groups is not None
     assert np.bincount(data.groups).tolist() == ([3, 2] if how == "list" else [2, 3])
-    assert look("csv", {**OPTIONS, "files": files}).names == data.names
+    assert preview("csv", {**OPTIONS, "files": files}).names == data.names
 
 
 def test_a_folder_may_hold_both_kinds_of_tables(tmp_path: Path) -> None:
@@ -224,33 +224,33 @@ def test_a_test_file_is_encoded_as_the_others(tmp_path: Path) -> None:
 
 def test_columns_without_a_range_are_said_aloud_and_declared_ones_are_not(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.csv", ROWS)
-    (note,) = look("csv", {"path": str(path), "target": "paid", "columns": COLUMNS}).notes
+    (note,) = preview("csv", {"path": str(path), "target": "paid", "columns": COLUMNS}).notes
     assert "1 column(s) without a declared range are not scaled: id;" in note
-    assert look("csv", {**OPTIONS, "path": str(path)}).notes == ()
+    assert preview("csv", {**OPTIONS, "path": str(path)}).notes == ()
 
 
 def test_plan_reads_no_row(tmp_path: Path) -> None:
     """A file whose rows are nonsense, and that goes on for ever, has a header like any other."""
     path = tmp_path / "a.csv"
     path.write_bytes((",".join(HEADER) + "\n").encode() + b"\xff\xfe,not,a,row\n" * 100_000)
-    assert look("csv", {**OPTIONS, "path": str(path)}).notes == ()
+    assert preview("csv", {**OPTIONS, "path": str(path)}).notes == ()
     with pytest.raises(DataError, match="cannot be read"):
         load("csv", path=path, **OPTIONS)
 
 
 def test_a_file_that_is_not_here_is_no_mistake_of_the_plan(tmp_path: Path) -> None:
-    (note,) = look("csv", {**OPTIONS, "path": str(tmp_path / "elsewhere.csv")}).notes
+    (note,) = preview("csv", {**OPTIONS, "path": str(tmp_path / "elsewhere.csv")}).notes
     assert "elsewhere.csv is not here" in note
-    seen = look("csv", {**OPTIONS, "files": str(tmp_path / "nowhere" / "*.csv")})
+    seen = preview("csv", {**OPTIONS, "files": str(tmp_path / "nowhere" / "*.csv")})
     assert (seen.names, len(seen.notes)) == ((), 1)
 
 
 def test_plan_refuses_a_test_that_is_a_silo(tmp_path: Path) -> None:
     path = str(_write(tmp_path / "a.csv", ROWS))
     with pytest.raises(ConfigError, match="the training file itself"):
-        look("csv", {**OPTIONS, "path": path, "test": path})
+        preview("csv", {**OPTIONS, "path": path, "test": path})
     with pytest.raises(ConfigError, match="one way to say"):
-        look("csv", {**OPTIONS, "path": path, "test": "b.csv", "public_test_fraction": 0.5})
+        preview("csv", {**OPTIONS, "path": path, "test": "b.csv", "public_test_fraction": 0.5})
 
 
 def _config(tmp_path: Path, **more: Any) -> dict[str, Any]:

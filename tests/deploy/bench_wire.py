@@ -17,7 +17,7 @@ import pytest
 from tests.deploy import hospitals
 
 from sordino.engines.jobs import Job
-from sordino.federation.local_federation import HERE, Loopback, below, tool
+from sordino.federation.local_federation import HERE, LocalFederation, descendants, flower_command
 
 ECHO = """
 import sys, time
@@ -36,7 +36,7 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from sordino.federation.link import Link
+from sordino.federation.flower_transport import Link
 
 app = ServerApp()
 
@@ -77,11 +77,11 @@ def train(message, context):
 ROUNDS, TURNS = 3, 2
 
 
-def cpu(federation: Loopback) -> float:
+def cpu(federation: LocalFederation) -> float:
     """CPU seconds of all processes of the federation, with the children that they have waited for."""
     total = 0.0
     for process in federation.running.values():
-        for one in [process.pid, *below(process.pid)]:
+        for one in [process.pid, *descendants(process.pid)]:
             try:
                 words = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
             except OSError:
@@ -96,7 +96,7 @@ def seconds(out: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def measured(federation: Loopback, ground: Path) -> dict[str, float]:
+def measured(federation: LocalFederation, ground: Path) -> dict[str, float]:
     """Ours and an echo in turns, then subprocess mode, on the same nodes."""
     file = hospitals.file_of(ground, "cost", hospitals.planned("no_noise", ROUNDS), timeout=600.0)
     ours, rounds, echoes, spent = hospitals.make(ground / "cost", file), list[float](), list[float](), list[float]()
@@ -115,7 +115,7 @@ def spread(taken: list[float]) -> str:
     return f"{min(taken):.2f} / {median(taken):.2f} / {max(taken):.2f}"
 
 
-def here(federation: Loopback, out: Path, ours: Path) -> tuple[list[float], float]:
+def here(federation: LocalFederation, out: Path, ours: Path) -> tuple[list[float], float]:
     """Seconds of each round but the first, and CPU seconds of the whole run."""
     for name in hospitals.SILOS:
         federation.kill(f"silo.{name}")
@@ -127,13 +127,13 @@ def here(federation: Loopback, out: Path, ours: Path) -> tuple[list[float], floa
     return seconds(out)[1:], cpu(federation) - began
 
 
-def ready(federation: Loopback, word: str) -> None:
+def ready(federation: LocalFederation, word: str) -> None:
     """Until every silo's process has loaded: what that costs is not the wire's."""
     said = [f"silo.{name}" for name in hospitals.SILOS]
     hospitals.until("the silos", lambda: all(word in federation.said(name) for name in said))
 
 
-def echo(federation: Loopback, ground: Path, turn: int) -> list[float]:
+def echo(federation: LocalFederation, ground: Path, turn: int) -> list[float]:
     """Seconds of each round but the first of an echo that is asked and answers as many bytes."""
     for name in hospitals.SILOS:
         federation.kill(f"silo.{name}")
@@ -160,7 +160,7 @@ def size_of(ground: Path) -> int:
     return len(job.to_bytes())
 
 
-def in_subprocesses(federation: Loopback, ground: Path, ours: Path) -> float:
+def in_subprocesses(federation: LocalFederation, ground: Path, ours: Path) -> float:
     """CPU of the same rounds where every message starts a process."""
     app, out = hospitals.make(ground / "sub", ground / "cost.toml"), ground / "runs" / "sub"
     (app / "sordino_app" / "client.py").write_text(CLIENT)
@@ -174,9 +174,9 @@ def in_subprocesses(federation: Loopback, ground: Path, ours: Path) -> float:
     return cpu(federation) - began
 
 
-def subprocess_node(federation: Loopback, name: str, ours: Path) -> None:
+def subprocess_node(federation: LocalFederation, name: str, ours: Path) -> None:
     config = f'folder="{ours / "silos" / name}"'
-    command = [tool("flower-supernode"), "--host", HERE, "--port", str(federation.nodes[name])]
+    command = [flower_command("flower-supernode"), "--host", HERE, "--port", str(federation.nodes[name])]
     command += ["--superlink", f"{HERE}:{federation.port}", "--root-certificates", "ca.crt", "--node-config", config]
     command += ["--auth-supernode-private-key", name]
     federation.start(f"node.{name}", command)

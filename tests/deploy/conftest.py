@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.deploy import hospitals
 
-from sordino.federation.local_federation import Loopback
+from sordino.federation.local_federation import LocalFederation
 
 
 @pytest.fixture(scope="session")
@@ -20,16 +20,16 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def federation(ground: Path) -> Iterator[Loopback]:
+def federation(ground: Path) -> Iterator[LocalFederation]:
     """Silos that hold their data open: for plans in simulation mode."""
     folder = hospitals.make(ground / "open", hospitals.file_of(ground, "no_noise", hospitals.planned("no_noise", 10)))
-    with Loopback(folder, hospitals.SILOS, ground / "home") as found:
+    with LocalFederation(folder, hospitals.SILOS, ground / "home") as found:
         found.up()
         yield found
 
 
 @pytest.fixture(scope="session")
-def guarded(federation: Loopback, ground: Path) -> Path:
+def guarded(federation: LocalFederation, ground: Path) -> Path:
     """The same nodes, behind silos with a policy and a ledger: the folder in which these are.
 
     The policies allow any number of rounds of the recipe, so that a test can count what is charged.

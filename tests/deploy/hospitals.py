@@ -17,7 +17,7 @@ import torch
 
 from sordino.config import Config, load_config
 from sordino.data.datasets import load
-from sordino.federation.local_federation import Loopback
+from sordino.federation.local_federation import LocalFederation
 from sordino.federation.new_federation import new_federation
 from sordino.federation.silo_worker import loss_of, model_of
 from sordino.task import Clients, Task
@@ -140,7 +140,7 @@ def whole(config: Config) -> Task:
     return given
 
 
-def finished(federation: Loopback, out: Path, seconds: float = 600.0) -> dict[str, Any]:
+def finished(federation: LocalFederation, out: Path, seconds: float = 600.0) -> dict[str, Any]:
     """The certificate, once it is there."""
     until = time.monotonic() + seconds
     while not (out / "certificate.json").exists():

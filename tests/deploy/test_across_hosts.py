@@ -20,7 +20,7 @@ from tests.deploy import hospitals
 from tests.pages import ROOT, blocks, machine
 
 from sordino.federation.flower_api import JOINED
-from sordino.federation.local_federation import below, end, tool
+from sordino.federation.local_federation import descendants, flower_command, kill_all
 
 TOOLS = ("ip", "unshare", "mount", "openssl", "ssh-keygen")
 missing = [name for name in TOOLS if shutil.which(name) is None]
@@ -60,7 +60,7 @@ class Host:
 
     @property
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join([str(Path(tool("flwr")).parent), os.environ["PATH"]])
+        path = os.pathsep.join([str(Path(flower_command("flwr")).parent), os.environ["PATH"]])
         own = {"HOME": "/srv", "EDITOR": "cat"}  # silo.toml and policy.toml are right as they come
         return {**os.environ, **own, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -82,7 +82,7 @@ class Host:
 
     def stop(self) -> None:
         for process in self.running.values():
-            end([*below(process.pid), process.pid])
+            kill_all([*descendants(process.pid), process.pid])
             process.wait()
 
 

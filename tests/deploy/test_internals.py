@@ -16,14 +16,14 @@ ROOT = Path(sordino.__file__).parent
 
 
 def test_the_installed_flwr_has_every_name() -> None:
-    assert flower_api.lost() == []
+    assert flower_api.missing_names() == []
     assert flower_api.flower().Message.__name__ == "Message"
 
 
 def test_a_lost_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(flower_api.NAMES, "flwr.app", ("Message", "Gone"))
     monkeypatch.setitem(flower_api.NAMES, "flwr.moved", ("Elsewhere",))
-    assert flower_api.lost() == ["flwr.app:Gone", "flwr.moved:Elsewhere"]
+    assert flower_api.missing_names() == ["flwr.app:Gone", "flwr.moved:Elsewhere"]
 
 
 @pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.0"])

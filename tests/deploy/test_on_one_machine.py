@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.pages import machine
 
-from sordino.federation.local_federation import tool
+from sordino.federation.local_federation import flower_command
 from sordino.runs.folder import RunFolder
 
 FILE = """
@@ -34,7 +34,7 @@ classes = 10
 def test_the_two_commands_that_the_page_begins_with(tmp_path: Path) -> None:
     (tmp_path / "fed.toml").write_text(FILE)
     for script, stays in machine("on this machine"):
-        words = [tool("sordino"), *script.split()[1:]]
+        words = [flower_command("sordino"), *script.split()[1:]]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, stays) == (0, False), f"{script}\n{done.stdout}\n{done.stderr}"
     made = RunFolder.open(tmp_path / "runs" / "a").certify()

@@ -8,7 +8,7 @@ import pytest
 from tests.deploy import hospitals
 
 from sordino.engines.inprocess import InProcess
-from sordino.federation.local_federation import Loopback
+from sordino.federation.local_federation import LocalFederation
 from sordino.runs.folder import RunFolder
 from sordino.training import train
 
@@ -17,7 +17,7 @@ ROUNDS = {"noise_shares": 3}  # four messages a round: a secure sum
 
 
 @pytest.fixture(scope="module")
-def runs(federation: Loopback, ground: Path) -> dict[str, Path]:
+def runs(federation: LocalFederation, ground: Path) -> dict[str, Path]:
     """Four plans at once: nodes take turns."""
     made = {}
     for kind in KINDS:
@@ -32,7 +32,7 @@ def runs(federation: Loopback, ground: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rounds_are_those_of_one_process(
-    kind: str, runs: dict[str, Path], federation: Loopback, ground: Path
+    kind: str, runs: dict[str, Path], federation: LocalFederation, ground: Path
 ) -> None:
     hospitals.finished(federation, runs[kind])
     config = hospitals.config_of(ground, kind)

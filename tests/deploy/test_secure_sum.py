@@ -23,9 +23,9 @@ from sordino.engines.inprocess import InProcess
 from sordino.engines.jobs import Job
 from sordino.errors import DataError, EngineError, QuorumError
 from sordino.federation import secagg_client, secagg_messages
-from sordino.federation.secagg_client import Member
+from sordino.federation.secagg_client import SecAggClient
 from sordino.federation.secagg_messages import SecAggMessage
-from sordino.federation.secagg_server import SecureRemote
+from sordino.federation.secagg_server import SecAggEngine
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoiseShares
@@ -63,7 +63,7 @@ def task(inputs: int = 30) -> Task:
 class Wire:
     """Members in this process; `silent` says who does not answer which stage. It keeps all that passed."""
 
-    members: dict[int, Member]
+    members: dict[int, SecAggClient]
     silent: Callable[[str, int], bool] = lambda stage, client: False
     offers: frozenset[str] = frozenset()
     name: str = "wire"
@@ -79,7 +79,7 @@ class Wire:
                 wire.charged.append((client, session))
                 return sum(1 for who, _ in wire.charged if who == client)
 
-            wire.members[client] = Member(client, whole.as_silo(client), lambda job: None, pay, time.time)
+            wire.members[client] = SecAggClient(client, whole.as_silo(client), lambda job: None, pay, time.time)
         return wire
 
     def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
@@ -95,7 +95,7 @@ class Wire:
 
 def worker(wire: Wire, whole: Task, **changes: Any) -> Any:
     asked: dict[str, Any] = {"quorum": 1, "tries": 2, "timeout": 60.0, "admission": False}
-    return SecureRemote(wire, RUN, **asked).prepare(plan(**changes), whole.as_server(), Seeded(7))
+    return SecAggEngine(wire, RUN, **asked).prepare(plan(**changes), whole.as_server(), Seeded(7))
 
 
 def job(whole: Task, t: int = 0) -> ClientJob:
@@ -116,8 +116,8 @@ def expected(whole: Task, clients: list[int], t: int = 0) -> torch.Tensor:
     for client in clients:
         asked = Job(RUN, plan(), client, "simulation", 7, public=plan().public(t, len(start)), start=start)
         alone = InProcess(own_noise=True).prepare(plan(), whole.as_silo(client), Seeded(7))
-        total += secagg_client.clean_steps(alone, asked) + secagg_client.noise_steps(asked, len(start))
-    return secagg_messages.summed(total.view(np.uint64), secagg_messages.grid_of(SHARE))
+        total += secagg_client.row_on_grid(alone, asked) + secagg_client.noise_on_grid(asked, len(start))
+    return secagg_messages.from_grid(total.view(np.uint64), secagg_messages.grid_step(SHARE))
 
 
 def test_the_sum_is_exact() -> None:
@@ -176,7 +176,7 @@ def stages(whole: Task) -> tuple[Wire, dict[str, dict[int, SecAggMessage]]]:
     return wire, asked
 
 
-def said(member: Member, letter: SecAggMessage) -> str:
+def said(member: SecAggClient, letter: SecAggMessage) -> str:
     return str(SecAggMessage.of_bytes(member.reply(letter.to_bytes())).said.get("refused", ""))
 
 
@@ -202,7 +202,7 @@ def test_never_both_shares_of_one_member() -> None:
             assert kinds == ({"key"} if name == "1" else {"mask"})
 
 
-def name_share(session: secagg_client.Session, other: int, kind: int) -> str:
+def name_share(session: secagg_client.ClientSession, other: int, kind: int) -> str:
     return session.shares[other][kind].hex() if other in session.shares else ""
 
 
@@ -278,11 +278,11 @@ def length(steps: Any, grid: float) -> float:
 
 def test_on_the_grid_the_bound_of_one_still_holds() -> None:
     rng = np.random.default_rng(0)
-    for grid in (secagg_messages.grid_of(1e-3), COARSE):
+    for grid in (secagg_messages.grid_step(1e-3), COARSE):
         for _ in range(200):
             row, move = unit(rng), unit(rng)
-            assert length(secagg_messages.whole(row, grid, "client"), grid) <= 1.0
-            moved = secagg_messages.whole(row + move, grid, "record") - secagg_messages.whole(row, grid, "record")
+            assert length(secagg_messages.to_grid(row, grid, "client"), grid) <= 1.0
+            moved = secagg_messages.to_grid(row + move, grid, "record") - secagg_messages.to_grid(row, grid, "record")
             assert length(moved, grid) <= 1.0 + 1e-12
 
 
@@ -290,13 +290,14 @@ def test_rounding_to_the_nearest_and_cutting_unshrunk_would_break_it() -> None:
     """All coordinates 1 / sqrt(45) = .149: the nearest step is .15; and from .0099 on, cutting gives 0 and .15."""
     flat = torch.full((45,), 45**-0.5, dtype=torch.float64)
     low = torch.full((45,), 0.0099, dtype=torch.float64)
-    assert length(secagg_messages.rounded(flat, COARSE), COARSE) > 1.0
-    assert length(secagg_messages.whole(flat, COARSE, "client"), COARSE) <= 1.0
-    unshrunk = secagg_messages.whole(low + flat, COARSE, "client") - secagg_messages.whole(low, COARSE, "client")
+    assert length(secagg_messages.round_noise(flat, COARSE), COARSE) > 1.0
+    assert length(secagg_messages.to_grid(flat, COARSE, "client"), COARSE) <= 1.0
+    unshrunk = secagg_messages.to_grid(low + flat, COARSE, "client") - secagg_messages.to_grid(low, COARSE, "client")
     assert length(unshrunk, COARSE) > 1.0
     assert (
         length(
-            secagg_messages.whole(low + flat, COARSE, "record") - secagg_messages.whole(low, COARSE, "record"), COARSE
+            secagg_messages.to_grid(low + flat, COARSE, "record") - secagg_messages.to_grid(low, COARSE, "record"),
+            COARSE,
         )
         <= 1.0
     )
@@ -312,7 +313,7 @@ def noise_of_sums(sums: int, factor: float = 1.0) -> np.ndarray[Any, Any]:
     clean = InProcess(own_noise=False).prepare(plan(), whole, Seeded(7))
     for t in range(sums):
         wire = Wire.of(whole)
-        engine = SecureRemote(wire, RUN, 1, 2, 60.0, False)
+        engine = SecAggEngine(wire, RUN, 1, 2, 60.0, False)
         summed = engine.prepare(plan(release=release), whole.as_server(), Seeded(1000 + t)).collect(job(whole, t % 5))
         found.append((summed.total - clean.collect(job(whole, t % 5)).total).numpy())
     return np.concatenate(found) / (2.0 * math.sqrt(SILOS / AT_LEAST))

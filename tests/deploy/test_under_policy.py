@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from tests.deploy import hospitals
 
-from sordino.federation.local_federation import Loopback
+from sordino.federation.local_federation import LocalFederation
 from sordino.ledger.ledger import Ledger
 from sordino.runs.folder import RunFolder
 from sordino.training import train
 
 
 @pytest.fixture(scope="module")
-def started(federation: Loopback, guarded: Path, ground: Path) -> dict[str, Path]:
+def started(federation: LocalFederation, guarded: Path, ground: Path) -> dict[str, Path]:
     """A run for release, and one that the policies forbid, at once."""
     file = hospitals.file_of(ground, "forbidden", hospitals.planned("local_noise", 3, "secure"))
     apps = {"release": guarded, "forbidden": hospitals.make(ground / "app_forbidden", file)}
@@ -39,7 +39,7 @@ def test_a_plan_that_a_policy_forbids_is_refused_before_anything_is_charged(
 
 
 def test_twelve_rounds_for_release_learn_and_cost_what_a_simulation_says(
-    federation: Loopback, started: dict[str, Path], ground: Path
+    federation: LocalFederation, started: dict[str, Path], ground: Path
 ) -> None:
     out = started["release"]
     made = hospitals.finished(federation, out)

@@ -17,17 +17,17 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError, EngineError
 from sordino.federation import keys
 from sordino.federation.flower_api import Node, flower
-from sordino.federation.local_federation import HERE, Loopback, free_port, tool
+from sordino.federation.local_federation import HERE, LocalFederation, flower_command, free_port
 from sordino.federation.silo_worker import SiloSpec, serve
 from sordino.ledger.ledger import Ledger
 from sordino.rng import Seeded
 
 
 @pytest.fixture(scope="module")
-def strangers(federation: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def strangers(federation: LocalFederation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Five who want in, at once; what each has said when it has given up."""
-    other = keys.certificates(tmp_path_factory.mktemp("other"))
-    keys.node_key(federation.home / "stranger")
+    other = keys.write_certificates(tmp_path_factory.mktemp("other"))
+    keys.write_node_key(federation.home / "stranger")
     here, ca = f"{HERE}:{federation.port}", str(federation.home / "ca.crt")
     asks = {
         "unregistered": ["--root-certificates", ca, "--auth-supernode-private-key", "stranger"],
@@ -37,7 +37,15 @@ def strangers(federation: Loopback, tmp_path_factory: pytest.TempPathFactory) ->
         "in_use": ["--root-certificates", ca, "--auth-supernode-private-key", "va"],
     }
     for name, words in asks.items():
-        command = [tool("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(free_port())]
+        command = [
+            flower_command("flower-supernode"),
+            "--isolation",
+            "process",
+            "--host",
+            HERE,
+            "--port",
+            str(free_port()),
+        ]
         federation.start(f"stranger.{name}", [*command, "--superlink", here, "--max-retries", "2", *words])
     until = time.monotonic() + 300
     while time.monotonic() < until and any(federation.running[f"stranger.{n}"].poll() is None for n in asks):
@@ -54,7 +62,7 @@ def test_who_has_no_right_to_does_not_join(who: str, strangers: dict[str, str]) 
     assert any(word in strangers[who] for word in ("Exit Code", "rror", "retrying", "Giving up")), strangers[who]
 
 
-def test_a_silo_behind_a_secret_is_not_served_by_another_user(federation: Loopback) -> None:
+def test_a_silo_behind_a_secret_is_not_served_by_another_user(federation: LocalFederation) -> None:
     f = flower()
     federation.wait_for("node.cleveland", federation.nodes["cleveland"])
     with pytest.raises(f.HTTPStatusError):
@@ -65,7 +73,7 @@ def test_a_silo_behind_a_secret_is_not_served_by_another_user(federation: Loopba
 
 
 def test_the_noised_message_leaves_byte_for_byte_and_nothing_of_the_clean_one(
-    federation: Loopback, guarded: Path, ground: Path
+    federation: LocalFederation, guarded: Path, ground: Path
 ) -> None:
     """All that leaves the node of `va` in a round, TLS taken off, beside the row that it was made from."""
     proxy = Proxy(federation.home, federation.port)
@@ -107,8 +115,8 @@ def clean_row(ground: Path) -> bytes:
 # ---- bad inputs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_taken_port_is_one_sentence(federation: Loopback, tmp_path: Path) -> None:
-    other = Loopback(federation.folder, federation.silos, tmp_path, port=federation.port)
+def test_a_taken_port_is_one_sentence(federation: LocalFederation, tmp_path: Path) -> None:
+    other = LocalFederation(federation.folder, federation.silos, tmp_path, port=federation.port)
     with pytest.raises(EngineError, match=f"port {federation.port} .* which is taken"):
         other.superlink()
 
@@ -116,7 +124,7 @@ def test_a_taken_port_is_one_sentence(federation: Loopback, tmp_path: Path) -> N
 def test_an_unreadable_key_and_an_unknown_silo_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "node.pub").write_text("nothing")
     with pytest.raises(ConfigError, match="no readable public key"):
-        keys.public_key(tmp_path / "node.pub")
+        keys.read_public_key(tmp_path / "node.pub")
     with pytest.raises(ConfigError, match=r"silo.toml, which cannot be read"):
         SiloSpec.read(tmp_path)
     (tmp_path / "silo.toml").write_text('name = "va"\ndataset = "npz"\nsecrets = 3\n')

@@ -16,7 +16,7 @@ from tests.deploy import hospitals
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
-from sordino.federation.local_federation import Loopback
+from sordino.federation.local_federation import LocalFederation
 from sordino.ledger.ledger import Ledger
 from sordino.loop import run as rounds_of
 from sordino.outcome import final_model
@@ -71,7 +71,7 @@ def holds(process: Path, out: Path) -> bool:
 
 
 def test_each_is_killed_in_the_middle_of_a_round_and_the_run_goes_on(
-    federation: Loopback, guarded: Path, ground: Path
+    federation: LocalFederation, guarded: Path, ground: Path
 ) -> None:
     text = hospitals.UNBUDGETED.format(rounds=ROUNDS)  # the silos' own ledgers decide
     app = hospitals.make(ground / "app_kills", hospitals.file_of(ground, "killed", text, timeout=600.0))
@@ -132,7 +132,7 @@ class Only:
 
 
 def test_a_silo_that_dies_in_a_secure_sum_leaves_the_sum_of_those_who_sent_and_no_other(
-    federation: Loopback, ground: Path
+    federation: LocalFederation, ground: Path
 ) -> None:
     """Killed once it has paid for its row: before the row has left, it is not in the sum; after that it is."""
     text = hospitals.planned("noise_shares", 2)

@@ -9,7 +9,7 @@ import torch
 from tests.dpsgd.per_record.mixers import CLASSES, HONEST, MIXERS, Later, Own, inputs
 from torch import Tensor, nn
 
-from sordino.data.program import Word
+from sordino.data.program import Trust
 from sordino.engines import checks
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
@@ -28,7 +28,7 @@ from sordino.task import Task
 SIZE = 30
 
 
-def task(model: nn.Module, loss: str | LossFunction = "cross_entropy", own_code: Word | None = None) -> Task:
+def task(model: nn.Module, loss: str | LossFunction = "cross_entropy", own_code: Trust | None = None) -> Task:
     x = inputs(2 * SIZE, HONEST["two layers"][1])
     y = torch.arange(2 * SIZE) % CLASSES
     return Task.of(model, [(x[:SIZE], y[:SIZE]), (x[SIZE:], y[SIZE:])], loss=loss, own_code=own_code)

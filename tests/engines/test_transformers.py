@@ -16,10 +16,10 @@ from tests.hugging import ADAPTED, EVERY, FAMILIES, adapted, bert, built, by_the
 from torch import Tensor, nn
 
 import sordino as so
-from sordino.data.named_fields import ByName
+from sordino.data.named_fields import NamedFieldsModel
 from sordino.engines.checks import check_records
 from sordino.errors import DataError, PlanError
-from sordino.models.in_memory import Given
+from sordino.models.in_memory import InMemoryModel
 from sordino.outcome import load_weights, model_bytes
 from sordino.parts.record_solvers import BatchGradient
 from sordino.runs.fingerprint import Fingerprint
@@ -228,7 +228,7 @@ def test_the_task_keeps_the_users_model_as_it_is() -> None:
     before = copy.deepcopy(model.state_dict())
     task = task_of("bert", model)
     so.train(averaged(noise_multiplier=1.0), task, delta=0.1)
-    assert isinstance(task.model, ByName)
+    assert isinstance(task.model, NamedFieldsModel)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
@@ -249,7 +249,7 @@ def test_no_certificate_tells_how_long_the_longest_record_is() -> None:
     told = []
     for texts, length in (([short, short], None), ([short, long], None), ([short, long], 8)):
         silos = [{"input_ids": [text], "labels": [1]} for text in texts]
-        told.append(Given.of(Task.of(built("bert"), silos, length=length)))
+        told.append(InMemoryModel.of(Task.of(built("bert"), silos, length=length)))
     assert told[0] == told[1]
     assert [one.inputs for one in told] == [(), (), (8,)]
     assert told[2].targets == ()

@@ -15,7 +15,7 @@ from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.certificate.facts import OwnCode
 from sordino.engines.jobs import Job
 from sordino.errors import ConfigError
-from sordino.federation.silo_service import Paid
+from sordino.federation.silo_service import LedgerReplyStore
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.policy import Policy
 from sordino.ledger.totals import Item
@@ -31,12 +31,12 @@ IN_TURN = replace(HIDDEN, clients=CyclicPoisson(6, 4, 0.5))
 LOCAL = client_plan(rounds=8, release=LocalNoise(Gaussian(3.0)))
 
 
-def served(folder: Path, **changes: Any) -> Paid:
+def served(folder: Path, **changes: Any) -> LedgerReplyStore:
     known = {"dataset": "own", "epsilon": 1e3, "delta": 1e-5, "unit": "client", "relation": "add_remove", **changes}
     policy = Policy(**{"releases": ("central_noise", "local_noise"), "noise": ("secure",), **known})
     ledger = Ledger.open(folder / "l", create=True)
     ledger.limit("own", policy.limit)
-    return Paid(ledger, policy, 2, "", lambda line: None, lambda unit: OwnCode("by construction", "a test"))
+    return LedgerReplyStore(ledger, policy, 2, "", lambda line: None, lambda unit: OwnCode("by construction", "a test"))
 
 
 def job(plan: Plan, t: int, start: float, paid: int = 0) -> Job:
@@ -44,14 +44,14 @@ def job(plan: Plan, t: int, start: float, paid: int = 0) -> Job:
     return Job(RUN, plan, 2, "secure", public=plan.public(t, 4), start=torch.full((4,), start), paid=paid)
 
 
-def released(till: Paid, asked: Job) -> int:
+def released(till: LedgerReplyStore, asked: Job) -> int:
     till.allows(asked)
     charges = till.charge(asked)
     till.store(asked, b"reply")
     return charges
 
 
-def spent(till: Paid) -> dict[Any, int]:
+def spent(till: LedgerReplyStore) -> dict[Any, int]:
     return {item.event: item.count for item in till.ledger.spent("own").items}
 
 

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from sordino.errors import ConfigError
 from sordino.models import (
-    SPECS,
+    ARCHITECTURES,
+    Architecture,
     CharLstm,
     DpMnistCnn,
     EmnistCnn,
@@ -25,13 +26,12 @@ from sordino.models import (
     ResNet18,
     Shape,
     SmallCnn,
-    Spec,
     SvhnCnn,
     build_seeded,
 )
 
 DIGIT, COLOUR = (1, 28, 28), (3, 32, 32)
-COUNTS: list[tuple[Spec, Shape, int, int]] = [
+COUNTS: list[tuple[Architecture, Shape, int, int]] = [
     (Logistic(), DIGIT, 10, 7_850),
     (Linear(), (10,), 1, 11),
     (Mlp(), DIGIT, 10, 50_890),
@@ -49,7 +49,7 @@ COUNTS: list[tuple[Spec, Shape, int, int]] = [
     (CharLstm(), (80,), 80, 819_920),
 ]
 # One spec of every kind, small enough to differentiate in a moment.
-CASES: list[tuple[Spec, Shape, int]] = [
+CASES: list[tuple[Architecture, Shape, int]] = [
     (Logistic(zero=False), (4, 3), 5),
     (Linear(zero=False), (6,), 1),
     (Mlp((7, 6)), (9,), 4),
@@ -61,14 +61,14 @@ CASES: list[tuple[Spec, Shape, int]] = [
     (DpMnistCnn(), (1, 16, 15), 5),
     (ResNet18(groups=2, width=4), (3, 9, 8), 5),
 ]
-RECURRENT: tuple[Spec, Shape, int] = (CharLstm(embed=3, hidden=5), (11,), 13)
+RECURRENT: tuple[Architecture, Shape, int] = (CharLstm(embed=3, hidden=5), (11,), 13)
 
 
 def kind(value: object) -> str | None:
-    return type(value).__name__ if type(value).__name__ in {cls.__name__ for cls in SPECS.values()} else None
+    return type(value).__name__ if type(value).__name__ in {cls.__name__ for cls in ARCHITECTURES.values()} else None
 
 
-def records(spec: Spec, shape: Shape, outputs: int, *batch: int) -> Tensor:
+def records(spec: Architecture, shape: Shape, outputs: int, *batch: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     if isinstance(spec, CharLstm):
         return torch.randint(outputs, (*batch, *shape), generator=generator)
@@ -80,7 +80,7 @@ def scale(module: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs", "count"), COUNTS, ids=kind)
-def test_the_parameter_count_is_the_published_one(spec: Spec, shape: Shape, outputs: int, count: int) -> None:
+def test_the_parameter_count_is_the_published_one(spec: Architecture, shape: Shape, outputs: int, count: int) -> None:
     with torch.device("meta"):
         module = spec.build(shape, outputs)
     assert sum(parameter.numel() for parameter in module.parameters()) == count
@@ -89,7 +89,7 @@ def test_the_parameter_count_is_the_published_one(spec: Spec, shape: Shape, outp
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs"), [*CASES, RECURRENT], ids=kind)
-def test_a_batch_of_records_becomes_a_batch_of_outputs(spec: Spec, shape: Shape, outputs: int) -> None:
+def test_a_batch_of_records_becomes_a_batch_of_outputs(spec: Architecture, shape: Shape, outputs: int) -> None:
     module = build_seeded(spec, shape, outputs, seed=0)
     scores = module(records(spec, shape, outputs, 3))
     assert scores.shape == (3, outputs)
@@ -97,14 +97,14 @@ def test_a_batch_of_records_becomes_a_batch_of_outputs(spec: Spec, shape: Shape,
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs", "count"), COUNTS, ids=kind)
-def test_the_papers_own_sizes_run(spec: Spec, shape: Shape, outputs: int, count: int) -> None:
+def test_the_papers_own_sizes_run(spec: Architecture, shape: Shape, outputs: int, count: int) -> None:
     module = build_seeded(spec, shape, outputs, seed=0)
     with torch.no_grad():
         assert module(records(spec, shape, outputs, 1)).shape == (1, outputs)
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs"), [*CASES, RECURRENT], ids=kind)
-def test_a_record_is_scored_alone(spec: Spec, shape: Shape, outputs: int) -> None:
+def test_a_record_is_scored_alone(spec: Architecture, shape: Shape, outputs: int) -> None:
     module = build_seeded(spec, shape, outputs, seed=0)
     batch = records(spec, shape, outputs, 4)
     torch.testing.assert_close(module(batch)[1:2], module(batch[1:2]), rtol=1e-5, atol=1e-6)
@@ -112,7 +112,7 @@ def test_a_record_is_scored_alone(spec: Spec, shape: Shape, outputs: int) -> Non
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs"), [*CASES, RECURRENT], ids=kind)
-def test_the_seed_alone_decides_the_weights(spec: Spec, shape: Shape, outputs: int) -> None:
+def test_the_seed_alone_decides_the_weights(spec: Architecture, shape: Shape, outputs: int) -> None:
     torch.manual_seed(5)
     first = build_seeded(spec, shape, outputs, seed=3).state_dict()
     torch.manual_seed(6)
@@ -139,7 +139,7 @@ def test_a_refused_build_leaves_the_global_generator_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("spec", [Logistic(), Linear()], ids=kind)
-def test_convex_models_start_at_zero(spec: Spec) -> None:
+def test_convex_models_start_at_zero(spec: Architecture) -> None:
     assert all(not parameter.any() for parameter in spec.build((5,), 3).parameters())
 
 
@@ -152,7 +152,7 @@ def loss_of(module: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs"), CASES, ids=kind)
-def test_vmap_over_clients_equals_a_loop(spec: Spec, shape: Shape, outputs: int) -> None:
+def test_vmap_over_clients_equals_a_loop(spec: Architecture, shape: Shape, outputs: int) -> None:
     modules = [build_seeded(spec, shape, outputs, seed) for seed in range(3)]
     stacked, _ = stack_module_state(modules)
     batches = records(spec, shape, outputs, 3, 2)
@@ -172,7 +172,7 @@ def autograd(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs"), CASES, ids=kind)
-def test_vmap_over_records_gives_each_records_gradient(spec: Spec, shape: Shape, outputs: int) -> None:
+def test_vmap_over_records_gives_each_records_gradient(spec: Architecture, shape: Shape, outputs: int) -> None:
     module = build_seeded(spec, shape, outputs, seed=0)
     batch = records(spec, shape, outputs, 3, 1)
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
@@ -182,7 +182,7 @@ def test_vmap_over_records_gives_each_records_gradient(spec: Spec, shape: Shape,
 
 
 @pytest.mark.parametrize(("spec", "shape", "outputs"), [*CASES, RECURRENT], ids=kind)
-def test_functional_call_uses_the_weights_it_is_given(spec: Spec, shape: Shape, outputs: int) -> None:
+def test_functional_call_uses_the_weights_it_is_given(spec: Architecture, shape: Shape, outputs: int) -> None:
     module, loaded = (build_seeded(spec, shape, outputs, seed=0) for _ in range(2))
     weights = {name: weight.requires_grad_() for name, weight in scale(module).items()}
     loaded.load_state_dict(weights)
@@ -220,7 +220,7 @@ def test_a_cnn_can_learn() -> None:
 
 @pytest.mark.parametrize("spec", [SvhnCnn(), EmnistCnn(), FemnistCnn(), SmallCnn(), DpMnistCnn(), ResNet18()], ids=kind)
 @pytest.mark.parametrize("shape", [(64,), (28, 28), (1, 3, 28), (1, 28, 3), (2, 1, 28, 28)], ids=str)
-def test_an_image_net_refuses_what_is_not_an_image(spec: Spec, shape: Shape) -> None:
+def test_an_image_net_refuses_what_is_not_an_image(spec: Architecture, shape: Shape) -> None:
     sentence = (
         f"found records of shape {list(shape)} for {type(spec).__name__}; needed images [channels, height, width]"
     )
@@ -229,7 +229,7 @@ def test_an_image_net_refuses_what_is_not_an_image(spec: Spec, shape: Shape) -> 
 
 
 @pytest.mark.parametrize(("spec", "least"), [(EmnistCnn(), 4), (SmallCnn((4,)), 2), (DpMnistCnn(), 14)], ids=kind)
-def test_the_smallest_image_named_in_the_sentence_is_the_smallest_that_runs(spec: Spec, least: int) -> None:
+def test_the_smallest_image_named_in_the_sentence_is_the_smallest_that_runs(spec: Architecture, least: int) -> None:
     with pytest.raises(ConfigError, match=f"at least {least}x{least} pixels"):
         spec.build((1, least - 1, least), 3)
     assert spec.build((1, least, least), 3)(torch.zeros(2, 1, least, least)).shape == (2, 3)
@@ -242,14 +242,14 @@ def test_the_lstm_refuses_what_is_not_a_window() -> None:
         CharLstm().build((80, 3), 80)
 
 
-@pytest.mark.parametrize("name", sorted(SPECS))
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_every_spec_refuses_no_outputs_and_empty_records(name: str) -> None:
     with pytest.raises(ConfigError, match=r"found records of shape \[\]"):
-        SPECS[name]().build((), 10)
+        ARCHITECTURES[name]().build((), 10)
     with pytest.raises(ConfigError, match=r"found records of shape \[3, 0, 32\]"):
-        SPECS[name]().build((3, 0, 32), 10)
+        ARCHITECTURES[name]().build((3, 0, 32), 10)
     with pytest.raises(ConfigError, match=r"found outputs = 0 .*; needed at least 1 output; fix: give the number"):
-        SPECS[name]().build(COLOUR, 0)
+        ARCHITECTURES[name]().build(COLOUR, 0)
 
 
 @pytest.mark.parametrize(
@@ -266,13 +266,13 @@ def test_every_spec_refuses_no_outputs_and_empty_records(name: str) -> None:
         (lambda: CharLstm(layers=0), "found layers = 0 for CharLstm"),
     ],
 )
-def test_an_impossible_option_is_refused_when_it_is_written(make: Callable[[], Spec], sentence: str) -> None:
+def test_an_impossible_option_is_refused_when_it_is_written(make: Callable[[], Architecture], sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         make()
 
 
 def test_the_registry_names_every_spec_once_and_specs_are_values() -> None:
-    for name, cls in SPECS.items():
+    for name, cls in ARCHITECTURES.items():
         assert cls.__name__.lower() == name.replace("_", "")
         assert cls() == cls()
         assert hash(cls()) == hash(cls())

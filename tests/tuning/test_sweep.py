@@ -19,7 +19,7 @@ from sordino.accounting.composition import Cost, Line
 from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.accounting.rounding import upto
 from sordino.config import load_config
-from sordino.config.holdout import Half
+from sordino.config.holdout import HoldoutPart
 from sordino.errors import ConfigError, DataError
 from sordino.ledger.ledger import Ledger
 from sordino.runs.folder import RunFolder
@@ -184,16 +184,16 @@ def test_a_ledger_is_charged_for_every_cell_and_asked_for_all_of_them_first(tmp_
 
 
 def test_rows_that_choose_and_rows_that_report_have_none_in_common() -> None:
-    both = [set(Half(part, 4, 0.4).rows(101).tolist()) for part in ("validation", "test")]
+    both = [set(HoldoutPart(part, 4, 0.4).rows(101).tolist()) for part in ("validation", "test")]
     assert both[0] | both[1] == set(range(101))
     assert not both[0] & both[1]
     assert len(both[0]) == 40
-    assert both[0] != set(Half("validation", 5, 0.4).rows(101).tolist())
+    assert both[0] != set(HoldoutPart("validation", 5, 0.4).rows(101).tolist())
     whole = Sweep.of({"sweep": {"grid": {"recipe.lr": [0.1]}}, "recipe": _RECIPE}).config({}).build()
     with pytest.raises(DataError, match="no row that is declared public"):
-        Half("validation").of(replace(whole, test=None))
+        HoldoutPart("validation").of(replace(whole, test=None))
     with pytest.raises(DataError, match="at least 2 in each part"):
-        Half("validation", 0, 0.999).of(whole)
+        HoldoutPart("validation", 0, 0.999).of(whole)
 
 
 def test_the_winner_is_reported_on_rows_that_had_no_part_in_choosing(private: Path) -> None:

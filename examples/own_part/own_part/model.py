@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sordino.models import Spec
+from sordino.models import Architecture
 
 
 @dataclass(frozen=True)
-class Tanh(Spec, kind="tanh"):
+class Tanh(Architecture, kind="tanh"):
     """One hidden layer."""
 
     width: int = 16

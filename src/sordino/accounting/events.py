@@ -26,7 +26,7 @@ from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.accounting.pld.pairs import Array, Orders
 from sordino.accounting.trials import Trials
 from sordino.codec import Part
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
 _MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones
@@ -276,7 +276,7 @@ class PubliclySampled(Event, kind="publicly_sampled"):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
-            raise ConfigError(f"a publicly sampled event with rate {shown(self.rate)}", "a rate between 0 and 1")
+            raise ConfigError(f"a publicly sampled event with rate {brief_repr(self.rate)}", "a rate between 0 and 1")
 
     @property
     def protects(self) -> bool:

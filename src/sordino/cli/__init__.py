@@ -30,7 +30,7 @@ from sordino.errors import (
     Stopped,
     StorageError,
     UserError,
-    shown,
+    brief_repr,
 )
 from sordino.runs import launch
 from sordino.version import __version__
@@ -77,7 +77,7 @@ def main() -> None:
 def storage_error(error: OSError) -> StorageError:
     """A file or a folder that failed a command, in one sentence."""
     reason = error.strerror or str(error) or type(error).__name__
-    where = shown(str(error.filename)) if error.filename else "a file or a connection"
+    where = brief_repr(str(error.filename)) if error.filename else "a file or a connection"
     return StorageError(f"{where}, which failed ({reason})", "a path to read and write", "choose another, or mend it")
 
 

@@ -64,10 +64,10 @@ def run(
     config = load_config(file, changed(values, seed))
     config.check_alone()
     if started.engine == "flower":
-        from sordino.federation.local_federation import run_here
+        from sordino.federation.local_federation import run_locally
 
         with progress(config.plan.rounds, quiet=as_json) as on_round:
-            done = run_here(config, out, resume=resume, on_round=heard(on_round))
+            done = run_locally(config, out, resume=resume, on_round=heard(on_round))
         return say(as_json, result(done), result_text(done))
     chosen = named_engine(started.engine, threads, timeout, device)
     leads = getattr(chosen, "leads", True)

@@ -7,7 +7,7 @@ A *family* (Sampler, Step, Release, ...) is a direct subclass of `Part`; a concr
 
 Wherever a family is the declared type, the written form is a table with that `kind`. Reading follows the declared
 types and is strict: an unknown key, an unknown kind or a wrong type is a `ConfigError` that names the nearest word.
-Writing is strict too: only a part of exactly the registered type has a written form, and so a hash (`genuine`).
+Writing is strict too: only a part of exactly the registered type has a written form, and so a hash (`check_parts`).
 
 A part of another package stands beside ours: `codec.plugins` brings it in, `foreign` names it.
 """
@@ -15,7 +15,8 @@ A part of another package stands beside ours: `codec.plugins` brings it in, `for
 from __future__ import annotations
 
 from sordino.codec import plugins
-from sordino.codec.form import (
+from sordino.codec.part import DEEPEST, Foreign, Part, check_parts, family_of, foreign, nested_values, package_of
+from sordino.codec.serialization import (
     call,
     check_plain,
     digest,
@@ -24,25 +25,24 @@ from sordino.codec.form import (
     to_json,
     to_toml,
 )
-from sordino.codec.part import DEEPEST, Foreign, Part, family_of, foreign, genuine, inside, package_of
 from sordino.codec.short_repr import hides_values
-from sordino.codec.spelling import nearest, own_words
+from sordino.codec.spelling import check_keywords, nearest
 
 __all__ = [
     "DEEPEST",
     "Foreign",
     "Part",
     "call",
+    "check_keywords",
+    "check_parts",
     "check_plain",
     "digest",
     "dump",
     "family_of",
     "foreign",
-    "genuine",
     "hides_values",
-    "inside",
     "nearest",
-    "own_words",
+    "nested_values",
     "package_of",
     "plugins",
     "read",

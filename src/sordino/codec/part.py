@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, ClassVar
 
 from sordino.codec import boundary
-from sordino.errors import ConfigError, PlanError, shown
+from sordino.errors import ConfigError, PlanError, brief_repr
 
 DEEPEST = 32  # levels of tables in a file, of parts in a plan
 FILES: dict[str, tuple[str, str]] = {}  # modules made of single files: the file's name, and its hash
@@ -65,30 +65,30 @@ def join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def inside(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def nested_values(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Every dataclass in a value, itself included, with its place; and what is held in their fields."""
     if depth > DEEPEST:
         raise PlanError("parts", f"{where}, nested {DEEPEST} deep", f"at most {DEEPEST} parts in each other")
     yield where, value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from inside(getattr(value, field.name), join(where, field.name), depth + 1)
+            yield from nested_values(getattr(value, field.name), join(where, field.name), depth + 1)
     elif isinstance(value, list | tuple) and not {*map(type, value)} <= _PLAIN:
         for i, item in enumerate(value):
-            yield from inside(item, f"{where}[{i}]", depth + 1)
+            yield from nested_values(item, f"{where}[{i}]", depth + 1)
 
 
-def genuine(value: Any, where: str) -> None:
+def check_parts(value: Any, where: str) -> None:
     """Refuse a value that would not do what its written form says, however deep inside.
 
     A subclass without a kind of its own is written as its parent, and a method set on an instance is not written at
     all: either would run one thing and have the hash and the bill of another.
     """
-    for place, item in inside(value, where):
+    for place, item in nested_values(value, where):
         if dataclasses.is_dataclass(item):
             check_part(item, place)
         elif not (isinstance(item, list | tuple) or type(item) in _PLAIN or type(item).__module__ == "numpy"):
-            raise PlanError("parts", f"{place} = {shown(item)}", "a number, text or a part")
+            raise PlanError("parts", f"{place} = {brief_repr(item)}", "a number, text or a part")
 
 
 def check_part(part: Any, where: str) -> None:
@@ -117,7 +117,7 @@ class Foreign:
 
 def foreign(value: Any) -> tuple[Foreign, ...]:
     """What inside a value comes from elsewhere, each once: parts, and functions that parts of ours only name."""
-    parts = [item for _, item in inside(value) if isinstance(item, Part)]
+    parts = [item for _, item in nested_values(value) if isinstance(item, Part)]
     classes = {_origin(cls) for cls in map(type, parts) if not _ours(cls)}
     return tuple(sorted(classes.union(*(part.rests_on() for part in parts))))
 

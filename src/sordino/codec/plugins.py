@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sordino.codec.form import read
 from sordino.codec.part import FILES, Foreign, package_of
+from sordino.codec.serialization import read
 from sordino.codec.spelling import nearest
 from sordino.errors import ConfigError
 

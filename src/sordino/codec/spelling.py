@@ -55,7 +55,7 @@ def nearest(word: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
 
 
-def own_words(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
+def check_keywords(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
     """The same function, which answers to a keyword that it does not know in one sentence."""
     known = list(inspect.signature(function).parameters)
 

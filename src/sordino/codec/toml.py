@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sordino.codec.part import DEEPEST
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 
 LARGEST = 4 << 20  # bytes of a configuration
 _KEY = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
@@ -54,7 +54,7 @@ def read(text: str) -> tuple[str, Any]:
     """A key and its value: `recipe.lr=0.5`, `task.dataset=mnist`, `recipe.clients={kind="everyone", population=9}`."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key or not value:
-        raise ConfigError(f"--set {shown(text)}", "key=value, as in recipe.lr=0.5")
+        raise ConfigError(f"--set {brief_repr(text)}", "key=value, as in recipe.lr=0.5")
     return key, typed(value, key)
 
 
@@ -67,14 +67,14 @@ def typed(value: str, where: str) -> Any:
     except (ValueError, RecursionError):
         if _WORD.fullmatch(value):
             return value
-    raise ConfigError(f"{where} = {shown(value)}", "a value as TOML writes it: 0.5, true, [1, 2], 'some words'")
+    raise ConfigError(f"{where} = {brief_repr(value)}", "a value as TOML writes it: 0.5, true, [1, 2], 'some words'")
 
 
 def put(table: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """The table with one value changed; tables on the way are made, places in lists (`encode.0`) must be there."""
     places = key.split(".")
     if "" in places or len(places) > DEEPEST:
-        raise ConfigError(f"the key {shown(key)}", "names with dots between them, as in recipe.lr")
+        raise ConfigError(f"the key {brief_repr(key)}", "names with dots between them, as in recipe.lr")
     changed: dict[str, Any] = _put(table, places, value, "")
     return changed
 
@@ -88,7 +88,9 @@ def _put(held: Any, places: Sequence[str], value: Any, where: str) -> Any:
         place = _place(first, len(held), here)
         return [_put(item, rest, value, here) if k == place else item for k, item in enumerate(held)]
     if not isinstance(held, Mapping):
-        raise ConfigError(f"the key {here}, and {where} = {shown(held)}", f"a table at {where}", f"set {where} itself")
+        raise ConfigError(
+            f"the key {here}, and {where} = {brief_repr(held)}", f"a table at {where}", f"set {where} itself"
+        )
     return {**held, first: _put(held.get(first, {}), rest, value, here)}
 
 

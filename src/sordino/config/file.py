@@ -17,16 +17,16 @@ from sordino.certificate.facts import OwnCode
 from sordino.codec import plugins, toml
 from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec
 from sordino.data import datasets
-from sordino.data.naming import check_names, resolved
 from sordino.data.partition import Natural
 from sordino.data.program import PLAIN
+from sordino.data.silo_names import check_names, resolve_silo_names
 from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.graph import BY_CONSTRUCTION
 from sordino.ledger.budget import Filter, check_affordable, client_filter
 from sordino.loop import check_early, check_train_metrics
-from sordino.models import SPECS, Given, build_seeded
+from sordino.models import ARCHITECTURES, InMemoryModel, build_seeded
 from sordino.parts.losses import CrossEntropy, Mse, keeps_apart
 from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
@@ -55,7 +55,7 @@ class Config:
     def _check_prepare(self) -> None:
         """What columns wait for is what the plan releases, and bills: `parse` takes the one from the other."""
         asked = self.task.preparations
-        if asked != self.plan.prepare and not isinstance(self.task.model, Given):
+        if asked != self.plan.prepare and not isinstance(self.task.model, InMemoryModel):
             found = (
                 f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(self.plan.prepare)}"
             )
@@ -126,7 +126,7 @@ class Config:
     def facts(self) -> dict[str, Any]:
         """What a certificate takes from this file beside the plan, delta and noise."""
         known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budgeted}
-        given = {"given": self.task.model.told} if isinstance(self.task.model, Given) else {}
+        given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
     def check_alone(self) -> None:
@@ -153,10 +153,10 @@ class Config:
     def look(self) -> tuple[str, ...]:
         """`check_task`, and what its owner should know; of own tables the files' names and headers are looked at."""
         task = self.task
-        if isinstance(task.model, Given):
+        if isinstance(task.model, InMemoryModel):
             return ()
         datasets.check_known(task.dataset, task.options)
-        seen = datasets.look(task.dataset, task.options)
+        seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or task.partition == Natural()
         if natural and seen.names and task.silos:
             check_names(list(task.silos), list(seen.names), "[task] silos", "the data")
@@ -168,10 +168,12 @@ class Config:
 
     def own_code(self) -> OwnCode | None:
         """What is proved of model and loss; None where it takes the shape of a record, not known without the data."""
-        made = None if isinstance(self.task.model, Given) else self._try_model()
+        made = None if isinstance(self.task.model, InMemoryModel) else self._try_model()
         if made is not None:
             return made.program.of(self.plan.unit)
-        ours = type(self.task.model) in SPECS.values() and (self.task.loss is None or keeps_apart(self.task.loss))
+        ours = type(self.task.model) in ARCHITECTURES.values() and (
+            self.task.loss is None or keeps_apart(self.task.loss)
+        )
         return OwnCode(BY_CONSTRUCTION, PLAIN) if ours and self.plan.unit == "client" else None
 
     def _try_model(self) -> Task | None:
@@ -243,7 +245,7 @@ def parse(table: Mapping[str, Any]) -> Config:
     """The configuration that a table describes; `[recipe]` stands for the plan it builds."""
     codec.check_plain(table)
     plugins.load()
-    data = resolved(table)
+    data = resolve_silo_names(table)
     if "recipe" in data:
         if "plan" in data:
             raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")

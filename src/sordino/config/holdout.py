@@ -21,7 +21,7 @@ LEAST = 2  # rows of a part
 
 
 @dataclass(frozen=True)
-class Half:
+class HoldoutPart:
     """Which part of the test rows a run is judged by; `share` of them are validation."""
 
     part: Part

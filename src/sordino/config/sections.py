@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from sordino.accounting.selection import Selection
 from sordino.certificate.facts import Declared
-from sordino.config.holdout import Half
+from sordino.config.holdout import HoldoutPart
 from sordino.data import datasets
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.early_stopping import EarlyStopping
-from sordino.data.initial_weights import begun
+from sordino.data.initial_weights import load_initial
 from sordino.data.metrics import Metric
-from sordino.data.naming import check_names
 from sordino.data.partition import Iid, Natural, Partitioner
-from sordino.data.program import Word
+from sordino.data.program import Trust
+from sordino.data.silo_names import check_names
 from sordino.errors import ConfigError
-from sordino.models import Given, Logistic, Spec, build_seeded
+from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.preparation import Preparation
 from sordino.rng import Mode, Seeded
@@ -45,12 +45,12 @@ class TaskSpec:
     dataset: str = "digits"
     options: dict[str, Any] = field(default_factory=dict)
     partition: Partitioner | None = None
-    model: Spec = field(default_factory=Logistic)
+    model: Architecture = field(default_factory=Logistic)
     loss: Loss | None = None
     silos: tuple[str, ...] = ()  # names of the natural clients, in the order in which the plan counts them
     init: str | None = None  # a safetensors file of weights to begin with, declared public
-    own_code: Word | None = None  # "trusted": model and loss of one's own run as they are, where no graph can
-    half: Half | None = None  # the part of the test rows that a run is judged by, where the others report
+    own_code: Trust | None = None  # "trusted": model and loss of one's own run as they are, where no graph can
+    half: HoldoutPart | None = None  # the part of the test rows that a run is judged by, where the others report
 
     @property
     def preparations(self) -> tuple[Preparation, ...]:
@@ -69,7 +69,7 @@ class TaskSpec:
         data = self._load()
         clients = self._clients(data, population, seed)
         model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
-        model, init = (model, None) if self.init is None else begun(model, self.init)
+        model, init = (model, None) if self.init is None else load_initial(model, self.init)
         test = _records(data.test_x, data.test_y) if len(data.test_y) else None
         groups, names = (None, ()) if test is None else _test_groups(data)
         loss, waiting = self.loss or _loss(data), data.waiting
@@ -91,7 +91,7 @@ class TaskSpec:
     def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
         if data.offsets is not None:
             if self.partition is not None:
-                raise ConfigError("a partition of mapped data", "none", "clients.npy says who holds which rows")
+                raise ConfigError("a partition of memory-mapped data", "none", "clients.npy says who holds which rows")
             records = replace(_records(data.x, data.y), lazy=True)
             return Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
         cut = self.partition or (Natural() if data.groups is not None else Iid(population))
@@ -111,7 +111,7 @@ class TaskSpec:
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
 
     def _load(self) -> Dataset:
-        if isinstance(self.model, Given):
+        if isinstance(self.model, InMemoryModel):
             raise self.model.missing()
         try:
             return load(self.dataset, **self.options)

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.data.files import UNREADABLE, arrays_of, regular
-from sordino.data.records import Array, Dataset, Ints, hold_out, untested
+from sordino.data.files import UNREADABLE, read_npz, regular_file
+from sordino.data.records import Array, Dataset, Ints, hold_out, without_test
 from sordino.errors import ConfigError, DataError
 
 PARTS = ("x", "y", "clients", "test_x", "test_y")
 _TYPES = (np.dtype(np.float32), np.dtype(np.int64))
 
 
-def mapped(*, path: str | Path, classes: int | None = None) -> Dataset:
+def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
     """The folder's arrays, not read yet. `classes` for labels, none for targets.
 
     What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
@@ -46,10 +46,10 @@ def mapped(*, path: str | Path, classes: int | None = None) -> Dataset:
     )
 
 
-def write(
+def write_memmap(
     folder: Path, x: Array, y: Array, sizes: Array, test_x: Array | None = None, test_y: Array | None = None
 ) -> None:
-    """Arrays in the order of their clients, as `mapped` reads them; `sizes` are the clients' numbers of records."""
+    """Arrays in the order of their clients, as `memmap` reads them; `sizes` are the clients' numbers of records."""
     folder.mkdir(parents=True, exist_ok=True)
     clients = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     for name, array in zip(PARTS, (x, y, clients, test_x, test_y), strict=True):
@@ -70,7 +70,9 @@ def _opened(path: Path) -> Array:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a header that an old Python wrote
-            array: Array = np.load(regular(path), mmap_mode="c", allow_pickle=False)  # copy on write: the file stays
+            array: Array = np.load(
+                regular_file(path), mmap_mode="c", allow_pickle=False
+            )  # copy on write: the file stays
     except UNREADABLE as error:
         raise DataError(f"{path}, which cannot be read ({error})", "an .npy file", "see sordino.data.arrays") from None
     return array
@@ -99,7 +101,7 @@ def _check(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
         )
 
 
-NAMES = ("npz", "csv", "parquet", "mapped")  # sets whose rows are somebody's: nothing of them is public unasked
+NAMES = ("npz", "csv", "parquet", "memmap")  # sets whose rows are somebody's: nothing of them is public unasked
 MOST_CLASSES = 1_000_000
 
 
@@ -116,17 +118,17 @@ def npz(
     file; without it, it is the largest label plus one. Test records are declared public: test_x and test_y, the x and y
     of another file `test`, or a fixed `public_test_fraction` of the records. Without any of them there is no test.
     """
-    with named(path):
-        arrays = arrays_of(Path(path))
+    with name_file(path):
+        arrays = read_npz(Path(path))
         data = _from_arrays(arrays, classes)
         ways = [name for name, given in _ways(test, public_test_fraction, "test_x" in arrays).items() if given]
-    check_one_way(ways)
+    check_one_public_source(ways)
     if test is not None:
-        check_another(path, test)
-        with named(test):
-            other = _from_arrays(arrays_of(Path(test)), data.classes)
+        check_test_file(path, test)
+        with name_file(test):
+            other = _from_arrays(read_npz(Path(test)), data.classes)
         return replace(data, test_x=other.x, test_y=other.y)
-    return held_out(data, path, public_test_fraction)
+    return with_public_fraction(data, path, public_test_fraction)
 
 
 def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
@@ -136,7 +138,7 @@ def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
     classes = check_classes(classes if classes is not None else _classes(arrays, y))
     groups = _whole(arrays.get("groups"), "groups")
     who = () if groups is None else tuple(str(value) for value in np.unique(groups))
-    data = untested(x, y, groups, classes, who)
+    data = without_test(x, y, groups, classes, who)
     if "test_x" not in arrays:
         return data
     test_groups = _whole(arrays.get("test_groups"), "test_groups")
@@ -147,24 +149,24 @@ def _ways(test: object, fraction: object, inside: bool) -> dict[str, bool]:
     return {"test": test is not None, "public_test_fraction": fraction is not None, "test_x and test_y": inside}
 
 
-def check_one_way(ways: list[str]) -> None:
+def check_one_public_source(ways: list[str]) -> None:
     if len(ways) > 1:
         raise ConfigError(" and ".join(ways), "one way to say which rows are public", f"drop {ways[0]}")
 
 
-def check_another(path: str | Path, test: str | Path) -> None:
+def check_test_file(path: str | Path, test: str | Path) -> None:
     if Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
         found = f"test = {Path(test).name!r}, which is the training file itself"
         raise ConfigError(found, "a file of rows that may be public", "or drop test: no row is public then")
 
 
-def held_out(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
+def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
     """A part of the rows as public test records, where the user has said so."""
     if fraction is None:
         return data
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ConfigError(f"public_test_fraction = {fraction!r}", "a share of the rows between 0 and 1", "say 0.2")
-    with named(path):
+    with name_file(path):
         held = hold_out(data.x, data.y, data.groups, data.classes, share=fraction)
         if not len(held.test_y):
             found = f"{len(data.y)} records, of which {fraction:g} of every group is none"
@@ -173,7 +175,7 @@ def held_out(data: Dataset, path: str | Path, fraction: float | None) -> Dataset
 
 
 @contextmanager
-def named(path: str | Path) -> Iterator[None]:
+def name_file(path: str | Path) -> Iterator[None]:
     """A mistake in a file is said with the name of the file."""
     try:
         yield

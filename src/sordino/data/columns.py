@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sordino import codec
-from sordino.data.files import Sheet
+from sordino.data.files import TextTable
 from sordino.data.records import Array, to_unit
 from sordino.data.tabular import MISSING
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 
 if TYPE_CHECKING:
     from sordino.parts.preparation import Histogram
@@ -33,7 +33,7 @@ READ = ("mean", "median")  # imputations that are read off a histogram
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counting:
+class HistogramSpec:
     """A noised histogram of a column: what it costs, and the public grid `within` which all values are counted."""
 
     epsilon: float
@@ -50,7 +50,7 @@ class Column:
     categories: tuple[str, ...] = ()
     missing: Any = None  # a number, or a category; "category"; "mean" or "median" of a histogram; None: refused
     quantiles: tuple[float, float] | None = None  # the range, read off a histogram
-    histogram: Counting | None = None
+    histogram: HistogramSpec | None = None
 
     @property
     def scaled(self) -> bool:
@@ -69,11 +69,11 @@ class Column:
 # ---- reading what is declared ----------------------------------------------------------------------------------------
 
 
-def declared(columns: Any, ranges: Mapping[str, Any] | None = None) -> dict[str, Column]:
+def column_declarations(columns: Any, ranges: Mapping[str, Any] | None = None) -> dict[str, Column]:
     """The columns of `[task.options.columns]`, and those of `ranges`, which is short for their ranges."""
     place = "task.options.columns"
     if columns is not None and not isinstance(columns, Mapping):
-        raise ConfigError(f"{place} = {shown(columns)}", "a table by columns", f"write [{place}.NAME]")
+        raise ConfigError(f"{place} = {brief_repr(columns)}", "a table by columns", f"write [{place}.NAME]")
     tables = {str(name): table for name, table in (columns or {}).items()}
     twice = next((name for name in ranges or {} if name in tables), None)
     if twice is not None:
@@ -90,7 +90,7 @@ def _column(name: str, table: Any, where: str) -> Column:
     for key in ("range", "quantiles"):
         _check_pair(getattr(column, key), f"{where}.{key}", key)
     if column.histogram is not None:
-        histogram(name, column)
+        histogram_release(name, column)
     _check_one_way(column, where)
     _check_missing(column, where)
     return column
@@ -108,7 +108,7 @@ def _check_one_way(column: Column, where: str) -> None:
     if column.categories and len(given) > 1:
         raise ConfigError(f"{where} with {' and '.join(given)}", "categories, or numbers", "drop one of them")
     if len(set(column.categories)) < len(column.categories):
-        raise ConfigError(f"{where}.categories = {shown(list(column.categories))}", "every category once")
+        raise ConfigError(f"{where}.categories = {brief_repr(list(column.categories))}", "every category once")
     if column.range is not None and column.quantiles is not None:
         raise ConfigError(f"{where} with range and quantiles", "a public range, or one at a price", "drop one of them")
     asks = column.quantiles is not None or column.missing in READ
@@ -124,7 +124,7 @@ def _check_one_way(column: Column, where: str) -> None:
 
 
 def _check_missing(column: Column, where: str) -> None:
-    missing, place = column.missing, f"{where}.missing = {shown(column.missing)}"
+    missing, place = column.missing, f"{where}.missing = {brief_repr(column.missing)}"
     if missing is None or missing == "category":
         return
     if column.categories:
@@ -141,7 +141,7 @@ def _check_missing(column: Column, where: str) -> None:
         raise ConfigError(place, f"a number inside the range {list(column.range)}", "else it would be clamped")
 
 
-def histogram(name: str, column: Column) -> Histogram:
+def histogram_release(name: str, column: Column) -> Histogram:
     """The release that a column asks for."""
     from sordino.parts.preparation import Histogram
 
@@ -153,12 +153,12 @@ def histogram(name: str, column: Column) -> Histogram:
 # ---- tokens into numbers ---------------------------------------------------------------------------------------------
 
 
-def encode(rows: Sheet, name: str, column: Column) -> Array:
+def encode(rows: TextTable, name: str, column: Column) -> Array:
     """A column as the model reads it, [n, width]."""
     return _one_hot(rows, name, column) if column.categories else _numeric(rows, name, column)
 
 
-def _one_hot(rows: Sheet, name: str, column: Column) -> Array:
+def _one_hot(rows: TextTable, name: str, column: Column) -> Array:
     """One coordinate per category; a missing value in the place that is declared for it, or refused."""
     code = {word: place for place, word in enumerate(column.categories)}
     absent = len(code) if column.flagged else code.get(str(column.missing))
@@ -166,7 +166,7 @@ def _one_hot(rows: Sheet, name: str, column: Column) -> Array:
     return np.eye(column.width, dtype=np.float64)[places]
 
 
-def _place(rows: Sheet, name: str, row: int, token: str, code: Mapping[str, int], absent: int | None) -> int:
+def _place(rows: TextTable, name: str, row: int, token: str, code: Mapping[str, int], absent: int | None) -> int:
     place = code.get(token, code.get(_plain(token)))
     if place is not None:
         return place
@@ -192,7 +192,7 @@ def _plain(token: str) -> str:
     return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 2**53 else token
 
 
-def _numeric(rows: Sheet, name: str, column: Column) -> Array:
+def _numeric(rows: TextTable, name: str, column: Column) -> Array:
     """The number, scaled, and where it is declared so whether there is none."""
     values = rows.numbers(name, missing=column.missing is not None)
     absent = np.isnan(values)
@@ -224,7 +224,7 @@ def _share(values: Array, within: tuple[float, float]) -> Array:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingColumn:
     """A coordinate of x that is held as a share of a public range (missing: -1) until its histogram is released."""
 
     place: int
@@ -262,7 +262,7 @@ class Waiting:
         return scaled if fill is not None else np.where(held < 0, 0.0, scaled)
 
 
-def prepared(x: Array, waiting: tuple[Waiting, ...], found: Mapping[str, Array]) -> Array:
+def scale_columns(x: Array, waiting: tuple[PendingColumn, ...], found: Mapping[str, Array]) -> Array:
     """The records once every histogram is released."""
     done = x.copy()
     for one in waiting:

@@ -39,7 +39,7 @@ def refuse_compiled(model: nn.Module) -> None:
             raise PlanError("per-record", f"{where} that torch.compile has compiled", "the module itself", fix)
 
 
-def outputs_of(model: nn.Module, x: Tensor) -> Any:
+def trial_outputs(model: nn.Module, x: Tensor) -> Any:
     """What a copy of the model answers for a few records, in eval mode; it keeps and moves nothing."""
     trial = copied(model).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

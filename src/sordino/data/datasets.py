@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sordino.codec import Foreign, nearest, package_of
 from sordino.data import arrays, bundled, images, leaf, shakespeare, tables, tabular
-from sordino.data.records import Dataset, finish, take
-from sordino.data.tables import Seen
+from sordino.data.records import Dataset, check_dataset, select_records
+from sordino.data.tables import TablePreview
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _SETS = {
         "free, non-commercial distribution only",
     ),
     "npz": _Entry(arrays.npz, "your own arrays: path to an .npz with x and y", "yours"),
-    "mapped": _Entry(arrays.mapped, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
+    "memmap": _Entry(arrays.memmap, "your own large arrays: path to a folder of .npy files, read as needed", "yours"),
     "csv": _Entry(tables.table, "your own tables: a .csv, or one for every silo, and their target column", "yours"),
     "parquet": _Entry(tables.table, "the same of .parquet files (the extra `parquet`)", "yours"),
 }
@@ -138,7 +138,7 @@ def load(
         options, test = {**options, "test": test}, None
     name, entry = _known(name, options, validation)
     data = replace(entry.read(**options), name=name, description=entry.description, licence=entry.licence)
-    return finish(take(data, train, test, validation))
+    return check_dataset(select_records(data, train, test, validation))
 
 
 def check_known(name: str, options: Mapping[str, Any]) -> None:
@@ -164,15 +164,15 @@ def names_silos(name: str, options: Mapping[str, Any]) -> bool:
     return name == "heart_disease" or own
 
 
-def look(name: str, options: Mapping[str, Any]) -> Seen:
+def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
     """What is known of a set before a row is read: the names of its silos, and what its user should know.
 
     Of own tables the files' names and headers are looked at, where they are here; what a run would refuse by them is
     refused.
     """
     if name in TABLES:
-        return tables.look({key: value for key, value in options.items() if key != "test" or not _counts(value)})
-    return Seen(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else (), ())
+        return tables.preview({key: value for key, value in options.items() if key != "test" or not _counts(value)})
+    return TablePreview(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else (), ())
 
 
 def preparations(name: str, options: Mapping[str, Any]) -> tuple[Histogram, ...]:

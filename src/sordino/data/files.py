@@ -34,7 +34,7 @@ UNREADABLE = (
 MAY_BE_BOOL = ("y", "test_y")
 
 
-def regular(path: Path) -> Path:
+def regular_file(path: Path) -> Path:
     """A file that ends: no folder, no pipe, no device."""
     try:
         there = path.expanduser()
@@ -50,9 +50,9 @@ def regular(path: Path) -> Path:
 # ---- npz -------------------------------------------------------------------------------------------------------------
 
 
-def arrays_of(path: Path) -> dict[str, Array]:
+def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of an .npz; nothing is unpickled, and nothing is allocated that the file does not hold."""
-    there = regular(path)
+    there = regular_file(path)
     try:
         with zipfile.ZipFile(there) as archive:
             return {_key(info): _member(archive, info) for info in archive.infolist()}
@@ -89,7 +89,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table as text; `lines` are the lines of the file that its rows end on, so that a mistake can be found."""
 
     path: Path
@@ -139,37 +139,37 @@ class Sheet:
         raise DataError(f"{found} in {self.path}, row {row + 1}{line}, column {name[:40]!r}", needed, fix)
 
 
-def sheet(path: Path) -> Sheet:
+def read_csv(path: Path) -> TextTable:
     """A comma-separated file whose first row is the header."""
     try:
-        text = regular(path).read_text("utf-8-sig")
+        text = regular_file(path).read_text("utf-8-sig")
     except (OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path}, which cannot be read ({error})", "a comma-separated text file in UTF-8") from None
     rows, lines = _parsed(path, text)
     if not rows:
         raise DataError(f"an empty table in {path}", "a header and rows")
-    header = unique(path, rows[0])
+    header = unique_header(path, rows[0])
     wrong = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
     if wrong is not None:
         found = f"{len(rows[wrong])} values in {path}, row {wrong} (line {lines[wrong]})"
         raise DataError(found, f"{len(header)}, one per column")
-    return Sheet(path, header, rows[1:], lines[1:])
+    return TextTable(path, header, rows[1:], lines[1:])
 
 
-def header_of(path: Path) -> tuple[str, ...]:
+def csv_header(path: Path) -> tuple[str, ...]:
     """The names of the columns: the first row of the file, and no other."""
     try:
-        with regular(path).open("rb") as file:
+        with regular_file(path).open("rb") as file:
             lines = (line.decode("utf-8").removeprefix("\ufeff") for line in file)
             first = next((row for row in csv.reader(lines, skipinitialspace=True) if row), None)
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path}, which cannot be read ({error})", "a comma-separated text file in UTF-8") from None
     if first is None:
         raise DataError(f"an empty table in {path}", "a header and rows")
-    return unique(path, first)
+    return unique_header(path, first)
 
 
-def unique(path: Path, names: Sequence[str]) -> tuple[str, ...]:
+def unique_header(path: Path, names: Sequence[str]) -> tuple[str, ...]:
     """The header, every name once."""
     header = tuple(name.strip() for name in names)
     twice = next((name for name in header if header.count(name) > 1), None) if len(set(header)) < len(header) else None

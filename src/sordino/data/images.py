@@ -298,7 +298,7 @@ def femnist() -> Dataset:
     The packed subset of 105 writers where the data folder has it; else as many writers, by name, of LEAF's own files
     (other writers, and another split: figures come near, not out the same).
     """
-    if find(FEMNIST) is None and leaf.there() is not None:
+    if find(FEMNIST) is None and leaf.leaf_folder() is not None:
         return leaf.femnist_leaf(writers=105, least=100)
     with np.load(io.BytesIO(read(FEMNIST))) as file:
         return Dataset(

@@ -29,7 +29,7 @@ FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 
 
 @dataclass(frozen=True)
-class Initial:
+class InitialWeights:
     """The file that a model begins with, of so many numbers; what those were trained on, only its owner knows."""
 
     file: str
@@ -64,7 +64,7 @@ def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
     return () if found is None else (Declared(found.numbers, FROZEN, "the user: not trained", found.sha256),)
 
 
-def begun(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial]:
+def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, InitialWeights]:
     """A copy of the model with the weights of a file: every name and shape as the model's, every number finite."""
     data, name = _bytes(Path(path).expanduser()), Path(path).name
     found, started = _tensors(data, name), copy.deepcopy(model)
@@ -75,7 +75,7 @@ def begun(model: nn.Module, path: str | Path) -> tuple[nn.Module, Initial]:
     started.load_state_dict({key: tensor.to(own[key].device) for key, tensor in found.items()})
     numbers = sum(tensor.numel() for tensor in found.values())
     runs = runs_of_file(Path(path).expanduser(), data)
-    return started, Initial(name, hashlib.sha256(data).hexdigest(), numbers, runs)
+    return started, InitialWeights(name, hashlib.sha256(data).hexdigest(), numbers, runs)
 
 
 def _bytes(path: Path) -> bytes:

@@ -40,7 +40,7 @@ def femnist_leaf(*, path: str | Path | None = None, writers: int | None = None, 
     return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, groups=groups, test_groups=test_groups, classes=CLASSES)
 
 
-def there() -> Path | None:
+def leaf_folder() -> Path | None:
     """LEAF's folder below SORDINO_DATA or the cache, if there is one."""
     named = os.environ.get("SORDINO_DATA")
     folders = [*([Path(named).expanduser()] if named else []), cache_folder()]
@@ -48,7 +48,7 @@ def there() -> Path | None:
 
 
 def _folder(path: str | Path | None) -> Path:
-    found = there() if path is None else Path(path).expanduser()
+    found = leaf_folder() if path is None else Path(path).expanduser()
     if found is None or not (found / "train").is_dir() or not (found / "test").is_dir():
         folder = found or cache_folder() / FOLDER
         raise DataError(f"no LEAF FEMNIST in {folder}", "its folders train and test", HOW.format(folder=folder))

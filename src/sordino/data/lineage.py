@@ -61,7 +61,7 @@ def _hash(tensor: Tensor) -> str:
 # ---- the runs behind a module ---------------------------------------------------------------------------------------
 
 
-def runs_behind(model: nn.Module, records: Sequence[Tensor] = (), others: Runs = ()) -> Runs:
+def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs = ()) -> Runs:
     """All runs that a module's weights come from, each once; `records`: the data that it is trained on now."""
     found: dict[str, EarlierRun] = {}
     known = [*others, *_carried(model)]
@@ -94,23 +94,23 @@ def _same_data(run: str, records: Sequence[Tensor]) -> bool:
 # ---- what a run leaves ----------------------------------------------------------------------------------------------
 
 
-def carry(model: nn.Module, runs: Runs, note: str = "") -> None:
+def attach_lineage(model: nn.Module, runs: Runs, note: str = "") -> None:
     """Let a module name its runs."""
     setattr(model, ATTRIBUTE, Lineage(runs, note))
 
 
-def file_note(planned: EarlierRun, before: Runs) -> str:
+def lineage_note(planned: EarlierRun, before: Runs) -> str:
     """The runs of a module as text: the same for every run of one plan, so that equal runs leave equal files."""
     return codec.to_json({"runs": [*before, planned]})
 
 
-def note_of(model: nn.Module) -> dict[str, str]:
+def file_metadata(model: nn.Module) -> dict[str, str]:
     """The metadata of a trained module's file."""
     held = vars(model).get(ATTRIBUTE)
     return {FILE_KEY: held.note} if isinstance(held, Lineage) and held.note else {}
 
 
-def remember(model: nn.Module, first: Mapping[str, str], runs: Runs, records: Sequence[Tensor] = ()) -> None:
+def register_run(model: nn.Module, first: Mapping[str, str], runs: Runs, records: Sequence[Tensor] = ()) -> None:
     """Know again what a run has trained; `first` are the hashes that it began with."""
     name = runs[-1].run
     _RUNS[name] = runs
@@ -120,7 +120,7 @@ def remember(model: nn.Module, first: Mapping[str, str], runs: Runs, records: Se
         _DATA[name] = DataMark.of(*records)
 
 
-def remember_loop(run: str, cost: Callable[[], EarlierRun | None]) -> None:
+def register_loop(run: str, cost: Callable[[], EarlierRun | None]) -> None:
     """A loop goes on: what it has cost is asked for when somebody needs it."""
     _CURRENT[run] = cost
 

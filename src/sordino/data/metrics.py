@@ -31,7 +31,9 @@ HEAD = 4  # entries before those of the classes: records, summed loss, summed sq
 Keep = Callable[[Tensor, Tensor], None]
 
 
-def judged(model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], losses: Loss, keep: Keep | None = None) -> Tensor:
+def evaluation_sums(
+    model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], losses: Loss, keep: Keep | None = None
+) -> Tensor:
     """Sums over all records: [records, loss, squares, labels, right_c, there_c, said_c]; numbers have no classes c.
 
     `keep` is handed every part's outputs and targets.
@@ -44,7 +46,7 @@ def judged(model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], losses: Los
             if labels is None:
                 squares += float((out.reshape(y.shape) - y).square().double().sum())
             else:
-                found, classes = said_of(out, labels)
+                found, classes = predicted_classes(out, labels)
                 told.append((labels.flatten(), found.flatten()))
             if keep is not None:
                 keep(out, y)
@@ -72,14 +74,14 @@ def labels_of(y: Tensor, losses: Loss) -> Tensor | None:
     return (y > 0.5).long() if losses.targets == "side" else None
 
 
-def said_of(out: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+def predicted_classes(out: Tensor, labels: Tensor) -> tuple[Tensor, int]:
     """The class that a model says, for every label, and how many it can say: one score per class, or one for two."""
-    if by_class(out, labels):
+    if has_class_scores(out, labels):
         return out.argmax(-1), out.shape[-1]
     return (out.reshape(labels.shape) > 0).long(), 2
 
 
-def by_class(out: Tensor, labels: Tensor) -> bool:
+def has_class_scores(out: Tensor, labels: Tensor) -> bool:
     """Whether every label has one score per class; else one score says which of two it is."""
     return out.dim() == labels.dim() + 1 and out.shape[-1] > 1
 
@@ -111,7 +113,7 @@ TAKEN = (  # what a line of history holds anyway
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Seen:
+class Predictions:
     """What a model says of all test records, and what is true of them; `groups` says which group each belongs to."""
 
     outputs: Tensor
@@ -139,14 +141,14 @@ class Seen:
     def pairs(self) -> tuple[Array, Array]:
         """True and said classes, one by one; padding is left out."""
         labels = self.labels
-        said, counted = said_of(self.outputs, labels)[0], labels != IGNORED
+        said, counted = predicted_classes(self.outputs, labels)[0], labels != IGNORED
         return labels[counted].numpy(), said[counted].numpy()
 
     @property
     def sides(self) -> tuple[Array, Array]:
         """Each class against the rest: is it there [k, classes], and how likely is it said to be."""
         labels = self.labels
-        if not by_class(self.outputs, labels):
+        if not has_class_scores(self.outputs, labels):
             return _columns(labels), _columns(self.outputs.reshape(labels.shape).double())
         counted = labels != IGNORED
         chances = torch.softmax(self.outputs[counted].double(), -1)
@@ -169,11 +171,11 @@ class Metric(Part):
 
     @abstractmethod
     @returns(lambda found, *_: numbers_by_name(found))
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         """Every figure with its name."""
 
 
-def _each(seen: Seen, name: str, score: Callable[[Array, Array], float], each: bool) -> dict[str, float]:
+def _each(seen: Predictions, name: str, score: Callable[[Array, Array], float], each: bool) -> dict[str, float]:
     """The mean of a score over classes or labels that are sometimes there and sometimes not; on request one by one."""
     there, chances = seen.sides
     columns = [c for c in range(there.shape[1]) if 0 < there[:, c].sum() < len(there)]
@@ -190,7 +192,7 @@ class Auc(Metric, kind="auc"):
 
     each: bool = False
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import roc_auc_score
 
         return _each(seen, self.called, roc_auc_score, self.each)
@@ -202,7 +204,7 @@ class AveragePrecision(Metric, kind="average_precision"):
 
     each: bool = False
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import average_precision_score
 
         return _each(seen, self.called, average_precision_score, self.each)
@@ -212,7 +214,7 @@ class AveragePrecision(Metric, kind="average_precision"):
 class BalancedAccuracy(Metric, kind="balanced_accuracy"):
     """The mean over classes of the share that is found; reported for classes even if it is not asked for."""
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import recall_score
 
         true, said = seen.pairs
@@ -225,7 +227,7 @@ class F1(Metric, kind="f1"):
 
     average: Literal["macro", "micro", "weighted", "binary"] = "macro"
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import f1_score
 
         true, said = seen.pairs
@@ -236,7 +238,7 @@ class F1(Metric, kind="f1"):
 class TokenAccuracy(Metric, kind="token_accuracy"):
     """The share of tokens whose label is found, padding left out; `accuracy` of sequences is the same."""
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import accuracy_score
 
         return {self.called: float(accuracy_score(*seen.pairs))}
@@ -246,21 +248,21 @@ class TokenAccuracy(Metric, kind="token_accuracy"):
 class GroupAccuracy(Metric, kind="group_accuracy"):
     """Accuracy on the test records of each public group, and the lowest of them."""
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         if seen.groups is None:
             raise DataError("test records without groups", "a public group of each", "Task.of(..., groups=...)")
-        right = said_of(seen.outputs, seen.labels)[0] == seen.labels
+        right = predicted_classes(seen.outputs, seen.labels)[0] == seen.labels
         shares = {
             self._called(int(group), seen): self._share(right, seen, seen.groups == group)
             for group in np.unique(seen.groups.numpy())
         }
         return {**{f"accuracy/{group}": share for group, share in shares.items()}, "worst_group": min(shares.values())}
 
-    def _share(self, right: Tensor, seen: Seen, own: Tensor) -> float:
+    def _share(self, right: Tensor, seen: Predictions, own: Tensor) -> float:
         counted = (seen.labels != IGNORED)[own]
         return float(right[own][counted].double().mean())
 
-    def _called(self, group: int, seen: Seen) -> str:
+    def _called(self, group: int, seen: Predictions) -> str:
         return seen.names[group] if group < len(seen.names) else str(group)
 
 
@@ -268,7 +270,7 @@ class GroupAccuracy(Metric, kind="group_accuracy"):
 class R2(Metric, kind="r2"):
     """1 - sum of squared errors / sum of squared deviations from the mean, for numbers: 0 is what the mean gets."""
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import r2_score
 
         return {self.called: float(r2_score(*seen.numbers))}
@@ -278,14 +280,14 @@ class R2(Metric, kind="r2"):
 class Mae(Metric, kind="mae"):
     """Mean absolute error, for numbers."""
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import mean_absolute_error
 
         return {self.called: float(mean_absolute_error(*seen.numbers))}
 
 
 @dataclass(frozen=True)
-class Own(Metric, kind="own"):
+class RegisteredMetric(Metric, kind="own"):
     """A function that `sordino.add_metric(name)` has added: (outputs, targets) -> a number, or numbers by name."""
 
     name: str
@@ -297,7 +299,7 @@ class Own(Metric, kind="own"):
     def called(self) -> str:
         return self.name
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         return _told(self.name, plugins.find("metric", self.name), seen)
 
     def rests_on(self) -> tuple[Foreign, ...]:
@@ -305,7 +307,7 @@ class Own(Metric, kind="own"):
 
 
 @dataclass(frozen=True)
-class Given(Metric):
+class FunctionMetric(Metric):
     """A function of a script, by the name that the script gives it."""
 
     name: str
@@ -315,11 +317,11 @@ class Given(Metric):
     def called(self) -> str:
         return self.name
 
-    def values(self, seen: Seen) -> dict[str, float]:
+    def values(self, seen: Predictions) -> dict[str, float]:
         return _told(self.name, self.function, seen)
 
 
-def _told(name: str, function: MetricFunction, seen: Seen) -> dict[str, float]:
+def _told(name: str, function: MetricFunction, seen: Predictions) -> dict[str, float]:
     """What a user's function says; its failure is one sentence."""
     try:
         found = function(seen.outputs.clone(), seen.targets.clone())  # whatever it writes there, it alone reads
@@ -340,7 +342,7 @@ def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tu
     if asked is None:
         return ()
     if isinstance(asked, Mapping):
-        return tuple(Given(str(name), function) for name, function in asked.items())
+        return tuple(FunctionMetric(str(name), function) for name, function in asked.items())
     if isinstance(asked, str):
         asked = [asked]
     return tuple(one if isinstance(one, Metric) else read(Metric, one, "metrics") for one in asked)

@@ -31,7 +31,7 @@ _TABLE = "numbers of one type and one shape [records, length] in every field, or
 Columns = dict[str, list[Tensor]]  # by field, one tensor per record
 
 
-class ByName(nn.Module):
+class NamedFieldsModel(nn.Module):
     """A model that takes its inputs by name, as a function of one tensor; of what it answers, the logits.
 
     A causal model's answer to the last token has no label: it is left out, and y begins with the second.
@@ -52,28 +52,28 @@ class ByName(nn.Module):
         return logits[:, :-1] if self.causal else logits
 
 
-def plain(model: nn.Module) -> nn.Module:
+def unwrapped_model(model: nn.Module) -> nn.Module:
     """The model as its owner made it."""
-    return model.model if isinstance(model, ByName) else model
+    return model.model if isinstance(model, NamedFieldsModel) else model
 
 
-def takes_names(model: nn.Module) -> bool:
+def is_transformers_model(model: nn.Module) -> bool:
     """Whether a model is one of transformers', or has one inside (peft): it answers with more than a tensor."""
     return hasattr(model, "main_input_name") and hasattr(model, "config")
 
 
 def is_causal(model: nn.Module) -> bool:
     """Whether a token's label is the next token: transformers' models of language shift the labels themselves."""
-    return re.search("(CausalLM|LMHeadModel)$", type(base(model)).__name__) is not None
+    return re.search("(CausalLM|LMHeadModel)$", type(base_model(model)).__name__) is not None
 
 
-def base(model: nn.Module) -> nn.Module:
+def base_model(model: nn.Module) -> nn.Module:
     """The model that adapters of peft were put into."""
     own: nn.Module = getattr(model, "get_base_model", lambda: model)()
     return own
 
 
-def has_names(entry: Any) -> bool:
+def has_named_fields(entry: Any) -> bool:
     """A mapping of columns, or a data set of mappings."""
     if isinstance(entry, Mapping):
         return True
@@ -81,9 +81,9 @@ def has_names(entry: Any) -> bool:
     return listed and len(entry) > 0 and isinstance(entry[0], Mapping)
 
 
-def named(
+def tabulate_fields(
     model: nn.Module, entries: Sequence[tuple[Any, str]], pad: int | None = None, length: int | None = None
-) -> tuple[ByName, list[tuple[Tensor, Tensor]]]:
+) -> tuple[NamedFieldsModel, list[tuple[Tensor, Tensor]]]:
     """The model as a function of x, and x and y of all entries (each with what to call it in a refusal).
 
     `length` is how many tokens a record has: by default as many as the longest of all entries.
@@ -94,7 +94,7 @@ def named(
     packing = _Packing(names, causal, found or 0, _length(tables, names, length), _ragged(tables, names, length))
     packed = [packing(table, name) for table, (_, name) in zip(tables, entries, strict=True)]
     said = () if length is None else (length,)
-    return ByName(model, packing.fields, causal, said if _sizes(tables, names) else None), packed
+    return NamedFieldsModel(model, packing.fields, causal, said if _sizes(tables, names) else None), packed
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _Packing:
 
 def _columns(model: nn.Module, entry: Any, name: str) -> Columns:
     """One list of tensors per field; text and other things that no model takes are left where they are."""
-    if isinstance(entry, tuple | list) and len(entry) == 2 and not has_names(entry):
+    if isinstance(entry, tuple | list) and len(entry) == 2 and not has_named_fields(entry):
         entry = {model.main_input_name: entry[0], LABELS: entry[1]}
     if not isinstance(entry, Mapping):
         rows = [entry[i] for i in range(len(entry))]
@@ -169,7 +169,7 @@ def _tensor(value: Any, where: str) -> Tensor:
 
 
 def _check_columns(model: nn.Module, columns: Columns, name: str) -> None:
-    taken = list(inspect.signature(type(base(model)).forward).parameters.values())[1:]
+    taken = list(inspect.signature(type(base_model(model)).forward).parameters.values())[1:]
     known = [parameter.name for parameter in taken if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     wrong = next((field for field in columns if known and field not in known and field != LABELS), None)
     if wrong is not None:

@@ -26,12 +26,12 @@ from sordino.certificate.facts import OwnCode
 from sordino.errors import PlanError
 from sordino.graph.capture import UNFIT, UntraceableError, differs, flat, made_up, torch_written
 from sordino.graph.flow import Reason
-from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, TRUSTED, Grade
+from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, TRUSTED
 from sordino.graph.tracing import Function, Traced, Tracing, chained, in_order
 from sordino.layout import copied
 from sordino.parts.losses import Given, Loss, Targets, keeps_apart
 
-Word = Literal["trusted"]
+Trust = Literal["trusted"]
 Unit = Literal["client", "record"]
 _FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
 PLAIN = "layers of torch.nn and a loss of Sordino: no code of the user's own"
@@ -99,12 +99,12 @@ def _by_record(traced: Traced | None, scores: Tensor, *others: Tensor) -> Tensor
 class Program:
     """Model and loss of a task as they run; `x` and `y` are rows of its records, of which only the shape is read."""
 
-    def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Word | None = None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None = None) -> None:
         self.model, self.loss, self.word = model, loss, word
         self.x, self.y = (side.new_empty(0, *side.shape[1:], device=_device(model)) for side in (x, y))
         self.known: dict[Any, Any] = {}
 
-    def fits(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Word | None) -> bool:
+    def fits(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None) -> bool:
         """Whether this is the program of such a task."""
         shapes = (self.x.shape[1:], self.y.shape[1:], self.x.dtype, self.y.dtype)
         same = shapes == (x.shape[1:], y.shape[1:], x.dtype, y.dtype) and self.x.device == _device(model)
@@ -268,7 +268,7 @@ class Program:
 
     def _captured(self, training: bool) -> Traced:
         if _everywhere_hooked():
-            raise refused("a model", "a hook that runs in every module")
+            raise capture_error("a model", "a hook that runs in every module")
         return self._sized(Tracing(_copy(self.model).train(training)), "a model", self.x)
 
     def _sized(self, tracing: Tracing, what: str, *inputs: Tensor) -> Traced:
@@ -284,7 +284,7 @@ class Program:
         except UntraceableError as error:
             if what == "a model" and self.plain:
                 raise
-            raise refused(what, str(error)) from None
+            raise capture_error(what, str(error)) from None
         return traced
 
     def _graph_loss(self) -> Loss:
@@ -301,7 +301,7 @@ class Program:
         module = given if isinstance(given, nn.Module) else Function(given)
         found = self._sized(Tracing(module), "a loss", *inputs)
         if found.graph.writes and any(node.op == "get_attr" for node in found.graph.graph.nodes):
-            raise refused("a loss", "it may write into a tensor of its own")
+            raise capture_error("a loss", "it may write into a tensor of its own")
         return found
 
     def _written(self, there: bool, function: Callable[..., Tensor], *inputs: Tensor) -> Traced | None:
@@ -330,7 +330,7 @@ class Program:
         return found
 
 
-def refused(what: str, why: str) -> PlanError:
+def capture_error(what: str, why: str) -> PlanError:
     """The one sentence for code that no graph is captured of."""
     return PlanError("own code", f"{what} that no graph can be captured of ({why})", _NEEDED, _FIX)
 
@@ -354,4 +354,3 @@ def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-__all__ = ["Grade", "GraphForward", "GraphLoss", "Program", "Unit", "Word", "refused"]

@@ -12,7 +12,7 @@ from sordino import codec
 from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sordino.data.columns import Waiting
+    from sordino.data.columns import PendingColumn
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -33,7 +33,7 @@ class Dataset:
     target_unit: float = 1.0  # regression: one unit of y in the original unit (dollars, percent)
     offsets: Ints | None = None  # records in the order of their clients, mapped into memory: not read, not checked
     names: tuple[str, ...] = ()  # of the natural clients, in the order of their numbers, where they have names
-    waiting: tuple[Waiting, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
+    waiting: tuple[PendingColumn, ...] = ()  # coordinates of x that are scaled once a noised histogram is released
     name: str = ""
     description: str = ""
     licence: str = ""
@@ -77,7 +77,7 @@ def hold_out(
     )
 
 
-def untested(
+def without_test(
     x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = ()
 ) -> Dataset:
     """Records of which none is declared public."""
@@ -90,10 +90,10 @@ def to_unit(values: Array, low: float | Array, high: float | Array) -> Array:
     return np.asarray(np.clip(2 * (values - low) / (high - low) - 1, -1, 1), dtype=np.float32)
 
 
-def take(data: Dataset, train: int | None, test: int | None, validation: bool) -> Dataset:
+def select_records(data: Dataset, train: int | None, test: int | None, validation: bool) -> Dataset:
     """The first `train` and `test` records; with `validation` the test is what follows the training records taken."""
     if data.offsets is not None and (train is not None or validation):
-        raise ConfigError("train or validation of mapped data", "all of its records", "write another folder")
+        raise ConfigError("train or validation of memory-mapped data", "all of its records", "write another folder")
     if validation:
         data = _with_validation(data, train)
     _check_count("train", train, len(data.y))
@@ -123,7 +123,7 @@ def _check_count(option: str, asked: int | None, present: int) -> None:
         raise DataError(f"{option} = {asked}", f"between 1 and the {present} records there are")
 
 
-def finish(data: Dataset) -> Dataset:
+def check_dataset(data: Dataset) -> Dataset:
     """Final types and checks. Pixels (uint8) are divided by 255, their public range."""
     lazy = data.offsets is not None
     x, y = (data.x, data.y) if lazy else _checked(data.x, data.y, data.groups, data.classes, "")

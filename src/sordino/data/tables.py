@@ -17,12 +17,12 @@ import numpy as np
 
 from sordino.codec import nearest
 from sordino.data import columns as declared_columns
-from sordino.data.arrays import check_another, check_classes, check_one_way, held_out
-from sordino.data.columns import Column, Waiting, encode, histogram
-from sordino.data.files import Sheet, header_of, regular, sheet, unique
-from sordino.data.records import Array, Dataset, to_unit, untested
+from sordino.data.arrays import check_classes, check_one_public_source, check_test_file, with_public_fraction
+from sordino.data.columns import Column, PendingColumn, encode, histogram_release
+from sordino.data.files import TextTable, csv_header, read_csv, regular_file, unique_header
+from sordino.data.records import Array, Dataset, to_unit, without_test
 from sordino.data.tabular import MISSING
-from sordino.errors import ConfigError, DataError, shown
+from sordino.errors import ConfigError, DataError, brief_repr
 
 if TYPE_CHECKING:
     from sordino.parts.preparation import Histogram
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 ENDINGS = (".parquet", ".pq")
 
 
-def parquet_sheet(path: Path) -> Sheet:
+def parquet_sheet(path: Path) -> TextTable:
     """All rows, every value as the text that says it exactly."""
     table, names = _opened(path, "read_table")
-    header = unique(path, names)
+    header = unique_header(path, names)
     columns = [_tokens(path, name, table.column(place)) for place, name in enumerate(header)]
-    return Sheet(path, header, list(zip(*columns, strict=True)))
+    return TextTable(path, header, list(zip(*columns, strict=True)))
 
 
 def parquet_header(path: Path) -> tuple[str, ...]:
     """The names of the columns, from the end of the file: no row is read."""
-    return unique(path, _opened(path, "read_schema")[1])
+    return unique_header(path, _opened(path, "read_schema")[1])
 
 
 def _opened(path: Path, reader: str) -> tuple[Any, list[str]]:
     """A table, or its schema, and the names of its columns."""
-    there = regular(path)
+    there = regular_file(path)
     try:
         from pyarrow import parquet
     except ImportError:
@@ -86,7 +86,7 @@ MANY = 100_000  # files
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class TableOptions:
     """What the options say, checked; no file was opened for it."""
 
     paths: tuple[Path, ...]
@@ -105,12 +105,14 @@ class Form:
     def of(self, name: str) -> Column:
         return self.columns.get(name, Column())
 
-    def waiting(self, features: list[str]) -> tuple[Waiting, ...]:
+    def waiting(self, features: list[str]) -> tuple[PendingColumn, ...]:
         """The coordinates that wait for a histogram."""
         ends = np.cumsum([self.of(name).width for name in features])
         starts = [int(end) - self.of(name).width for name, end in zip(features, ends, strict=True)]
         asked = [(name, start) for name, start in zip(features, starts, strict=True) if self.of(name).histogram]
-        return tuple(Waiting(start, self.of(name), histogram(name, self.of(name))) for name, start in asked)
+        return tuple(
+            PendingColumn(start, self.of(name), histogram_release(name, self.of(name))) for name, start in asked
+        )
 
 
 def table(
@@ -134,39 +136,41 @@ def table(
     their ranges, `ignore` names columns to leave out. Test records are declared public: another file `test`, or a fixed
     `public_test_fraction` of the rows. Without, there is no test.
     """
-    form = form_of(target, path, files, groups, classes, columns, ranges, ignore)
+    form = table_options(target, path, files, groups, classes, columns, ranges, ignore)
     _check_public(form, test, public_test_fraction)
     if not form.paths:
-        raise DataError(f"no file for files = {shown(str(files))}", "at least one .csv or .parquet")
+        raise DataError(f"no file for files = {brief_repr(str(files))}", "at least one .csv or .parquet")
     sheets = [_sheet(one) for one in form.paths]
     features = _features(form, [(rows.path, rows.header) for rows in sheets])
     data = _dataset(form, sheets, features)
     if test is None:
-        return held_out(data, form.paths[0], public_test_fraction)
+        return with_public_fraction(data, form.paths[0], public_test_fraction)
     other = _sheet(Path(test))
     _known([target, *features], other.path, other.header)
     test_x, test_y = _xy(form, other, features)
     return replace(data, test_x=test_x, test_y=test_y)
 
 
-def _check_public(form: Form, test: object, fraction: object) -> None:
+def _check_public(form: TableOptions, test: object, fraction: object) -> None:
     """One way to say which rows are public, and none of the silos' files among them."""
-    check_one_way([name for name, given in (("test", test), ("public_test_fraction", fraction)) if given is not None])
+    check_one_public_source(
+        [name for name, given in (("test", test), ("public_test_fraction", fraction)) if given is not None]
+    )
     for one in form.paths if isinstance(test, str | Path) else ():
-        check_another(one, str(test))
+        check_test_file(one, str(test))
 
 
-def _dataset(form: Form, sheets: list[Sheet], features: list[str]) -> Dataset:
+def _dataset(form: TableOptions, sheets: list[TextTable], features: list[str]) -> Dataset:
     pairs = [_xy(form, rows, features) for rows in sheets]
     x, y = (np.concatenate(side) for side in zip(*pairs, strict=True))
     names, who = _silos(form, sheets)
     unit = form.of(form.target).range
-    data = untested(x, y, who, form.classes, names)
+    data = without_test(x, y, who, form.classes, names)
     scaled = replace(data, target_unit=1.0 if unit is None else (unit[1] - unit[0]) / 2)
     return replace(scaled, waiting=form.waiting(features))
 
 
-def _silos(form: Form, sheets: list[Sheet]) -> tuple[tuple[str, ...], Array | None]:
+def _silos(form: TableOptions, sheets: list[TextTable]) -> tuple[tuple[str, ...], Array | None]:
     """Names of the natural clients, and whose every row is."""
     if form.names:
         return form.names, np.repeat(np.arange(len(sheets)), [len(rows.rows) for rows in sheets])
@@ -180,14 +184,14 @@ def _silos(form: Form, sheets: list[Sheet]) -> tuple[tuple[str, ...], Array | No
     return tuple(str(name) for name in names), who.astype(np.int64)
 
 
-def _xy(form: Form, rows: Sheet, features: list[str]) -> tuple[Array, Array]:
+def _xy(form: TableOptions, rows: TextTable, features: list[str]) -> tuple[Array, Array]:
     if not len(rows.rows):
         raise DataError(f"no row under the header of {rows.path}", "at least one")
     x = np.concatenate([encode(rows, name, form.of(name)) for name in features], axis=1)
     return x, _target(form, rows)
 
 
-def _target(form: Form, rows: Sheet) -> Array:
+def _target(form: TableOptions, rows: TextTable) -> Array:
     """Labels by their words or numbers; or numbers, scaled if the target has a range."""
     name = form.target
     if form.words:
@@ -199,7 +203,7 @@ def _target(form: Form, rows: Sheet) -> Array:
     return rows.numbers(name) if span is None else to_unit(rows.numbers(name), *span)
 
 
-def _label(rows: Sheet, name: str, row: int, token: str, code: Mapping[str, int]) -> int:
+def _label(rows: TextTable, name: str, row: int, token: str, code: Mapping[str, int]) -> int:
     if token not in code:
         found = "a missing label" if token in MISSING else f"label {token[:40]!r}"
         rows.refuse(name, row, found, "one of " + ", ".join(code)[:200], "add it to classes, or mend the row")
@@ -209,7 +213,7 @@ def _label(rows: Sheet, name: str, row: int, token: str, code: Mapping[str, int]
 # ---- what the options say --------------------------------------------------------------------------------------------
 
 
-def form_of(
+def table_options(
     target: str,
     path: Paths | None = None,
     files: Any = None,
@@ -219,21 +223,21 @@ def form_of(
     ranges: Any = None,
     ignore: Any = None,
     **_: Any,
-) -> Form:
+) -> TableOptions:
     """The options of a table, or one sentence."""
     if (path is None) == (files is None):
         found = "both path and files" if path is not None else "neither path nor files"
         raise ConfigError(f"{found} of a table", "one of them", 'path = "a.csv", or files = "sites/*.csv"')
     for key, given in (("target", target), ("groups", groups if groups is not None else "")):
         if not isinstance(given, str):
-            raise ConfigError(f"{key} = {shown(given)}", "the name of a column, in quotes")
+            raise ConfigError(f"{key} = {brief_repr(given)}", "the name of a column, in quotes")
     if files is not None and groups is not None:
         raise ConfigError("files, a silo each, and groups", "one of them", "drop groups, or give one file as path")
     paths = (Path(str(path)),) if path is not None else _listed(files)
     words = _words(classes)
-    known = declared_columns.declared(columns, ranges)
+    known = declared_columns.column_declarations(columns, ranges)
     _check_target(target, known, classes)
-    return Form(
+    return TableOptions(
         paths=paths, names=_names(paths) if files is not None else (), target=target, groups=groups,
         classes=len(words) if words else check_classes(classes), words=words, columns=known, ignore=_ignored(ignore),
     )  # fmt: skip
@@ -244,16 +248,18 @@ def _listed(files: Any) -> tuple[Path, ...]:
     if isinstance(files, list | tuple) and files and all(isinstance(one, str | Path) for one in files):
         return tuple(Path(one) for one in files)
     if not isinstance(files, str | Path) or not str(files):
-        raise ConfigError(f"files = {shown(files)}", 'a list of files, a pattern such as "sites/*.csv", or a folder')
+        raise ConfigError(
+            f"files = {brief_repr(files)}", 'a list of files, a pattern such as "sites/*.csv", or a folder'
+        )
     try:
         there = Path(files).expanduser()
         found = [one for one in there.iterdir() if _is_table(one)] if there.is_dir() else _matching(there)
     except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
         raise DataError(
-            f"files = {shown(str(files))}, which cannot be read ({error})", "a pattern or a folder"
+            f"files = {brief_repr(str(files))}, which cannot be read ({error})", "a pattern or a folder"
         ) from None
     if len(found) > MANY:
-        raise DataError(f"{len(found)} files for files = {shown(str(files))}", f"at most {MANY}")
+        raise DataError(f"{len(found)} files for files = {brief_repr(str(files))}", f"at most {MANY}")
     return tuple(sorted(found))
 
 
@@ -279,7 +285,7 @@ def _words(classes: Any) -> tuple[str, ...]:
     words = tuple(str(word) for word in classes if type(word) in (str, int))
     if len(words) < 2 or len(set(words)) < len(classes):
         raise ConfigError(
-            f"classes = {shown(list(classes))}", "at least two words, each once", 'classes = ["no", "yes"]'
+            f"classes = {brief_repr(list(classes))}", "at least two words, each once", 'classes = ["no", "yes"]'
         )
     return words
 
@@ -294,18 +300,18 @@ def _check_target(target: str, columns: Mapping[str, Column], classes: Any) -> N
 
 def _ignored(ignore: Any) -> tuple[str, ...]:
     if ignore is not None and not (isinstance(ignore, list | tuple) and all(isinstance(one, str) for one in ignore)):
-        raise ConfigError(f"ignore = {shown(ignore)}", "a list of columns", 'ignore = ["id", "name"]')
+        raise ConfigError(f"ignore = {brief_repr(ignore)}", "a list of columns", 'ignore = ["id", "name"]')
     return tuple(ignore or ())
 
 
 # ---- what the headers say --------------------------------------------------------------------------------------------
 
 
-def _sheet(path: Path) -> Sheet:
-    return parquet_sheet(path) if path.suffix in ENDINGS else sheet(path)
+def _sheet(path: Path) -> TextTable:
+    return parquet_sheet(path) if path.suffix in ENDINGS else read_csv(path)
 
 
-def _features(form: Form, headers: list[tuple[Path, tuple[str, ...]]]) -> list[str]:
+def _features(form: TableOptions, headers: list[tuple[Path, tuple[str, ...]]]) -> list[str]:
     """The columns that are read, the same in every file."""
     first, header = headers[0]
     _known([form.target, *([form.groups] if form.groups else []), *form.columns, *form.ignore], first, header)
@@ -331,34 +337,34 @@ def _known(names: list[str], path: Path, header: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TablePreview:
     """What is known of a table before a row is read."""
 
     names: tuple[str, ...]  # of the silos, one for each file
     notes: tuple[str, ...]
 
 
-def look(options: Mapping[str, Any]) -> Seen:
+def preview(options: Mapping[str, Any]) -> TablePreview:
     """Everything that a run would refuse by the options, the files' names and their headers; a file that is not here
     is not looked at."""
-    form = form_of(**options)
+    form = table_options(**options)
     test = options.get("test")
     _check_public(form, test, options.get("public_test_fraction"))
     absent = [path for path in form.paths if not path.expanduser().exists()]
     if absent or not form.paths:
         where = absent[0] if absent else options.get("files")
-        return Seen(form.names, (f"{where} is not here: no column was looked at",))
+        return TablePreview(form.names, (f"{where} is not here: no column was looked at",))
     features = _features(form, [(path, _header(path)) for path in form.paths])
     if isinstance(test, str | Path) and Path(test).expanduser().exists():
         _known([form.target, *features], Path(test), _header(Path(test)))
-    return Seen(form.names, unscaled(form, features))
+    return TablePreview(form.names, unscaled(form, features))
 
 
 def _header(path: Path) -> tuple[str, ...]:
-    return parquet_header(path) if path.suffix in ENDINGS else header_of(regular(path))
+    return parquet_header(path) if path.suffix in ENDINGS else csv_header(regular_file(path))
 
 
-def unscaled(form: Form, features: list[str]) -> tuple[str, ...]:
+def unscaled(form: TableOptions, features: list[str]) -> tuple[str, ...]:
     """What to say of columns whose range nobody has declared."""
     plain = [name for name in features if not form.of(name).scaled]
     if not plain:
@@ -372,13 +378,13 @@ def unscaled(form: Form, features: list[str]) -> tuple[str, ...]:
 
 def preparations(options: Mapping[str, Any]) -> tuple[Histogram, ...]:
     """The histograms that a table's columns ask for, in the order of their names."""
-    known = declared_columns.declared(options.get("columns"), options.get("ranges"))
-    return tuple(histogram(name, known[name]) for name in sorted(known) if known[name].histogram is not None)
+    known = declared_columns.column_declarations(options.get("columns"), options.get("ranges"))
+    return tuple(histogram_release(name, known[name]) for name in sorted(known) if known[name].histogram is not None)
 
 
 def declared_values(options: Mapping[str, Any]) -> tuple[tuple[int, str, str], ...]:
     """How many columns have values that are public by the word of the file."""
-    form = form_of(**options)
+    form = table_options(**options)
     said = sum(column != Column(histogram=column.histogram) for column in form.columns.values())
     by = "the configuration: [task.options.columns]"
     return ((said, "ranges, categories and constants of columns", by),) if said else ()

@@ -26,10 +26,10 @@ from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
 from sordino.certificate.earlier_runs import EarlierRun, cost_of
 from sordino.certificate.facts import Facts, Loop, run_cost
-from sordino.data.lineage import IN_PROCESS, Runs, remember_loop
+from sordino.data.lineage import IN_PROCESS, Runs, register_loop
 from sordino.dpsgd.loop_state import LoopRecord, read_record, written_record
 from sordino.dpsgd.settings import Settings
-from sordino.errors import BudgetError, ConfigError, shown
+from sordino.errors import BudgetError, ConfigError, brief_repr
 from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Standing
 from sordino.version import versions
@@ -124,7 +124,7 @@ class Account:
         self.taken = taken
         every = {one.run: one for one in (*record.earlier, *self.earlier) if one.run != self.run}
         self.earlier = tuple(every.values())
-        remember_loop(self.run, self.cost)
+        register_loop(self.run, self.cost)
 
     def cost(self) -> EarlierRun | None:
         """What this loop has cost, to a run that begins with its weights; None before its first step."""
@@ -270,7 +270,7 @@ def check_payer(ledger: LedgerAccount | None, record: LoopRecord) -> None:
 
 def _other_payer(dataset: str, found: str) -> ConfigError:
     return ConfigError(
-        f"a checkpoint of a loop that is charged to the data set {shown(dataset)} of a ledger, and {found}",
+        f"a checkpoint of a loop that is charged to the data set {brief_repr(dataset)} of a ledger, and {found}",
         "make_private with the ledger and the dataset that it began with",
     )
 
@@ -283,7 +283,9 @@ def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tupl
         found, lacks = ("ledger", "dataset") if dataset is None else ("dataset", "ledger")
         raise ConfigError(f"{found}= without {lacks}=", "both or neither", f"add {lacks}=...")
     if not isinstance(dataset, str) or not isinstance(ledger, str | Path | Ledger):
-        raise ConfigError(f"ledger={shown(ledger)}, dataset={shown(dataset)}", "a file, and the data set's name in it")
+        raise ConfigError(
+            f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", "a file, and the data set's name in it"
+        )
     return ledger.path if isinstance(ledger, Ledger) else Path(ledger).expanduser(), dataset
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from sordino import codec
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.dpsgd.settings import Settings, differing
-from sordino.errors import ConfigError, PlanError, shown
+from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.release_base import Release
 
 ALL = np.zeros(1, dtype=np.int64)  # the one holder of the data
@@ -145,7 +145,7 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
         raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
     dataset = state.get("dataset", "")
     if not isinstance(dataset, str):
-        _refuse(f"of the data set {shown(dataset)}, which is no name")
+        _refuse(f"of the data set {brief_repr(dataset)}, which is no name")
     earlier: tuple[EarlierRun, ...] = codec.read(_EARLIER, state.get("earlier", []), "earlier")
     secret, order = _secret(state.get("secret", {})), _order(state.get("order", {}))
     return LoopRecord(state["run"], _counts(state["taken"]), dataset, earlier, secret, order)
@@ -166,30 +166,30 @@ def _check_fields(state: Mapping[str, Any]) -> None:
     odd = [name for name in state if name not in (*_FIELDS, *_OPTIONAL)]
     odd += [name for name in _FIELDS if name not in state]
     if odd:
-        _refuse(f"with or without {shown(odd[0])}, which is not as this version writes it")
+        _refuse(f"with or without {brief_repr(odd[0])}, which is not as this version writes it")
     if type(state["format"]) is not int or state["format"] != FORMAT:
-        _refuse(f"of format {shown(state['format'])}, where this version writes {FORMAT}")
+        _refuse(f"of format {brief_repr(state['format'])}, where this version writes {FORMAT}")
     if not _is_name(state["run"]):
-        _refuse(f"of the run {shown(state['run'])}, which is no id of a run")
+        _refuse(f"of the run {brief_repr(state['run'])}, which is no id of a run")
 
 
 def _counts(taken: Any) -> dict[str, int]:
     """By process; a count is a whole number from 0."""
     if not isinstance(taken, Mapping):
-        _refuse(f"with taken = {shown(taken)}, which is no table of counts")
+        _refuse(f"with taken = {brief_repr(taken)}, which is no table of counts")
     for name, count in taken.items():
         if not _is_name(name) or type(count) is not int or not 0 <= count <= MOST_STEPS:
-            _refuse(f"with {shown(count)} steps of the process {shown(name)}, which is no count of steps")
+            _refuse(f"with {brief_repr(count)} steps of the process {brief_repr(name)}, which is no count of steps")
     return dict(taken)
 
 
 def _secret(held: Any) -> dict[str, Any]:
     """How many steps the noise was drawn for, and vectors by name."""
     if not isinstance(held, Mapping):
-        _refuse(f"with a noise state that is {shown(type(held).__name__)}")
+        _refuse(f"with a noise state that is {brief_repr(type(held).__name__)}")
     for name, part in held.items():
         if (type(part) is not int) if name == "drawn" else not isinstance(part, Tensor):
-            _refuse(f"with {shown(name)} of type {type(part).__name__} in the noise state")
+            _refuse(f"with {brief_repr(name)} of type {type(part).__name__} in the noise state")
     return dict(held)
 
 

@@ -330,7 +330,7 @@ class PrivateOptimizer(Optimizer):
         """Weights leave: a run that begins with them says what both have cost."""
         cost = self.account.cost()
         if cost is not None:
-            lineage.remember(self.recording.model, self.first, (*self.account.earlier, cost), self.records)
+            lineage.register_run(self.recording.model, self.first, (*self.account.earlier, cost), self.records)
 
     def detach(self) -> nn.Module:
         """The model, ordinary again. The inner optimizer stays locked: start anew to train without privacy."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from sordino import codec
 from sordino.certificate.earlier_runs import cost_of
 from sordino.data import lineage
-from sordino.data.compatibility import check_labels, outputs_of, refuse_compiled
+from sordino.data.compatibility import check_labels, refuse_compiled, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
 from sordino.dpsgd.batch_checks import check_collate, collate_grade
@@ -29,7 +29,7 @@ from sordino.parts.strategies import Strategy
 from sordino.rng import Mode, streams
 
 
-@codec.own_words
+@codec.check_keywords
 def make_private(
     model: nn.Module,
     optimizer: Optimizer,
@@ -107,7 +107,7 @@ def make_private(
         epsilon=epsilon,
     )
     records = lineage.tensors_of(loader.dataset)
-    account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_behind(model, records))
+    account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_of_model(model, records))
     _name_runs(model, account)
     _freeze_the_rest(model, optimizer)
     turn, coins = Turn(), streams(noise, seed)
@@ -140,8 +140,8 @@ def _name_runs(model: nn.Module, account: Account) -> None:
     """Let the model say that this loop trains it: what that has cost is asked for when somebody trains on."""
     settings = account.settings
     planned = cost_of(settings.plan.forecast, settings.delta, account.run, lineage.IN_PROCESS)
-    lineage.carry(model, (*account.earlier, planned))
-    lineage.remember_loop(account.run, account.cost)
+    lineage.attach_lineage(model, (*account.earlier, planned))
+    lineage.register_loop(account.run, account.cost)
 
 
 def _refuse_checkpointing(model: nn.Module) -> None:
@@ -203,7 +203,7 @@ def _check_labels(model: nn.Module, dataset: Any) -> None:
     if y.dtype != torch.int64 or y.dim() != 1:
         return
     try:
-        scores = outputs_of(model, torch.zeros_like(x[:1]))  # made up: no record is shown to the model's code
+        scores = trial_outputs(model, torch.zeros_like(x[:1]))  # made up: no record is shown to the model's code
     except DataError:
         return  # the loop may turn the records into what the model takes
     if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:

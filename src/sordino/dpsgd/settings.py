@@ -16,7 +16,7 @@ from sordino.accounting.calibration import calibrate, noisier
 from sordino.accounting.composition import Participation
 from sordino.accounting.delta import check_delta, default_delta, largest_delta
 from sordino.accounting.rounding import atleast
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
@@ -159,7 +159,7 @@ def differing(ours: Settings, stored: Any) -> str:
     mine, other = dict(_leaves(codec.dump(ours))), dict(_leaves(stored))
     for name in [*mine, *(name for name in other if name not in mine)]:
         if _text(mine.get(name)) != _text(other.get(name)):
-            return f"{name} = {shown(other.get(name))} where this run has {shown(mine.get(name))}"
+            return f"{name} = {brief_repr(other.get(name))} where this run has {brief_repr(mine.get(name))}"
     return ""
 
 

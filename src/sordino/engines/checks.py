@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino.data.named_fields import ByName
+from sordino.data.named_fields import NamedFieldsModel
 from sordino.dpsgd.batch_independence import FEW, Company, Lookout
 from sordino.dpsgd.tape import UnrecordableError
 from sordino.errors import DataError, PlanError
@@ -119,7 +119,7 @@ _FIX = "check the names of the adapters' target modules, and that nothing on the
 def check_reach(task: Task) -> None:
     """Refuse a partly frozen model whose loss depends on nothing that is trained; say which tensors it leaves out."""
     fixed = any(not parameter.requires_grad for parameter in task.model.parameters())
-    lost, count = _unreached(task) if fixed or isinstance(task.model, ByName) else ([], 1)
+    lost, count = _unreached(task) if fixed or isinstance(task.model, NamedFieldsModel) else ([], 1)
     if len(lost) == count:
         found = f"a model whose loss depends on none of its {count} tensors with requires_grad (first: {lost[0]!r})"
         raise DataError(found, "trained parameters that are part of the forward pass", _FIX)

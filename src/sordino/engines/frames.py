@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import codec
-from sordino.errors import DataError, shown
+from sordino.errors import DataError, brief_repr
 from sordino.parts.encoding import Public
 
 FORMAT = 1
@@ -63,9 +63,9 @@ class Frame:
         said = _table(body[:end])
         version, kind, declared = (said.pop(name, None) for name in ("format", "kind", "arrays"))
         if type(version) is not int or version != FORMAT:
-            raise bad(f"format {shown(version)}", f"format {FORMAT}: the same version of sordino on both sides")
+            raise bad(f"format {brief_repr(version)}", f"format {FORMAT}: the same version of sordino on both sides")
         if not isinstance(kind, str):
-            raise bad(f"kind {shown(kind)}", "a word")
+            raise bad(f"kind {brief_repr(kind)}", "a word")
         return cls(kind, said, _arrays(declared, memoryview(body)[end + 1 :]))
 
     def holds(self, said: tuple[str, ...], arrays: frozenset[str] | set[str]) -> None:
@@ -74,7 +74,8 @@ class Frame:
             if found != needed:
                 other = sorted(found ^ needed)[0]
                 raise bad(
-                    f"{shown(other)} {'missing' if other in needed else 'in it'}", f"a {self.kind} as it is written"
+                    f"{brief_repr(other)} {'missing' if other in needed else 'in it'}",
+                    f"a {self.kind} as it is written",
                 )
 
 
@@ -97,19 +98,20 @@ def _table(line: bytes) -> dict[str, Any]:
 def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
     """The arrays as declared: known types, lengths that make up the bytes that are there."""
     if not isinstance(declared, list):
-        raise bad(f"arrays {shown(declared)}", "a list of [name, type, length]")
+        raise bad(f"arrays {brief_repr(declared)}", "a list of [name, type, length]")
     found: dict[str, Array] = {}
     place = 0
     for one in declared:
         if not (isinstance(one, list) and len(one) == 3 and isinstance(one[0], str) and one[0] not in found):
-            raise bad(f"an array {shown(one)}", "[name, type, length], each name once")
+            raise bad(f"an array {brief_repr(one)}", "[name, type, length], each name once")
         name, dtype, length = one
         if dtype not in DTYPES:
-            raise bad(f"an array of type {shown(dtype)}", f"one of {', '.join(DTYPES)}")
-        size = count(length, f"the length of {shown(name)}") * np.dtype(dtype).itemsize
+            raise bad(f"an array of type {brief_repr(dtype)}", f"one of {', '.join(DTYPES)}")
+        size = count(length, f"the length of {brief_repr(name)}") * np.dtype(dtype).itemsize
         if place + size > len(raw):
             raise bad(
-                f"{len(raw) - place} bytes left for {shown(name)}, which takes {size}", "all of it: was it cut short?"
+                f"{len(raw) - place} bytes left for {brief_repr(name)}, which takes {size}",
+                "all of it: was it cut short?",
             )
         found[name] = np.frombuffer(raw[place : place + size], dtype=dtype)
         place += size
@@ -124,13 +126,13 @@ def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
 def count(value: Any, name: str, end: int = 2**63) -> int:
     """A whole number from 0, below `end`."""
     if type(value) is not int or not 0 <= value < end:
-        raise bad(f"{name} = {shown(value)}", f"a whole number from 0 to {end - 1}")
+        raise bad(f"{name} = {brief_repr(value)}", f"a whole number from 0 to {end - 1}")
     return value
 
 
 def text(value: Any, name: str, longest: int = 600) -> str:
     if not isinstance(value, str) or len(value) > longest:
-        raise bad(f"{name} = {shown(value)}", f"text of at most {longest} characters")
+        raise bad(f"{name} = {brief_repr(value)}", f"text of at most {longest} characters")
     return value
 
 
@@ -174,7 +176,7 @@ def public_of(frame: Frame, size: int) -> Public:
     """What `public_said` and `public_arrays` wrote, for a model of `size` numbers."""
     t, clip_norm, length = (frame.said.get(name) for name in _PUBLIC)
     if clip_norm is not None and not (type(clip_norm) in (int, float) and 0 < clip_norm < math.inf):
-        raise bad(f"clip_norm {shown(clip_norm)}", "a number above 0, or null")
+        raise bad(f"clip_norm {brief_repr(clip_norm)}", "a number above 0, or null")
     shared = [name for name in frame.arrays if name.startswith(SHARED)]
     if len(shared) > MOST_SHARED:
         raise bad(f"{len(shared)} shared vectors", f"at most {MOST_SHARED}")

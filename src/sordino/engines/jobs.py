@@ -29,7 +29,7 @@ from sordino.engines.frames import (
     vector,
     within,
 )
-from sordino.errors import DataError, UserError, short, shown
+from sordino.errors import DataError, UserError, brief_repr, shorten
 from sordino.parts.encoding import Public
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
@@ -88,7 +88,7 @@ class Job:
             frame.holds(words, set())
             return _question(frame)
         if frame.kind != "round":
-            raise bad(f"kind {shown(frame.kind)}", "admission or round")
+            raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
         frame.holds((*words, "t", "clip_norm", "size"), {"start", *public_names(frame)})
         job = replace(
             _question(frame), public=public_of(frame, size), start=vector(frame.arrays["start"], "start", size)
@@ -101,9 +101,9 @@ def _question(frame: Frame) -> Job:
     """All of a job that is not the round's."""
     said = frame.said
     if not (isinstance(said["run"], str) and _RUN.fullmatch(said["run"])):
-        raise bad(f"run = {shown(said['run'])}", "the 32 hexadecimal digits of a run")
+        raise bad(f"run = {brief_repr(said['run'])}", "the 32 hexadecimal digits of a run")
     if said["mode"] not in get_args(Mode):
-        raise bad(f"mode = {shown(said['mode'])}", "simulation or secure")
+        raise bad(f"mode = {brief_repr(said['mode'])}", "simulation or secure")
     plan = _plan(said["plan"])
     client = count(said["client"], "client", plan.clients.population)
     seed, deadline = _seed(said["seed"], said["mode"]), _deadline(said["deadline"])
@@ -115,7 +115,7 @@ def _seed(seed: Any, mode: Mode) -> int | None:
     if mode == "secure" and seed is not None:
         raise bad("a seed in secure mode", "none: every silo's noise comes from its own operating system")
     if mode == "simulation" and not (type(seed) is int and -(2**63) <= seed < 2**63):
-        raise bad(f"seed = {shown(seed)}", "a whole number of at most 64 bits, in a simulation")
+        raise bad(f"seed = {brief_repr(seed)}", "a whole number of at most 64 bits, in a simulation")
     found: int | None = seed
     return found
 
@@ -124,13 +124,13 @@ def _deadline(value: Any) -> float:
     if value is None:
         return math.inf
     if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise bad(f"deadline = {shown(value)}", "seconds since 1970, or null")
+        raise bad(f"deadline = {brief_repr(value)}", "seconds since 1970, or null")
     return float(value)
 
 
 def _plan(table: Any) -> Plan:
     if not isinstance(table, dict):
-        raise bad(f"plan = {shown(table)}", "a table")
+        raise bad(f"plan = {brief_repr(table)}", "a table")
     try:
         return read_plan(json.dumps(table, sort_keys=True))
     except UserError as error:
@@ -178,7 +178,7 @@ class Reply:
     charges: int = 0
 
     def to_bytes(self) -> bytes:
-        said = {"job": self.job, "client": self.client, "refused": short(self.refused), "charges": self.charges}
+        said = {"job": self.job, "client": self.client, "refused": shorten(self.refused), "charges": self.charges}
         return Frame("reply", said, {} if self.row is None else {"row": self.row.cpu().numpy()}).to_bytes()
 
     @classmethod
@@ -186,7 +186,7 @@ class Reply:
         """The answer to `job`, whose row has `length` numbers; else a `DataError` in one sentence."""
         frame = Frame.of_bytes(body, WORDS + 4 * length, WORDS)
         if frame.kind != "reply":
-            raise bad(f"kind {shown(frame.kind)}", "reply")
+            raise bad(f"kind {brief_repr(frame.kind)}", "reply")
         said, refused = frame.said, text(frame.said.get("refused"), "refused")
         sent = {"row"} if not refused and not job.admission else set[str]()
         frame.holds(("job", "client", "refused", "charges"), sent)

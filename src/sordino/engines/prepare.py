@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sordino.accounting.composition import has_curator
-from sordino.data.columns import prepared
+from sordino.data.columns import scale_columns
 from sordino.errors import DataError
 from sordino.parts.preparation import Preparation, Values
 from sordino.parts.release_base import on_grid
@@ -87,7 +87,7 @@ def scaled(task: Task, found: Mapping[str, Values]) -> Task:
 
 
 def _scaled(records: Records, task: Task, found: Mapping[str, Values]) -> Records:
-    return replace(records, x=torch.from_numpy(prepared(records.x.numpy(), task.waiting, found)))
+    return replace(records, x=torch.from_numpy(scale_columns(records.x.numpy(), task.waiting, found)))
 
 
 def said(task: Task, state: State) -> dict[str, Any]:

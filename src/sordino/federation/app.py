@@ -9,8 +9,8 @@ from sordino.config import Config, load_config
 from sordino.engines.remote import Remote
 from sordino.errors import ConfigError, SordinoError
 from sordino.federation.flower_api import flower
-from sordino.federation.link import Link
-from sordino.federation.secagg_server import SecureRemote
+from sordino.federation.flower_transport import FlowerTransport
+from sordino.federation.secagg_server import SecAggEngine
 from sordino.federation.silo_worker import server_task
 from sordino.runs.execution import Executed, execute
 
@@ -25,34 +25,36 @@ def server_app(file: Path) -> Any:
         out = Path(str(context.run_config.get("out", "runs/a")))
         try:
             config = load_config(file)
-            done = run_plan(config, Link(grid, silos_of(config)), out, bool(context.run_config.get("resume", False)))
+            done = run_plan(
+                config, FlowerTransport(grid, silos_of(config)), out, bool(context.run_config.get("resume", False))
+            )
         except SordinoError as error:
             sentence = f"sordino: {' '.join(str(error).split())}"
-            say(out, sentence)
+            log_line(out, sentence)
             f.flwr_exit(f.ExitCode.SERVERAPP_EXCEPTION, sentence)
         else:
-            say(out, f"sordino: {done.path}/certificate.json")
+            log_line(out, f"sordino: {done.path}/certificate.json")
 
     return app
 
 
-def say(out: Path, line: str) -> None:
+def log_line(out: Path, line: str) -> None:
     """One line in OUT.log, beside the run's folder: Flower keeps what a ServerApp prints to itself."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as log:
         log.write(f"{line}\n")
 
 
-def run_plan(config: Config, link: Link, out: Path, resume: bool = False) -> Executed:
+def run_plan(config: Config, link: FlowerTransport, out: Path, resume: bool = False) -> Executed:
     """The whole run. Success is the certificate in `out`: how Flower's own commands end says nothing of it."""
     assert config.federation is not None
     spec = config.federation
-    kind = SecureRemote if "secure_sum" in config.plan.needs else Remote
+    kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
     engine = kind(link, quorum=spec.quorum or len(spec.silos), tries=spec.tries, timeout=spec.timeout)
 
     def told(line: dict[str, Any]) -> None:
         figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
-        say(out, f"round {line['round']}/{config.plan.rounds} {figures}")
+        log_line(out, f"round {line['round']}/{config.plan.rounds} {figures}")
 
     task = server_task(config)
     return execute(config, out, resume=resume, engine=engine, task=task, on_round=told)
@@ -66,7 +68,7 @@ def silos_of(config: Config) -> tuple[str, ...]:
     return config.federation.silos
 
 
-def no_client() -> Any:
+def unused_client_app() -> Any:
     """A ClientApp that does nothing: a node that would run it has no silo process beside it."""
     app = flower().ClientApp()
 

@@ -66,7 +66,7 @@ def installed() -> tuple[int, ...]:
     return version
 
 
-def lost() -> list[str]:
+def missing_names() -> list[str]:
     """Names of this file that the installed flwr does not have, as module:name."""
     missing = []
     for module, names in NAMES.items():
@@ -83,26 +83,26 @@ def lost() -> list[str]:
 def flower() -> Any:
     """All of them, by their last name; one sentence if flwr is missing, of another version, or has lost one."""
     installed()
-    gone = lost()
+    gone = missing_names()
     if gone:
         raise EngineError(f"flwr {metadata.version('flwr')} without {', '.join(gone)}", WANTED)
     held = {name: getattr(importlib.import_module(module), name) for module, names in NAMES.items() for name in names}
     return SimpleNamespace(**held)
 
 
-def packed(data: bytes) -> Any:
+def pack(data: bytes) -> Any:
     """Bytes as the content of a message: one array, which Flower sends in chunks."""
     f = flower()
     array = f.Array(dtype="uint8", shape=(len(data),), stype="sordino", data=data)
     return f.RecordDict({RECORD: f.ArrayRecord({ARRAY: array})})
 
 
-def was_lost(message: Any) -> bool:
+def node_failed(message: Any) -> bool:
     """Whether Flower says that a node or a task ended before it answered; what a silo refuses has another code."""
     return bool(message.has_error()) and message.error.code != REFUSED
 
 
-def unpacked(message: Any) -> bytes | None:
+def unpack(message: Any) -> bytes | None:
     """The bytes of a message; None if it carries an error, or something that is not ours."""
     try:
         return bytes(message.content[RECORD][ARRAY].data)
@@ -112,7 +112,7 @@ def unpacked(message: Any) -> bytes | None:
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Taken:
+class NodeTask:
     """One task of a node: what it was asked, and how to answer. The code that the run ships is neither read nor run."""
 
     data: bytes | None
@@ -124,7 +124,7 @@ class Taken:
     def reply(self, data: bytes) -> None:
         """Hand the answer to the SuperNode, and say that the task is done."""
         f = flower()
-        f.push_message(self.client, f.Message(packed(data), reply_to=self.message), self.context)
+        f.push_message(self.client, f.Message(pack(data), reply_to=self.message), self.context)
         f.push_task_output(self.client, self.context, f.SubStatus.COMPLETED, "")
 
     def refuse(self, why: str) -> None:
@@ -168,7 +168,7 @@ class Node:
         version = f.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
         return f.RuntimeHttpClient.from_server_address(self.address, True, None, [version, *interceptors])
 
-    def desk(self) -> Callable[[], Taken | None]:
+    def desk(self) -> Callable[[], NodeTask | None]:
         """A function that takes the next task, or None where none waits; `HTTPError` where nobody answers."""
         f = flower()
         signed = [] if self.secret is None else [
@@ -176,22 +176,22 @@ class Node:
         ]  # fmt: skip
         client = self._client(*signed)
 
-        def take() -> Taken | None:
+        def take() -> NodeTask | None:
             asked = f.AcquireTaskRequest(supported_task_types=[f.TaskType.CLIENT_APP])
             found = client.AcquireTask(asked)
             return self._input(found.token) if found.HasField("task") and found.token else None
 
         return take
 
-    def _input(self, token: str) -> Taken:
+    def _input(self, token: str) -> NodeTask:
         f = flower()
         client = self._client(f.RuntimeTokenHttpInterceptor(token))
         message, context, run, _app = f.pull_task_input(client)
-        return Taken(unpacked(message), int(run.run_id), message, context, client)
+        return NodeTask(unpack(message), int(run.run_id), message, context, client)
 
 
 @dataclass(frozen=True)
-class Online:
+class OnlineNode:
     """A node that is online: its number, the name that its key was registered under, and since when it is."""
 
     number: int
@@ -199,14 +199,14 @@ class Online:
     since: str
 
 
-def nodes(grid: Any) -> list[Online]:
+def nodes(grid: Any) -> list[OnlineNode]:
     """All of them."""
-    return [Online(int(node.node_id), str(node.name), str(node.last_activated_at)) for node in grid.get_nodes()]
+    return [OnlineNode(int(node.node_id), str(node.name), str(node.last_activated_at)) for node in grid.get_nodes()]
 
 
-def question(data: bytes, node: int, group: str, ttl: float) -> Any:
+def train_message(data: bytes, node: int, group: str, ttl: float) -> Any:
     """A message to a node; the SuperLink forgets it after `ttl` seconds."""
-    return flower().Message(packed(data), dst_node_id=node, message_type="train", ttl=ttl, group_id=group)
+    return flower().Message(pack(data), dst_node_id=node, message_type="train", ttl=ttl, group_id=group)
 
 
 def register(address: str, ca: bytes, public: bytes, name: str) -> None:

@@ -54,26 +54,28 @@ OWN = "the update is the app's own: the plan's local solver did not run, and the
 # ---- arrays <-> one vector -------------------------------------------------------------------------------------------
 
 
-def floats(record: Any) -> dict[str, np.ndarray[Any, Any]]:
+def float_arrays(record: Any) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a record that are aggregated: those of numbers with a point."""
     held = {name: array.numpy() for name, array in record.items()}
     return {name: array for name, array in held.items() if np.issubdtype(array.dtype, np.floating)}
 
 
-def flat(record: Any) -> Tensor:
+def flatten(record: Any) -> Tensor:
     """They one after another, [d], float32."""
-    parts = [torch.from_numpy(np.ascontiguousarray(array)).reshape(-1).float() for array in floats(record).values()]
+    parts = [
+        torch.from_numpy(np.ascontiguousarray(array)).reshape(-1).float() for array in float_arrays(record).values()
+    ]
     if not parts:
         raise DataError("a model without an array of floating-point numbers", "at least one")
     return torch.cat(parts)
 
 
-def filled(record: Any, vector: Tensor) -> Any:
+def unflatten(record: Any, vector: Tensor) -> Any:
     """The same record with the vector's numbers; what is not aggregated stays."""
     f, place, made = flower(), 0, {}
     for name, array in record.items():
         old = array.numpy()
-        if name in floats(record):
+        if name in float_arrays(record):
             new = vector[place : place + old.size].numpy().astype(old.dtype).reshape(old.shape)
             made[name], place = f.Array(new), place + old.size
         else:
@@ -84,7 +86,7 @@ def filled(record: Any, vector: Tensor) -> Any:
 def layout_of(record: Any) -> Layout:
     """Where each array lies: for steps that work on one tensor after another."""
     slots: list[Slot] = []
-    for name, array in floats(record).items():
+    for name, array in float_arrays(record).items():
         slots.append(Slot(name, torch.Size(array.shape), slots[-1].stop if slots else 0, True))
     return Layout(tuple(slots))
 
@@ -92,7 +94,7 @@ def layout_of(record: Any) -> Layout:
 # ---- the client's side -----------------------------------------------------------------------------------------------
 
 
-def only_arrays(content: Any) -> Any:
+def model_arrays(content: Any) -> Any:
     """The one ArrayRecord of a message: the model."""
     found = list(content.array_records.values())
     if len(found) != 1:
@@ -106,18 +108,18 @@ def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]
     if OURS not in message.content.config_records:
         raise EngineError("a message without Sordino's plan", "the strategy sordino.federation.Private on the server")
     asked = message.content.config_records.pop(OURS)
-    plan, start = read_plan(str(asked["plan"])), flat(only_arrays(message.content))
+    plan, start = read_plan(str(asked["plan"])), flatten(model_arrays(message.content))
     reply = call_next(message, context)
     if reply.has_error():
         return reply
-    update = (start - flat(only_arrays(reply.content)))[None, :]
+    update = (start - flatten(model_arrays(reply.content)))[None, :]
     public = Public(t=int(asked["t"]), clip_norm=float(asked["clip_norm"]), size=len(start))
-    row = encoded(plan, update, public, int(asked["client"]))
+    row = encode_update(plan, update, public, int(asked["client"]))
     reply.content = f.RecordDict({OURS: f.ArrayRecord({ROW: f.Array(row.numpy())})})
     return reply
 
 
-def encoded(plan: Plan, update: Tensor, public: Public, client: int) -> Tensor:
+def encode_update(plan: Plan, update: Tensor, public: Public, client: int) -> Tensor:
     """What leaves one client: clip and the other steps, then its own noise where the release is local."""
     rows = finite_rows(update, row_norms(update))
     for step in plan.encode:
@@ -151,8 +153,8 @@ class Private(Base):  # type: ignore[misc]
         f, plan, t = flower(), self.plan, server_round - 1
         if t >= plan.rounds:
             raise PlanError("rounds", f"round {server_round} of a plan for {plan.rounds}", "num_rounds = plan.rounds")
-        self.state = self.state or State.initial(plan, flat(arrays))
-        public = plan.public(t, len(flat(arrays)), self.state.learnt)
+        self.state = self.state or State.initial(plan, flatten(arrays))
+        public = plan.public(t, len(flatten(arrays)), self.state.learnt)
         nodes = sorted(grid.get_node_ids())
         if len(nodes) != plan.clients.population:
             found = f"{len(nodes)} nodes and a plan for {plan.clients.population} clients"
@@ -181,14 +183,14 @@ class Private(Base):  # type: ignore[misc]
         assert self.state is not None
         arrays, public, cohort, asked = self._asked
         length = self.plan.length(public.size)
-        rows = {asked[node]: row for node, row in received(replies, length) if node in asked}
+        rows = {asked[node]: row for node, row in usable_rows(replies, length) if node in asked}
         total = torch.stack([rows[client] for client in sorted(rows)]).double().sum(0) if rows else torch.zeros(length)
         came = np.asarray(sorted(rows), dtype=np.int64)
         collected = Collected(total.double(), len(rows), noised=True, deployed=True, reported=came)
         if not self.plan.release.local:
             self._charge(server_round - 1, cohort)
         self.state, _ = advanced(self.plan, layout_of(arrays), self.streams, self.state, public, collected, cohort)
-        return filled(arrays, self.plan.server.query(self.state.memory)), None
+        return unflatten(arrays, self.plan.server.query(self.state.memory)), None
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """Nobody is asked: what nodes would answer is not noised, and so not billed. Use `evaluate_fn`."""
@@ -222,7 +224,7 @@ def check_plan(plan: Plan) -> None:
         raise PlanError("clip", "a plan without a Clip step", "a clip norm: an app's own update is of any size")
 
 
-def received(replies: Iterable[Any], length: int) -> list[tuple[int, Tensor]]:
+def usable_rows(replies: Iterable[Any], length: int) -> list[tuple[int, Tensor]]:
     """Node and row of every reply that can be used; what is of another shape or not finite never reaches the sum."""
     found = []
     for reply in replies:

@@ -18,7 +18,7 @@ from sordino.federation.flower_api import flower
 DAYS = 30
 
 
-def write(path: Path, data: bytes) -> Path:
+def write_private(path: Path, data: bytes) -> Path:
     """For its owner only."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
@@ -38,15 +38,15 @@ def _pem(key: Any) -> bytes:
     return data
 
 
-def node_key(path: Path) -> Path:
+def write_node_key(path: Path) -> Path:
     """A node's key pair, as `ssh-keygen -t ecdsa -b 384` writes it: path and path.pub; what is there is kept."""
     from cryptography.hazmat.primitives import serialization as form
 
     if not path.exists():
         key = _key()
         public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-        write(path.with_name(path.name + ".pub"), public + b"\n")
-        write(path, key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()))
+        write_private(path.with_name(path.name + ".pub"), public + b"\n")
+        write_private(path, key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()))
     return path
 
 
@@ -71,18 +71,18 @@ def _signed(subject: str, key: Any, issuer: str, by: Any, *, ca: bool) -> bytes:
     return data
 
 
-def certificates(folder: Path) -> Path:
+def write_certificates(folder: Path) -> Path:
     """ca.crt, server.crt and server.key for a server on the loopback; the CA's own key is not kept."""
     if not (folder / "server.crt").exists():
         folder.mkdir(parents=True, exist_ok=True)
         authority, server = _key(), _key()
-        write(folder / "ca.crt", _signed("sordino", authority, "sordino", authority, ca=True))
-        write(folder / "server.key", _pem(server))
-        write(folder / "server.crt", _signed("localhost", server, "sordino", authority, ca=False))
+        write_private(folder / "ca.crt", _signed("sordino", authority, "sordino", authority, ca=True))
+        write_private(folder / "server.key", _pem(server))
+        write_private(folder / "server.crt", _signed("localhost", server, "sordino", authority, ca=False))
     return folder
 
 
-def public_key(path: Path) -> bytes:
+def read_public_key(path: Path) -> bytes:
     """The public half of a node's key as Flower names nodes by, or one sentence."""
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 

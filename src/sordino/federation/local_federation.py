@@ -44,14 +44,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Whether somebody listens there."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HERE, port)) == 0
 
 
-def below(process: int) -> list[int]:
+def descendants(process: int) -> list[int]:
     """The processes that one has started, and those that they have."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -63,7 +63,7 @@ def below(process: int) -> list[int]:
     return found[1:]
 
 
-def end(processes: list[int]) -> None:
+def kill_all(processes: list[int]) -> None:
     """Kill them; who has ended already is no error."""
     for process in processes:
         with suppress(ProcessLookupError):
@@ -72,7 +72,7 @@ def end(processes: list[int]) -> None:
 
 @codec.hides_values
 @dataclass
-class Loopback:
+class LocalFederation:
     """The folder of `sordino federation new`, brought to life; `silos` are its names in the plan's order."""
 
     folder: Path
@@ -86,15 +86,15 @@ class Loopback:
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "flwr").mkdir(exist_ok=True)
-        keys.certificates(self.home)
+        keys.write_certificates(self.home)
         link = {"address": f"{HERE}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
         (self.home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "here", "here": link}}))
         for name in self.silos:
             self.nodes.setdefault(name, free_port())
-            keys.node_key(self.home / name)
+            keys.write_node_key(self.home / name)
             secret = self.home / f"{name}.secret"
             if not secret.exists():
-                keys.write(secret, secrets.token_bytes(32))
+                keys.write_private(secret, secrets.token_bytes(32))
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
@@ -127,13 +127,13 @@ class Loopback:
         """A process, and what it has started, at once."""
         process = self.running.pop(name, None)
         if process is not None:
-            started = below(process.pid)
-            end([process.pid, *started])
+            started = descendants(process.pid)
+            kill_all([process.pid, *started])
             process.wait()
 
     def stop(self) -> None:
         """All of them, and what they have started: asked first, then killed."""
-        started = [one for process in self.running.values() for one in below(process.pid)]
+        started = [one for process in self.running.values() for one in descendants(process.pid)]
         for process in self.running.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -143,9 +143,9 @@ class Loopback:
                 process.wait(max(0.0, until - time.monotonic()))
         for name in list(self.running):
             self.kill(name)
-        end(started)
+        kill_all(started)
 
-    def __enter__(self) -> Loopback:
+    def __enter__(self) -> LocalFederation:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,9 +155,17 @@ class Loopback:
 
     def superlink(self) -> None:
         """The SuperLink, with a database, and closed to keys that were not registered."""
-        if answers(self.port):
+        if is_listening(self.port):
             raise EngineError(f"port {self.port} of {HERE}, which is taken", "a free port", "set [federation] port")
-        command = [tool("flower-superlink"), "--host", HERE, "--port", str(self.port), "--database", "link.db"]
+        command = [
+            flower_command("flower-superlink"),
+            "--host",
+            HERE,
+            "--port",
+            str(self.port),
+            "--database",
+            "link.db",
+        ]
         command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
         self.start("superlink", command)
@@ -166,7 +174,7 @@ class Loopback:
     def supernode(self, name: str, link: int | None = None) -> None:
         """The node of a silo; it runs no code."""
         port = self.nodes[name]
-        command = [tool("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(port)]
+        command = [flower_command("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(port)]
         command += ["--superlink", f"{HERE}:{link or self.port}", "--root-certificates", "ca.crt"]
         command += ["--auth-supernode-private-key", name, "--superexec-auth-secret-file", f"{name}.secret"]
         self.start(f"node.{name}", command)
@@ -181,7 +189,7 @@ class Loopback:
         """Bind every silo's key to its name."""
         ca = (self.home / "ca.crt").read_bytes()
         for name in self.silos:
-            register(f"{HERE}:{self.port}", ca, keys.public_key(self.home / f"{name}.pub"), name)
+            register(f"{HERE}:{self.port}", ca, keys.read_public_key(self.home / f"{name}.pub"), name)
 
     def up(self) -> None:
         """All of it."""
@@ -195,7 +203,12 @@ class Loopback:
     def flwr(self, *words: str) -> str:
         """A command of Flower's, to its end; what it said."""
         done = subprocess.run(
-            [tool("flwr"), *words], cwd=self.home, env=self.environment, capture_output=True, text=True, check=False
+            [flower_command("flwr"), *words],
+            cwd=self.home,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())
@@ -219,7 +232,7 @@ class Loopback:
     def wait_for(self, name: str, port: int) -> None:
         """Until a process listens; what it said last, if it ends instead."""
         until = time.monotonic() + PATIENCE
-        while not answers(port):
+        while not is_listening(port):
             process = self.running[name]
             if process.poll() is not None or time.monotonic() > until:
                 raise EngineError(f"{name} that does not come up ({self.last_words(name)})")
@@ -263,7 +276,7 @@ class Loopback:
         return " ".join(self.said(name).split())[-400:]
 
 
-def tool(name: str) -> str:
+def flower_command(name: str) -> str:
     """A command that came with flwr: beside this Python."""
     found = Path(sys.executable).with_name(name)
     if not found.exists():
@@ -276,7 +289,7 @@ PULSE = 0.2
 OnRound = Callable[[dict[str, Any]], None]
 
 
-def federated(config: Config) -> Config:
+def with_federation(config: Config) -> Config:
     """The file with a federation: its own, or one whose silos are the plan's clients."""
     if config.federation is not None:
         return config
@@ -289,26 +302,26 @@ def home_of(out: Path) -> Path:
     return out.absolute().with_name(f"{out.name}-federation")
 
 
-def run_here(config: Config, out: Path, *, resume: bool = False, on_round: OnRound | None = None) -> Executed:
+def run_locally(config: Config, out: Path, *, resume: bool = False, on_round: OnRound | None = None) -> Executed:
     """Build the federation's folder, bring it to life, hand in the app, and wait for the certificate."""
     flower()
-    config, out = federated(config), out.absolute()
+    config, out = with_federation(config), out.absolute()
     assert config.federation is not None
     home = home_of(out)
     if not resume and (out.exists() or home.exists()):
         there = out if out.exists() else home
         raise ConfigError(f"{there}, which exists", "a new folder", "choose another --out, or add --resume")
     if not home.exists():
-        make(config, home)
-    with Loopback(home / "app", config.federation.silos, home) as federation:
+        write_local_federation(config, home)
+    with LocalFederation(home / "app", config.federation.silos, home) as federation:
         federation.up()
         federation.submit(out, resume=resume and out.exists())
-        wait(federation, out, config, on_round or (lambda line: None))
+        wait_for_certificate(federation, out, config, on_round or (lambda line: None))
     folder = RunFolder.open(out)
     return Executed(out, folder.history(), json.loads((out / "certificate.json").read_text()))
 
 
-def make(config: Config, home: Path) -> None:
+def write_local_federation(config: Config, home: Path) -> None:
     """The folder of `sordino federation new`, whose silos cut their rows out of the file's own data set."""
     write_federation(home / "app", config, codec.to_toml(config))
     for name in config.federation.silos if config.federation else ():
@@ -317,7 +330,7 @@ def make(config: Config, home: Path) -> None:
         file.write_text(tomli_w.dumps(codec.dump(replace(spec, simulated=True, group="", secret=""))))
 
 
-def wait(federation: Loopback, out: Path, config: Config, show: OnRound) -> None:
+def wait_for_certificate(federation: LocalFederation, out: Path, config: Config, show: OnRound) -> None:
     """Until the certificate is there; a sentence of the server's, or a silence that is too long, is an error."""
     assert config.federation is not None
     spec, log, shown = config.federation, out.with_name(f"{out.name}.log"), 0

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.accounting.bounds import Unit
-from sordino.errors import DataError, shown
+from sordino.errors import DataError, brief_repr
 
 MARK = b"sordino sum 1\n"
 HEAD = 1 << 20
@@ -58,11 +58,11 @@ class SecAggMessage:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise DataError("a letter of a secure sum that cannot be read", "one as this program writes it") from None
         if stage not in STAGES or not isinstance(session, str) or len(session) > 64 or not isinstance(said, dict):
-            raise DataError(f"stage {shown(stage)} of a secure sum", "one of " + ", ".join(STAGES))
+            raise DataError(f"stage {brief_repr(stage)} of a secure sum", "one of " + ", ".join(STAGES))
         return cls(stage, session, said, data[start + length :])
 
 
-def is_letter(data: bytes) -> bool:
+def is_secagg(data: bytes) -> bool:
     """Whether bytes are of a secure sum, and no job."""
     return data.startswith(MARK)
 
@@ -71,7 +71,7 @@ Words = NDArray[np.uint64]
 FINE = 20  # bits of the grid below the deviation of one share
 
 
-def stream(key: bytes, count: int) -> Words:
+def mask_words(key: bytes, count: int) -> Words:
     """`count` words of AES-256-CTR under a key that is used once."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -79,7 +79,7 @@ def stream(key: bytes, count: int) -> Words:
     return np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
 
 
-def agreed(own: Any, other: Any) -> bytes:
+def shared_key(own: Any, other: Any) -> bytes:
     """The key that two members share: HKDF of their ECDH secret, as Flower's `encrypt` wants it."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -89,21 +89,21 @@ def agreed(own: Any, other: Any) -> bytes:
     return base64.urlsafe_b64encode(HKDF(hashes.SHA256(), 32, None, None).derive(secret))
 
 
-def pairwise(member: int, keys: Mapping[int, bytes], count: int) -> Words:
+def pairwise_mask(member: int, keys: Mapping[int, bytes], count: int) -> Words:
     """The sum of a member's masks with others: what it adds, the other subtracts."""
     total = np.zeros(count, dtype=np.uint64)
     for other, key in keys.items():
-        mask = stream(key, count)
+        mask = mask_words(key, count)
         total = total + mask if other > member else total - mask
     return total
 
 
-def grid_of(std: float) -> float:
+def grid_step(std: float) -> float:
     """The public grid 2^(floor(log2 std) - 20) for shares of noise with this deviation."""
     return float(2.0 ** (math.floor(math.log2(std)) - FINE))
 
 
-def whole(row: Tensor, grid: float, unit: Unit) -> NDArray[np.int64]:
+def to_grid(row: Tensor, grid: float, unit: Unit) -> NDArray[np.int64]:
     """A clean row [d'] in steps of the grid; its bound of 1 still holds.
 
     Towards zero no coordinate grows, so the unit ball of a client's message keeps it. For a record two rows that are
@@ -116,12 +116,12 @@ def whole(row: Tensor, grid: float, unit: Unit) -> NDArray[np.int64]:
     return steps
 
 
-def rounded(noise: Tensor, grid: float) -> NDArray[np.int64]:
+def round_noise(noise: Tensor, grid: float) -> NDArray[np.int64]:
     """Noise in steps of the grid; it is rounded by itself, so its law does not depend on the row."""
     steps: NDArray[np.int64] = np.rint((noise.double() / grid).numpy()).astype(np.int64)
     return steps
 
 
-def summed(words: Words, grid: float) -> Tensor:
+def from_grid(words: Words, grid: float) -> Tensor:
     """A sum modulo 2^64 as numbers again."""
     return torch.from_numpy(words.astype(np.int64).astype(np.float64)) * grid

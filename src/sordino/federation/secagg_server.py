@@ -38,23 +38,23 @@ class Carrier(Transport, Protocol):
 
 
 @dataclass(frozen=True)
-class SecureRemote(Remote):
+class SecAggEngine(Remote):
     """Clients elsewhere, and a secure sum of what they send."""
 
     @property
     def offers(self) -> frozenset[str]:
         return self.transport.offers | {"secure_sum"}
 
-    def prepare(self, plan: Plan, task: Task, streams: Streams) -> SumWorker:
+    def prepare(self, plan: Plan, task: Task, streams: Streams) -> SecAggWorker:
         """Refuse what no secure sum can hold; then ask who takes part."""
         if not isinstance(plan.release, NoiseShares) or plan.release.at_least < 2:
             raise EngineError(f"release {plan.release.kind!r} in a secure sum", "noise_shares with at_least 2 or more")
         asked = super().prepare(plan, task, streams)
-        return SumWorker(self, asked.plan, asked.task, asked.streams)
+        return SecAggWorker(self, asked.plan, asked.task, asked.streams)
 
 
 @dataclass
-class Session:
+class ServerSession:
     """One sum: what has come back, stage by stage."""
 
     number: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -65,10 +65,10 @@ class Session:
     refused: dict[int, str] = field(default_factory=dict)
 
 
-class SumWorker(RemoteWorker):
+class SecAggWorker(RemoteWorker):
     """The engine, ready for one plan: every round is a session, or several until one is whole."""
 
-    engine: SecureRemote
+    engine: SecAggEngine
 
     @property
     def header(self) -> dict[str, str | int]:
@@ -80,9 +80,9 @@ class SumWorker(RemoteWorker):
         assert isinstance(release, NoiseShares)
         wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in job.cohort}
         least = max(release.at_least, min(self.engine.quorum, len(wanted)))
-        session = Session()
+        session = ServerSession()
         for _ in range(self.engine.tries if len(wanted) >= release.at_least else 0):
-            session = Session()
+            session = ServerSession()
             total = self._sum_of(session, wanted, release.at_least, least)
             if total is not None:
                 return self._found(session, total)
@@ -90,7 +90,7 @@ class SumWorker(RemoteWorker):
         said = f"a secure sum of fewer than {least} members{why}"
         raise QuorumError(said, self._found(session, torch.zeros(self.length, dtype=torch.float64), void=True))
 
-    def _found(self, session: Session, total: Tensor, void: bool = False) -> Collected:
+    def _found(self, session: ServerSession, total: Tensor, void: bool = False) -> Collected:
         came = [] if void else sorted(session.rows)
         receipts = self._receipts(session.charges)
         return Collected(
@@ -100,7 +100,7 @@ class SumWorker(RemoteWorker):
 
     # ---- stages ------------------------------------------------------------------------------------------------------
 
-    def _sum_of(self, session: Session, wanted: Mapping[int, Job], threshold: int, least: int) -> Tensor | None:
+    def _sum_of(self, session: ServerSession, wanted: Mapping[int, Job], threshold: int, least: int) -> Tensor | None:
         """The opened sum; None: too few have answered some stage."""
         for client, letter in self._asked_for("keys", session, {client: ({}, b"") for client in wanted}).items():
             session.keys[client] = (str(letter.said.get("letters")), str(letter.said.get("masking")))
@@ -116,7 +116,7 @@ class SumWorker(RemoteWorker):
             return None
         return self._opened(session, threshold)
 
-    def _take_rows(self, session: Session, wanted: Mapping[int, Job]) -> None:
+    def _take_rows(self, session: ServerSession, wanted: Mapping[int, Job]) -> None:
         until = time.time() + self.engine.timeout
         asked = {}
         for client in session.sealed:
@@ -128,7 +128,7 @@ class SumWorker(RemoteWorker):
                 charges = letter.said.get("charges")
                 session.charges[client] = charges if type(charges) is int else 0
 
-    def _opened(self, session: Session, threshold: int) -> Tensor | None:
+    def _opened(self, session: ServerSession, threshold: int) -> Tensor | None:
         """Take the masks off: own masks of those who sent, pair masks with those who did not."""
         f, sent = flower(), sorted(session.rows)
         answers = self._asked_for("unmask", session, {client: ({"sent": sent}, b"") for client in sent})
@@ -141,22 +141,22 @@ class SumWorker(RemoteWorker):
         for member in session.sealed:
             secret = f.combine_shares([bytes.fromhex(shares[str(member)]) for shares in given[:threshold]])
             if member in session.rows:
-                total = total - secagg_messages.stream(secret, self.length)
+                total = total - secagg_messages.mask_words(secret, self.length)
             else:
                 own = f.bytes_to_private_key(secret)
                 keys = {
-                    i: secagg_messages.agreed(own, f.bytes_to_public_key(bytes.fromhex(session.keys[i][1])))
+                    i: secagg_messages.shared_key(own, f.bytes_to_public_key(bytes.fromhex(session.keys[i][1])))
                     for i in sent
                 }
-                total = total + secagg_messages.pairwise(
+                total = total + secagg_messages.pairwise_mask(
                     member, keys, self.length
                 )  # what it would have added, cancels theirs
         release = self.plan.release
         assert isinstance(release, NoiseShares)
-        return secagg_messages.summed(total, secagg_messages.grid_of(release.share.std))
+        return secagg_messages.from_grid(total, secagg_messages.grid_step(release.share.std))
 
     def _asked_for(
-        self, stage: str, session: Session, asked: Mapping[int, tuple[dict[str, Any], bytes]]
+        self, stage: str, session: ServerSession, asked: Mapping[int, tuple[dict[str, Any], bytes]]
     ) -> dict[int, SecAggMessage]:
         """Who answers a stage within the time, and does not refuse."""
         bodies = {

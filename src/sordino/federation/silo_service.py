@@ -18,9 +18,9 @@ from sordino.engines.jobs import Job
 from sordino.engines.replies import InMemoryReplyStore, ReplyStore, Silo
 from sordino.errors import ConfigError
 from sordino.federation.flower_api import Node, installed
-from sordino.federation.secagg_client import Member
-from sordino.federation.secagg_messages import is_letter
-from sordino.federation.silo_worker import SiloSpec, Voice, serve, silo_task
+from sordino.federation.secagg_client import SecAggClient
+from sordino.federation.secagg_messages import is_secagg
+from sordino.federation.silo_worker import SiloSpec, StatusPrinter, serve, silo_task
 from sordino.ledger import policy as policies
 from sordino.ledger.charges import SiloCost
 from sordino.ledger.journal import RESTORES
@@ -40,7 +40,7 @@ def model_hash(config: Config) -> str:
 
 
 @dataclass
-class Paid:
+class LedgerReplyStore:
     """A till over a ledger: every message is charged to the silo's data before its noise is drawn."""
 
     ledger: Ledger
@@ -101,39 +101,41 @@ class Paid:
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Counter:
+class SiloService:
     """A silo with two desks: jobs that are answered alone, and letters of secure sums."""
 
     silo: Silo
-    member: Member
+    member: SecAggClient
 
     def reply(self, data: bytes) -> bytes:
-        return self.member.reply(data) if is_letter(data) else self.silo.reply(data)
+        return self.member.reply(data) if is_secagg(data) else self.silo.reply(data)
 
 
-def open_silo(folder: Path, spec: SiloSpec, say: Callable[[str], None]) -> Counter:
+def open_silo(folder: Path, spec: SiloSpec, say: Callable[[str], None]) -> SiloService:
     """The silo of a folder: its data in memory, its policy read, its ledger open and holding the policy's limit."""
     config = load_config(folder / "fed.toml")
-    return silo_of(folder, spec, silo_task(config, spec), model_hash(config), say)
+    return silo_service_of(folder, spec, silo_task(config, spec), model_hash(config), say)
 
 
-def silo_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[[str], None]) -> Counter:
+def silo_service_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[[str], None]) -> SiloService:
     """The same for data that are in memory already."""
     own = int(task.clients.held[0])
     if not spec.policy:
         say(OPEN)
         drawer = InMemoryReplyStore()
-        pays = Member(own, task, not_for_release, lambda job, session: drawer.charge(job), time.time)
-        return Counter(Silo(task, drawer, not_for_release), pays)
+        pays = SecAggClient(own, task, refuse_release, lambda job, session: drawer.charge(job), time.time)
+        return SiloService(Silo(task, drawer, refuse_release), pays)
     policy = policies.load(folder / spec.policy)
     ledger = Ledger.open(folder / spec.ledger, create=True)
     ledger.limit(policy.dataset, policy.limit)
-    till = Paid(ledger, policy, own, model, say, task.program.of)
+    till = LedgerReplyStore(ledger, policy, own, model, say, task.program.of)
     kept: ReplyStore = till
-    return Counter(Silo(task, kept, till.allows), Member(own, task, till.allows, till.charge_session, time.time))
+    return SiloService(
+        Silo(task, kept, till.allows), SecAggClient(own, task, till.allows, till.charge_session, time.time)
+    )
 
 
-def not_for_release(job: Job) -> None:
+def refuse_release(job: Job) -> None:
     """Without a ledger a silo that was started anew has forgotten what it sent: its receipts would be false."""
     if job.mode == "secure" and job.plan.release.kind != NoNoise.kind:
         raise ConfigError("a run for release in a silo without a policy", "a policy and a ledger", "see docs/silos.md")
@@ -142,7 +144,7 @@ def not_for_release(job: Job) -> None:
 def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
     """`sordino silo serve`: until it is stopped."""
     installed()
-    spec, say = SiloSpec.read(folder), Voice(as_json)
+    spec, say = SiloSpec.read(folder), StatusPrinter(as_json)
     counter = open_silo(folder, spec, say)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:

@@ -22,9 +22,9 @@ import torch
 from sordino import codec
 from sordino.config import Config, FederationSpec
 from sordino.data.datasets import Dataset, load
-from sordino.data.initial_weights import begun
-from sordino.errors import ConfigError, SordinoError, short
-from sordino.federation.flower_api import Node, Taken, flower
+from sordino.data.initial_weights import load_initial
+from sordino.errors import ConfigError, SordinoError, shorten
+from sordino.federation.flower_api import Node, NodeTask, flower
 from sordino.models import build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.task import PublicSource, Task
@@ -80,9 +80,9 @@ def server_task(config: Config) -> Task:
     spec = config.federation
     if spec is None or not spec.inputs:
         return config.build().as_server()
-    test = None if spec.test is None else public_rows(Path(spec.test))
+    test = None if spec.test is None else load_public_rows(Path(spec.test))
     model = model_of(config, spec.inputs, spec.classes)
-    model, init = (model, None) if config.task.init is None else begun(model, config.task.init)
+    model, init = (model, None) if config.task.init is None else load_initial(model, config.task.init)
     loss, word = loss_of(config, spec.classes), config.task.own_code
     made = Task.server(model, len(spec.silos), test, loss, own_code=word)
     return replace(made, init=init, metrics=config.run.metrics, source=_public_source(config, spec))
@@ -97,7 +97,7 @@ def _public_source(config: Config, spec: FederationSpec) -> PublicSource:
     return PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
 
 
-def public_rows(file: Path) -> tuple[Any, Any]:
+def load_public_rows(file: Path) -> tuple[Any, Any]:
     """x and y of an .npz file."""
     try:
         with np.load(file, allow_pickle=False) as held:
@@ -138,16 +138,16 @@ def serve(node: Node, reply: Callable[[bytes], bytes], say: Callable[[str], None
         try:
             task = take()
             if task is not None:
-                answer(task, reply, say)
+                answer_task(task, reply, say)
         except f.HTTPError as error:
-            say(f"the node at {node.address} does not answer ({short(str(error)) or type(error).__name__})")
+            say(f"the node at {node.address} does not answer ({shorten(str(error)) or type(error).__name__})")
             time.sleep(IDLE)
             continue
         if task is None:
             time.sleep(pulse)
 
 
-def answer(task: Taken, reply: Callable[[bytes], bytes], say: Callable[[str], None]) -> None:
+def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], say: Callable[[str], None]) -> None:
     """One task: bytes in, bytes out. Whatever is wrong with it is one line here, and an error there."""
     with task.alive():
         try:
@@ -162,7 +162,7 @@ def answer(task: Taken, reply: Callable[[bytes], bytes], say: Callable[[str], No
 
 
 @dataclass
-class Voice:
+class StatusPrinter:
     """Lines on standard output, or JSON objects; the same line twice in a row is said once."""
 
     as_json: bool = False

@@ -14,7 +14,7 @@ from functools import lru_cache
 from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.accounting.events import Relation
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 from sordino.ledger.totals import Item, Limit, Total, items, total
 
 
@@ -162,7 +162,9 @@ class Account:
             return line
         before = self.runs[line.run].line
         if (before.unit, before.relation, before.plan) != (line.unit, line.relation, line.plan):
-            found = f"the run {shown(line.run)} again, with plan {line.plan[:12]}, one {line.unit}, {line.relation}"
+            found = (
+                f"the run {brief_repr(line.run)} again, with plan {line.plan[:12]}, one {line.unit}, {line.relation}"
+            )
             needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as it was admitted"
             raise ConfigError(found, needed, "give it a name of its own")
         both = total(before.items) | total(line.items)

@@ -24,7 +24,7 @@ from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.accounting.events import Relation
 from sordino.accounting.rounding import upto
-from sordino.errors import BudgetError, ConfigError, shown
+from sordino.errors import BudgetError, ConfigError, brief_repr
 from sordino.ledger import entries
 from sordino.ledger.entries import Account, Accounts, Entry, JobEntry, LimitEntry, RestoreEntry, RoundEntry, RunEntry
 from sordino.ledger.head_file import ROOT
@@ -136,7 +136,9 @@ class Ledger:
         with self._writing():
             account = self._account(name)
             if self._accounts.run(run) not in (None, account):
-                raise ConfigError(f"the run {shown(run)} again, on {name!r}", "the data set that it was admitted to")
+                raise ConfigError(
+                    f"the run {brief_repr(run)} again, on {name!r}", "the data set that it was admitted to"
+                )
             paid = asked.items if whole else ()
             count = jobs if whole else 0
             line = RunEntry(name, run, asked.unit, asked.relation, paid, count, asked.plan, _now(), chain)
@@ -178,7 +180,7 @@ class Ledger:
     def _check_alone(self, run: str, found: int, known: int) -> None:
         if found != known:
             raise ConfigError(
-                f"{found} releases of the run {shown(run)} in the ledger {self.path}, {known} in its folder",
+                f"{found} releases of the run {brief_repr(run)} in the ledger {self.path}, {known} in its folder",
                 "one folder for a run: another copy of it has gone on meanwhile",
                 "nothing of this round was released; --resume pays for what both have released",
             )
@@ -201,7 +203,9 @@ class Ledger:
         with self._writing():
             account = self._of_run(run)
             if self._accounts.whose(job) not in (None, run):
-                raise ConfigError(f"the job {shown(job)} of the run {shown(run)}", "one that no other run has had")
+                raise ConfigError(
+                    f"the job {brief_repr(job)} of the run {brief_repr(run)}", "one that no other run has had"
+                )
             stored = self.journal.message(job)
             if stored is not None:
                 return Receipt(run, job, *stored)
@@ -220,7 +224,7 @@ class Ledger:
             if stored is not None:
                 return stored[1]
             if self._accounts.whose(receipt.job) != receipt.run:
-                raise ConfigError(f"a message of the job {shown(receipt.job)}", "a job that was charged")
+                raise ConfigError(f"a message of the job {brief_repr(receipt.job)}", "a job that was charged")
             self.journal.keep(receipt.job, receipt.run, receipt.charge, message)
             return message
 
@@ -323,13 +327,13 @@ class Ledger:
         known = self._accounts.of
         if name not in known:
             fix = codec.nearest(name, sorted(known)) if known else f"sordino ledger limit {self.path} {name} ..."
-            raise ConfigError(f"the data set {shown(name)} in the ledger {self.path}", "one that has a limit", fix)
+            raise ConfigError(f"the data set {brief_repr(name)} in the ledger {self.path}", "one that has a limit", fix)
         return known[name]
 
     def _of_run(self, run: str) -> Account:
         found = self._accounts.run(run)
         if found is None:
-            raise ConfigError(f"the run {shown(run)} in the ledger {self.path}", "a run that was admitted")
+            raise ConfigError(f"the run {brief_repr(run)} in the ledger {self.path}", "a run that was admitted")
         return found
 
     def _afford(self, account: Account, line: RunEntry, needed: Total) -> None:
@@ -365,4 +369,4 @@ def _now() -> str:
 
 def _named(name: str, what: str) -> None:
     if not (name.isprintable() and name == name.strip() and 1 <= len(name) <= LONGEST):
-        raise ConfigError(f"{shown(name)} as the name of a {what}", f"1 to {LONGEST} printable characters")
+        raise ConfigError(f"{brief_repr(name)} as the name of a {what}", f"1 to {LONGEST} printable characters")

@@ -24,7 +24,7 @@ from sordino.accounting.bounds import Unit
 from sordino.accounting.composition import Adversary
 from sordino.accounting.events import Event, Relation
 from sordino.codec import plugins, toml
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 from sordino.graph.grades import GRADES, Grade
 from sordino.ledger.totals import Limit
 from sordino.parts.release_base import Release
@@ -67,16 +67,20 @@ class Policy:
             wrong = next((one for one in given if one not in known), None)
             if wrong is not None or not given:
                 fix = codec.nearest(str(wrong), known) if given else f"known: {', '.join(known)}"
-                raise ConfigError(f"{name} = {shown(list(given))} in a policy", "at least one, of those that are", fix)
+                raise ConfigError(
+                    f"{name} = {brief_repr(list(given))} in a policy", "at least one, of those that are", fix
+                )
         for name, least in (
             ("least_noise_multiplier", self.least_noise_multiplier),
             ("least_cohort", self.least_cohort),
         ):
             if not 0 <= least < math.inf:
-                raise ConfigError(f"{name} = {shown(least)} in a policy", "a number, 0 or above")
+                raise ConfigError(f"{name} = {brief_repr(least)} in a policy", "a number, 0 or above")
         for digest in (*self.models, *self.plans):
             if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
-                raise ConfigError(f"the hash {shown(digest)} in a policy", "64 hexadecimal digits, as `sha256sum` says")
+                raise ConfigError(
+                    f"the hash {brief_repr(digest)} in a policy", "64 hexadecimal digits, as `sha256sum` says"
+                )
         self.limit  # noqa: B018  (refuses what is no limit)
         self._until()
 
@@ -90,7 +94,7 @@ class Policy:
         try:
             return date.max if self.expires is None else date.fromisoformat(self.expires)
         except ValueError:
-            found = f"expires = {shown(self.expires)} in a policy"
+            found = f"expires = {brief_repr(self.expires)} in a policy"
             raise ConfigError(found, "a day", 'write it as "2027-01-31"') from None
 
     def check(

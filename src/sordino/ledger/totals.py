@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sordino.accounting import accountant
 from sordino.accounting.bounds import Unit
 from sordino.accounting.events import Entries, Event, Relation
-from sordino.errors import ConfigError, PlanError, shown
+from sordino.errors import ConfigError, PlanError, brief_repr
 
 LIMITS = (2**31, 32)  # the largest count; kinds of records that are told apart
 
@@ -42,7 +42,7 @@ class Item:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= LIMITS[0]:
-            raise ConfigError(f"an event {shown(self.count)} times", f"1 to {LIMITS[0]:,} times")
+            raise ConfigError(f"an event {brief_repr(self.count)} times", f"1 to {LIMITS[0]:,} times")
         if self.block is not None and not 0 <= self.block.start < self.block.stop:
             raise ConfigError(f"the block {self.block}", "positions from `start` up to `stop`, at least one")
 
@@ -75,7 +75,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf and 0 <= self.delta < 1):
-            found = f"a limit of epsilon {shown(self.epsilon)}, delta {shown(self.delta)}"
+            found = f"a limit of epsilon {brief_repr(self.epsilon)}, delta {brief_repr(self.delta)}"
             raise ConfigError(found, "epsilon above 0 and finite, and delta in [0, 1)")
 
     def mismatch(self, unit: Unit, relation: Relation) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from sordino.models import nets
-from sordino.models.in_memory import Given
+from sordino.models.architecture import Architecture, RegisteredModel, Shape, add_model, build_seeded
+from sordino.models.in_memory import InMemoryModel
 from sordino.models.nets import (
     CharLstm,
     DpMnistCnn,
@@ -18,25 +19,26 @@ from sordino.models.nets import (
     SmallCnn,
     SvhnCnn,
 )
-from sordino.models.spec import Own, Shape, Spec, add_model, build_seeded
 
-SPECS = {kind: cast(type[Spec], net) for kind, net in Spec.members.items() if net.__module__ == nets.__name__}
+ARCHITECTURES = {
+    kind: cast(type[Architecture], net) for kind, net in Architecture.members.items() if net.__module__ == nets.__name__
+}
 
 __all__ = [
-    "SPECS",
+    "ARCHITECTURES",
+    "Architecture",
     "CharLstm",
     "DpMnistCnn",
     "EmnistCnn",
     "FemnistCnn",
-    "Given",
+    "InMemoryModel",
     "Linear",
     "Logistic",
     "Mlp",
-    "Own",
+    "RegisteredModel",
     "ResNet18",
     "Shape",
     "SmallCnn",
-    "Spec",
     "SvhnCnn",
     "add_model",
     "build_seeded",

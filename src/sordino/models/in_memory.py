@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sordino.codec import Foreign, package_of
-from sordino.data.metrics import Given as GivenMetric
-from sordino.data.named_fields import ByName, plain
+from sordino.data.metrics import FunctionMetric as GivenMetric
+from sordino.data.named_fields import NamedFieldsModel, unwrapped_model
 from sordino.errors import ConfigError
 from sordino.layout import Layout
-from sordino.models.spec import Shape, Spec
+from sordino.models.architecture import Architecture, Shape
 from sordino.parts.losses import Loss
 from sordino.task import Task
 
-NAME = "given"  # of the data set
+NAME = "in_memory"  # of the data set
 _KNOWN = ("torch", "sordino", "builtins")  # whose modules need no name on a certificate
 
 
 @dataclass(frozen=True)
-class Given(Spec, kind="given"):
+class InMemoryModel(Architecture, kind="in_memory"):
     """A module that a Python script holds, as the folder of a run knows it; no file can build it."""
 
     name: str  # of its class
@@ -36,10 +36,10 @@ class Given(Spec, kind="given"):
     weighed: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, task: Task) -> Given:
+    def of(cls, task: Task) -> InMemoryModel:
         """By what a task is known again."""
-        model = plain(task.model)
-        loss = "" if written(task.losses) else _called(task.loss)
+        model = unwrapped_model(task.model)
+        loss = "" if has_written_form(task.losses) else _called(task.loss)
         own = {Foreign(*package_of(m.__module__), "Module", m.__name__) for m in _classes(model)}
         own |= {Foreign(*package_of(_module(task.loss)), "Loss", loss)} if loss else set()
         foreign = tuple(sorted(part for part in own if part.package not in _KNOWN))
@@ -47,7 +47,7 @@ class Given(Spec, kind="given"):
         metrics = tuple(one.name for one in task.metrics if isinstance(one, GivenMetric))
         return cls(type(model).__name__, layout_sha256(task.layout), *shapes, loss, metrics, foreign)
 
-    def differs(self, other: Given) -> list[str]:
+    def differs(self, other: InMemoryModel) -> list[str]:
         """In what another task is not this one, in words."""
         words = {"name": "the module's class", "layout": "the module's parameters", "inputs": "the records' shape"}
         words |= {"targets": "the targets' shape", "loss": "the loss", "metrics": "the metrics"}
@@ -67,14 +67,14 @@ class Given(Spec, kind="given"):
         return self.packages
 
     @property
-    def told(self) -> dict[str, Any]:
+    def certificate_entry(self) -> dict[str, Any]:
         """What a certificate says of it."""
         return {"model": self.name, "layout_sha256": self.layout, "inputs": list(self.inputs), "loss": self.loss}
 
 
 def _shapes(task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of a record and its target; of sequences only what the caller said of their length."""
-    records, public = task.clients.records, task.model.public if isinstance(task.model, ByName) else None
+    records, public = task.clients.records, task.model.public if isinstance(task.model, NamedFieldsModel) else None
     if public is not None:
         return public, ()
     return tuple(records.x.shape[1:]), tuple(records.y.shape[1:])
@@ -86,7 +86,7 @@ def layout_sha256(layout: Layout) -> str:
     return hashlib.sha256(json.dumps(slots).encode()).hexdigest()
 
 
-def written(loss: Loss) -> bool:
+def has_written_form(loss: Loss) -> bool:
     """Whether a loss has a written form."""
     return bool(loss.kind) and Loss.members.get(loss.kind) is type(loss)
 

@@ -1,6 +1,6 @@
 """The papers' nets, each a frozen value that builds a module for one record's shape.
 
-    SPECS["dp_mnist_cnn"]().build((1, 28, 28), 10)       [b, 1, 28, 28] -> [b, 10]
+    ARCHITECTURES["dp_mnist_cnn"]().build((1, 28, 28), 10)       [b, 1, 28, 28] -> [b, 10]
     build_seeded(SmallCnn(groups=8), (3, 32, 32), 10, seed=7)
 
 Every module is free of what couples records or hides state: no batch norm, no dropout, no in-place step. So a record's
@@ -20,8 +20,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import ConfigError, shown
-from sordino.models.spec import Shape, Spec
+from sordino.errors import ConfigError, brief_repr
+from sordino.models.architecture import Architecture, Shape
 
 WIDEST, DEEPEST = 10**6, 1000  # of one layer, and how many
 Layers = list[tuple[str, nn.Module]]
@@ -31,7 +31,7 @@ Layers = list[tuple[str, nn.Module]]
 
 
 @dataclass(frozen=True, slots=True)
-class Logistic(Spec, kind="logistic"):
+class Logistic(Architecture, kind="logistic"):
     """Logistic regression on the flattened record, W x + c (papers 000, 001, 004).
 
     7,850 parameters for 28x28 and 10 classes. The loss is convex, so `zero` starts at 0: every seed starts alike.
@@ -53,7 +53,7 @@ class Linear(Logistic, kind="linear"):
 
 
 @dataclass(frozen=True, slots=True)
-class Mlp(Spec, kind="mlp"):
+class Mlp(Architecture, kind="mlp"):
     """Perceptron with ReLU between the layers of `hidden`. 50,890 parameters for 28x28, (64,) and 10 classes."""
 
     hidden: tuple[int, ...] = (64,)
@@ -69,7 +69,7 @@ class Mlp(Spec, kind="mlp"):
 
 
 @dataclass(frozen=True, slots=True)
-class SvhnCnn(Spec, kind="svhn_cnn"):
+class SvhnCnn(Architecture, kind="svhn_cnn"):
     """Paper 000, Section 5: two 5x5 convolutions with 2x2 pools, dense 384 and 192.
 
     3,431,754 parameters for 3x32x32 and 10 classes, the paper's "about 3.4M", which needs 128 channels in the second
@@ -86,7 +86,7 @@ class SvhnCnn(Spec, kind="svhn_cnn"):
 
 
 @dataclass(frozen=True, slots=True)
-class EmnistCnn(Spec, kind="emnist_cnn"):
+class EmnistCnn(Architecture, kind="emnist_cnn"):
     """Paper 003, Section 6: 5x5 convolutions of 32 and 64 channels with 2x2 pools, dense 512.
 
     1,690,046 parameters for 28x28 and 62 classes; 1,663,370 for 10, the FedAvg net.
@@ -97,7 +97,7 @@ class EmnistCnn(Spec, kind="emnist_cnn"):
 
 
 @dataclass(frozen=True, slots=True)
-class FemnistCnn(Spec, kind="femnist_cnn"):
+class FemnistCnn(Architecture, kind="femnist_cnn"):
     """Paper 002, Section VI: 7x7 convolution of 32 channels, 3x3 of 64, 2x2 pools, one dense layer.
 
     214,590 parameters for 28x28 and 62 classes, as published.
@@ -108,7 +108,7 @@ class FemnistCnn(Spec, kind="femnist_cnn"):
 
 
 @dataclass(frozen=True, slots=True)
-class SmallCnn(Spec, kind="small_cnn"):
+class SmallCnn(Architecture, kind="small_cnn"):
     """The scaled runs of papers 000 and 003: per entry of `channels` a convolution, group norm, ReLU and 2x2 pool.
 
     55,338 parameters for 28x28 and 10 classes, 70,986 for 3x32x32; group norm (`groups` > 0) adds 96.
@@ -133,7 +133,7 @@ class SmallCnn(Spec, kind="small_cnn"):
 
 
 @dataclass(frozen=True, slots=True)
-class DpMnistCnn(Spec, kind="dp_mnist_cnn"):
+class DpMnistCnn(Architecture, kind="dp_mnist_cnn"):
     """Paper 004, Section 4: the DP-SGD tutorial's net. 26,010 parameters for 28x28 and 10 classes.
 
     Convolution 16@8x8 stride 2 padding 3, pool 2 stride 1, convolution 32@4x4 stride 2, pool 2 stride 1, dense 32.
@@ -148,7 +148,7 @@ class DpMnistCnn(Spec, kind="dp_mnist_cnn"):
 
 
 @dataclass(frozen=True, slots=True)
-class ResNet18(Spec, kind="resnet18"):
+class ResNet18(Architecture, kind="resnet18"):
     """Paper 003, Section 6: ResNet-18 with group norm and the 3x3 stem for small images.
 
     11,173,962 parameters for 3x32x32, width 64 and 10 classes; 11,220,132 for 100. `groups` must divide `width`.
@@ -194,7 +194,7 @@ class _Residual(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class CharLstm(Spec, kind="char_lstm"):
+class CharLstm(Architecture, kind="char_lstm"):
     """Paper 000, Section 5: next character from a window of characters (80 of them), int64 in [0, outputs).
 
     Embedding 8, two LSTM layers of 256, the last position to a dense layer; each window starts from a zero state.
@@ -248,7 +248,7 @@ def _dense(inputs: int, hidden: Iterable[int], outputs: int) -> Layers:
 
 
 def _conv_net(
-    spec: Spec,
+    spec: Architecture,
     shape: Shape,
     outputs: int,
     kernels: tuple[int, ...],
@@ -281,7 +281,7 @@ def _name(spec: object) -> str:
     return type(spec).__name__
 
 
-def _check(spec: Spec, shape: Shape, outputs: int) -> None:
+def _check(spec: Architecture, shape: Shape, outputs: int) -> None:
     if not shape or min(shape) < 1:
         raise ConfigError(
             f"records of shape {list(shape)} for {_name(spec)}",
@@ -296,13 +296,13 @@ def _check(spec: Spec, shape: Shape, outputs: int) -> None:
         )
 
 
-def _flat(spec: Spec, shape: Shape, outputs: int) -> int:
+def _flat(spec: Architecture, shape: Shape, outputs: int) -> int:
     """Entries of one record."""
     _check(spec, shape, outputs)
     return math.prod(shape)
 
 
-def _image(spec: Spec, shape: Shape, outputs: int, least: int) -> tuple[int, int, int]:
+def _image(spec: Architecture, shape: Shape, outputs: int, least: int) -> tuple[int, int, int]:
     """Channels, height and width of one record."""
     _check(spec, shape, outputs)
     if len(shape) != 3 or min(shape[1:]) < least:
@@ -319,7 +319,7 @@ def _positive(spec: object, **options: tuple[int, ...]) -> None:
         most = DEEPEST if option == "layers" else WIDEST
         if any(not 1 <= value <= most for value in values) or len(values) > DEEPEST:
             raise ConfigError(
-                f"{option} = {', '.join(map(shown, values))} for {_name(spec)}",
+                f"{option} = {', '.join(map(brief_repr, values))} for {_name(spec)}",
                 f"whole numbers of at least 1 and at most {most:,}, no more than {DEEPEST} of them",
                 f"raise or lower {option}, or leave it out for the default",
             )

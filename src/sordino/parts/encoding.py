@@ -15,7 +15,7 @@ from sordino import codec
 from sordino.accounting.bounds import Bound, Norm
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns, tensor
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.clipping import SLACK, factors, row_norms, scaled
 from sordino.parts.schedules import Schedule, at, positive
 
@@ -155,7 +155,7 @@ class Clip(Step, kind="clip"):
         if self.clip_norm != math.inf and not positive(self.clip_norm):
             raise PlanError(
                 "clip",
-                f"clip_norm {shown(self.clip_norm)}",
+                f"clip_norm {brief_repr(self.clip_norm)}",
                 "a positive number",
                 "use a clip norm near the typical update norm",
             )

@@ -15,7 +15,7 @@ from sordino import codec
 from sordino.accounting.bounds import Norm
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.layout import Layout
 from sordino.parts.schedules import MOST, natural, positive
 
@@ -196,7 +196,7 @@ class Moreau(Gradient, kind="moreau"):
     def __post_init__(self) -> None:
         if not (positive(self.beta) and 1 <= self.steps <= MOST):
             needed = f"beta above 0, and from 1 to {MOST:,} steps"
-            raise PlanError("gradient", f"beta = {shown(self.beta)}, steps = {shown(self.steps)}", needed)
+            raise PlanError("gradient", f"beta = {brief_repr(self.beta)}, steps = {brief_repr(self.steps)}", needed)
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)

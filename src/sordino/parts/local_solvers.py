@@ -19,7 +19,7 @@ from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns, tensor, tensors
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain, is_own
@@ -178,13 +178,13 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         if (self.epochs is None) == (self.steps is None):
             raise PlanError("local work", f"epochs = {self.epochs} and steps = {self.steps}", "exactly one of them")
         if not finite(self.lr):
-            raise PlanError("local work", f"lr = {shown(self.lr)}", "a finite number that float32 holds")
+            raise PlanError("local work", f"lr = {brief_repr(self.lr)}", "a finite number that float32 holds")
         if not (0 <= self.momentum < 1 and natural(self.weight_decay)):
             found = f"momentum = {self.momentum}, weight_decay = {self.weight_decay}"
             raise PlanError("local work", found, "momentum in [0, 1) and weight_decay of at least 0")
         most = self.steps if self.epochs is None else self.epochs
         if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
-            found = f"epochs = {shown(self.epochs)}, steps = {shown(self.steps)}, batch = {shown(self.batch)}"
+            found = f"epochs = {brief_repr(self.epochs)}, steps = {brief_repr(self.steps)}, batch = {brief_repr(self.batch)}"
             raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
         if changes_inside(self.lr) and self.steps is None:
             found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
@@ -193,7 +193,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
     def lasts(self, rounds: int) -> None:
         if not finite(*span_of_steps(self.lr, rounds, self.steps or 1)):
             needed = "finite numbers that float32 holds in every local step"
-            raise PlanError("schedule", f"lr = {shown(self.lr)} over {rounds} rounds", needed)
+            raise PlanError("schedule", f"lr = {brief_repr(self.lr)} over {rounds} rounds", needed)
 
     @property
     def projects(self) -> bool:
@@ -279,7 +279,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def lasts(self, rounds: int) -> None:
         if not positive(*span_of_steps(self.lr, rounds, self.steps)):
             needed = "a step above 0 in every round: controls are divided by it"
-            raise PlanError("local work", f"lr = {shown(self.lr)}", needed)
+            raise PlanError("local work", f"lr = {brief_repr(self.lr)}", needed)
 
     def _plain(self) -> LocalSgd:
         """Plain local SGD with these numbers: draws the same batches, refuses the same mistakes."""

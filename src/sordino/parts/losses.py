@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sordino.codec import Foreign, Part, plugins, read
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs [b, ...], targets [b]) -> one value per record [b]
 Targets = Literal["class", "token", "side", "number"]  # a class per record or per token, 0 or 1 or a number per score
@@ -170,7 +170,9 @@ class Quantile(Loss, kind="quantile"):
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < 1:
-            raise ConfigError(f"tau = {shown(self.tau)} of a quantile loss", "a number in (0, 1)", "0.5 is the median")
+            raise ConfigError(
+                f"tau = {brief_repr(self.tau)} of a quantile loss", "a number in (0, 1)", "0.5 is the median"
+            )
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         below = _like(targets, outputs) - outputs
@@ -233,7 +235,7 @@ def loss_of(given: str | Loss | LossFunction) -> Loss:
         found: Loss = read(Loss, given, "loss")
         return found
     if not callable(given):
-        raise ConfigError(f"loss {shown(given)}", "a kind of loss, a Loss, or a function", '"mse", for one')
+        raise ConfigError(f"loss {brief_repr(given)}", "a kind of loss, a Loss, or a function", '"mse", for one')
     return given if isinstance(given, Loss) else Given(given)
 
 

@@ -16,7 +16,7 @@ from sordino.accounting.bounds import Norm
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.distributions import Distribution, LaplaceSum, Normal
 from sordino.parts.schedules import positive
 from sordino.rng import is_secure
@@ -69,7 +69,7 @@ def _positive(name: str, noise_multiplier: float) -> None:
     if not positive(noise_multiplier):
         raise PlanError(
             "noise",
-            f"{name} noise multiplier {shown(noise_multiplier)}",
+            f"{name} noise multiplier {brief_repr(noise_multiplier)}",
             "a positive finite number that float32 holds",
             "use release NoNoise() to train without privacy",
         )

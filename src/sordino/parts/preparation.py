@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sordino.accounting.bounds import Unit
 from sordino.accounting.events import Event, Relation, sensitivity
 from sordino.codec import Part
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.schedules import positive
 
@@ -65,12 +65,14 @@ class Histogram(Preparation, kind="histogram"):
 
     def __post_init__(self) -> None:
         if not positive(self.epsilon):
-            raise PlanError("preparation", f"epsilon {shown(self.epsilon)} for {self.column!r}", "a positive number")
+            raise PlanError(
+                "preparation", f"epsilon {brief_repr(self.epsilon)} for {self.column!r}", "a positive number"
+            )
         if not -1e300 < self.low < self.high < 1e300:
-            found = f"the range from {shown(self.low)} to {shown(self.high)} for {self.column!r}"
+            found = f"the range from {brief_repr(self.low)} to {brief_repr(self.high)} for {self.column!r}"
             raise PlanError("preparation", found, "two public numbers, low < high, that all values may lie between")
         if not 2 <= self.bins <= MOST_BINS:
-            found = f"{shown(self.bins)} bins for {self.column!r}"
+            found = f"{brief_repr(self.bins)} bins for {self.column!r}"
             raise PlanError("preparation", found, f"from 2 to {MOST_BINS}")
 
     @property

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sordino.accounting.events import Event, FixedSampled, PoissonSampled, Relation
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.distributions import SamplingLaw, independent_coins
 from sordino.parts.schedules import CLIENTS, positive
 from sordino.rng import Seeded
@@ -107,7 +107,7 @@ class RecordSampler(Part):
 def _check(sizes: tuple[int, ...], batch: float) -> None:
     if not sizes or min(sizes) < 1 or max(sizes) > CLIENTS:
         needed = f"at least one record in each silo, and at most {CLIENTS:,}"
-        raise PlanError("records", f"sizes {shown(list(sizes))}", needed)
+        raise PlanError("records", f"sizes {brief_repr(list(sizes))}", needed)
     if not (positive(batch) and batch <= min(sizes)):
         found = f"a batch of {batch:g} where the smallest silo has {min(sizes)} records"
         raise PlanError("records", found, "a batch above 0, and no larger than the smallest silo", "lower batch")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound, Norm
 from sordino.accounting.events import Event
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.encoding import Adaptive, Public
 from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
 from sordino.parts.local_solvers import Coins, LocalSolver, Work
@@ -118,13 +118,13 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
         for noise_multiplier in (self.noise_multiplier, *self.noise_multipliers):
             Gaussian(noise_multiplier)
         if not (1 <= self.steps <= MOST and finite(self.lr)):
-            found = f"steps = {shown(self.steps)}, lr = {shown(self.lr)}"
+            found = f"steps = {brief_repr(self.steps)}, lr = {brief_repr(self.lr)}"
             raise PlanError("local work", found, f"from 1 to {MOST:,} steps, and a finite lr")
 
     def lasts(self, rounds: int) -> None:
         if not finite(*span_of_steps(self.lr, rounds, self.steps)):
             needed = "finite numbers that float32 holds in every local step"
-            raise PlanError("schedule", f"lr = {shown(self.lr)} over {rounds} rounds", needed)
+            raise PlanError("schedule", f"lr = {brief_repr(self.lr)} over {rounds} rounds", needed)
 
     def suits(self, population: int) -> None:
         if self.noise_multipliers and len(self.noise_multipliers) != population:

@@ -28,7 +28,7 @@ from sordino.accounting.events import (
 )
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.distributions import SamplingLaw, independent_coins
 from sordino.parts.schedules import CLIENTS, share
 from sordino.rng import Seeded
@@ -160,7 +160,7 @@ def check_count(name: str, value: int) -> None:
     """Refuse a number of clients that means nothing."""
     if not 1 <= value <= CLIENTS:
         needed = f"at least 1, and at most {CLIENTS:,}"
-        raise PlanError("sampling", f"{name} = {shown(value)}", needed, f"set {name} to the number of clients")
+        raise PlanError("sampling", f"{name} = {brief_repr(value)}", needed, f"set {name} to the number of clients")
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Poisson(Sampler, kind="poisson"):
         check_count("population", self.population)
         if not share(self.rate):
             fix = "rate = expected cohort / population"
-            raise PlanError("sampling", f"rate {shown(self.rate)}", "a rate in (0, 1]", fix)
+            raise PlanError("sampling", f"rate {brief_repr(self.rate)}", "a rate in (0, 1]", fix)
         if self.cap is not None:
             check_count("cap", self.cap)
 
@@ -361,7 +361,7 @@ class RoundRobin(Sampler, kind="roundrobin"):
         if self.seed is not None and self.order is not None:
             raise PlanError("sampling", f"seed = {self.seed} and an order", "one of them", "drop one")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise PlanError("sampling", f"seed = {shown(self.seed)}", "a whole number of at most 64 bits")
+            raise PlanError("sampling", f"seed = {brief_repr(self.seed)}", "a whole number of at most 64 bits")
         if self.order is not None and sorted(self.order) != list(range(self.population)):
             found = f"an order of {len(self.order)} that is no permutation of {self.population} clients"
             raise PlanError("sampling", found, f"each of 0 to {self.population - 1} once")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 
 
 class Schedule(Part):
@@ -49,7 +49,7 @@ class Schedule(Part):
 def _finite(**values: float) -> None:
     for name, value in values.items():
         if not -sys.float_info.max <= value <= sys.float_info.max:
-            raise PlanError("schedule", f"{name} = {shown(value)}", "a finite number")
+            raise PlanError("schedule", f"{name} = {brief_repr(value)}", "a finite number")
 
 
 def _power(base: float, n: int) -> float:
@@ -191,7 +191,7 @@ class Travelled(Schedule, kind="travelled"):
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 10**6:
             raise PlanError(
-                "schedule", f"travelled over {shown(self.steps)} steps", "from 1 to 1,000,000 steps a round"
+                "schedule", f"travelled over {brief_repr(self.steps)} steps", "from 1 to 1,000,000 steps a round"
             )
 
     def span(self, rounds: int) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.binomial import binomial_most, binomial_within
 from sordino.accounting.events import Event, PoissonSampled, Relation
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.distributions import SamplingLaw
 from sordino.parts.release_base import Release
 from sordino.parts.samplers import Cohort, Sampler, check_count
@@ -117,7 +117,9 @@ class CyclicPoisson(Sampler, kind="cyclic_poisson"):
         if not 1 <= self.groups <= self.population:
             raise PlanError("sampling", f"{self.groups} groups of {self.population} clients", "1 to population groups")
         if not share(self.rate):
-            raise PlanError("sampling", f"rate {shown(self.rate)}", "a rate in (0, 1]", "groups * cohort / population")
+            raise PlanError(
+                "sampling", f"rate {brief_repr(self.rate)}", "a rate in (0, 1]", "groups * cohort / population"
+            )
 
     @property
     def expected(self) -> float:

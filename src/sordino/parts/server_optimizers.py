@@ -15,7 +15,7 @@ from torch import Tensor
 from sordino.accounting.matrix.toeplitz import workload
 from sordino.codec import Part
 from sordino.codec.boundary import of_type, returns, tensors
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.clipping import row_norms
 from sordino.parts.schedules import Schedule, at, finite, natural, positive
 
@@ -102,7 +102,7 @@ def project(params: Tensor, center: Tensor, radius: float) -> Tensor:
 def check_lr(lr: float | Schedule) -> None:
     """Refuse a step that would leave nothing of the model: NaN, or beyond float32."""
     if not finite(lr):
-        raise PlanError("server", f"lr = {shown(lr)}", "a finite number that float32 holds", "1.0 is FedAvg's")
+        raise PlanError("server", f"lr = {brief_repr(lr)}", "a finite number that float32 holds", "1.0 is FedAvg's")
 
 
 def check_extras(weight_decay: float, ball: float | None) -> None:
@@ -130,7 +130,7 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise PlanError("server", f"momentum {shown(self.momentum)}", "a number in [0, 1)")
+            raise PlanError("server", f"momentum {brief_repr(self.momentum)}", "a number in [0, 1)")
         check_lr(self.lr)
         check_extras(self.weight_decay, self.ball)
 
@@ -214,7 +214,7 @@ class _Moments(ServerOptimizer):
 def _check_moments(lr: float | Schedule, floor: float, *betas: float) -> None:
     check_lr(lr)
     if not (all(0 <= beta < 1 for beta in betas) and positive(floor)):
-        found = f"betas {', '.join(shown(beta) for beta in betas)}, floor {shown(floor)}"
+        found = f"betas {', '.join(brief_repr(beta) for beta in betas)}, floor {brief_repr(floor)}"
         raise PlanError("server", found, "betas in [0, 1), floor > 0")
 
 
@@ -282,7 +282,7 @@ class TorchOptimizer(ServerOptimizer, kind="torch_optimizer"):
 
     def __post_init__(self) -> None:
         if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise PlanError("server", f"momentum {shown(self.momentum)}", "a number in [0, 1)")
+            raise PlanError("server", f"momentum {brief_repr(self.momentum)}", "a number in [0, 1)")
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
         return workload(rounds, self.momentum or 0.0)

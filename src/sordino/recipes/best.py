@@ -10,7 +10,7 @@ from sordino.accounting import calibration
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Line, Participation, client_cost, with_preparations
 from sordino.accounting.delta import default_delta
-from sordino.errors import PlanError, shown
+from sordino.errors import PlanError, brief_repr
 from sordino.parts.banded import Banded
 from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
@@ -116,7 +116,7 @@ def bold(rounds: int, step: float, window: float, final: float = 1.0, momentum: 
     `step` falls in a straight line to `final` of itself, `momentum` keeps the direction and the length of the way.
     """
     if not (1 <= rounds <= LONGEST and natural(window) and (not window or window * rounds > TINY)):
-        found = f"rounds = {shown(rounds)}, window = {shown(window)}"
+        found = f"rounds = {brief_repr(rounds)}, window = {brief_repr(window)}"
         raise PlanError("rounds", found, f"from 1 to {LONGEST:,} rounds, and a window of 0 or a share of them")
     first = step * (1.0 - momentum)
     mean = Average(growth=1 + 1 / (window * rounds)) if window else None

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from sordino import codec
 from sordino.data.metrics import ONLY_CLASS
-from sordino.errors import ConfigError, SordinoError, Stopped, short
+from sordino.errors import ConfigError, SordinoError, Stopped, shorten
 from sordino.outcome import DIAGNOSTIC
 from sordino.rng import Mode
 
@@ -130,7 +130,7 @@ class Tracker:
             raise
         except (Exception, SystemExit) as error:
             self.sink = None
-            why = " ".join(short(f"{type(error).__name__}: {error}").split())
+            why = " ".join(shorten(f"{type(error).__name__}: {error}").split())
             _LOG.warning("tracker %s failed after round %d (%s): it gets no more rounds; the run goes on.",
                          self.kind, self.last, why)  # fmt: skip
 

@@ -21,7 +21,7 @@ from sordino.codec import durable_files
 from sordino.codec.durable_files import SAFE
 from sordino.config import Config
 from sordino.data import lineage
-from sordino.data.named_fields import plain
+from sordino.data.named_fields import unwrapped_model
 from sordino.engines.base import Deployed, Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.group import local_rank
@@ -144,20 +144,20 @@ def records_here(task: Task) -> tuple[Tensor, ...]:
 
 def earlier_runs(task: Task) -> lineage.Runs:
     """The runs that the weights of a task come from, by its module or its file."""
-    return lineage.runs_behind(task.model, records_here(task), () if task.init is None else task.init.earlier)
+    return lineage.runs_of_model(task.model, records_here(task), () if task.init is None else task.init.earlier)
 
 
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
     """Let a run's model, and its file, say where it comes from: this run as planned, after those before it."""
     plan = config.plan
     planned = cost_of(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
-    lineage.carry(model, (*before, planned), lineage.file_note(planned, before))
+    lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 
 
 def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
     """A run is over: its model carries what it has cost, and is known again in this process."""
-    lineage.carry(model, runs, lineage.note_of(model)[lineage.FILE_KEY])
-    lineage.remember(model, lineage.tensor_hashes(plain(task.model)), runs, records_here(task))
+    lineage.attach_lineage(model, runs, lineage.file_metadata(model)[lineage.FILE_KEY])
+    lineage.register_run(model, lineage.tensor_hashes(unwrapped_model(task.model)), runs, records_here(task))
 
 
 def write_preparations(path: Path, config: Config, task: Task, state: State) -> None:

@@ -13,7 +13,7 @@ import torch
 from sordino.config import Config
 from sordino.data.initial_weights import frozen
 from sordino.data.keyed_hash import keyed_hash, sampled_hash
-from sordino.data.named_fields import plain
+from sordino.data.named_fields import unwrapped_model
 from sordino.engines.leak_check import same_words, words_of
 from sordino.errors import CertificateError
 from sordino.task import Records, Task
@@ -44,7 +44,7 @@ class Fingerprint:
             "the test records": _records(key, task.test),
             "the public records": _records(key, task.public),
         }
-        fixed = frozen(plain(task.model))
+        fixed = frozen(unwrapped_model(task.model))
         weights = {} if task.init is None else {"the initial weights": task.init.sha256}
         base = {} if fixed is None else {"the frozen weights": fixed.sha256}
         return cls(key, parts | weights | base, words_of(task))

@@ -10,7 +10,7 @@ from sordino import codec
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
-from sordino.models import Given
+from sordino.models import InMemoryModel
 from sordino.outcome import declared_public
 from sordino.plan import State
 from sordino.runs import charge_log, checkpoint, logs, receipts
@@ -56,7 +56,7 @@ def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
 def _check_given(path: Path, before: Config, now: Config) -> None:
     """A task that was made in Python must be of the same kind as the one before; its data are compared apart."""
     kept, given = before.task.model, now.task.model
-    differ = kept.differs(given) if isinstance(kept, Given) and isinstance(given, Given) else []
+    differ = kept.differs(given) if isinstance(kept, InMemoryModel) and isinstance(given, InMemoryModel) else []
     if differ:
         found = f"another task than {path} was started with: {', '.join(differ)}"
         raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")

@@ -15,9 +15,9 @@ import numpy as np
 
 from sordino import codec
 from sordino.config import Config, overridden, parse, read_table
-from sordino.config.holdout import Half
+from sordino.config.holdout import HoldoutPart
 from sordino.data import arrays, datasets
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 from sordino.rng import Seeded
 
 Changes = dict[str, Any]  # a value for each key
@@ -63,7 +63,7 @@ class Axis:
             return cls(key, tuple(given))
         if isinstance(given, Mapping) and "low" in given:
             return cls(key, (), codec.read(Interval, given, key))
-        raise ConfigError(f"{key} = {shown(given)} in a search", "a list of values, or { low = ..., high = ... }")
+        raise ConfigError(f"{key} = {brief_repr(given)} in a search", "a list of values, or { low = ..., high = ... }")
 
     def draw(self, coins: np.random.Generator) -> Any:
         """One value."""
@@ -141,9 +141,9 @@ class SweepSpec:
         return drawn(axes(table), trials, seed)
 
     @property
-    def half(self) -> Half:
+    def half(self) -> HoldoutPart:
         """The rows that choose."""
-        return Half("validation", self.split, self.share)
+        return HoldoutPart("validation", self.split, self.share)
 
 
 @dataclass(frozen=True)

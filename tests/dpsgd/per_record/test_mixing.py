@@ -16,7 +16,7 @@ from sordino.dpsgd import ClippedGradient
 from sordino.dpsgd.batch_independence import Lookout
 from sordino.dpsgd.mixing_layers import kept_apart
 from sordino.errors import PlanError
-from sordino.models import SPECS, build_seeded
+from sordino.models import ARCHITECTURES, build_seeded
 
 COUNT, RADIUS = 40, 1.0
 
@@ -108,7 +108,9 @@ def test_honest_models_are_never_taken_for_mixing(name: str) -> None:
 @pytest.mark.parametrize("name", ["char_lstm", "resnet18", "dp_mnist_cnn", "small_cnn", "mlp"])
 def test_the_papers_models_are_never_taken_for_mixing(name: str) -> None:
     shape: tuple[int, ...] = {"char_lstm": (20,), "resnet18": (3, 8, 8)}.get(name, (1, 28, 28))
-    spec: Any = SPECS[name](**{"resnet18": {"width": 8, "groups": 4}, "char_lstm": {"hidden": 32}}.get(name, {}))
+    spec: Any = ARCHITECTURES[name](
+        **{"resnet18": {"width": 8, "groups": 4}, "char_lstm": {"hidden": 32}}.get(name, {})
+    )
     model = build_seeded(spec, shape, 10, 0)
     engine = ClippedGradient(model, classes, np.random.default_rng(0))
     x, y = torch.randn(12, *shape), torch.arange(12) % 10

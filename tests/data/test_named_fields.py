@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import sordino as so
-from sordino.data.named_fields import ByName
+from sordino.data.named_fields import NamedFieldsModel
 from sordino.errors import DataError
 from sordino.parts.losses import IGNORED, Tokens, keeps_apart, loss_of
 
@@ -58,7 +58,7 @@ def test_ragged_records_are_padded_to_the_longest_and_masked() -> None:
     assert x[:, 0].tolist() == [[3, 4, 10, 10], [5, 6, 7, 8], [9, 10, 10, 10]]
     assert x[:, 1].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
     assert (y.tolist(), task.clients.offsets.tolist()) == ([0, 2, 1], [0, 2, 3])
-    assert isinstance(task.model, ByName)
+    assert isinstance(task.model, NamedFieldsModel)
     assert task.model.names == ("input_ids", "attention_mask")
 
 

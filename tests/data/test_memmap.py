@@ -12,7 +12,7 @@ from tests.counts import calls, peak
 
 from sordino import Poisson, recipes
 from sordino.config import TaskSpec
-from sordino.data.arrays import write
+from sordino.data.arrays import write_memmap
 from sordino.errors import ConfigError, DataError
 from sordino.loop import run
 from sordino.models import Logistic
@@ -25,12 +25,12 @@ def made(folder: Path, population: int, each: int = 4, width: int = 6) -> Path:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((population * each, width)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
-    write(folder, x, y, np.full(population, each), x[:50], y[:50])
+    write_memmap(folder, x, y, np.full(population, each), x[:50], y[:50])
     return folder
 
 
 def spec(folder: Path, **options: Any) -> TaskSpec:
-    return TaskSpec(dataset="mapped", options={"path": str(folder), "classes": 2, **options}, model=Logistic())
+    return TaskSpec(dataset="memmap", options={"path": str(folder), "classes": 2, **options}, model=Logistic())
 
 
 def plan(population: int, cohort: float, rounds: int = 3) -> Plan:
@@ -111,7 +111,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_options_that_would_read_everything_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="mapped"):
+    with pytest.raises(ConfigError, match="memmap"):
         spec(made(tmp_path, 10), train=5).build(10, 0)
 
 

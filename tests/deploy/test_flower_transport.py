@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sordino.errors import EngineError
-from sordino.federation import link as links
-from sordino.federation.flower_api import flower, packed
-from sordino.federation.link import Link
-from sordino.federation.local_federation import Loopback, free_port
+from sordino.federation import flower_transport as links
+from sordino.federation.flower_api import flower, pack
+from sordino.federation.flower_transport import FlowerTransport
+from sordino.federation.local_federation import LocalFederation, free_port
 
 
 @dataclass
@@ -42,7 +42,7 @@ def reply(number: str, said: bytes | int) -> Any:
     """Bytes, or an error of Flower's with this code."""
     made = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=number), has_error=lambda: type(said) is int)
     if isinstance(said, bytes):
-        made.content = packed(said)
+        made.content = pack(said)
     else:
         made.error = SimpleNamespace(code=said)
     return made
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.usefixtures("in_a_run")
 
 
 def carried(grid: Grid, seconds: float = 600.0) -> dict[int, bytes]:
-    return dict(Link(grid, ("a", "b")).carry({0: b"to a", 1: b"to b"}, time.time() + seconds))
+    return dict(FlowerTransport(grid, ("a", "b")).carry({0: b"to a", 1: b"to b"}, time.time() + seconds))
 
 
 def echo(grid: Grid, number: int) -> bytes:
@@ -109,7 +109,7 @@ def test_a_silo_that_is_not_there_is_waited_for_and_one_that_is_late_is_not_hear
         return echo(grid, number) if number == 0 or clock[0] > 1200 else None
 
     grid = Grid(answer, [node("a"), node("b", 2)])
-    assert dict(Link(grid, ("a", "b")).carry({0: b"to a", 1: b"to b"}, 1100.0)) == {0: b"re: to a"}
+    assert dict(FlowerTransport(grid, ("a", "b")).carry({0: b"to a", 1: b"to b"}, 1100.0)) == {0: b"re: to a"}
     assert all(message.metadata.ttl <= 100 for message in grid.asked)  # nor is it kept for the silo any longer
 
 
@@ -126,7 +126,7 @@ def test_a_superlink_that_is_gone_is_one_sentence() -> None:
         carried(Grid(gone, [node("a"), node("b", 2)]))
 
 
-def test_to_hand_a_run_to_a_superlink_that_is_gone_is_one_sentence(federation: Loopback, tmp_path: Path) -> None:
+def test_to_hand_a_run_to_a_superlink_that_is_gone_is_one_sentence(federation: LocalFederation, tmp_path: Path) -> None:
     other = replace(federation, home=tmp_path, port=free_port(), running={}, began={}, nodes={})
     with pytest.raises(EngineError, match="Connection to the SuperLink is unavailable") as caught:
         other.submit(tmp_path / "runs" / "a")

@@ -15,7 +15,7 @@ import tomli_w
 
 from sordino.codec.part import DEEPEST, Part, check_part, join
 from sordino.codec.spelling import nearest
-from sordino.errors import ConfigError, shown
+from sordino.errors import ConfigError, brief_repr
 
 T = TypeVar("T")
 
@@ -104,22 +104,26 @@ def _read_literal(options: tuple[Any, ...], data: Any, where: str) -> Any:
     found = [option for option in options if option == data and not isinstance(data, bool)]
     if not found:
         words = [str(option) for option in options]
-        raise ConfigError(f"{where} = {shown(data)}", "one of " + ", ".join(words), nearest(shown(data), words))
+        raise ConfigError(
+            f"{where} = {brief_repr(data)}", "one of " + ", ".join(words), nearest(brief_repr(data), words)
+        )
     return found[0]
 
 
 def _read_tuple(items: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     """tuple[int, ...] is a list of any length, tuple[int, int] one of two."""
     if not isinstance(data, list | tuple):
-        raise ConfigError(f"{where} = {shown(data)}", "a list", "put it in [ ]")
+        raise ConfigError(f"{where} = {brief_repr(data)}", "a list", "put it in [ ]")
     if items[-1] is not Ellipsis and len(data) != len(items):
-        raise ConfigError(f"{where} = {shown(data)}", f"a list of {len(items)}")
+        raise ConfigError(f"{where} = {brief_repr(data)}", f"a list of {len(items)}")
     return tuple(read(items[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
 
 
 def _table(data: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where or 'a value'} = {shown(data)}", "a table", f"write [{where}] or {where} = {{ ... }}")
+        raise ConfigError(
+            f"{where or 'a value'} = {brief_repr(data)}", "a table", f"write [{where}] or {where} = {{ ... }}"
+        )
     return data
 
 
@@ -139,7 +143,7 @@ def _read_member(family: type[Part], data: Any, where: str) -> Any:
         raise ConfigError(f"no kind in {where}", "a known kind", "known: " + ", ".join(known))
     kind = table["kind"]
     if not isinstance(kind, str) or kind not in family.members:
-        raise ConfigError(f"kind {shown(kind)} in {where}", "a known kind", nearest(shown(kind), known))
+        raise ConfigError(f"kind {brief_repr(kind)} in {where}", "a known kind", nearest(brief_repr(kind), known))
     return _read_fields(family.members[kind], table, where)
 
 
@@ -147,7 +151,7 @@ def _read_fields(cls: Any, table: Mapping[str, Any], where: str) -> Any:
     """A dataclass from a table; `kind` is taken off a part's."""
     entries = dict(table)
     if issubclass(cls, Part) and entries.pop("kind", cls.kind) != cls.kind:
-        raise ConfigError(f"kind {shown(table['kind'])} in {where}", f"kind {cls.kind!r}")
+        raise ConfigError(f"kind {brief_repr(table['kind'])} in {where}", f"kind {cls.kind!r}")
     if inspect.isabstract(cls):
         lacks = ", ".join(sorted(cls.__abstractmethods__))
         raise ConfigError(f"{where}, a {cls.__name__} without {lacks}", "all that its family asks of a part")
@@ -188,9 +192,9 @@ _SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
 def _read_scalar(declared: Any, data: Any, where: str) -> Any:
     kinds, words = _SCALARS[declared]
     if not isinstance(data, kinds) or (isinstance(data, bool) and declared is not bool):
-        raise ConfigError(f"{where} = {shown(data)}", words)
+        raise ConfigError(f"{where} = {brief_repr(data)}", words)
     if isinstance(data, int) and not -(2**63) <= data < 2**63:
-        raise ConfigError(f"{where} = {shown(data)}", "a whole number of at most 64 bits")
+        raise ConfigError(f"{where} = {brief_repr(data)}", "a whole number of at most 64 bits")
     return float(data) if declared is float and isinstance(data, int) else data
 
 
@@ -209,9 +213,9 @@ def check_plain(data: Any) -> None:
         inside = [(join(where, str(name)), item) for where, value in level for name, item in _entries(value)]
         for where, item in inside:
             if not isinstance(item, Mapping | list | tuple | str | int | float) and not dataclasses.is_dataclass(item):
-                raise ConfigError(f"{where} = {shown(item)}", "a number, text, a list or a table")
+                raise ConfigError(f"{where} = {brief_repr(item)}", "a number, text, a list or a table")
             if isinstance(item, int) and not -(2**63) <= item < 2**63:
-                raise ConfigError(f"{where} = {shown(item)}", "a whole number of at most 64 bits")
+                raise ConfigError(f"{where} = {brief_repr(item)}", "a whole number of at most 64 bits")
         level = [(where, item) for where, item in inside if isinstance(item, Mapping | list | tuple)]
         if not level:
             return

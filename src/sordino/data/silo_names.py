@@ -17,7 +17,7 @@ PER_SILO = {
 }  # however deep inside
 
 
-def resolved(table: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
     """The same file with its tables by name as lists, in the order of `[task] silos`, or of the alphabet."""
     data = dict(table)
     tables = {place: named for part, keys in PER_SILO.items() for place, named in _tables(data.get(part), part, keys)}

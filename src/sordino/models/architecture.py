@@ -19,7 +19,7 @@ Shape = tuple[int, ...]  # of ONE record, without the batch axis
 LARGEST = 10**9  # parameters
 
 
-class Spec(Part):
+class Architecture(Part):
     """An architecture as a value: `build` makes a module from [b, *shape] to [b, outputs]."""
 
     weighed: ClassVar[bool] = True  # whether it may be built on the meta device first, to count its parameters
@@ -29,7 +29,7 @@ class Spec(Part):
         """A module for records of this shape."""
 
 
-def build_seeded(spec: Spec, shape: Shape, outputs: int, seed: int) -> nn.Module:
+def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int) -> nn.Module:
     """`spec.build` with weights that depend on `seed` alone; the global torch generator is left as it was.
 
     Initial weights are public, so a plain torch generator serves; it reads the low 32 bits of `seed`.
@@ -41,7 +41,7 @@ def build_seeded(spec: Spec, shape: Shape, outputs: int, seed: int) -> nn.Module
         return spec.build(shape, outputs)
 
 
-def _check_size(spec: Spec, shape: Shape, outputs: int) -> None:
+def _check_size(spec: Architecture, shape: Shape, outputs: int) -> None:
     """Refuse a net that no memory holds; built on the meta device, where a tensor is a shape and nothing else."""
     name = type(spec).__name__
     try:
@@ -58,7 +58,7 @@ _OURS = 2  # of its arguments
 
 
 @dataclass(frozen=True)
-class Own(Spec, kind="own"):
+class RegisteredModel(Architecture, kind="own"):
     """A module that the function of `sordino.add_model(name)` makes; `options` are its further arguments."""
 
     name: str

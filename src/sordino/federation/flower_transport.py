@@ -11,7 +11,7 @@ from sordino import codec
 from sordino.engines.jobs import Job
 from sordino.errors import EngineError
 from sordino.federation import flower_api
-from sordino.federation.flower_api import Online
+from sordino.federation.flower_api import OnlineNode
 
 PULSE = 1.0  # seconds between two looks for replies
 LOOK = 3.0  # between two looks for who is online
@@ -20,19 +20,19 @@ LEAST = 3.0  # nobody is asked who could not answer in time
 
 @codec.hides_values
 @dataclass
-class Post:
+class PendingMessages:
     """What is under way to whom. A node that was started anew has forgotten what it was asked: it is asked again."""
 
     bodies: Mapping[int, bytes]
     waiting: set[int]
-    sent: dict[str, tuple[int, Online]] = field(default_factory=dict)  # by the number of the message
+    sent: dict[str, tuple[int, OnlineNode]] = field(default_factory=dict)  # by the number of the message
     looked: float = -LOOK
 
     @property
     def open(self) -> bool:
         return bool(self.waiting or self.sent)
 
-    def see(self, there: Mapping[int, Online]) -> list[int]:
+    def see(self, there: Mapping[int, OnlineNode]) -> list[int]:
         """Who is to be asked now, of those that are online."""
         for number, (silo, node) in list(self.sent.items()):
             if silo in there and there[silo] != node:
@@ -43,14 +43,14 @@ class Post:
     def take(self, message: Any) -> tuple[int, bytes] | None:
         """Whose answer a message is, and what it says; one that was lost on its way is waited for again."""
         silo, _ = self.sent.pop(str(message.metadata.reply_to_message_id), (None, None))
-        if silo is not None and flower_api.was_lost(message):
+        if silo is not None and flower_api.node_failed(message):
             self.waiting.add(silo)
-        data = flower_api.unpacked(message)
+        data = flower_api.unpack(message)
         return None if silo is None or data is None else (silo, data)
 
 
 @dataclass(frozen=True)
-class Link:
+class FlowerTransport:
     """The silos of a federation, each behind the one node that is registered under its name."""
 
     grid: Any
@@ -65,7 +65,7 @@ class Link:
 
     def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
         """The same for bytes of any kind, until `deadline` (seconds since 1970)."""
-        post = Post(bodies, set(bodies))
+        post = PendingMessages(bodies, set(bodies))
         try:
             while post.open and time.time() < deadline:
                 self._send(post, deadline)
@@ -77,21 +77,21 @@ class Link:
         except flower_api.flower().HTTPError as error:
             raise EngineError(f"a SuperLink that does not answer ({error})", "", "start it, and resume") from None
 
-    def _send(self, post: Post, deadline: float) -> None:
+    def _send(self, post: PendingMessages, deadline: float) -> None:
         """Messages to those of the waiting that are online: nobody waits for a silo that is not."""
         ttl, now = deadline - time.time(), time.monotonic()
         if ttl < LEAST or now < post.looked + LOOK:
             return
         there, post.looked = self.nodes(), now
         asked = post.see(there)
-        messages = [flower_api.question(post.bodies[silo], there[silo].number, str(silo), ttl) for silo in asked]
+        messages = [flower_api.train_message(post.bodies[silo], there[silo].number, str(silo), ttl) for silo in asked]
         for number, silo in zip(self.grid.push_messages(messages) if messages else (), asked, strict=False):
             post.sent[str(number)] = silo, there[silo]
             post.waiting.discard(silo)
 
-    def nodes(self) -> dict[int, Online]:
+    def nodes(self) -> dict[int, OnlineNode]:
         """Silo to node, by the names under which keys were registered; strangers are not asked."""
-        found: dict[int, Online] = {}
+        found: dict[int, OnlineNode] = {}
         for node in flower_api.nodes(self.grid):
             if node.name not in self.silos:
                 continue
