@@ -111,7 +111,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_options_that_would_read_everything_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="memmap"):
+    with pytest.raises(ConfigError, match="memory-mapped"):
         spec(made(tmp_path, 10), train=5).build(10, 0)
 
 
