@@ -21,12 +21,12 @@ from sordino.engines.prepare import BEFORE, begin, check_prepared
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
 from sordino.layout import Layout
 from sordino.ledger.budget import Filter
-from sordino.parts.encoding import Public, Spread
+from sordino.parts.encoding import NoiseStd, Public
 from sordino.parts.postprocess import Noised
 from sordino.parts.release_base import on_grid
 from sordino.parts.samplers import Cohort
-from sordino.parts.separation import resting
-from sordino.plan import NOISE, PREPARED, SHARED, Plan, State
+from sordino.parts.separation import separation_guard
+from sordino.plan import BROADCAST, NOISE, Plan, State
 from sordino.rng import Mode, Seeded, Streams
 from sordino.task import Task
 
@@ -140,7 +140,7 @@ def run(
     `announce` is told before the first round how the engine works: path, device, how many clients at once.
     With `train_metrics`, what is evaluated is evaluated on the clients' own records too, among the diagnostics: they
     are NOT private, so a run whose noise is for release refuses them.
-    Under noise that rounds share, whoever comes too early is left out (`privacy.resting`).
+    Under noise that rounds share, whoever comes too early is left out (`parts.separation`).
     With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
@@ -153,14 +153,14 @@ def run(
     task, state = begin(plan, task, streams, charges.charge, first)
     worker, layout = engine.prepare(plan, task, streams), task.layout
     if isinstance(worker, Remembers):
-        worker.recall(state.secret)
+        worker.recall(state.secret_state)
     judge = worker if isinstance(worker, Leads) else task
-    rest = resting(plan.clients, plan.release, plan.rounds, streams, state.t)
+    guard = separation_guard(plan.clients, plan.release, plan.rounds, streams, state.t)
     try:
         for t in range(state.t, plan.rounds):
             began = time.perf_counter()
             cohort = plan.clients.draw(t, streams.at(t, "cohort"))
-            cohort = cohort if rest is None else rest.keep(t, cohort)
+            cohort = cohort if guard is None else guard.admit(t, cohort)
             if budget is not None:
                 budget.charge(cohort, t)
             if announce is not None:
@@ -204,11 +204,11 @@ def one_round(
 ) -> tuple[State, Collected]:
     """Charge, collect, release, step."""
     t, release = state.t, plan.release
-    seen = cohort if "cohort" in release.sees or "messages" in release.sees else None
+    seen = cohort if release.sees_cohort else None
     if release.local:
         charges.charge(t, seen)
     start = plan.server.query(state.memory)
-    public = plan.public(t, len(start), state.learnt, lambda: worker.public_update(start, t))
+    public = plan.public(t, len(start), state.public_state, lambda: worker.public_update(start, t))
     try:
         collected = worker.collect(ClientJob(public, start, cohort))
     except QuorumError as error:  # messages may have left: what they have cost is written down
@@ -220,14 +220,9 @@ def one_round(
     return released(plan, task, streams, state, public, collected, cohort)
 
 
-def told(plan: Plan) -> bool:
-    """Whether it may be written down who was asked: it is public, or seen by design."""
-    return not plan.clients.random or bool({"cohort", "messages"} & plan.release.sees)
-
-
 def _settle(plan: Plan, charges: Charges, collected: Collected, *, charged: bool) -> None:
     """Of a round elsewhere, who refused and what was paid; a refusal takes back a charge, if there was one."""
-    if collected.deployed and told(plan) and isinstance(charges, ReceiptLog):
+    if collected.deployed and plan.cohort_is_public and isinstance(charges, ReceiptLog):
         charges.settle(tuple(sorted(collected.refused)) if charged else (), collected.receipts)
 
 
@@ -236,7 +231,9 @@ def released(
 ) -> tuple[State, Collected]:
     """From the sum to the next state, and what an onlooker who must not exist would have seen."""
     after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
-    after = replace(after, secret=after.secret | collected.secret) if collected.secret else after
+    after = (
+        replace(after, secret_state=after.secret_state | collected.secret_state) if collected.secret_state else after
+    )
     if encoded is None or collected.deployed or collected.noised:
         return after, collected
     clean = collected.total / plan.release.denominator(plan.clients.expected, collected.received)
@@ -251,14 +248,14 @@ def advanced(
     if not plan.release.accepts(collected.received):
         return replace(state, t=t + 1), None
     encoded, noise = noised_mean(plan, collected, cohort, streams, t, state.noise)
-    mean, shared = plan.split(plan.decode(encoded, public), public)
+    mean, broadcast = plan.split(plan.decode(encoded, public), public)
     if plan.postprocess:
         std = mean_std(plan, collected.came(cohort), collected.received, public)
         mean = plan.refine(mean, Noised(layout, std[: len(mean)] if isinstance(std, Tensor) else std, t))
-    learnt = plan.learn(encoded, mean, public, state) | {f"{SHARED}{name}": held for name, held in shared.items()}
-    learnt |= {name: held for name, held in state.learnt.items() if name.startswith(PREPARED)}
-    secret = state.secret | {f"{NOISE}{name}": held for name, held in noise.items()}
-    return State(t + 1, plan.server.step(state.memory, mean, t), learnt, secret), encoded
+    learned = state.public_state | plan.learn(encoded, mean, public, state)
+    learned |= {f"{BROADCAST}{name}": held for name, held in broadcast.items()}
+    secret = state.secret_state | {f"{NOISE}{name}": held for name, held in noise.items()}
+    return State(t + 1, plan.server.step(state.memory, mean, t), learned, secret), encoded
 
 
 def noised_mean(
@@ -279,9 +276,9 @@ def noised_sum(
     return (on_grid(total, release.noise_std(came, t)) if streams.mode == "secure" else total), noise
 
 
-def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> Spread:
+def mean_std(plan: Plan, cohort: Cohort, received: int, public: Public) -> NoiseStd:
     """Standard deviation of the noise in every coordinate of the decoded mean, followed step by step: public."""
-    std: Spread = plan.release.noise_std(cohort, public.t) / plan.release.denominator(plan.clients.expected, received)
+    std: NoiseStd = plan.release.noise_std(cohort, public.t) / plan.release.denominator(plan.clients.expected, received)
     for step in reversed(plan.encode):
-        std = step.spread(std, public)
+        std = step.decoded_noise_std(std, public)
     return std * plan.local.unit(public)

@@ -37,9 +37,9 @@ from sordino.parts.server_optimizers import Memory, ServerOptimizer
 from sordino.parts.sparsify import PublicMask
 
 LONGEST = 10**9  # rounds
-SHARED = "shared."  # in `State.learnt`: what the local solver of the next round is told
+BROADCAST = "broadcast."  # in `State.public_state`: what the local solvers of the next round receive
 PREPARED = "prepared."  # there too: noised histograms of columns, released before the first round
-NOISE = "noise."  # in `State.secret`: what the release remembers
+NOISE = "noise."  # in `State.secret_state`: what the release remembers of its noise
 
 
 class _Kept:
@@ -71,9 +71,9 @@ class Plan(_Kept):
             raise PlanError("rounds", f"rounds = {brief_repr(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
         self._check_clip_norm()
         self._check_schedules()
-        self.local.lasts(self.rounds)
+        self.local.check_rounds(self.rounds)
         self.release.check(self.bound)
-        self.release.suits(self.clients)
+        self.release.check_sampler(self.clients)
         self._check_records()
         object.__setattr__(self, "release", self.release.fitted(lambda: self.patterns, self._work))
         self._check_stages()
@@ -135,11 +135,11 @@ class Plan(_Kept):
 
     def _check_records(self) -> None:
         """What only matters where one record is the unit."""
-        reads, most = self.local.reads, None if self.local.reads is None else self.local.reads.rounds()
+        reads, most = self.local.reads, None if self.local.reads is None else self.local.reads.max_rounds()
         if reads is None:
             return
         reads.check(self.clients.population)
-        self.local.suits(self.clients.population)
+        self.local.check_population(self.clients.population)
         spent = self.local.bound()
         needed = self.rounds * (spent.count if isinstance(spent, AlreadyPrivate) else 1)
         if most is not None and needed > most:
@@ -149,7 +149,7 @@ class Plan(_Kept):
             found = f"shuffled messages of {reads.count:g} records each"
             fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
             raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
-        if self.release.joint and reads.apart(0) is None:
+        if self.release.correlated and reads.min_separation(0) is None:
             found = f"correlated noise and {reads.kind!r}, which may read a record in any two rounds"
             fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
             raise PlanError("correlated noise", found, "batches that keep the reads of one record apart", fix)
@@ -230,21 +230,19 @@ class Plan(_Kept):
         self,
         t: int,
         size: int = 0,
-        learnt: Mapping[str, Tensor] | None = None,
+        public_state: Mapping[str, Tensor] | None = None,
         update: Callable[[], Tensor] | None = None,
     ) -> Public:
         """What everybody knows in round t: the clip norm, and which of `size` coordinates are sent.
 
-        `learnt` is what earlier releases taught; `update` makes an update on public records, if a mask asks for one.
+        `public_state` was read off earlier releases; `update` computes an update on public records, for a mask that
+        needs one.
         """
-        known = learnt or {}
-        clip_norm = (
-            self.clip.clip_norm_at(t, float(known["clip_norm"]) if "clip_norm" in known else None)
-            if self.clip
-            else math.inf
-        )
-        shared = {name.removeprefix(SHARED): held for name, held in known.items() if name.startswith(SHARED)}
-        return Public(t=t, clip_norm=clip_norm, size=size, mask=self._mask(t, size, known, update), shared=shared)
+        known = public_state or {}
+        learned = {name: float(held) for name, held in known.items() if "." not in name and not held.dim()}
+        broadcast = {name.removeprefix(BROADCAST): held for name, held in known.items() if name.startswith(BROADCAST)}
+        clip_norm = self.clip.clip_norm_at(t, learned.get("clip_norm")) if self.clip else math.inf
+        return Public(t, clip_norm, size, self._mask(t, size, known, update), broadcast, state=learned)
 
     def length(self, size: int) -> int:
         """Numbers in an encoded message of a model with `size` of them."""
@@ -256,9 +254,14 @@ class Plan(_Kept):
     @property
     def needs(self) -> frozenset[str]:
         """What an engine must offer: for the release, for the server, for clients that remember, for preparations."""
-        remembered = frozenset({"client_state"}) if self.local.keeps(1) else frozenset()
+        remembered = frozenset({"client_state"}) if self.local.state_size(1) else frozenset()
         prepared = frozenset({"preparation"}) if self.prepare else frozenset()
         return self.release.needs | self.server.needs | remembered | prepared
+
+    @property
+    def cohort_is_public(self) -> bool:
+        """Whether a record may name the clients of a round: the cohort is public, or the release shows it."""
+        return not self.clients.random or self.release.sees_cohort
 
     @property
     def mask(self) -> PublicMask | None:
@@ -266,24 +269,26 @@ class Plan(_Kept):
         return next((step for step in self.encode if isinstance(step, PublicMask)), None)
 
     def _mask(
-        self, t: int, size: int, learnt: Mapping[str, Tensor], update: Callable[[], Tensor] | None
+        self, t: int, size: int, known: Mapping[str, Tensor], update: Callable[[], Tensor] | None
     ) -> Tensor | None:
         if self.mask is None or not size:
             return None
         source = self.mask.source
         made = update() if source.needs_public_data and update is not None else None
-        return self.mask.choose(source.scores(t, size, learnt.get("released"), made))
+        return self.mask.choose(source.scores(t, size, known.get("released"), made))
 
     def learn(self, encoded: Tensor, mean: Tensor, public: Public, state: State) -> dict[str, Tensor]:
-        """Public numbers for later rounds: what steps read off the noised mean, what masks remember of it."""
-        found: dict[str, float] = {}
+        """The public state after a round: what steps read off the noised mean, and what a mask's source remembers."""
+        learned: dict[str, float] = {}
         for step in self.encode:
-            found |= step.learn(encoded, public)
-        learnt = {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
-        if self.mask is not None and self.mask.source.needs_released:
-            before = state.learnt.get("released")
-            learnt["released"] = mean if before is None else 0.9 * before + mean
-        return learnt
+            found = step.learn(encoded, public)
+            twice = next((name for name in found if name in learned or "." in name), None)
+            if twice is not None:
+                raise PlanError("learn", f"{step.kind!r} learns {twice!r}", "a name without a dot, of one step alone")
+            learned |= found
+        after = {name: torch.tensor(value, dtype=torch.float64) for name, value in learned.items()}
+        remembered = None if self.mask is None else self.mask.source.remember(state.public_state.get("released"), mean)
+        return after if remembered is None else after | {"released": remembered}
 
     def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
         """What a run with this participation cost, or cost one client of it; without one, the forecast."""
@@ -318,7 +323,7 @@ class Plan(_Kept):
         for i, step in enumerate(self.postprocess):
             mean = step.apply(mean, known)
             if any(later.needs_noise for later in self.postprocess[i + 1 :]):
-                known = replace(known, std=step.spread(known))
+                known = replace(known, std=step.decoded_noise_std(known))
         return mean
 
     @property
@@ -334,16 +339,16 @@ class State:
 
     t: int
     memory: Memory
-    learnt: dict[str, Tensor] = field(default_factory=dict)  # public numbers read off earlier releases
-    secret: dict[str, Tensor] = field(default_factory=dict)  # what noise and clients remember: never released
+    public_state: dict[str, Tensor] = field(default_factory=dict)  # read off earlier releases
+    secret_state: dict[str, Tensor] = field(default_factory=dict)  # of the noise and of clients: never released
 
     @classmethod
     def initial(cls, plan: Plan, params: Tensor) -> State:
         """Before the first round."""
         noise = {f"{NOISE}{name}": held for name, held in plan.release.init(plan.length(len(params))).items()}
-        return cls(0, plan.server.init(params.to(torch.float32)), secret=noise)
+        return cls(0, plan.server.init(params.to(torch.float32)), secret_state=noise)
 
     @property
     def noise(self) -> dict[str, Tensor]:
         """What the release remembers of its noise."""
-        return {name.removeprefix(NOISE): held for name, held in self.secret.items() if name.startswith(NOISE)}
+        return {name.removeprefix(NOISE): held for name, held in self.secret_state.items() if name.startswith(NOISE)}

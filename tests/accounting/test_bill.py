@@ -233,10 +233,10 @@ class Thinned(Poisson, kind="test_thinned"):
 class Woven(CentralNoise, kind="test_woven"):
     """A stranger's noise that depends on earlier noise: one event stands for all rounds of a client."""
 
-    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+    def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         return ((GaussianNoise(2.0 / math.log2(2 + allowed.max_participations)), 1),)
 
-    def hides(self, clients: Sampler) -> bool:
+    def hides_cohort(self, clients: Sampler) -> bool:
         return False
 
 

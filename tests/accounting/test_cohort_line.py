@@ -133,7 +133,7 @@ class Silent(Sampler, kind="silent_about_its_law"):
     def amplify(self, event: Event) -> Event:
         return event
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return 1
 
 
@@ -176,7 +176,7 @@ def test_a_sampler_draws_a_client_as_often_as_its_rate_says(clients: Sampler) ->
 def test_shared_noise_is_billed_column_by_column_where_the_bands_fit_between_turns() -> None:
     release = CorrelatedNoise(Gaussian(2.0), BandedSquareRoot(3))
     found = made(CyclicPoisson(40, 4, 0.5), release, 10).forecast
-    column = release.strategy.once
+    column = release.strategy.max_column_norm
     assert found.line("cohort").entries == ((PubliclySampled(0.5, GaussianNoise(2.0 / column)), 3),)
 
 

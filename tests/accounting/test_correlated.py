@@ -208,8 +208,8 @@ def test_whoever_was_drawn_rests() -> None:
             assert t - last.get(int(client), -100) >= 8
             last[int(client)] = t
             counts[client] += 1
-    assert np.array_equal(counts, sampler.turns(200))
-    assert sampler.most(200) == counts.max()
+    assert np.array_equal(counts, sampler.participations(200))
+    assert sampler.max_participations(200) == counts.max()
     assert len(set(counts)) > 1  # random, not in turn
 
 
@@ -273,11 +273,11 @@ class Hasty(Sampler, kind="hasty"):
     def amplify(self, event: Event) -> Event:
         return event
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return -(-rounds // 5)
 
     @property
-    def apart(self) -> int | None:
+    def min_separation(self) -> int | None:
         return 5
 
 
@@ -306,7 +306,7 @@ def test_whoever_comes_too_early_is_left_out_before_anything_is_computed(begun: 
             met.setdefault(client, []).append(t)
     assert met[0] == [0, 6, 12, 18]  # drawn in every second round
     assert all(np.diff(rounds).min(initial=99) >= 5 for rounds in met.values())
-    assert max(map(len, met.values())) <= made.clients.most(20)
+    assert max(map(len, met.values())) <= made.clients.max_participations(20)
 
 
 def test_independent_noise_has_nobody_rest() -> None:

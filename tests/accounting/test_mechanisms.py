@@ -22,7 +22,7 @@ from sordino.certificate.facts import Facts
 from sordino.engines.base import Collected
 from sordino.errors import PlanError
 from sordino.loop import noised_mean
-from sordino.parts.encoding import Clip, Spread
+from sordino.parts.encoding import Clip, NoiseStd
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.postprocess import LaplacianSmoothing, Noised
@@ -187,7 +187,7 @@ def test_the_noise_std_a_release_reports_is_the_one_it_adds(release: Release) ->
 
 
 def test_postprocessing_is_told_the_noise_std_of_unequal_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Spread] = []
+    told: list[NoiseStd] = []
 
     def listen(_self: LaplacianSmoothing, mean: Tensor, known: Noised) -> Tensor:
         told.append(known.std)

@@ -119,7 +119,7 @@ def test_coins_that_choose_silos_never_amplify(clients: Sampler, release: Releas
     event, count = entries(cost)
     seen = clients.random and not isinstance(release, CentralNoise)
     assert event == (PubliclySampled(0.5, FixedSampled(N, 3, Z)) if seen else FixedSampled(N, 3, Z))
-    assert count == (ROUNDS if clients.random else clients.most(ROUNDS))
+    assert count == (ROUNDS if clients.random else clients.max_participations(ROUNDS))
 
 
 def test_no_noise_promises_nothing_whatever_the_coins() -> None:

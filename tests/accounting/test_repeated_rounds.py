@@ -97,7 +97,7 @@ SAMPLERS: list[Sampler] = [
 @settings(max_examples=20, deadline=None)
 @given(again=st.lists(st.integers(0, 10), max_size=8))
 def test_no_client_is_in_more_rounds_than_are_billed(sampler: Sampler, again: list[int]) -> None:
-    most = sampler.max_participations(11, again)
+    most = sampler.participations_with_repeats(11, again)
     drawn = [sampler.draw(t, np.random.default_rng(t + 100 * i)) for i, t in enumerate([*range(11), *again])]
     truth = np.bincount(np.concatenate(drawn), minlength=sampler.population).max()
     assert truth == most if not sampler.random else truth <= most
@@ -145,7 +145,7 @@ def test_a_row_that_is_drawn_again_is_billed_for_what_it_moves(bands: int, clien
 
 def test_a_shared_noise_of_somebody_s_own_has_no_price_for_a_row_drawn_again() -> None:
     class Woven(CentralNoise, kind="woven_again"):
-        def over(self, allowed: Patterns) -> Any:
+        def run_events(self, allowed: Patterns) -> Any:
             return ((self.event(), 1),)
 
     made = replace(correlated(Identity(), Everyone(6)), release=Woven(Gaussian(2.0)))

@@ -303,7 +303,7 @@ class TwoLevels(Sampler, kind="two levels of a test"):
         law = SamplingLaw(self.population, self.inclusion, independent=False)
         return law if self.says == "no size" else replace(law, size_sf=lambda t, k: float(bdtrc(k, group, self.rate)))
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return rounds
 
 

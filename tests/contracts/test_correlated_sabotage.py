@@ -64,8 +64,8 @@ def forgets(patch: Patch) -> None:
 
     def read(data: bytes) -> Checkpoint:
         found = whole(data)
-        lost = {name: torch.zeros_like(held) for name, held in found.state.secret.items()}
-        return replace(found, state=replace(found.state, secret=lost))
+        lost = {name: torch.zeros_like(held) for name, held in found.state.secret_state.items()}
+        return replace(found, state=replace(found.state, secret_state=lost))
 
     patch.setattr(Checkpoint, "of_bytes", staticmethod(read))
 
@@ -111,7 +111,7 @@ def hasty(patch: Patch) -> None:
 
     patch.setattr(RoundRobin, "draw", draw)
     for module in (loop, sequence):
-        patch.setattr(module, "resting", lambda *_: None)
+        patch.setattr(module, "separation_guard", lambda *_: None)
 
 
 BROKEN = {

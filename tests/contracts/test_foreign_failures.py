@@ -63,7 +63,7 @@ FAMILIES: dict[str, tuple[str, str, str, tuple[str, str]]] = {
 }
 MORE = {
     "Step": "    def decode(self, mean, public): return mean\n    def bound(self, before): return before\n"
-    "    def spread(self, std, public): return std\n"
+    "    def decoded_noise_std(self, std, public): return std\n"
 }
 WRONG = {
     "raises": "raise KeyError('nowhere')",
@@ -254,7 +254,7 @@ def test_a_class_that_is_made_again_by_slots_is_wrapped_once() -> None:
         def bound(self, before: Any) -> Any:
             return before
 
-        def spread(self, std: Any, public: Any) -> Any:
+        def decoded_noise_std(self, std: Any, public: Any) -> Any:
             return std
 
     with pytest.raises(PartError, match="slotted of a test"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sordino.accounting.bounds import Bound
 from sordino.errors import PlanError
 from sordino.loop import run
-from sordino.parts.encoding import Adaptive, Clip, Public, Spread, Step
+from sordino.parts.encoding import Adaptive, Clip, NoiseStd, Public, Step
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Noised, Postprocess, SoftThreshold, SparsifyMean
@@ -46,7 +46,7 @@ class Halve(Step, kind="halve_in_a_noise_test"):
     def bound(self, before: Bound) -> Bound:
         return before
 
-    def spread(self, std: Spread, public: Public) -> Spread:
+    def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         return std * 2
 
 
@@ -63,7 +63,7 @@ class Weigh(Halve, kind="weigh_in_a_noise_test"):
     def decode(self, mean: Tensor, public: Public) -> Tensor:
         return mean * self.weights(len(mean))
 
-    def spread(self, std: Spread, public: Public) -> Spread:
+    def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         return std * self.weights(len(std) if isinstance(std, Tensor) else public.size)
 
 
@@ -161,7 +161,7 @@ def test_the_deviation_after_smoothing_is_that_of_the_dense_matrix() -> None:
 
     layout, strength = Layout.of(nn.Linear(9, 5)), 1.7
     std = torch.from_numpy(np.random.default_rng(1).random(layout.size)).float()
-    found = LaplacianSmoothing(strength).spread(Noised(layout, std, 0))
+    found = LaplacianSmoothing(strength).decoded_noise_std(Noised(layout, std, 0))
     assert isinstance(found, Tensor)
     for slot in layout.slots:
         d, part = slot.stop - slot.start, std[slot.start : slot.stop].double()
@@ -177,7 +177,7 @@ def test_a_lie_about_the_noise_is_caught() -> None:
 
     @dataclass(frozen=True)
     class Silent(Halve, kind="silent_in_a_noise_test"):
-        def spread(self, std: Spread, public: Public) -> Spread:
+        def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
             return std
 
     assert float(told(plan(Silent(), Clip(0.3))).square().mean().sqrt()) == pytest.approx(2.0, rel=0.02)
@@ -190,7 +190,7 @@ def test_james_stein_behind_a_mask_shrinks_as_on_the_coordinates_that_were_sent(
     layout = Layout.of(nn.Linear(100, 40))
     public = Public(t=0, size=layout.size, mask=torch.arange(0, 4000, 4))
     sent = torch.from_numpy(np.random.default_rng(2).normal(size=1000)).float() * 2
-    std = PublicMask(0.25).spread(1.0, public)
+    std = PublicMask(0.25).decoded_noise_std(1.0, public)
     found = JamesStein().apply(PublicMask(0.25).decode(sent, public), Noised(layout, std, 0))
     factor = 1 - (1000 - 2) / float(sent.square().sum())
     assert factor == pytest.approx(0.75, abs=0.05)

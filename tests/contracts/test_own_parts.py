@@ -62,7 +62,7 @@ class Boundless(Step, kind="boundless of a test"):
     def decode(self, mean: Any, public: Public) -> Any:
         return mean
 
-    def spread(self, std: Any, public: Public) -> Any:
+    def decoded_noise_std(self, std: Any, public: Public) -> Any:
         return std
 
 
@@ -105,11 +105,11 @@ def test_a_recipe_and_a_data_set_have_names_of_their_own() -> None:
 
 
 def test_what_a_stranger_needs_is_public() -> None:
-    needed = "Part Step LocalSolver Sampler RecordSampler Release Mechanism Postprocess ServerOptimizer Schedule Event "
-    needed += "Gradient MaskSource Loss Dataset Partitioner Spec Public Noised Bound Spent Plan PlanError"
-    for name in needed.split():
-        assert name in package.__all__
-        assert getattr(package, name).__name__ == name
+    needed = "Part Step LocalSolver Sampler RecordSampler Release Mechanism Strategy Toeplitz Postprocess Schedule Event "
+    needed += "ServerOptimizer Gradient MaskSource Loss Preparation Objective Public Noised Bound AlreadyPrivate "
+    for name in (needed + "SamplingLaw Distribution Relation").split():
+        assert name in package.parts.__all__
+        assert hasattr(package.parts, name)
 
 
 def test_the_example_of_contributing_runs_as_it_stands() -> None:
@@ -139,7 +139,7 @@ class Flip(Step, kind="flip"):
     def encode(self, rows, public, slopes=None): return -rows
     def decode(self, mean, public): return -mean
     def bound(self, before): return before
-    def spread(self, std, public): return std
+    def decoded_noise_std(self, std, public): return std
 '''
 
 
@@ -174,7 +174,7 @@ def test_a_file_of_parts_is_named_with_its_hash_and_may_not_change_under_a_run(t
         ("def broken(:", "cannot be read"),
         ("raise RuntimeError('no')", "RuntimeError: no"),
         ("import nothing_of_this_name", "ModuleNotFoundError"),
-        ("from sordino import Clip\nclass C(Clip, kind='clip'): pass", "second Step"),
+        ("from sordino.parts import Clip\nclass C(Clip, kind='clip'): pass", "second Step"),
         ("\x00", "cannot be read"),
     ],
 )

@@ -20,7 +20,7 @@ from tests.tiny import plan
 
 from sordino import codec
 from sordino.config import parse
-from sordino.engines.frames import MOST_SHARED, Frame
+from sordino.engines.frames import MOST_BROADCAST, Frame
 from sordino.engines.jobs import Job, Reply, read_plan
 from sordino.errors import DataError
 from sordino.parts.encoding import Clip, Public
@@ -59,7 +59,7 @@ def test_what_a_server_writes_is_what_a_silo_reads(name: str) -> None:
     if read.public is not None and job.public is not None and read.start is not None:
         assert torch.equal(read.start, START)
         assert (read.public.t, read.public.clip_norm, read.public.size) == (job.public.t, job.public.clip_norm, SIZE)
-        assert all(torch.equal(read.public.shared[name], held) for name, held in job.public.shared.items())
+        assert all(torch.equal(read.public.broadcast[name], held) for name, held in job.public.broadcast.items())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def arrays(body: bytes, **instead: np.ndarray[Any, Any]) -> bytes:
 WHOLE = ASKED.to_bytes()
 NAN, SHORT, WIDE = np.full(SIZE, np.nan, "<f4"), np.zeros(SIZE - 1, "<f4"), np.zeros(SIZE, "<f8")
 HUGE = np.zeros(10_000_000, "<f4")
-MANY = {f"shared.{i}": np.zeros(SIZE, "<f4") for i in range(MOST_SHARED + 1)}
+MANY = {f"broadcast.{i}": np.zeros(SIZE, "<f4") for i in range(MOST_BROADCAST + 1)}
 BAD_JOBS: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "no line"),
     "a pickle": (pickle.dumps(ASKED.run), "no line"),
@@ -163,7 +163,7 @@ BAD_JOBS: dict[str, tuple[bytes, str]] = {
     "no mask where the plan has one": (changed(WHOLE, plan=codec.dump(SPARSE)), "mask of None"),
     "a mask out of range": (arrays(JOBS["mask"].to_bytes(), mask=np.array([1, 2, 10], "<i8")), "out of range"),
     "a coordinate twice": (arrays(JOBS["mask"].to_bytes(), mask=np.array([1, 1, 2], "<i8")), "twice"),
-    "many shared": (arrays(WHOLE, **MANY), "shared"),
+    "many shared": (arrays(WHOLE, **MANY), "broadcast"),
 }
 
 

@@ -93,7 +93,7 @@ def test_the_radius_finds_the_quantile_of_update_norms(quantile: float, start: f
         rounds=50, clients=Everyone(8), local=local, encode=(Clip(clip_norm),), server=Sgd(lr=0.0),
         release=CentralNoise(Gaussian(0.002)),
     )  # fmt: skip
-    tail = [float(done.state.learnt["clip_norm"]) for done in run(still, eight(), streams=Seeded(0))][-10:]
+    tail = [float(done.state.public_state["clip_norm"]) for done in run(still, eight(), streams=Seeded(0))][-10:]
     below, step = int(8 * quantile), math.exp(0.5 / 8)  # one client more or less moves the clip norm by a step
     assert all(norms[below - 1] / step <= found <= norms[below] * step for found in tail)
     assert norms[below] * step < norms[-1]
@@ -113,14 +113,14 @@ def updates(local: LocalSgd) -> Tensor:
 def test_the_radius_is_public_state_and_survives_a_checkpoint_bit_exact(tmp_path: Path) -> None:
     planned = plan(rounds=4, encode=(Clip(Adaptive(0.5)),), release=CentralNoise(Gaussian(0.05)))
     done = rounds(planned, task())
-    clip_norms = [float(one.state.learnt["clip_norm"]) for one in done]
+    clip_norms = [float(one.state.public_state["clip_norm"]) for one in done]
     assert len({0.5, *clip_norms}) == 5  # it moves
     Checkpoint(done[1].state, "", PrefixHash(), PrefixHash()).save(tmp_path)
     state = Checkpoint.of_bytes((tmp_path / STATE).read_bytes()).state
     again = list(run(planned, task(), streams=Seeded(0), state=state))
-    assert [float(one.state.learnt["clip_norm"]) for one in again] == clip_norms[2:]
+    assert [float(one.state.public_state["clip_norm"]) for one in again] == clip_norms[2:]
     assert torch.equal(again[-1].state.memory["params"], done[-1].state.memory["params"])
-    assert planned.public(2, learnt=state.learnt).clip_norm == clip_norms[1]
+    assert planned.public(2, public_state=state.public_state).clip_norm == clip_norms[1]
 
 
 def test_a_void_round_keeps_the_radius() -> None:
@@ -130,8 +130,8 @@ def test_a_void_round_keeps_the_radius() -> None:
     before: Any = None
     for one in done:
         if one.void:
-            assert one.state.learnt.get("clip_norm") == before
-        before = one.state.learnt.get("clip_norm")
+            assert one.state.public_state.get("clip_norm") == before
+        before = one.state.public_state.get("clip_norm")
 
 
 @pytest.mark.parametrize("clients", [Poisson(6, 0.5), FixedSize(6, 3), Everyone(6)], ids=lambda c: c.kind)
@@ -151,7 +151,7 @@ def test_the_certificate_of_an_adaptive_radius_says_the_same_epsilon() -> None:
 def test_diagnostics_read_the_radius_of_the_round() -> None:
     planned = plan(rounds=2, encode=(Clip(Adaptive(1e-3, quantile=0.9, rate=3.0)),), release=NoNoise())
     first, second = rounds(planned, task())
-    assert second.state.learnt["clip_norm"] > first.state.learnt["clip_norm"] > 5e-3
+    assert second.state.public_state["clip_norm"] > first.state.public_state["clip_norm"] > 5e-3
     alphas = [6 * one.diagnostics["alpha_bar"] - 1 for one in (first, second)]  # one client has no records
     assert alphas[1] > 5 * alphas[0]
 
@@ -199,5 +199,5 @@ def test_an_adaptive_clip_after_a_public_mask_trains() -> None:
 @pytest.mark.parametrize("clip_norm", [Constant(-0.1), Linear(1.0, -1.0, 2)])
 def test_a_schedule_of_a_second_clip_must_stay_positive_too(clip_norm: Any) -> None:
     """A second clip of clip norm -0.1 would multiply a message in the unit ball by -10."""
-    with pytest.raises(PlanError, match="clip_norm"):
+    with pytest.raises(PlanError, match="clip norm"):
         plan(rounds=3, encode=(Clip(1.0), Clip(clip_norm)))

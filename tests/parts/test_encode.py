@@ -171,7 +171,7 @@ def test_clip_of_a_message_bounds_no_record() -> None:
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, -math.inf, math.nan])
 def test_a_radius_that_is_not_positive_is_refused(clip_norm: float) -> None:
-    with pytest.raises(PlanError, match="clip_norm"):
+    with pytest.raises(PlanError, match="clip norm"):
         Clip(clip_norm)
 
 
@@ -181,5 +181,5 @@ def test_a_radius_that_is_not_positive_is_refused(clip_norm: float) -> None:
 )
 def test_a_schedule_that_leaves_the_positive_numbers_is_refused_before_the_run(clip_norm: Constant) -> None:
     """A negative clip norm would turn the clip off: encode([3, 4000]) with clip norm -1 is [-3, -4000]."""
-    with pytest.raises(PlanError, match="clip_norm"):
+    with pytest.raises(PlanError, match="clip norm"):
         plan(rounds=3, encode=(Clip(clip_norm),))

@@ -35,7 +35,7 @@ def coins(seed: int = 0) -> np.random.Generator:
 @settings(max_examples=60, deadline=None)
 def test_one_pass_reads_no_record_twice_and_leaves_less_than_a_batch(size: int, batch: int, silo: int) -> None:
     sampler = OnePass(min(batch, size), (size,))
-    rounds = sampler.rounds()
+    rounds = sampler.max_rounds()
     assert rounds == size // sampler.batch
     drawn = np.concatenate([sampler.draw(t, silo, size, coins(t)) for t in range(rounds)])
     assert len(set(drawn.tolist())) == len(drawn) == rounds * sampler.batch
@@ -153,11 +153,11 @@ def test_batches_in_turn_read_a_record_once_an_epoch_and_in_the_same_place() -> 
         table[t, sampler.draw(t, 0, 10, coins())] = 1
     for record in range(10):
         rounds = np.flatnonzero(table[:, record])
-        assert set(np.diff(rounds)) <= {sampler.apart(0)} == {3}
+        assert set(np.diff(rounds)) <= {sampler.min_separation(0)} == {3}
     for length in range(1, steps + 1):
-        assert table[:length].sum(0).max() == sampler.most(length, 0)
+        assert table[:length].sum(0).max() == sampler.max_participations(length, 0)
         windows = [table[t : t + length].sum(0).max() for t in range(steps - length + 1)]
-        assert max(windows) <= sampler.again(length, 0)
+        assert max(windows) <= sampler.max_repeated_reads(length, 0)
 
 
 def test_a_record_is_read_as_often_as_its_sampler_says_at_most() -> None:
@@ -167,12 +167,12 @@ def test_a_record_is_read_as_often_as_its_sampler_says_at_most() -> None:
     for t in range(steps):
         table[t, shuffled.draw(t, 0, 10, coins())] = 1
     for length in range(1, steps + 1):
-        assert table[:length].sum(0).max() <= shuffled.most(length, 0) == -(-length // 3)
+        assert table[:length].sum(0).max() <= shuffled.max_participations(length, 0) == -(-length // 3)
         windows = [table[t : t + length].sum(0).max() for t in range(steps - length + 1)]
-        assert max(windows) <= shuffled.again(length, 0)
-    assert table[:6].sum(0).max() > shuffled.most(6, 0) - 1
-    assert (OnePass(2, (8,)).most(4, 0), FixedRecords(2, (8,)).most(4, 0)) == (1, 4)
-    assert (OnePass(2, (8,)).again(4, 0), FixedRecords(2, (8,)).again(4, 0)) == (1, 4)
+        assert max(windows) <= shuffled.max_repeated_reads(length, 0)
+    assert table[:6].sum(0).max() > shuffled.max_participations(6, 0) - 1
+    assert (OnePass(2, (8,)).max_participations(4, 0), FixedRecords(2, (8,)).max_participations(4, 0)) == (1, 4)
+    assert (OnePass(2, (8,)).max_repeated_reads(4, 0), FixedRecords(2, (8,)).max_repeated_reads(4, 0)) == (1, 4)
 
 
 def test_one_size_stands_for_all_silos() -> None:

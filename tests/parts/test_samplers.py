@@ -95,35 +95,37 @@ def test_fixed_size_makes_every_subset_equally_likely() -> None:
 def test_round_robin_is_fair_and_bills_each_client_its_own_rounds(population: int, cohort: int, rounds: int) -> None:
     sampler = RoundRobin(population, cohort)
     each = counts(draws(sampler, rounds), population)
-    assert each.max() == sampler.most(rounds)
+    assert each.max() == sampler.max_participations(rounds)
     assert each.max() - each.min() <= 1
 
 
 @pytest.mark.parametrize("sampler", [Everyone(7), RoundRobin(7, 3), RoundRobin(5, 5), RoundRobin(9, 4), *SHUFFLED])
 @pytest.mark.parametrize("rounds", [1, 2, 8])
 def test_turns_of_public_cohorts_are_those_that_are_drawn(sampler: Sampler, rounds: int) -> None:
-    assert sampler.turns(rounds).tolist() == counts(draws(sampler, rounds), sampler.population).tolist()
-    assert sampler.turns(rounds).max() == sampler.most(rounds)
+    assert sampler.participations(rounds).tolist() == counts(draws(sampler, rounds), sampler.population).tolist()
+    assert sampler.participations(rounds).max() == sampler.max_participations(rounds)
 
 
 @pytest.mark.parametrize("sampler", [Poisson(6, 0.3), FixedSize(10, 3)])
 def test_random_cohorts_keep_within_by_the_binomial(sampler: Sampler) -> None:
     allowed = np.arange(12)
-    assert sampler.within(allowed, 9).tolist() == pytest.approx(stats.binom.cdf(allowed, 9, 0.3).tolist())
-    assert sampler.turns(9).tolist() == pytest.approx([2.7] * sampler.population)
-    assert Poisson(6, 0.3, cap=1).within(allowed, 9).tolist() == [1.0] * 12  # a lower rate: nothing is refused by it
+    assert sampler.participation_cdf(allowed, 9).tolist() == pytest.approx(stats.binom.cdf(allowed, 9, 0.3).tolist())
+    assert sampler.participations(9).tolist() == pytest.approx([2.7] * sampler.population)
+    assert (
+        Poisson(6, 0.3, cap=1).participation_cdf(allowed, 9).tolist() == [1.0] * 12
+    )  # a lower rate: nothing is refused by it
 
 
 def test_everyone_is_everyone() -> None:
     assert np.array_equal(Everyone(5).draw(3, Seeded(0).at(3, "cohort")), np.arange(5))
-    assert Everyone(5).most(7) == 7
+    assert Everyone(5).max_participations(7) == 7
 
 
 @pytest.mark.parametrize("sampler", [Poisson(30, 0.1), Poisson(30, 0.6), FixedSize(30, 3), Poisson(30, 0.6, cap=10)])
 @pytest.mark.parametrize("rounds", [1, 4, 30])
 def test_most_is_exceeded_less_than_once_in_a_million_and_not_for_nothing(sampler: Sampler, rounds: int) -> None:
     rate = sampler.expected / sampler.population
-    most, tail = sampler.most(rounds), stats.binom(rounds, rate).sf
+    most, tail = sampler.max_participations(rounds), stats.binom(rounds, rate).sf
     assert 30 * tail(most) <= 1e-6  # any client, by the union bound
     assert most == 0 or 30 * tail(most - 1) > 1e-6
     runs = [counts(draws(sampler, rounds, seed), sampler.population).max() for seed in range(20)]
@@ -131,7 +133,11 @@ def test_most_is_exceeded_less_than_once_in_a_million_and_not_for_nothing(sample
 
 
 def test_most_never_exceeds_the_rounds() -> None:
-    assert [sampler.most(9) for sampler in (Poisson(5, 1.0), FixedSize(5, 5), RoundRobin(5, 5))] == [9, 9, 9]
+    assert [sampler.max_participations(9) for sampler in (Poisson(5, 1.0), FixedSize(5, 5), RoundRobin(5, 5))] == [
+        9,
+        9,
+        9,
+    ]
 
 
 @pytest.mark.parametrize("sampler", [Poisson(1_000_000, 2e-4), FixedSize(1_000_000, 200), RoundRobin(1_000_000, 200)])
@@ -188,7 +194,7 @@ def test_a_public_order_changes_who_comes_when_and_nothing_of_the_bill() -> None
         assert other.draw(t, rng).tolist() == wanted
     noise = GaussianNoise(1.0)
     assert other.amplify(noise) == plain.amplify(noise) == noise
-    assert [other.most(r) for r in range(1, 9)] == [plain.most(r) for r in range(1, 9)]
+    assert [other.max_participations(r) for r in range(1, 9)] == [plain.max_participations(r) for r in range(1, 9)]
 
 
 def test_a_seeded_order_is_public_and_the_coins_of_a_run_do_not_touch_it() -> None:

@@ -103,7 +103,7 @@ def test_a_convolution_keeps_its_controls_in_the_models_own_order() -> None:
     paths = [rounds(free, data, InProcess(path=path))[-1].state for path in PATHS]
     for name in ("params",):
         assert torch.allclose(paths[0].memory[name], paths[1].memory[name], atol=1e-5)
-    assert torch.allclose(paths[0].secret[ROWS], paths[1].secret[ROWS], atol=1e-4)
+    assert torch.allclose(paths[0].secret_state[ROWS], paths[1].secret_state[ROWS], atol=1e-4)
 
 
 def test_the_bill_is_that_of_one_clipped_message_a_round() -> None:
@@ -126,7 +126,7 @@ def test_controls_move_by_what_is_sent_so_clipping_does_not_stop_the_run() -> No
     """The server's control is the mean of the clients' own, clipped or not; the sabotage clips after they moved."""
     data, tight = task(), replace(FREE, encode=(Clip(0.05),), rounds=6)
     last = rounds(tight, data)[-1].state
-    assert torch.allclose(last.learnt["shared.control"], last.secret[ROWS].mean(0), atol=1e-5)
+    assert torch.allclose(last.public_state["broadcast.control"], last.secret_state[ROWS].mean(0), atol=1e-5)
     late = replace(LOCAL, lr=LR)
     worker = InProcess().prepare(replace(tight, local=late, encode=(Clip(math.inf),)), data, Seeded(0))
     public, start = replace(tight.public(0, 67), clip_norm=math.inf), data.layout.flatten(data.model)
@@ -136,10 +136,10 @@ def test_controls_move_by_what_is_sent_so_clipping_does_not_stop_the_run() -> No
 
 def test_what_clients_remember_is_secret_and_what_the_server_learnt_is_public() -> None:
     last = rounds(replace(FREE, clients=RoundRobin(6, 3)), task())[-1].state
-    assert set(last.secret) == {IDS, ROWS}
-    assert set(last.learnt) == {"shared.control"}
-    assert last.secret[IDS].tolist() == [0, 1, 2, 3, 4, 5]
-    assert not torch.equal(last.secret[ROWS][0], last.secret[ROWS][1])
+    assert set(last.secret_state) == {IDS, ROWS}
+    assert set(last.public_state) == {"broadcast.control"}
+    assert last.secret_state[IDS].tolist() == [0, 1, 2, 3, 4, 5]
+    assert not torch.equal(last.secret_state[ROWS][0], last.secret_state[ROWS][1])
 
 
 def test_a_run_that_is_continued_remembers(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_run_that_is_continued_remembers(tmp_path: Path) -> None:
     again = Checkpoint.of_bytes(stored).state
     ended = list(run(free, data, streams=Seeded(0), state=again))[-1].state
     assert torch.equal(ended.memory["params"], done[-1].state.memory["params"])
-    assert torch.equal(ended.secret[ROWS], done[-1].state.secret[ROWS])
-    lost = list(run(free, data, streams=Seeded(0), state=replace(again, secret={})))[-1].state
+    assert torch.equal(ended.secret_state[ROWS], done[-1].state.secret_state[ROWS])
+    lost = list(run(free, data, streams=Seeded(0), state=replace(again, secret_state={})))[-1].state
     assert not torch.allclose(lost.memory["params"], ended.memory["params"], atol=1e-4)
 
 
@@ -208,7 +208,7 @@ class Remembering(CentralNoise, kind="remembering_in_a_test"):
 def test_noise_may_remember_earlier_noise_and_a_checkpoint_keeps_it() -> None:
     data, private = task(), plan(rounds=4, release=Remembering(Gaussian(1.0)))
     done = rounds(private, data)
-    assert set(done[0].state.secret) == {"noise.last"}
+    assert set(done[0].state.secret_state) == {"noise.last"}
     whole = [found.clone() for found in Remembering.seen]
     Remembering.seen.clear()
     list(run(private, data, streams=Seeded(0), state=done[1].state))

@@ -209,8 +209,8 @@ def test_a_released_mask_is_a_function_of_what_was_released() -> None:
         assert where == _mask(ReleasedMask(explore=0.0), done.t, len(after), seen)
         mean = before - after  # server lr 1: what was released in this round, as everybody sees it
         seen = {"released": mean if not seen else 0.9 * seen["released"] + mean}
-        assert torch.allclose(done.state.learnt["released"], seen["released"], atol=1e-6)
-        seen, before = done.state.learnt, after
+        assert torch.allclose(done.state.public_state["released"], seen["released"], atol=1e-6)
+        seen, before = done.state.public_state, after
     assert where == sorted(seen["released"].abs().topk(len(where)).indices.tolist())  # the largest stay
 
 

@@ -161,7 +161,7 @@ def test_controls_are_divided_by_the_way_of_the_whole_round() -> None:
     assert torch.allclose(final(own, task), final(flat, task), atol=1e-6)
     more = replace(own, local=Scaffold(lr=lr, steps=3))
     state = rounds(more, task)[-1].state
-    drift = state.learnt["shared.control"]
+    drift = state.public_state["broadcast.control"]
     moved = task.layout.flatten(task.model) - more.server.result(state.memory)
     assert torch.allclose(drift, moved / travelled(lr, 0, 3), atol=1e-5)  # c = mean of (w_t - w) / way, from zero
 

@@ -10,7 +10,7 @@ For experiments: a grid keeps no charges and makes no certificate.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -122,7 +122,7 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
         if plan.clients.population != task.clients.population:
             found = f"a plan for {plan.clients.population} clients and data of {task.clients.population}"
             raise PlanError("grid", found, "the same population in all")
-        if plan.local.keeps(1) or plan.release.init(1):
+        if plan.local.state_size(1) or plan.release.init(1):
             raise PlanError("grid", "a plan whose clients or whose noise remember", "plans without a memory")
         if plan.mask is not None or any(step.needs_slopes or step.needs_tensors for step in plan.encode):
             raise PlanError("grid", "a plan whose steps look at the model", "plans without masks")
@@ -136,8 +136,9 @@ FREE = ("lr", "noise_multiplier", "clip_norm")  # numbers of a local solver that
 
 def _work(plan: Plan, free: tuple[str, ...] = FREE) -> object:
     """The local solver, but for such numbers."""
-    given = {name: 1.0 for name in free if hasattr(plan.local, name)}
-    own = {"noise_multipliers": ()} if hasattr(plan.local, "noise_multipliers") else {}
+    names = {one.name for one in fields(plan.local)}  # type: ignore[arg-type]
+    given: dict[str, object] = {name: 1.0 for name in free if name in names}
+    own = {"noise_multipliers": ()} if "noise_multipliers" in names else {}
     return replace(plan.local, **given, **own)  # type: ignore[type-var]
 
 
@@ -176,7 +177,7 @@ def _round(runs: list[_Run], task: Task, worker: InProcessWorker, exact: bool) -
     """One round of every run of a piece."""
     cohorts = [one.cohort() for one in runs]
     rows = _messages(runs, cohorts, task, worker, exact)
-    publics = [one.plan.public(one.state.t, rows.shape[1], one.state.learnt) for one in runs]
+    publics = [one.plan.public(one.state.t, rows.shape[1], one.state.public_state) for one in runs]
     sums, layout = _sums(runs, cohorts, publics, finite_rows(rows, row_norms(rows))), task.layout
     collected = [Collected(total, len(cohort)) for total, cohort in zip(sums, cohorts, strict=True)]
     if all(_plain(one.plan, came.received) for one, came in zip(runs, collected, strict=True)):
@@ -206,7 +207,7 @@ def _step_together(runs: list[_Run], cohorts: list[Cohort], publics: list[Public
         stacked = {name: torch.stack([memory[name] for memory in before]) for name in before[0]}
         after = server.step(stacked, means[own], t)
         for row, i in enumerate(own):
-            runs[i].state = State(t + 1, {name: rows[row] for name, rows in after.items()}, runs[i].state.learnt)
+            runs[i].state = State(t + 1, {name: rows[row] for name, rows in after.items()}, runs[i].state.public_state)
 
 
 def _sums(runs: list[_Run], cohorts: list[Cohort], publics: list[Public], rows: Tensor) -> list[Tensor]:

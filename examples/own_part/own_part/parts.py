@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sordino import Seeded
 from sordino.errors import PlanError
-from sordino.parts import Bound, Event, Noised, Postprocess, Public, Relation, Sampler, Spread, Step
+from sordino.parts import Bound, Event, Noised, NoiseStd, Postprocess, Public, Relation, Sampler, Step
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Halves(Sampler, kind="halves"):
     def amplify(self, event: Event) -> Event:
         return event
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return (rounds + 1) // 2
 
 
@@ -67,7 +67,7 @@ class Mirror(Step, kind="mirror"):
     def bound(self, before: Bound) -> Bound:
         return before
 
-    def spread(self, std: Spread, public: Public) -> Spread:
+    def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         return std
 
 

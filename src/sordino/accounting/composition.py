@@ -78,7 +78,7 @@ class Participation:
     def patterns(self, clients: Sampler) -> Patterns:
         """The rounds that one client may have been in, each counted once."""
         return Patterns(
-            max(self.distinct, 1), self.max_participations + self.sampled_rounds, clients.apart or 1, clients.periodic
+            max(self.distinct, 1), self.max_participations + self.sampled_rounds, clients.min_separation or 1, clients.periodic
         )
 
     @property
@@ -93,7 +93,7 @@ class Participation:
 def _planned_rounds(clients: Sampler, rounds: int, repeated: tuple[int, ...]) -> tuple[int, int]:
     """Rounds of one client for sure, and by coins; a random sampler that states no rate may take it in every round."""
     if not clients.random:
-        return clients.max_participations(rounds, repeated), 0
+        return clients.participations_with_repeats(rounds, repeated), 0
     reached = clients.amplified_rounds(rounds, repeated)
     return (reached, 0) if clients.inclusion_rate is None else (0, reached)
 
@@ -136,7 +136,7 @@ class Cost:
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
     """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
-    if release.joint and not clients.amplifies:  # columns of C may meet: no cost of single rounds
+    if release.correlated and not clients.amplifies:  # columns of C may meet: no cost of single rounds
         participation = participation.if_always_sampled
     if "messages" in release.sees:
         return _message_cost(clients, release, participation, only)
@@ -155,7 +155,7 @@ def _rounds(clients: Sampler, event: Event, participation: Participation, client
     if not participation.sampled_rounds:
         return ((event, sure),)
     counts: Counter[Event] = Counter({event: sure})
-    counts[clients.seen(event)] += participation.sampled_rounds
+    counts[clients.publicly_sampled(event)] += participation.sampled_rounds
     return tuple((each, count) for each, count in counts.items() if count)
 
 
@@ -175,8 +175,8 @@ def _with_repeats(release: Release, allowed: Patterns, participation: Participat
 
     Where every round has noise of its own, `most` counts rounds that were run again already.
     """
-    entries = release.over(allowed)
-    if not release.joint or not participation.all_repeats:
+    entries = release.run_events(allowed)
+    if not release.correlated or not participation.all_repeats:
         return entries
     return (*entries, (release.repeated_event(allowed), participation.all_repeats))
 
@@ -210,7 +210,7 @@ def record_cost(
     reads = local.reads
     assert reads is not None
     kinds: dict[tuple[Entries, ...], list[int]] = {}
-    if release.joint:  # rounds that share their noise have no price of single rounds
+    if release.correlated:  # rounds that share their noise have no price of single rounds
         participation = participation.if_always_sampled
     own = (reads.sizes, participation.per_client, release.noise_multipliers, local.noise_multipliers)
     for silo in _one_of_each(clients, only, (release, local), *own):
@@ -228,7 +228,7 @@ def _record_cost(
 ) -> tuple[Entries, ...]:
     """What one record of a silo pays to each adversary, and how often."""
     times = reads_of(clients, local, release, participation, silo)
-    if not release.joint:
+    if not release.correlated:
         events = _record_events(local, release, silo)
         if not participation.sampled_rounds or not _silos_are_seen(clients, release):
             return tuple(((event, times),) for event in events)
@@ -255,7 +255,7 @@ def _record_rounds(
     assert reads is not None
     assert rate is not None
     steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
-    most = reads.most(participation.distinct * steps, silo) + _read_again(local, participation, steps, silo)
+    most = reads.max_participations(participation.distinct * steps, silo) + _read_again(local, participation, steps, silo)
     if steps == 1:
         coins = min(participation.sampled_rounds, most) if reads.disjoint else participation.sampled_rounds
         return _rounds(
@@ -272,7 +272,7 @@ LOST = 1e-15  # of delta, for rounds of several steps by one coin
 def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: int, silo: int) -> Patterns:
     """The rounds that may read one record: as far apart as its silo's rounds, or as its batches, whichever is more."""
     assert local.reads is not None
-    apart = max(clients.apart or 1, local.reads.apart(silo) or 1)
+    apart = max(clients.min_separation or 1, local.reads.min_separation(silo) or 1)
     return Patterns(max(releases, times, 1), times, apart)
 
 
@@ -304,7 +304,7 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
     if not reads.disjoint:
         return rounds * steps
     again = _read_again(local, participation, steps, silo)
-    return min(rounds * steps, reads.most(participation.distinct * steps, silo) + again)
+    return min(rounds * steps, reads.max_participations(participation.distinct * steps, silo) + again)
 
 
 def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
@@ -312,7 +312,7 @@ def _read_again(local: LocalSolver, participation: Participation, steps: int, si
     reads = local.reads
     assert reads is not None
     again = repeated_reads(reads, participation.repeated, steps, silo)
-    return again + (participation.unnamed * reads.again(steps, silo) if participation.unnamed else 0)
+    return again + (participation.unnamed * reads.max_repeated_reads(steps, silo) if participation.unnamed else 0)
 
 
 def repeated_reads(reads: RecordSampler, repeated: Sequence[int], steps: int, silo: int) -> int:
@@ -334,7 +334,7 @@ def _seen_relation(clients: Sampler, release: Release) -> Relation:
 
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
     """Amplified where sampler and release both say that neither coins nor cohort are seen."""
-    if clients.random and clients.amplifies and release.hides(clients) and not participation.end_reveals_cohorts:
+    if clients.random and clients.amplifies and release.hides_cohort(clients) and not participation.end_reveals_cohorts:
         rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
         return Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
     return replace(seen, adversary="models")

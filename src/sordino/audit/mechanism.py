@@ -91,7 +91,7 @@ def audit_mechanism(
         before = [audit_preparation(plan, part, delta, trials, alpha, seed) for part in plan.prepare]
         rounds = audit_mechanism(alone, delta=delta, trials=trials, seed=seed, pipeline=pipeline)
         return [*(_of_record(found, "one unit's column; shift") for found in before), *rounds]
-    if plan.release.joint:
+    if plan.release.correlated:
         return _of_sequence(plan, delta, trials, seed, pipeline or Pipeline(plan))
     cost = plan.cost(Participation(releases=1, max_participations=1))
     if cost.unit == "record":

@@ -209,7 +209,7 @@ def _messages(plan: Plan) -> list[Finding]:
 
 def whitened(plan: Plan, noise: Array, rounds: Sequence[Seen]) -> Array:
     """C (noise of an episode): Z itself, if what the rounds share is what is billed."""
-    if not plan.release.joint:
+    if not plan.release.correlated:
         return noise
     if not isinstance(distribution_of(noise_draws(plan, rounds[0].cohort, rounds[0].t)), Normal):
         raise NotStatedError(f"release {plan.release.kind!r} shares noise among rounds that is not Gaussian")

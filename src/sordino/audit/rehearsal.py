@@ -84,7 +84,7 @@ def _episode(plan: Plan, task: Task, streams: Streams, length: int, episode: int
 
 def _legs(plan: Plan, task: Task, engine: Engine, streams: Streams, length: int) -> Iterator[Round]:
     """So many rounds; where they share their noise, half of them after a checkpoint was written and read again."""
-    state, legs = None, ((length + 1) // 2, length // 2) if plan.release.joint else (length,)
+    state, legs = None, ((length + 1) // 2, length // 2) if plan.release.correlated else (length,)
     for leg in legs:
         begun = run(plan, task, engine=engine, streams=streams, state=state, eval_every=plan.rounds + 1)
         for done in islice(begun, leg):

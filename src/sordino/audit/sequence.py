@@ -22,7 +22,7 @@ from sordino.engines.base import Collected
 from sordino.loop import noised_mean
 from sordino.parts.release_base import Release
 from sordino.parts.samplers import Cohort, Sampler
-from sordino.parts.separation import resting
+from sordino.parts.separation import separation_guard
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 
@@ -68,7 +68,7 @@ class Sequence:
     @property
     def _apart(self) -> int:
         reads = self.plan.local.reads
-        return max(self.plan.clients.apart or 1, 1 if reads is None else reads.apart(0) or 1)
+        return max(self.plan.clients.min_separation or 1, 1 if reads is None else reads.min_separation(0) or 1)
 
     @property
     def cost(self) -> Cost:
@@ -82,11 +82,11 @@ class Sequence:
     def patterns(self, streams: Streams) -> Array:
         """Who comes to which round, or which records of silo 0 are read: [rounds, units], as in a run."""
         clients, reads = self.plan.clients, self.plan.local.reads
-        rest = resting(clients, self.plan.release, self.plan.rounds, streams, 0)
+        rest = separation_guard(clients, self.plan.release, self.plan.rounds, streams, 0)
         found = np.zeros((self.rounds, clients.population if reads is None else reads.size(0)))
         for t in range(self.rounds):
             drawn = clients.draw(t, streams.at(t, "cohort"))
-            came = drawn if rest is None else rest.keep(t, drawn)
+            came = drawn if rest is None else rest.admit(t, drawn)
             if reads is None:
                 found[t, came] = 1.0
             elif 0 in came:

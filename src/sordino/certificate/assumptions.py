@@ -38,7 +38,7 @@ def assumptions_of_run(
     """All that a certificate's reader is asked to believe; `others` are the parts that are not Sordino's own."""
     return [
         *assumptions(plan, cost, counts, facts.public, facts.loop is not None),
-        *(_loop_assumptions(facts.loop, plan.release.joint, facts.ledger) if facts.loop is not None else ()),
+        *(_loop_assumptions(facts.loop, plan.release.correlated, facts.ledger) if facts.loop is not None else ()),
         *((RECEIPTS,) if facts.receipts else ()),
         *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
         *(trusted(part) for part in others),
@@ -65,7 +65,7 @@ def assumptions(
         said.append(_of_cohorts(counts))
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
-    if plan.release.joint:
+    if plan.release.correlated:
         said.append(SHARED)
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 
@@ -134,7 +134,7 @@ def _record_assumptions(plan: Plan, public: tuple[Declared, ...], words: dict[st
         said.append(words["coins"])
     if "messages" not in plan.release.sees:
         said.append(words["sum"])
-    if plan.release.joint:
+    if plan.release.correlated:
         said.append(SHARED)
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 

@@ -181,7 +181,7 @@ def run_cost(plan: Plan, facts: Facts) -> Cost:
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
     """Refuse a certificate whose counts of rounds charged and billed, and of events, cannot all be true."""
     _check_rounds(plan, facts, counts)
-    if plan.release.joint or facts.selection is not None:  # one event stands for the whole run, or for all tries
+    if plan.release.correlated or facts.selection is not None:  # one event stands for the whole run, or for all tries
         return
     least, most = _wanted(plan, facts, counts)
     for who in ADVERSARIES:
@@ -211,7 +211,7 @@ def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
     spent = plan.local.bound()
     each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
-    everyone = plan.clients.most(counts.releases) == counts.releases and not (reads is not None and reads.disjoint)
+    everyone = plan.clients.max_participations(counts.releases) == counts.releases and not (reads is not None and reads.disjoint)
     asked = (
         counts.releases if facts.max_participations is None else facts.max_participations
     )  # silos may have refused rounds that are billed

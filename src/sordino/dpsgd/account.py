@@ -87,7 +87,7 @@ class Account:
         return number
 
     def _limit(self) -> str:
-        if self.settings.plan.release.joint:
+        if self.settings.plan.release.correlated:
             return f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
         target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
         return f"would overspend {target}, worth {self.most} steps"
@@ -247,13 +247,13 @@ class LedgerAccount:
 
     def _cost(self, steps: int) -> tuple[Item, ...]:
         """Of steps that admission has not paid for; under shared noise there are none (`_refuse_again`)."""
-        if self.settings.plan.release.joint:
+        if self.settings.plan.release.correlated:
             return ()
         return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
         """Noise that steps share is drawn once: a block that was begun cannot be begun again."""
-        if self.settings.plan.release.joint and _job(run, block) in _charges(ledger, run):
+        if self.settings.plan.release.correlated and _job(run, block) in _charges(ledger, run):
             raise BudgetError(
                 f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "
                 "to draw their noise again is in no bill; start a new run"

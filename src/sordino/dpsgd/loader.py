@@ -181,7 +181,7 @@ class DrawnBatches(Sampler[list[int]]):
     def _check_rest(self, t: int) -> None:
         """Refuse a batch with a record that an earlier step of the last epoch has read."""
         records, rows = self.account.settings.records, self.kept[t]
-        apart = records.apart(0)
+        apart = records.min_separation(0)
         if apart is None:
             return
         if self.rested != t:  # the first batch here, or after a checkpoint: those before it are drawn again
@@ -230,7 +230,7 @@ class PrivateLoader(DataLoader[Any]):
     ) -> None:
         self.transform = transform
         self.turn, self.pieces = turn, DrawnBatches(account, streams, physical)
-        turn.order = Order(loader.dataset) if account.settings.plan.release.joint else None
+        turn.order = Order(loader.dataset) if account.settings.plan.release.correlated else None
         plain = loader.collate_fn is default_collate and not loader.num_workers and not loader.pin_memory
         self.tensors = loader.dataset.tensors if plain and type(loader.dataset) is TensorDataset else None
         super().__init__(

@@ -43,7 +43,7 @@ class Memory:
 
     def noised(self, total: Tensor, t: int, coins: Callable[[str], np.random.Generator]) -> Tensor:
         """The total of step t with its noise."""
-        if self.release.joint and self.drawn != t:
+        if self.release.correlated and self.drawn != t:
             raise PlanError(
                 "correlated noise",
                 f"step {t + 1} where noise was drawn for {self.drawn}",
@@ -56,13 +56,13 @@ class Memory:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; later steps do not write into it."""
-        if not self.release.joint:
+        if not self.release.correlated:
             return {}
         return {"secret": {"drawn": self.drawn, **{name: held.clone() for name, held in self.held.items()}}}
 
     def check(self, kept: dict[str, Any], steps: int) -> None:
         """Refuse a checkpoint whose noise is not that of the steps that will be billed."""
-        if not self.release.joint:
+        if not self.release.correlated:
             return
         if _kinds(kept) != _kinds(self.held) or kept.get("drawn") != steps:
             found = f"noise of {kept.get('drawn', 'no')} steps in a checkpoint, and {steps} steps that were charged"
@@ -71,7 +71,7 @@ class Memory:
 
     def load(self, kept: dict[str, Any]) -> None:
         """Go on from the noise state of a checkpoint that was checked."""
-        if self.release.joint:
+        if self.release.correlated:
             self.drawn = int(kept["drawn"])
             self.held = {name: held.clone() for name, held in kept.items() if name != "drawn"}
 

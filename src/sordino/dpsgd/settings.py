@@ -74,7 +74,7 @@ class Settings:
 
     def most(self) -> float:
         """The most steps that the target allows; any number without one; the planned ones where steps share noise."""
-        if self.plan.release.joint:
+        if self.plan.release.correlated:
             return self.steps
         if self.epsilon is None:
             return math.inf

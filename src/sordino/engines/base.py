@@ -43,7 +43,9 @@ class Collected:
     total: Tensor  # [d'], float64
     received: int
     diagnostics: dict[str, float] = field(default_factory=dict)
-    secret: dict[str, Tensor] = field(default_factory=dict)  # what clients remember: for the checkpoint, never released
+    secret_state: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # what clients remember: for the checkpoint, never released
     noised: bool = False  # every client has noised its own message: the sum of it is in the total
     deployed: bool = False  # clients are elsewhere: nothing of a single round is looked at but what is released
     reported: Cohort | None = None  # who is in the total; None: the whole cohort

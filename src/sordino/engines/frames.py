@@ -24,9 +24,10 @@ from sordino.parts.encoding import Public
 
 FORMAT = 1
 DTYPES = ("<f4", "<f8", "<i8")
-MOST_SHARED = 4  # vectors that a solver may be told of earlier releases
-SHARED = "shared."
-_PUBLIC = ("t", "clip_norm", "size")
+MOST_BROADCAST = 4  # vectors that a solver may be told of earlier releases
+BROADCAST = "broadcast."
+PUBLIC = ("t", "clip_norm", "size", "state")
+MOST_STATE = 16  # numbers that steps may have learned from earlier releases
 Array = NDArray[Any]
 
 
@@ -163,38 +164,51 @@ def within(array: Array, name: str, end: int) -> NDArray[np.int64]:
 
 def public_said(public: Public) -> dict[str, Any]:
     """The numbers of it; a clip norm that bounds nothing is null."""
-    return {"t": public.t, "clip_norm": None if public.clip_norm == math.inf else public.clip_norm, "size": public.size}
+    clip_norm = None if public.clip_norm == math.inf else public.clip_norm
+    return {"t": public.t, "clip_norm": clip_norm, "size": public.size, "state": dict(public.state)}
 
 
 def public_arrays(public: Public) -> dict[str, Array]:
     """The arrays of it."""
     mask = {} if public.mask is None else {"mask": public.mask.cpu().numpy().astype("<i8")}
-    return {**mask, **{f"{SHARED}{name}": held.cpu().numpy().astype("<f4") for name, held in public.shared.items()}}
+    return {
+        **mask,
+        **{f"{BROADCAST}{name}": held.cpu().numpy().astype("<f4") for name, held in public.broadcast.items()},
+    }
 
 
 def public_of(frame: Frame, size: int) -> Public:
     """What `public_said` and `public_arrays` wrote, for a model of `size` numbers."""
-    t, clip_norm, length = (frame.said.get(name) for name in _PUBLIC)
+    t, clip_norm, length, state = (frame.said.get(name) for name in PUBLIC)
     if clip_norm is not None and not (type(clip_norm) in (int, float) and 0 < clip_norm < math.inf):
         raise bad(f"clip_norm {brief_repr(clip_norm)}", "a number above 0, or null")
-    shared = [name for name in frame.arrays if name.startswith(SHARED)]
-    if len(shared) > MOST_SHARED:
-        raise bad(f"{len(shared)} shared vectors", f"at most {MOST_SHARED}")
+    broadcast = [name for name in frame.arrays if name.startswith(BROADCAST)]
+    if len(broadcast) > MOST_BROADCAST:
+        raise bad(f"{len(broadcast)} broadcast vectors", f"at most {MOST_BROADCAST}")
     mask = frame.arrays.get("mask")
     return Public(
         count(t, "t"),
         math.inf if clip_norm is None else float(clip_norm),
         count(length, "size", size + 1),
         None if mask is None else torch.from_numpy(within(mask, "mask", size)),
-        {name.removeprefix(SHARED): vector(frame.arrays[name], name, size) for name in shared},
+        {name.removeprefix(BROADCAST): vector(frame.arrays[name], name, size) for name in broadcast},
+        state=_learned(state),
     )
+
+
+def _learned(state: Any) -> dict[str, float]:
+    """The numbers that steps have learned, by name."""
+    named = isinstance(state, dict) and len(state) <= MOST_STATE
+    if not (named and all(type(value) in (int, float) and math.isfinite(value) for value in state.values())):
+        raise bad(f"state {brief_repr(state)}", f"at most {MOST_STATE} finite numbers, by name")
+    return {name: float(value) for name, value in state.items()}
 
 
 def public_names(frame: Frame) -> set[str]:
     """The arrays in a frame that belong to `Public`."""
-    return {name for name in frame.arrays if name == "mask" or name.startswith(SHARED)}
+    return {name for name in frame.arrays if name == "mask" or name.startswith(BROADCAST)}
 
 
 def public_bytes(size: int) -> int:
     """The most that its arrays take for a model of `size` numbers."""
-    return (8 + 4 * MOST_SHARED) * size
+    return (8 + 4 * MOST_BROADCAST) * size

@@ -88,7 +88,7 @@ class InProcessWorker:
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
-        self.kept = Kept(plan.local.keeps(task.layout.size))
+        self.kept = Kept(plan.local.state_size(task.layout.size))
         self.witness = witness(task)
 
     @property
@@ -158,8 +158,8 @@ class InProcessWorker:
         ]
         coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
         batches, kept = self.reader.batches(clients, drawn), self._remembered(clients)
-        if public.shared:
-            public = replace(public, shared={name: self.objective.inward(v) for name, v in public.shared.items()})
+        if public.broadcast:
+            public = replace(public, broadcast={name: self.objective.inward(v) for name, v in public.broadcast.items()})
         work = Work(self.objective, own, batches, len(clients), public, coins, kept)
         if self.path == "batched":
             rows = self.plan.local.solve(work)

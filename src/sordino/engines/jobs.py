@@ -17,6 +17,7 @@ from torch import Tensor
 from sordino import codec
 from sordino.codec import plugins
 from sordino.engines.frames import (
+    PUBLIC,
     Frame,
     bad,
     count,
@@ -89,7 +90,7 @@ class Job:
             return _question(frame)
         if frame.kind != "round":
             raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
-        frame.holds((*words, "t", "clip_norm", "size"), {"start", *public_names(frame)})
+        frame.holds((*words, *PUBLIC), {"start", *public_names(frame)})
         job = replace(
             _question(frame), public=public_of(frame, size), start=vector(frame.arrays["start"], "start", size)
         )
@@ -236,5 +237,5 @@ class Limits:
             return None if frame.kind == "end" else Order()
         if frame.kind != "round":
             raise DataError("other words than those of an order")
-        frame.holds(("t", "clip_norm", "size"), {"cohort", *public_names(frame)})
+        frame.holds(PUBLIC, {"cohort", *public_names(frame)})
         return Order(public_of(frame, self.size), within(frame.arrays["cohort"], "cohort", self.population))

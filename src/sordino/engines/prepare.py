@@ -1,6 +1,6 @@
 """Before the first round: columns that wait for a noised histogram get it, once; the state keeps what was released.
 
-charge  ->  each message + noise (or their sum + noise, where a curator is trusted)  ->  State.learnt  ->  the records
+charge  ->  each message + noise (or their sum + noise, where a curator is trusted)  ->  State.public_state  ->  the records
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def begin(plan: Plan, task: Task, streams: Streams, charge: Charge, state: State
     if not known(state):
         charge(BEFORE, None)
         found = {f"{PREPARED}{part.column}": _released(plan, part, task, streams) for part in plan.prepare}
-        state = replace(state, learnt=state.learnt | found)
+        state = replace(state, public_state=state.public_state | found)
     return scaled(task, known(state)), state
 
 
 def known(state: State) -> dict[str, Values]:
     """The noised histograms that a state remembers."""
-    kept = {name.removeprefix(PREPARED): held for name, held in state.learnt.items() if name.startswith(PREPARED)}
+    kept = {name.removeprefix(PREPARED): held for name, held in state.public_state.items() if name.startswith(PREPARED)}
     return {name: held.double().numpy() for name, held in kept.items()}
 
 

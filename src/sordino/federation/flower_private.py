@@ -113,7 +113,8 @@ def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]
     if reply.has_error():
         return reply
     update = (start - flatten(model_arrays(reply.content)))[None, :]
-    public = Public(t=int(asked["t"]), clip_norm=float(asked["clip_norm"]), size=len(start))
+    state = {name: float(value) for name, value in json.loads(str(asked["state"])).items()}
+    public = Public(t=int(asked["t"]), clip_norm=float(asked["clip_norm"]), size=len(start), state=state)
     row = encode_update(plan, update, public, int(asked["client"]))
     reply.content = f.RecordDict({OURS: f.ArrayRecord({ROW: f.Array(row.numpy())})})
     return reply
@@ -154,7 +155,7 @@ class Private(Base):  # type: ignore[misc]
         if t >= plan.rounds:
             raise PlanError("rounds", f"round {server_round} of a plan for {plan.rounds}", "num_rounds = plan.rounds")
         self.state = self.state or State.initial(plan, flatten(arrays))
-        public = plan.public(t, len(flatten(arrays)), self.state.learnt)
+        public = plan.public(t, len(flatten(arrays)), self.state.public_state)
         nodes = sorted(grid.get_node_ids())
         if len(nodes) != plan.clients.population:
             found = f"{len(nodes)} nodes and a plan for {plan.clients.population} clients"
@@ -163,7 +164,8 @@ class Private(Base):  # type: ignore[misc]
         self._asked = (arrays, public, cohort, {nodes[int(client)]: int(client) for client in cohort})
         if plan.release.local:
             self._charge(t, cohort)
-        told = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm}
+        state = json.dumps(dict(public.state))
+        told = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm, "state": state}
         return [
             f.Message(
                 f.RecordDict({"arrays": arrays, "config": config, OURS: f.ConfigRecord({**told, "client": client})}),

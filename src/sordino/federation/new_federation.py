@@ -171,7 +171,9 @@ def write_federation(folder: Path, config: Config, text: str) -> None:
 def policy_text(config: Config, place: int) -> str:
     """A policy that allows this plan and no other, with a limit that this plan uses up; for the operator to change."""
     name, plan = silos_of(config)[place], config.plan
-    often = Participation(plan.rounds, plan.clients.most(plan.rounds))  # a silo that is drawn often is not refused
+    often = Participation(
+        plan.rounds, plan.clients.max_participations(plan.rounds)
+    )  # a silo that is drawn often is not refused
     line = plan.cost(often).line("cohort", place)
     own = config.budgets[place] if config.budgets else None
     delta = (config.deltas or (config.delta,) * len(silos_of(config)))[place]

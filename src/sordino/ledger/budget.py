@@ -149,7 +149,9 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
     """
     needed, allowed = _needed(plan, budget), budget.allowed
     if plan.clients.random:
-        chance = plan.clients.within(allowed, plan.rounds) if budget.epochs is None else np.ones(len(allowed))
+        chance = (
+            plan.clients.participation_cdf(allowed, plan.rounds) if budget.epochs is None else np.ones(len(allowed))
+        )
         over = np.flatnonzero((allowed < 1) | (chance < UNLIKELY))
     else:
         over = np.flatnonzero(needed > allowed)
@@ -168,10 +170,10 @@ UNLIKELY = 1e-6
 
 def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
     """Rounds of every client as planned, or, where epochs are counted, releases of one record of it: of the bill."""
-    turns = plan.clients.turns(plan.rounds)
+    turns = plan.clients.participations(plan.rounds)
     if budget.epochs is None:
         return turns
-    if plan.release.joint:
+    if plan.release.correlated:
         whole = [Participation(plan.rounds, math.ceil(n)) for n in turns]
         parts = (plan.clients, plan.local, plan.release)
         return np.asarray([reads_of(*parts, one, silo) for silo, one in enumerate(whole)], dtype=np.float64)
@@ -210,8 +212,8 @@ def _line(plan: Plan, client: int, n: int) -> Line:
     if plan.local.reads is not None and plan.local.reads.disjoint:
         sure = Participation(plan.rounds, plan.rounds)
         line = replace(plan, prepare=()).cost(sure, client).line("cohort", client)
-        if plan.release.joint:
-            line = replace(line, entries=plan.release.over(_patterns(plan, n, client)))
+        if plan.release.correlated:
+            line = replace(line, entries=plan.release.run_events(_patterns(plan, n, client)))
         else:
             line = replace(line, entries=tuple((event, n) for event, _ in line.entries))
         return with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]

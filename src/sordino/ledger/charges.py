@@ -45,8 +45,8 @@ class SiloCost:
     def whole(self) -> bool:
         """Whether the run is charged at admission."""
         plan = self.plan
-        hidden = plan.clients.random and plan.clients.amplifies and plan.release.hides(plan.clients)
-        return self.plan.release.joint or (self.adversary == "models" and plan.unit == "client" and hidden)
+        hidden = plan.clients.random and plan.clients.amplifies and plan.release.hides_cohort(plan.clients)
+        return self.plan.release.correlated or (self.adversary == "models" and plan.unit == "client" and hidden)
 
     @property
     def jobs(self) -> int:
@@ -60,12 +60,12 @@ class SiloCost:
         if self.whole:
             items = tuple(Item(event, count) for event, count in line.entries if count)
             return Request(self.plan.unit, line.relation, items, self.plan.hash)
-        rounds = math.ceil(float(self.plan.clients.turns(self.plan.rounds)[self.silo]))
+        rounds = math.ceil(float(self.plan.clients.participations(self.plan.rounds)[self.silo]))
         return Request(self.plan.unit, line.relation, self._rounds(rounds), self.plan.hash)
 
     def job(self, t: int) -> tuple[Item, ...]:
         """One message of round t; of a run that is charged whole, one that is drawn again."""
-        if self.plan.release.joint:  # a round that is drawn again has no price
+        if self.plan.release.correlated:  # a round that is drawn again has no price
             return (Item(Unprotected()),)
         blocks = self._blocks(t)
         if blocks is None:

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from sordino.parts.banded import Banded as Banded
     from sordino.parts.banded import BandedSquareRoot as BandedSquareRoot
     from sordino.parts.correlated_noise import CorrelatedNoise as CorrelatedNoise
+    from sordino.parts.distributions import Distribution as Distribution
+    from sordino.parts.distributions import SamplingLaw as SamplingLaw
     from sordino.parts.encoding import Adaptive as Adaptive
     from sordino.parts.encoding import Clip as Clip
+    from sordino.parts.encoding import NoiseStd as NoiseStd
     from sordino.parts.encoding import Public as Public
-    from sordino.parts.encoding import Spread as Spread
     from sordino.parts.encoding import Step as Step
     from sordino.parts.gradients import Blur as Blur
     from sordino.parts.gradients import Bounded as Bounded
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from sordino.parts.postprocess import SoftThreshold as SoftThreshold
     from sordino.parts.postprocess import SparsifyMean as SparsifyMean
     from sordino.parts.preparation import Histogram as Histogram
+    from sordino.parts.preparation import Preparation as Preparation
     from sordino.parts.record_samplers import AllRecords as AllRecords
     from sordino.parts.record_samplers import FixedRecords as FixedRecords
     from sordino.parts.record_samplers import OnePass as OnePass

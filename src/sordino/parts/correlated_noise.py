@@ -46,13 +46,13 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
 
-    def suits(self, clients: Sampler) -> None:
-        if clients.apart is None:
+    def check_sampler(self, clients: Sampler) -> None:
+        if clients.min_separation is None:
             found = f"correlated noise and sampler {clients.kind!r}, under which a client may come in any two rounds"
             fix = "roundrobin, separated or turns; with poisson or fixed use central_noise"
             raise PlanError("correlated noise", found, "a sampler that keeps a client's rounds apart", fix)
-        if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.apart):
-            found = f"{self.strategy.bands or 'all'} bands and turns of {clients.apart} rounds"
+        if clients.amplifies and (self.strategy.bands is None or self.strategy.bands > clients.min_separation):
+            found = f"{self.strategy.bands or 'all'} bands and turns of {clients.min_separation} rounds"
             raise PlanError("correlated noise", found, "at most as many bands as rounds between turns", "fewer bands")
 
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
@@ -74,9 +74,9 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
     def event(self) -> Event:
         """One round of one client alone: its column of C."""
-        return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.once)
+        return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.max_column_norm)
 
-    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+    def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         """One event for the whole run."""
         sensitivity = self.strategy.sensitivity(allowed)
         if sensitivity == 0.0:
@@ -111,7 +111,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
 
     def independent(self, clients: Sampler, allowed: Patterns) -> CentralNoise:
         """Noise of every round's own that costs the same under the same sampler."""
-        moved, alone = self.strategy.once, 1.0
+        moved, alone = self.strategy.max_column_norm, 1.0
         if not clients.amplifies:
             moved, alone = self.strategy.sensitivity(allowed), Identity().sensitivity(allowed)
         return CentralNoise(Gaussian(self.mechanism.noise_multiplier * alone / moved))

@@ -29,16 +29,17 @@ class Public:
     clip_norm: float = math.inf
     size: int = 0  # d, the length of a message before any step
     mask: Tensor | None = None  # coordinates that are sent, where a PublicMask chose them
-    shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the local solver reads off earlier releases, [d]
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)  # what `LocalSolver.split` read off releases, [d]
     tensors: tuple[int, ...] = ()  # sizes of the model's tensors, in the order of the message
+    state: Mapping[str, float] = field(default_factory=dict)  # what `Step.learn` read off earlier releases
 
     def on(self, device: torch.device) -> Public:
         """The same, with its tensors there."""
         mask = None if self.mask is None else self.mask.to(device)
-        return replace(self, mask=mask, shared={name: held.to(device) for name, held in self.shared.items()})
+        return replace(self, mask=mask, broadcast={name: held.to(device) for name, held in self.broadcast.items()})
 
 
-Spread = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
+NoiseStd = float | Tensor  # standard deviation of the noise: one number for all coordinates, or one for each [d]
 
 
 def decoded(found: object, step: Step, mean: Tensor) -> str:
@@ -71,7 +72,7 @@ class Step(Part):
         return before
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
-        """Public numbers for the next round, read off the noised mean before it is decoded: post-processing."""
+        """Public numbers for later rounds (`Public.state`), read off the noised mean before it is decoded."""
         return {}
 
     @abstractmethod
@@ -86,7 +87,7 @@ class Step(Part):
 
     @abstractmethod
     @returns(of_type(float, int, Tensor))
-    def spread(self, std: Spread, public: Public) -> Spread:
+    def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         """The noise's standard deviation after `decode`, where it was `std` before."""
 
 
@@ -190,7 +191,7 @@ class Clip(Step, kind="clip"):
             return mean
         return (self.clip_norm.part(mean) if isinstance(self.clip_norm, Adaptive) else mean) * self._clip_norm(public)
 
-    def spread(self, std: Spread, public: Public) -> Spread:
+    def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         if not self.finite:
             return std
         if not isinstance(self.clip_norm, Adaptive):

@@ -59,7 +59,7 @@ class Work:
     m: int
     public: Public
     coins: Sequence[Coins] = ()  # for noise of their own
-    kept: Tensor | None = None  # [m, keeps], what each remembers of its own rounds before: written anew in place
+    client_state: Tensor | None = None  # [m, state_size], what each remembers of its own rounds: updated in place
 
 
 def _update_and_shared(found: object) -> str:
@@ -107,13 +107,13 @@ class LocalSolver(Part):
         """Numbers in a message of a model with `size` of them."""
         return size
 
-    def keeps(self, size: int) -> int:
+    def state_size(self, size: int) -> int:
         """Numbers that a client remembers from one of its rounds to the next: its own secret, never sent."""
         return 0
 
     @returns(lambda found, *_: _update_and_shared(found))
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """The decoded mean as the update [d], and what clients are told of it in the next round (`Public.shared`).
+        """The decoded mean as the update [d], and what clients are told of it in the next round (`Public.broadcast`).
 
         `rate` is the share of the population that a round expects. All of it is read off a release: post-processing.
         """
@@ -123,10 +123,10 @@ class LocalSolver(Part):
         """The same message without noise, of a client that holds one record; for `sordino audit --canaries`."""
         return self
 
-    def lasts(self, rounds: int) -> None:
+    def check_rounds(self, rounds: int) -> None:
         """Refuse numbers that this solver cannot work with in every one of so many rounds."""
 
-    def suits(self, population: int) -> None:
+    def check_population(self, population: int) -> None:
         """Refuse a population that this solver cannot work with."""
 
     def own_event(self, client: int) -> Event:
@@ -190,7 +190,7 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
             found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"
             raise PlanError("local work", found, "the same number of steps for all", "set steps, and drop epochs")
 
-    def lasts(self, rounds: int) -> None:
+    def check_rounds(self, rounds: int) -> None:
         if not finite(*span_of_steps(self.lr, rounds, self.steps or 1)):
             needed = "finite numbers that float32 holds in every local step"
             raise PlanError("schedule", f"lr = {brief_repr(self.lr)} over {rounds} rounds", needed)
@@ -276,7 +276,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def __post_init__(self) -> None:
         self._plain()
 
-    def lasts(self, rounds: int) -> None:
+    def check_rounds(self, rounds: int) -> None:
         if not positive(*span_of_steps(self.lr, rounds, self.steps)):
             needed = "a step above 0 in every round: controls are divided by it"
             raise PlanError("local work", f"lr = {brief_repr(self.lr)}", needed)
@@ -298,15 +298,15 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def length(self, size: int) -> int:
         return 2 * size
 
-    def keeps(self, size: int) -> int:
+    def state_size(self, size: int) -> int:
         return size
 
     def solve(self, work: Work) -> Tensor:
         objective, start, public, m = work.objective, work.start, work.public, work.m
         anchor, w = Anchor(start, public.clip_norm), objective.place(start, m)
         way = travelled(self.lr, public.t, self.steps)
-        own = torch.zeros_like(w) if work.kept is None else work.kept
-        control, taken = public.shared.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
+        own = torch.zeros_like(w) if work.client_state is None else work.client_state
+        control, taken = public.broadcast.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
         for lr, batch in zip(paces(self.lr, public.t, self.steps), work.batches, strict=False):
             active = w.new_ones(m, 1) if batch.active is None else batch.active[:, None]
             w.sub_((self.gradient.at(objective, w, batch, anchor) - own + control) * active, alpha=lr)
@@ -320,5 +320,5 @@ class Scaffold(LocalSolver, kind="scaffold"):
 
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
         update, drift = mean.chunk(2)
-        control = public.shared.get(CONTROL, torch.zeros_like(update))
+        control = public.broadcast.get(CONTROL, torch.zeros_like(update))
         return update, {CONTROL: control - rate / travelled(self.lr, public.t, self.steps) * drift}

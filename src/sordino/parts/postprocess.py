@@ -17,7 +17,7 @@ from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
 from sordino.layout import Layout
-from sordino.parts.encoding import Spread
+from sordino.parts.encoding import NoiseStd
 from sordino.parts.schedules import natural
 from sordino.parts.sparsify import check_keep, keep_largest, keep_largest_of_each
 
@@ -27,7 +27,7 @@ class Noised:
     """What is publicly known of a noised mean beside its value."""
 
     layout: Layout
-    std: Spread  # exact standard deviation of the noise in every coordinate of the mean
+    std: NoiseStd  # exact standard deviation of the noise in every coordinate of the mean
     t: int
 
     def each(self) -> Tensor:
@@ -48,7 +48,7 @@ class Postprocess(Part):
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         """The mean [d], changed."""
 
-    def spread(self, known: Noised) -> Spread:
+    def decoded_noise_std(self, known: Noised) -> NoiseStd:
         """The noise's standard deviation after `apply`; asked of linear maps only."""
         raise NotImplementedError(f"{self.kind} does not say what noise is left")
 
@@ -76,7 +76,7 @@ class LaplacianSmoothing(Postprocess, kind="laplacian_smoothing"):
     def apply(self, mean: Tensor, known: Noised) -> Tensor:
         return self._tensors(mean, known.layout, smooth_cycle)
 
-    def spread(self, known: Noised) -> Spread:
+    def decoded_noise_std(self, known: Noised) -> NoiseStd:
         """sqrt(h^2 * nu^2), h the response to a single one, * round the cycle of each tensor."""
         return self._tensors(known.each().square(), known.layout, _variances).sqrt()
 

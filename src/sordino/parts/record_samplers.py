@@ -56,9 +56,9 @@ class RecordSampler(Part):
 
     def public_law(self, silo: int, size: int) -> SamplingLaw:
         """Of batches of `size` that nobody needs to keep secret: the bill rests on `most` and `apart` alone."""
-        most = partial(self.most, silo=silo)
+        most = partial(self.max_participations, silo=silo)
         return SamplingLaw(
-            self.size(silo), size=size, secret=False, max_participations=most, min_separation=self.apart(silo)
+            self.size(silo), size=size, secret=False, max_participations=most, min_separation=self.min_separation(silo)
         )
 
     def size(self, silo: int) -> int:
@@ -69,11 +69,11 @@ class RecordSampler(Part):
         """Steps of the same epoch read disjoint records; unless a sampler says more, each step is its own."""
         return step
 
-    def most(self, steps: int, silo: int) -> int:
+    def max_participations(self, steps: int, silo: int) -> int:
         """In how many of the first `steps` steps one record is read, at most."""
         return self.epoch(steps - 1, silo) + 1 if steps > 0 else 0
 
-    def apart(self, silo: int) -> int | None:
+    def min_separation(self, silo: int) -> int | None:
         """Any two steps that read one record are at least so many steps from each other; None: nothing is promised."""
         return None
 
@@ -81,11 +81,11 @@ class RecordSampler(Part):
         """All that a step reads: positions start to stop of public order o, as (o, start, stop); None: nobody says."""
         return None
 
-    def again(self, steps: int, silo: int) -> int:
+    def max_repeated_reads(self, steps: int, silo: int) -> int:
         """In how many of any `steps` steps in a row one record is read, at most: what running them again costs."""
         return steps
 
-    def rounds(self) -> int | None:
+    def max_rounds(self) -> int | None:
         """The most rounds that can be run; None: any number."""
         return None
 
@@ -138,7 +138,7 @@ class AllRecords(RecordSampler, kind="all_records"):
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
         return AllRecords(sizes)
 
-    def apart(self, silo: int) -> int | None:
+    def min_separation(self, silo: int) -> int | None:
         return 1
 
 
@@ -252,16 +252,16 @@ class OnePass(RecordSampler, kind="one_pass"):
     def epoch(self, step: int, silo: int) -> int:
         return 0
 
-    def apart(self, silo: int) -> int | None:
+    def min_separation(self, silo: int) -> int | None:
         return self.size(silo) // self.batch  # at most one step: any distance is true
 
     def block(self, step: int, silo: int) -> tuple[int, int, int] | None:
         return 0, step * self.batch, (step + 1) * self.batch
 
-    def again(self, steps: int, silo: int) -> int:
+    def max_repeated_reads(self, steps: int, silo: int) -> int:
         return 1
 
-    def rounds(self) -> int | None:
+    def max_rounds(self) -> int | None:
         return min(self.sizes) // self.batch
 
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:
@@ -314,10 +314,10 @@ class ShuffledRecords(_Epochs, kind="shuffled_records"):
     def order(self, epoch: int) -> int:
         return 1 + epoch
 
-    def apart(self, silo: int) -> int | None:
+    def min_separation(self, silo: int) -> int | None:
         return 1  # the last of one epoch may be the first of the next
 
-    def again(self, steps: int, silo: int) -> int:
+    def max_repeated_reads(self, steps: int, silo: int) -> int:
         return min(steps, 1 + -(-(steps - 1) // (self.size(silo) // self.batch)))
 
 
@@ -335,10 +335,10 @@ class RecordsInTurn(_Epochs, kind="records_in_turn"):
     def order(self, epoch: int) -> int:
         return 0
 
-    def apart(self, silo: int) -> int | None:
+    def min_separation(self, silo: int) -> int | None:
         return self.size(silo) // self.batch
 
-    def again(self, steps: int, silo: int) -> int:
+    def max_repeated_reads(self, steps: int, silo: int) -> int:
         return -(-steps // (self.size(silo) // self.batch))
 
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler:

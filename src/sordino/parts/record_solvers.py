@@ -121,12 +121,12 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
             found = f"steps = {brief_repr(self.steps)}, lr = {brief_repr(self.lr)}"
             raise PlanError("local work", found, f"from 1 to {MOST:,} steps, and a finite lr")
 
-    def lasts(self, rounds: int) -> None:
+    def check_rounds(self, rounds: int) -> None:
         if not finite(*span_of_steps(self.lr, rounds, self.steps)):
             needed = "finite numbers that float32 holds in every local step"
             raise PlanError("schedule", f"lr = {brief_repr(self.lr)} over {rounds} rounds", needed)
 
-    def suits(self, population: int) -> None:
+    def check_population(self, population: int) -> None:
         if self.noise_multipliers and len(self.noise_multipliers) != population:
             found = f"{len(self.noise_multipliers)} noise multipliers for {population} silos"
             raise PlanError("local noise", found, "one noise multiplier per silo")

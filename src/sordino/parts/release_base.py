@@ -46,10 +46,15 @@ class Release(Part):
     noise_multipliers: tuple[float, ...] = ()  # one for each client, where they differ
     local: ClassVar[bool] = False  # True: clients draw the noise, so the round is charged before they start
 
+    @property
+    def sees_cohort(self) -> bool:
+        """Whether the least trusted party of this release sees who takes part."""
+        return bool({"cohort", "messages"} & self.sees)
+
     def check(self, bound: Bound | AlreadyPrivate) -> None:
         """Refuse what this release cannot certify."""
 
-    def suits(self, clients: Sampler) -> None:
+    def check_sampler(self, clients: Sampler) -> None:
         """Refuse a cohort that this release cannot work with."""
 
     @returns(lambda found, part, row, *_: tensor(found, tuple(row.shape), row, finite=True))
@@ -124,31 +129,31 @@ class Release(Part):
 
         The identity, unless rounds share their noise (`joint`), which must state it; None: not stated.
         """
-        return None if self.joint else np.eye(rounds)
+        return None if self.correlated else np.eye(rounds)
 
     @abstractmethod
     @returns(of_type(Event))
     def event(self) -> Event:
         """One round, for a movement of 1 of one message, to one who sees the sum."""
 
-    def over(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
+    def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         """All rounds that one client may be in: the event of one, counted, unless one stands for the whole run."""
         return ((self.event(), allowed.max_participations),)
 
     def repeated_event(self, allowed: Patterns) -> Event:
         """One round that is run again with fresh noise, where rounds share their noise: unless proved, no price."""
-        return Unprotected() if self.joint else self.event()
+        return Unprotected() if self.correlated else self.event()
 
     @property
-    def joint(self) -> bool:
+    def correlated(self) -> bool:
         """Whether rounds share their noise, so that one event stands for all of them."""
-        return type(self).over is not Release.over
+        return type(self).run_events is not Release.run_events
 
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
         """With what it can only know from the plan: the rounds of one client, what the server makes of a round."""
         return self
 
-    def hides(self, clients: Sampler) -> bool:
+    def hides_cohort(self, clients: Sampler) -> bool:
         """Whether what is released, noise included, tells neither who came nor how many."""
         return "cohort" not in self.sees
 

@@ -91,7 +91,7 @@ class NoiseShares(Release, kind="noise_shares"):
                 "use the fewest clients a round accepts",
             )
 
-    def suits(self, clients: Sampler) -> None:
+    def check_sampler(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)
 
     @property
@@ -113,7 +113,7 @@ class NoiseShares(Release, kind="noise_shares"):
     def accepts(self, received: int) -> bool:
         return received >= self.at_least
 
-    def hides(self, clients: Sampler) -> bool:
+    def hides_cohort(self, clients: Sampler) -> bool:
         return clients.size == self.at_least  # else the noise's variance tells how many came
 
     def event(self) -> Event:
@@ -157,7 +157,7 @@ class LocalNoise(Release, kind="local_noise"):
             return self.mechanism
         return self.mechanism.with_noise_multiplier(self.noise_multipliers[client])
 
-    def suits(self, clients: Sampler) -> None:
+    def check_sampler(self, clients: Sampler) -> None:
         if self.noise_multipliers and len(self.noise_multipliers) != clients.population:
             found = f"{len(self.noise_multipliers)} noise multipliers for {clients.population} clients"
             raise PlanError("local noise", found, "one noise multiplier per client")
@@ -227,7 +227,7 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
 
-    def suits(self, clients: Sampler) -> None:
+    def check_sampler(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)
 
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
@@ -317,5 +317,5 @@ class NoNoise(_Bare, kind="no_noise"):
 
     sees: ClassVar[Sees] = frozenset({"mean"})
 
-    def hides(self, clients: Sampler) -> bool:
+    def hides_cohort(self, clients: Sampler) -> bool:
         return False

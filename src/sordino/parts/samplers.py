@@ -73,7 +73,7 @@ class Sampler(Part):
         return None
 
     @property
-    def apart(self) -> int | None:
+    def min_separation(self) -> int | None:
         """Any two rounds of one client are at least so many rounds from each other; None: nothing is promised."""
         return None
 
@@ -92,7 +92,11 @@ class Sampler(Part):
     def public_law(self, size: int | None) -> SamplingLaw:
         """Of public cohorts, of `size` clients where that is said."""
         return SamplingLaw(
-            self.population, size=size, secret=False, max_participations=self.most, min_separation=self.apart
+            self.population,
+            size=size,
+            secret=False,
+            max_participations=self.max_participations,
+            min_separation=self.min_separation,
         )
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
@@ -102,12 +106,12 @@ class Sampler(Part):
         """
         return rounds + len(repeated)
 
-    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+    def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
         """The same as `most`, with rounds that were `repeated`: the same clients again where cohorts are public."""
         if self.random or not repeated:
-            return self.most(rounds) + len(repeated)
+            return self.max_participations(rounds) + len(repeated)
         again = np.concatenate([self.draw(t, NO_COINS) for t in repeated])
-        return int((self.turns(rounds) + np.bincount(again, minlength=self.population)).max())
+        return int((self.participations(rounds) + np.bincount(again, minlength=self.population)).max())
 
     @property
     def inclusion_rate(self) -> float | None:
@@ -117,7 +121,7 @@ class Sampler(Part):
         """
         return None
 
-    def seen(self, event: Event) -> Event:
+    def publicly_sampled(self, event: Event) -> Event:
         """The event of a round that can take a client, to one who sees the coins and has not seen them yet."""
         rate = self.inclusion_rate
         if isinstance(event, Unprotected) or rate is None or rate >= 1:
@@ -130,16 +134,18 @@ class Sampler(Part):
 
     @abstractmethod
     @returns(lambda found, *_: number(found, 0))
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         """The most rounds that any one client is in (random cohorts: but for probability 1e-6)."""
 
-    def turns(self, rounds: int) -> NDArray[np.float64]:
+    def participations(self, rounds: int) -> NDArray[np.float64]:
         """In how many rounds every client is: on average, or exactly where cohorts are public."""
         if self.random:
             return np.full(self.population, self.expected / self.population * rounds)
-        return np.full(self.population, float(self.most(rounds)))  # unless a sampler says more, all come equally often
+        return np.full(
+            self.population, float(self.max_participations(rounds))
+        )  # unless a sampler says more, all come equally often
 
-    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+    def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         """The probability that a client is in at most so many of the rounds, for each number; 1 where nobody knows."""
         return np.ones(len(allowed))
 
@@ -187,14 +193,14 @@ class Everyone(Sampler, kind="everyone"):
     def amplify(self, event: Event) -> Event:
         return event
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return rounds
 
     def shrunk(self, share: float) -> Sampler:
         return Everyone(_fewer(self.population, share))
 
     @property
-    def apart(self) -> int | None:
+    def min_separation(self) -> int | None:
         return 1
 
 
@@ -251,13 +257,13 @@ class Poisson(Sampler, kind="poisson"):
     def with_cohort(self, cohort: int) -> Sampler:
         return replace(self, rate=cohort / self.population)
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return binomial_most(self.population, rounds, self.rate)
 
-    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        return self.most(rounds + len(repeated))  # every round has coins of its own
+    def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return self.max_participations(rounds + len(repeated))  # every round has coins of its own
 
-    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+    def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         if self.cap is not None:
             return np.ones(len(allowed))  # a cap makes the rate smaller than it is written
         return binomial_within(allowed, rounds, self.rate)
@@ -316,13 +322,13 @@ class FixedSize(Sampler, kind="fixed"):
     def with_cohort(self, cohort: int) -> Sampler:
         return replace(self, cohort=cohort)
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return binomial_most(self.population, rounds, self.cohort / self.population)
 
-    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
-        return self.most(rounds + len(repeated))  # every round has coins of its own
+    def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+        return self.max_participations(rounds + len(repeated))  # every round has coins of its own
 
-    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+    def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         return binomial_within(allowed, rounds, self.cohort / self.population)
 
     def shrunk(self, share: float) -> Sampler:
@@ -387,11 +393,11 @@ class RoundRobin(Sampler, kind="roundrobin"):
     def amplify(self, event: Event) -> Event:
         return event
 
-    def most(self, rounds: int) -> int:
+    def max_participations(self, rounds: int) -> int:
         return -(-rounds * self.cohort // self.population)
 
     @property
-    def apart(self) -> int | None:
+    def min_separation(self) -> int | None:
         return self.population // self.cohort
 
     @property
@@ -401,7 +407,7 @@ class RoundRobin(Sampler, kind="roundrobin"):
     def shrunk(self, share: float) -> Sampler:
         return RoundRobin(_fewer(self.population, share), _fewer(self.cohort, share), self.seed)
 
-    def turns(self, rounds: int) -> NDArray[np.float64]:
+    def participations(self, rounds: int) -> NDArray[np.float64]:
         taken = rounds * self.expected - np.arange(self.population)  # in turn, from the first
         counts, turns = np.maximum(np.ceil(taken / self.population), 0.0), self._turns()
         if turns is None:

@@ -57,7 +57,7 @@ class MinSeparation(Sampler, kind="min_separation"):
         return self.cohort
 
     @property
-    def apart(self) -> int | None:
+    def min_separation(self) -> int | None:
         return self.rest
 
     def draw(self, t: int, rng: np.random.Generator) -> Cohort:
@@ -66,10 +66,10 @@ class MinSeparation(Sampler, kind="min_separation"):
     def amplify(self, event: Event) -> Event:
         return event
 
-    def most(self, rounds: int) -> int:
-        return int(self.turns(rounds).max())
+    def max_participations(self, rounds: int) -> int:
+        return int(self.participations(rounds).max())
 
-    def turns(self, rounds: int) -> NDArray[np.float64]:
+    def participations(self, rounds: int) -> NDArray[np.float64]:
         met = [_rested(self)[t] for t in range(rounds)]
         return np.bincount(np.concatenate(met), minlength=self.population).astype(np.float64)
 
@@ -126,7 +126,7 @@ class CyclicPoisson(Sampler, kind="cyclic_poisson"):
         return self.rate * self.population / self.groups
 
     @property
-    def apart(self) -> int | None:
+    def min_separation(self) -> int | None:
         return self.groups
 
     def amplified_rounds(self, rounds: int, repeated: Sequence[int] = ()) -> int:
@@ -165,13 +165,13 @@ class CyclicPoisson(Sampler, kind="cyclic_poisson"):
     def with_cohort(self, cohort: int) -> Sampler:
         return replace(self, rate=cohort * self.groups / self.population)
 
-    def most(self, rounds: int) -> int:
-        return self.max_participations(rounds)
+    def max_participations(self, rounds: int) -> int:
+        return self.participations_with_repeats(rounds)
 
-    def max_participations(self, rounds: int, repeated: Sequence[int] = ()) -> int:
+    def participations_with_repeats(self, rounds: int, repeated: Sequence[int] = ()) -> int:
         return binomial_most(self.population, self.amplified_rounds(rounds, repeated), self.rate)
 
-    def within(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
+    def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         return binomial_within(allowed, self.amplified_rounds(rounds), self.rate)
 
     def for_one_client(self) -> Sampler:
@@ -182,15 +182,15 @@ _LOG = logging.getLogger("sordino")
 
 
 @dataclass(frozen=True)
-class Rest:
-    """The last round of every client and how many it had; `most` is what it is billed for."""
+class SeparationGuard:
+    """The last round of every client and how many it had; `max_participations` is what it is charged for."""
 
     clients: Sampler
-    most: int
+    max_participations: int
     last: NDArray[np.int64]
     count: NDArray[np.int64]
 
-    def keep(self, t: int, cohort: Cohort) -> Cohort:
+    def admit(self, t: int, cohort: Cohort) -> Cohort:
         """Those of a cohort who may come to round t; they rest from now on."""
         kept = cohort[self._may(t, cohort)]
         self.last[kept] = t
@@ -202,17 +202,21 @@ class Rest:
     def _may(self, t: int, cohort: Cohort) -> NDArray[np.bool_]:
         if isinstance(self.clients, CyclicPoisson):
             return np.asarray(cohort % self.clients.groups == t % self.clients.groups)
-        rested = t - self.last[cohort] >= (self.clients.apart or 1)
-        return np.asarray(rested if self.clients.random else rested & (self.count[cohort] < self.most))
+        rested = t - self.last[cohort] >= (self.clients.min_separation or 1)
+        return np.asarray(rested if self.clients.random else rested & (self.count[cohort] < self.max_participations))
 
 
-def resting(clients: Sampler, release: Release, rounds: int, streams: Streams, t: int) -> Rest | None:
+def separation_guard(
+    clients: Sampler, release: Release, rounds: int, streams: Streams, t: int
+) -> SeparationGuard | None:
     """Where a run stands before round t: public cohorts are drawn again; where coins were secret, everybody rests."""
-    if not release.joint:
+    if not release.correlated:
         return None
-    began = t - 1 if t and clients.random else -rounds - (clients.apart or 1)
+    began = t - 1 if t and clients.random else -rounds - (clients.min_separation or 1)
     last = np.full(clients.population, began, dtype=np.int64)
-    rest = Rest(clients, clients.most(rounds), last, np.zeros(clients.population, dtype=np.int64))
+    guard = SeparationGuard(
+        clients, clients.max_participations(rounds), last, np.zeros(clients.population, dtype=np.int64)
+    )
     for before in range(0 if clients.random else t):
-        rest.keep(before, clients.draw(before, streams.at(before, "cohort")))
-    return rest
+        guard.admit(before, clients.draw(before, streams.at(before, "cohort")))
+    return guard

@@ -15,7 +15,7 @@ from sordino.accounting.bounds import Bound
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
-from sordino.parts.encoding import Public, Spread, Step
+from sordino.parts.encoding import NoiseStd, Public, Step
 from sordino.parts.schedules import share
 from sordino.rng import Seeded
 
@@ -82,7 +82,7 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
             )
         return before
 
-    def spread(self, std: Spread, public: Public) -> Spread:
+    def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         return std
 
 
@@ -102,7 +102,10 @@ class MaskSource(Part):
     """Where a public mask comes from."""
 
     needs_public_data: ClassVar[bool] = False
-    needs_released: ClassVar[bool] = False
+
+    def remember(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
+        """What `scores` of the next round is given as `released`, after one more released mean [d]; None: nothing."""
+        return None
 
     @abstractmethod
     @returns(lambda found, part, t, size, *_, **__: tensor(found, (size,), torch.empty(0)))
@@ -142,11 +145,14 @@ class ReleasedMask(MaskSource, kind="released"):
 
     seed: int = 0
     explore: float = 0.2
-    needs_released: ClassVar[bool] = True
+    fade: ClassVar[float] = 0.9  # per round
 
     def __post_init__(self) -> None:
         if not 0 <= self.explore < 1:
             raise PlanError("sparsity", f"explore = {self.explore}", "a fraction in [0, 1)")
+
+    def remember(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
+        return mean if before is None else self.fade * before + mean
 
     def scores(self, t: int, size: int, released: Tensor | None, update: Tensor | None) -> Tensor:
         chance = torch.from_numpy(Seeded(self.seed).at(t, "public mask").permutation(size)).to(torch.float32)
@@ -193,7 +199,7 @@ class PublicMask(Step, kind="public_mask"):
     def bound(self, before: Bound) -> Bound:
         return before
 
-    def spread(self, std: Spread, public: Public) -> Spread:
+    def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         """What was not sent has no noise."""
         assert public.mask is not None
         each = std if isinstance(std, Tensor) else torch.full((len(public.mask),), std)

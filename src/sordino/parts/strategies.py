@@ -54,7 +54,7 @@ class Strategy(Part):
 
     @property
     @abstractmethod
-    def once(self) -> float:
+    def max_column_norm(self) -> float:
         """The most that one round of one client moves C X: the longest column."""
 
     def noise_std(self, t: int) -> float:
@@ -106,7 +106,7 @@ class Toeplitz(Strategy):
         return toeplitz.dense(self.inverse(rounds), rounds)
 
     @property
-    def once(self) -> float:
+    def max_column_norm(self) -> float:
         return float(np.linalg.norm(self.column(LONG)))
 
     def noise_std(self, t: int) -> float:
@@ -224,7 +224,7 @@ class Tree(Strategy, kind="tree"):
         return trees.noise_matrix(rounds)
 
     @property
-    def once(self) -> float:
+    def max_column_norm(self) -> float:
         return math.sqrt(1 + math.log2(LONG))
 
     def noise_std(self, t: int) -> float:

@@ -90,7 +90,7 @@ def participation(subject: Subject) -> dict[str, Any]:
     rounds = counts["rounds_accounted"] if subject.is_loop else counts["rounds_charged"]
     known = {"population": clients.population, "expected": clients.expected, "rounds": rounds}
     if subject.is_loop or not subject.cohorts:
-        return {**known, "seen": False, "most": clients.most(rounds), "rounds_of_each": None}
+        return {**known, "seen": False, "most": clients.max_participations(rounds), "rounds_of_each": None}
     each = np.bincount(np.concatenate(subject.cohorts), minlength=clients.population)
     return {**known, "seen": True, "most": int(each.max()), "rounds_of_each": each.tolist()}
 

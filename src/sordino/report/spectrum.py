@@ -66,7 +66,7 @@ def _noise_power(subject: Subject) -> float | None:
     state = State(t, {}) if subject.last is None else subject.last.before
     cohort = subject.cohorts[-1] if subject.cohorts else np.arange(max(1, round(plan.clients.expected)))
     try:
-        std = mean_std(plan, cohort, len(cohort), plan.public(t, 0, state.learnt))
+        std = mean_std(plan, cohort, len(cohort), plan.public(t, 0, state.public_state))
     except (UserError, KeyError):
         return None
     return None if isinstance(std, Tensor) or not np.isfinite(std) else float(std) ** 2

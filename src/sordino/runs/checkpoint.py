@@ -44,8 +44,8 @@ class Checkpoint:
     @property
     def _named(self) -> dict[str, Tensor]:
         named = {f"memory.{name}": tensor for name, tensor in self.state.memory.items()}
-        named |= {f"learnt.{name}": tensor for name, tensor in self.state.learnt.items()}
-        named |= {f"secret.{name}": tensor for name, tensor in self.state.secret.items()}
+        named |= {f"public_state.{name}": tensor for name, tensor in self.state.public_state.items()}
+        named |= {f"secret_state.{name}": tensor for name, tensor in self.state.secret_state.items()}
         return {name: named[name].contiguous() for name in sorted(named)}
 
     @property
@@ -68,7 +68,7 @@ class Checkpoint:
         try:
             said = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
             named = safetensors.torch.load(data)
-            parts = [_of(named, side) for side in ("memory.", "learnt.", "secret.")]
+            parts = [_of(named, side) for side in ("memory.", "public_state.", "secret_state.")]
             marks = [PrefixHash(*said[name]) for name in ("history", "engine")]
             found = cls(State(said["t"], *parts), said["head"], *marks)
             whole = type(found.state.t) is int and found.sha256 == said["sha256"]

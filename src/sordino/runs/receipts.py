@@ -17,7 +17,7 @@ from sordino.engines.base import Receipt
 from sordino.errors import CertificateError
 from sordino.ledger.budget import Filter
 from sordino.ledger.charges import ClientCharges
-from sordino.loop import RoundReceipts, told
+from sordino.loop import RoundReceipts
 from sordino.outcome import replay_charges
 from sordino.plan import Plan
 from sordino.runs.charge_log import ChargeLog
@@ -44,7 +44,7 @@ def whole(data: bytes) -> bytes:
 def parse(data: bytes, plan: Plan, charges: int) -> tuple[RoundReceipts, ...]:
     """The notes of a file, every number checked, or `CertificateError`."""
     found = tuple(_read(one, number) for number, one in enumerate(whole(data).split(b"\n")[:-1], start=1))
-    if found and not told(plan):
+    if found and not plan.cohort_is_public:
         raise CertificateError(NAME, f"{NAME} names clients of a cohort that is secret")
     last = 0
     for number, note in enumerate(found, start=1):
