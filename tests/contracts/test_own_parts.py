@@ -218,7 +218,7 @@ def test_a_package_of_parts_runs_from_its_file_is_certified_and_audited(
         assert sordino(*command.split()[1:]).code == 0, command
     made = sordino("certify", out, "--json").json
     named = {(one["family"], one["kind"]): (one["package"], one["version"]) for one in made["foreign_parts"]}
-    kinds = {"Sampler": "halves", "Step": "mirror", "Postprocess": "wiener", "Spec": "tanh", "Dataset": "rings"}
+    kinds = {"Sampler": "halves", "Step": "mirror", "Postprocess": "wiener", "Architecture": "tanh", "Dataset": "rings"}
     assert named == dict.fromkeys(kinds.items(), ("own_part", "1.2.0"))
     assert any("rests on what own_part 1.2.0 states for its part `halves`" in line for line in made["assumptions"])
     assert made["declared_public"][0]["by"] == "the package own_part"
