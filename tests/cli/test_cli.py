@@ -58,7 +58,7 @@ def test_every_command_takes_json() -> None:
     ("words", "key"),
     [
         (("plan", "FED"), "bounds"),
-        (("epsilon", "--sampler", "full", "--population", 9, "--noise_multiplier", 2), "epsilon"),
+        (("epsilon", "--sampler", "full", "--population", 9, "--noise-multiplier", 2), "epsilon"),
         (("calibrate", "FED", "--epsilon", 3), "value"),
         (("certify", "RUN"), "certified"),
         (("explain", "RUN"), ""),

@@ -34,7 +34,7 @@ def test_poisson_of_paper_000_lstm(noise_multiplier: float, known: float) -> Non
 
 
 def test_everyone_once_is_the_gaussian_mechanism_with_movement_two() -> None:
-    words = ("epsilon", "--sampler", "full", "--population", 50, "--noise_multiplier", 2, "--delta", 1e-5, "--json")
+    words = ("epsilon", "--sampler", "full", "--population", 50, "--noise-multiplier", 2, "--delta", 1e-5, "--json")
     found = sordino(*words).json
     assert found["epsilon"] == pytest.approx(4.38, abs=0.01)
     assert found["relation"] == "replace_one"
@@ -56,19 +56,19 @@ def test_laplace_is_pure_and_adds_up() -> None:
 
 @pytest.mark.parametrize(("population", "delta"), [(2000, 2000**-1.1), (500, 1e-3), (3, 1e-3)])
 def test_delta_defaults_to_population_to_the_minus_1_1_and_at_most_a_thousandth(population: int, delta: float) -> None:
-    found = sordino("epsilon", "--sampler", "full", "--population", population, "--noise_multiplier", 4, "--json").json
+    found = sordino("epsilon", "--sampler", "full", "--population", population, "--noise-multiplier", 4, "--json").json
     assert found["delta"] == pytest.approx(delta)
 
 
 def test_who_sees_the_cohort_gets_no_amplification() -> None:
-    words = ("--sampler", "poisson", "--population", 1000, "--cohort", 10, "--noise_multiplier", 1, "--json")
+    words = ("--sampler", "poisson", "--population", 1000, "--cohort", 10, "--noise-multiplier", 1, "--json")
     models, cohort = sordino("epsilon", *words).json["adversaries"]
     assert (models["adversary"], cohort["adversary"]) == ("models", "cohort")
     assert models["epsilon"] < cohort["epsilon"] / 5
 
 
 def test_no_guarantee_is_said_and_not_a_number() -> None:
-    words = ("epsilon", "--sampler", "full", "--population", 50, "--noise_multiplier", 2, "--delta", 0)
+    words = ("epsilon", "--sampler", "full", "--population", 50, "--noise-multiplier", 2, "--delta", 0)
     assert sordino(*words, "--json").json["epsilon"] is None  # a Gaussian is never pure
     assert sordino(*words).out.startswith("epsilon - ")
 
@@ -76,27 +76,27 @@ def test_no_guarantee_is_said_and_not_a_number() -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--sampler full --population 0 --noise_multiplier 1", "--population 0"),
-        ("--sampler full --population -3 --noise_multiplier 1", "--population -3"),
-        ("--sampler full --population ten --noise_multiplier 1", "--population"),
-        ("--sampler full --population 9", "--noise_multiplier"),
-        ("--sampler full --population 9 --noise_multiplier 0", "noise_multiplier 0"),
-        ("--sampler full --population 9 --noise_multiplier nan", "noise_multiplier nan"),
-        ("--sampler full --population 9 --noise_multiplier 1 --rounds 0", "--rounds 0"),
-        ("--sampler full --population 9 --noise_multiplier 1 --delta 1", "delta = 1"),
-        ("--sampler full --population 9 --noise_multiplier 1 --mechanism laplas", "'laplace'"),
-        ("--sampler fixt --population 9 --noise_multiplier 1", "'fixed'"),
-        ("--sampler fixed --population 9 --noise_multiplier 1", "--cohort"),
-        ("--sampler fixed --population 9 --noise_multiplier 1 --cohort 2.5", "--cohort 2.5"),
-        ("--sampler fixed --population 9 --noise_multiplier 1 --cohort nan", "--cohort nan"),
-        ("--sampler fixed --population 9 --noise_multiplier 1 --cohort inf", "--cohort inf"),
-        ("--sampler fixed --population 9 --noise_multiplier 1 --cohort 10", "cohort"),
-        ("--sampler poisson --population 9 --noise_multiplier 1 --cohort 10", "rate"),
-        ("--sampler poisson --population 9 --noise_multiplier 1 --cohort 3 --cap 0", "cap = 0"),
+        ("--sampler full --population 0 --noise-multiplier 1", "--population 0"),
+        ("--sampler full --population -3 --noise-multiplier 1", "--population -3"),
+        ("--sampler full --population ten --noise-multiplier 1", "--population"),
+        ("--sampler full --population 9", "--noise-multiplier"),
+        ("--sampler full --population 9 --noise-multiplier 0", "noise_multiplier 0"),
+        ("--sampler full --population 9 --noise-multiplier nan", "noise_multiplier nan"),
+        ("--sampler full --population 9 --noise-multiplier 1 --rounds 0", "--rounds 0"),
+        ("--sampler full --population 9 --noise-multiplier 1 --delta 1", "delta = 1"),
+        ("--sampler full --population 9 --noise-multiplier 1 --mechanism laplas", "'laplace'"),
+        ("--sampler fixt --population 9 --noise-multiplier 1", "'fixed'"),
+        ("--sampler fixed --population 9 --noise-multiplier 1", "--cohort"),
+        ("--sampler fixed --population 9 --noise-multiplier 1 --cohort 2.5", "--cohort 2.5"),
+        ("--sampler fixed --population 9 --noise-multiplier 1 --cohort nan", "--cohort nan"),
+        ("--sampler fixed --population 9 --noise-multiplier 1 --cohort inf", "--cohort inf"),
+        ("--sampler fixed --population 9 --noise-multiplier 1 --cohort 10", "cohort"),
+        ("--sampler poisson --population 9 --noise-multiplier 1 --cohort 10", "rate"),
+        ("--sampler poisson --population 9 --noise-multiplier 1 --cohort 3 --cap 0", "cap = 0"),
         ("--sampler shuffle --population 900", "--epsilon0"),
         ("--sampler shuffle --population 900 --epsilon0 -1", "epsilon0 = -1"),
-        ("--sampler shuffle --population 900 --noise_multiplier 1 --mechanism laplas", "'laplace'"),
-        ("--population 9 --noise_multiplier 1", "--sampler"),
+        ("--sampler shuffle --population 900 --noise-multiplier 1 --mechanism laplas", "'laplace'"),
+        ("--population 9 --noise-multiplier 1", "--sampler"),
     ],
 )
 def test_a_question_without_an_answer_is_one_sentence(words: str, named: str) -> None:

@@ -63,7 +63,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 def _central(question: Question) -> list[Line]:
     if question.noise_multiplier is None:
-        raise ConfigError("no --noise_multiplier", "the noise's scale over the clip norm")
+        raise ConfigError("no --noise-multiplier", "the noise's scale over the clip norm")
     release = CentralNoise(_noise(question.mechanism, question.noise_multiplier))
     clients = sampler(question)
     cost = client_cost(clients, release, Participation.planned(clients, question.rounds))
@@ -98,7 +98,7 @@ def _shuffled(question: Question) -> list[Line]:
     elif question.noise_multiplier is not None:
         local = _noise(question.mechanism, question.noise_multiplier).event()
     else:
-        raise ConfigError("neither --epsilon0 nor --noise_multiplier", "how private one message is before the shuffler")
+        raise ConfigError("neither --epsilon0 nor --noise-multiplier", "how private one message is before the shuffler")
     return [Line("models", "replace_one", ((Shuffled(question.population, local), question.rounds),))]
 
 
