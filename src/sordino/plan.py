@@ -20,7 +20,7 @@ from sordino.accounting.composition import (
     record_patterns,
     with_preparations,
 )
-from sordino.accounting.events import has_bound
+from sordino.accounting.events import has_bound, no_bound
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.accounting.matrix.toeplitz import Floats
 from sordino.codec import check_parts, digest
@@ -83,9 +83,7 @@ class Plan(_Kept):
         for line in self.forecast.lines:
             for event, _ in line.entries:
                 if not has_bound(event, line.relation):
-                    raise PlanError(
-                        "accounting", f"{event} when neighbours {line.relation}", "an event with a proved bound"
-                    )
+                    raise no_bound(event, line.relation)
         if self.local.projects and self.clip is None:
             raise PlanError(
                 "projection",

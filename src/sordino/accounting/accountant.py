@@ -21,10 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from sordino.accounting import renyi
-from sordino.accounting.events import (
-    Entries,
-    Relation,
-)
+from sordino.accounting.events import Entries, Relation, no_bound
 from sordino.accounting.pld import closed_forms, convolutions, loss_grid
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.accounting.pld.pairs import Array, Pair
@@ -181,9 +178,7 @@ def _alternatives(entries: Entries, relation: Relation, delta: float) -> list[Co
     found = [(event.pairs(relation, share), count) for event, count in entries]
     for (event, _), (ways, _) in zip(entries, found, strict=True):
         if not ways:
-            raise PlanError(
-                "accounting", f"no accountant for {event} when neighbours {relation}", "an event with a proved bound"
-            )
+            raise no_bound(event, relation)
     return [
         _ordered([(ways[min(k, len(ways) - 1)], n) for ways, n in found]) for k in range(max(len(w) for w, _ in found))
     ]

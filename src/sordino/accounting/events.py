@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sordino.accounting import renyi
-from sordino.accounting.pld import pairs, shuffle, without_replacement
+from sordino.accounting.pld import pairs, shuffle
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.accounting.pld.pairs import Array, Orders
 from sordino.accounting.trials import Trials
 from sordino.codec import Part
-from sordino.errors import ConfigError, brief_repr
+from sordino.errors import ConfigError, PlanError, brief_repr
 
 Relation = Literal["add_remove", "replace_one", "zero_out"]
 _MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones
@@ -152,7 +152,12 @@ class LaplaceNoise(Event, kind="laplace"):
 
 @dataclass(frozen=True)
 class PoissonSampled(Event, kind="poisson_sampled"):
-    """`event` of a cohort in which each unit is present with probability `rate`, coins unseen."""
+    """`event` of a cohort in which each unit is present with probability `rate`, sampling unseen.
+
+    Any event can be sampled that states one dominating pair for both orders of neighbours, the pair being its own mirror
+    image: (P, Q) ~ (Q, P). Guarantee: `pairs.poisson_sampled` dominates where a unit is added, removed or zeroed out.
+    Where it is replaced, three releases meet (without it, with either value), and only Gaussian noise is accounted.
+    """
 
     rate: float
     event: Event
@@ -163,22 +168,18 @@ class PoissonSampled(Event, kind="poisson_sampled"):
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """(1-q) Q + q P against Q in both orders; against (1-q) Q + q P', P and P' opposite, if replaced."""
-        match self.event:
-            case GaussianNoise(z) if relation == "replace_one":
-                return (Orders.symmetric(pairs.Swapped(self.rate, _ratio(1.0, z))),)
-            case GaussianNoise(z):
-                return (pairs.poisson_sampled(self.rate, pairs.Gauss(_ratio(1.0, z))),)
-            case LaplaceNoise(b) if relation != "replace_one":
-                return (pairs.poisson_sampled(self.rate, pairs.Exponential(_ratio(1.0, b))),)
-        return ()
+        if relation != "replace_one":
+            return tuple(pairs.poisson_sampled(self.rate, pair) for pair in _mirror_pairs(self.event, relation, share))
+        gaussian = self.event.is_gaussian
+        return (Orders.symmetric(pairs.Swapped(self.rate, self.event.mu("add_remove"))),) if gaussian else ()
 
     def mu(self, relation: Relation) -> float:
         """That of being there for sure (joint convexity)."""
-        return self.event.mu(relation) if isinstance(self.event, GaussianNoise) else math.inf
+        return self.event.mu(relation)
 
     def renyi(self, relation: Relation) -> Array | None:
         """Of Gaussian noise, where the unit is removed."""
-        known = isinstance(self.event, GaussianNoise) and relation != "replace_one"
+        known = self.event.is_gaussian and relation != "replace_one"
         return renyi.poisson_gaussian(self.rate, self.event.mu(relation)) if known else None
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
@@ -187,10 +188,7 @@ class PoissonSampled(Event, kind="poisson_sampled"):
 
     def pure(self, relation: Relation) -> float:
         """log(1 + q (exp(loss) - 1)), where the unit is removed."""
-        if not isinstance(self.event, LaplaceNoise) or relation == "replace_one":
-            return math.inf
-        loss = self.event.pure(relation)
-        return math.log1p(self.rate * math.expm1(loss)) if loss < 700 else loss
+        return math.inf if relation == "replace_one" else _sampled_loss(self.rate, self.event.pure(relation))
 
 
 @dataclass(frozen=True)
@@ -208,7 +206,7 @@ class CappedPoisson(Event, kind="capped_poisson"):
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """With room for us our coin adds us; without, we take a random other's place (pairs.capped)."""
-        if not isinstance(self.event, GaussianNoise):
+        if not self.event.is_gaussian:
             return ()
         mu = self.event.mu("add_remove")
         replaced, removed = relation == "replace_one", relation == "add_remove"
@@ -220,7 +218,7 @@ class CappedPoisson(Event, kind="capped_poisson"):
 
     def mu(self, relation: Relation) -> float:
         """Whoever comes in for whom: a movement of 2."""
-        return self.event.mu("replace_one") if isinstance(self.event, GaussianNoise) else math.inf
+        return self.event.mu("replace_one") if self.event.is_gaussian else math.inf
 
 
 @dataclass(frozen=True)
@@ -235,29 +233,37 @@ class FixedSampled(Event, kind="fixed_sampled"):
     def inclusion(self) -> float:
         return self.cohort / self.population
 
+    @property
+    def spends_delta(self) -> bool:
+        return self.event.spends_delta
+
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """The amplified curve and its mirror image (without_replacement.py)."""
-        if relation != "replace_one" or not isinstance(self.event, GaussianNoise):
+        """The amplified curve and its mirror image (`pairs.Mirrored`), where a unit is replaced.
+
+        A cohort with our unit, and one without it that has another in its place, differ by a replacement too: one pair
+        that dominates replacements in both orders dominates all that the theorem asks for.
+        """
+        if relation != "replace_one":
             return ()
-        return (
-            Orders.symmetric(without_replacement.pair(rate=self.cohort / self.population, mu=self.event.mu(relation))),
-        )
+        found = _mirror_pairs(self.event, relation, share)
+        return tuple(Orders.symmetric(pairs.Mirrored(self.inclusion, pair)) for pair in found)
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
         """q^2 (exp(mu^2) - 1) of the inner one."""
-        return _sampled_guess(self.cohort / self.population, self.event, relation)
+        return _sampled_guess(self.inclusion, self.event, relation)
 
     def mu(self, relation: Relation) -> float:
         """That of being there for sure, replaced."""
-        return self.event.mu(relation) if self.pairs(relation) else math.inf
+        return self.event.mu(relation) if relation == "replace_one" else math.inf
+
+    def pure(self, relation: Relation) -> float:
+        """log(1 + q (exp(loss) - 1)), where the unit is replaced."""
+        return _sampled_loss(self.inclusion, self.event.pure(relation)) if relation == "replace_one" else math.inf
 
     def renyi(self, relation: Relation) -> Array | None:
-        """Those of its pair."""
-        return (
-            renyi.fixed_size_gaussian(self.cohort / self.population, self.event.mu(relation))
-            if self.pairs(relation)
-            else None
-        )
+        """Those of its pair, for Gaussian noise."""
+        known = self.event.is_gaussian and relation == "replace_one"
+        return renyi.fixed_size_gaussian(self.inclusion, self.event.mu(relation)) if known else None
 
 
 @dataclass(frozen=True)
@@ -330,7 +336,7 @@ class Shuffled(Event, kind="shuffled"):
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Each message in the clear (shuffling is a post-processing), or the clones of several (epsilon0, delta0)."""
-        if relation != "replace_one" or not isinstance(self.event, GaussianNoise | LaplaceNoise | Approximate):
+        if relation != "replace_one" or not self.event.protects:
             return ()
         found = [
             shuffle.clones(reports=self.reports, epsilon0=own, delta0=lost)
@@ -341,12 +347,11 @@ class Shuffled(Event, kind="shuffled"):
 
     def _local(self, relation: Relation, share: float) -> list[tuple[float, float]]:
         """One message's own (epsilon0, delta0): a Gaussian has one for every delta0."""
-        match self.event:
-            case Approximate(own, lost):
-                return [(own, lost)]
-            case GaussianNoise() if share > 0:
-                mu, lost = self.event.mu(relation), share / (2 * self.reports)
-                return [(gaussian_epsilon(mu, lost * part), lost * part) for part in (0.03, 1e-3)]
+        if self.event.proved_pair is not None:
+            return [self.event.proved_pair]
+        if self.event.is_gaussian and share > 0:
+            mu, lost = self.event.mu(relation), share / (2 * self.reports)
+            return [(gaussian_epsilon(mu, lost * part), lost * part) for part in (0.03, 1e-3)]
         return [(self.event.pure(relation), 0.0)]
 
     def mu(self, relation: Relation) -> float:
@@ -390,7 +395,7 @@ class Tuned(Event, kind="tuned"):
     tries: Trials
 
     def __post_init__(self) -> None:
-        if self.count < 1 or isinstance(self.event, Tuned):
+        if self.count < 1 or self.event.only_renyi:
             raise ConfigError(f"a try of {self.count} times {self.event.kind!r}", "at least one event, tuned once")
 
     @property
@@ -420,9 +425,31 @@ class Unprotected(Event, kind="unprotected"):
         return (Orders.symmetric(pairs.Response(0.0, 1.0)),)
 
 
+def _mirror_pairs(event: Event, relation: Relation, share: float) -> tuple[pairs.Pair, ...]:
+    """The pairs of an event that sampling may mix: stated for both orders of neighbours, and their own mirror images.
+
+    The proofs need no more than that a pair dominates both orders. That it is its own mirror image is asked besides: what
+    is not was most likely proved for one order alone, and would be amplified in the other without a proof.
+    """
+    found = event.pairs(relation, share) if event.protects else ()
+    return tuple(one.removed for one in found if one.removed == one.added and pairs.is_own_mirror(one.removed))
+
+
+def _sampled_loss(rate: float, loss: float) -> float:
+    """log(1 + q (exp(loss) - 1)): the most that a mixture with weight q can lose, in either order."""
+    return math.log1p(rate * math.expm1(loss)) if loss < 700 else loss
+
+
 def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | None:
     inner = event.clt_mu_squared(relation)
     return None if inner is None else rate**2 * math.expm1(min(inner, 100.0))
+
+
+def no_bound(event: Event, relation: Relation) -> PlanError:
+    """The refusal of an event that has no bound under a relation, in one sentence."""
+    found = f"no accountant for {event} when neighbours {relation}"
+    needed = "an event with a proved bound; one that is sampled needs a pair that is its own mirror image"
+    return PlanError("accounting", found, needed)
 
 
 def has_bound(event: Event, relation: Relation) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.accounting.pld.without_replacement import hockey_stick
 
 from sordino.accounting import accountant
 from sordino.accounting.events import (
@@ -27,7 +28,7 @@ from sordino.accounting.events import (
     Shuffled,
     has_bound,
 )
-from sordino.accounting.pld import convolutions, loss_grid, pairs, without_replacement
+from sordino.accounting.pld import convolutions, loss_grid, pairs
 from sordino.accounting.pld.closed_forms import gaussian_epsilon
 from sordino.errors import PlanError
 
@@ -145,8 +146,8 @@ def test_a_grid_only_raises_delta(pair: pairs.Pair, step: float) -> None:
 @pytest.mark.parametrize("noise_multiplier", [0.3, 2.0, 40.0])
 def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, noise_multiplier: float) -> None:
     at = np.asarray([-3.0, -0.2, -0.01, 0.0, 0.01, 0.2, 3.0])
-    pair = without_replacement.pair(rate=rate, mu=2 / noise_multiplier)
-    curve = without_replacement.hockey_stick(at, rate=rate, noise_multiplier=noise_multiplier)
+    pair = pairs.Mirrored(rate, pairs.Gauss(2 / noise_multiplier))
+    curve = hockey_stick(at, rate=rate, noise_multiplier=noise_multiplier)
     assert np.allclose(loss_grid.single_deltas(pair, at), curve, rtol=1e-7, atol=1e-13)
 
 
@@ -154,11 +155,11 @@ def test_the_pair_of_fixed_cohorts_has_the_curve_of_its_theorem(rate: float, noi
 
 ASK = """
 import json
-from sordino.certificate import accounting
+from sordino.accounting import accountant
 from sordino.accounting.events import *
 cases = [(PoissonSampled(0.01, GaussianNoise(1.0)), 1000, d) for d in (1e-5, 1e-12, 1e-14)]
 cases += [(PoissonSampled(1.0, GaussianNoise(100.0)), 10000, 1e-14), (LaplaceNoise(100.0), 10000, 1e-15)]
-print(json.dumps([accounting.bound([(e, n)], "add_remove", d).value for e, n, d in cases]))
+print(json.dumps([accountant.bound([(e, n)], "add_remove", d).value for e, n, d in cases]))
 """
 
 

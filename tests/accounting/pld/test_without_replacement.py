@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.accounting import oracles
+from tests.accounting.pld.without_replacement import gaussian_delta, hockey_stick
 
-from sordino.accounting.pld.without_replacement import gaussian_delta, hockey_stick
 from sordino.errors import SideConditionError
 
 DELTA = 2000**-1.1

@@ -73,7 +73,7 @@ class Sum:
     theta: float
     scale: float  # log of what to multiply by after tilting back
     infinite: float
-    apart: float
+    total_variation: float
     added: Added
 
     @cached_property
@@ -98,9 +98,9 @@ class Sum:
         with np.errstate(over="ignore", invalid="ignore"):
             scale = np.exp(self.scale - self.theta * self.values[inside])
             found = scale * (some[inside] - np.exp(np.maximum(epsilons - self.values[inside], 0.0)) * other[inside])
-            apart = self.apart * (1 + np.exp(epsilons)) if self.apart else 0.0
+            near = self.total_variation * (1 + np.exp(epsilons)) if self.total_variation else 0.0
         found = np.where(k < 0, 1.0, np.where(k >= len(self.values) - 1, 0.0, np.nan_to_num(found, nan=1.0)))
-        return np.asarray(np.clip(np.maximum(found, 0.0) + self.infinite + apart, 0.0, 1.0))
+        return np.asarray(np.clip(np.maximum(found, 0.0) + self.infinite + near, 0.0, 1.0))
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon of the window, or 0, at which `delta` is proved; inf if there is none."""
@@ -138,10 +138,12 @@ class Composition:
         self.laws = [_Law(losses) for losses, _ in self.parts]
         self.top = sum(count * law.values[-1] for law, count in zip(self.laws, self.counts, strict=True))
         self.bottom = sum(count * law.values[0] for law, count in zip(self.laws, self.counts, strict=True))
-        self.apart = math.fsum(count * losses.apart for losses, count in self.parts)
+        self.total_variation = math.fsum(count * losses.total_variation for losses, count in self.parts)
         seen = math.fsum(count * math.log1p(-min(losses.infinite, 1 - ULP)) for losses, count in self.parts)
         self.infinite = -math.expm1(seen) * (1 + 1e-12)
-        self.variation = math.fsum(count * (losses.variation + 2 * losses.apart) for losses, count in self.parts)
+        self.variation = math.fsum(
+            count * (losses.variation + 2 * losses.total_variation) for losses, count in self.parts
+        )
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on epsilon at `delta`: by the tilted sum, or by Chernoff alone where that is less."""
@@ -151,7 +153,7 @@ class Composition:
         if self.variation <= delta:
             return 0.0
         theta, chernoff = self._best_tilt(lambda t, k: (k - math.log(left) + _peak(t)) / t, math.log(1 / left))
-        found = [math.inf if self.apart else max(chernoff, 0.0)]
+        found = [math.inf if self.total_variation else max(chernoff, 0.0)]
         for one in self._tilts(theta):
             found.append(one.epsilon(delta))
             if one.added.negligible(found[-1], delta, self.infinite):
@@ -226,7 +228,7 @@ class Composition:
         scale = float(self._cumulant(np.asarray([theta]))[0]) + self._rounding(theta)
         whole = math.ceil(self.top / self.step) - start + 1
         masses = (np.maximum(masses, 0.0) + error)[: max(whole, 1)]
-        return Sum(self.step, start, masses, theta, scale, self.infinite + beyond, self.apart,
+        return Sum(self.step, start, masses, theta, scale, self.infinite + beyond, self.total_variation,
                    Added(self.step, len(masses), theta, scale, error, beyond))  # fmt: skip
 
     def _window(self, theta: float) -> tuple[int, int, float]:

@@ -40,13 +40,13 @@ def points(first: int, count: int, step: float) -> Array:
 
 @dataclass(frozen=True)
 class Losses:
-    """One release: chances of (low + k) step, and of an infinite loss; `apart` in total variation from the truth."""
+    """One release: chances of (low + k) step, and of an infinite loss; `total_variation` in total variation from the truth."""
 
     step: float
     low: int
     masses: Array
     infinite: float
-    apart: float = 0.0
+    total_variation: float = 0.0
 
     @property
     def values(self) -> Array:
@@ -91,7 +91,7 @@ def losses_on(pair: Pair, step: float, tail: float) -> Losses:
     masses[:-1] += chances - upper
     masses[1:] += upper
     masses[0] += 1 - above[0]
-    return Losses(step, first, masses, float(above[-1]), pair.apart)
+    return Losses(step, first, masses, float(above[-1]), pair.total_variation)
 
 
 def _rounded_tails(pair: Pair, values: Array) -> tuple[Array, Array, Array]:
@@ -110,9 +110,9 @@ def single_deltas(pair: Pair, epsilons: Array) -> Array:
     some, other = pair.tails(epsilons)
     with np.errstate(over="ignore", invalid="ignore"):
         above, scaled = np.exp(some), np.exp(np.minimum(epsilons + other, some))
-        apart = pair.apart * (1 + np.exp(epsilons)) if pair.apart else 0.0
+        near = pair.total_variation * (1 + np.exp(epsilons)) if pair.total_variation else 0.0
     off = 2 * pair.slack * (4 + np.abs(epsilons)) * above
-    return np.asarray(np.clip(above - np.nan_to_num(scaled) + off + TINY + apart, 0.0, 1.0))
+    return np.asarray(np.clip(above - np.nan_to_num(scaled) + off + TINY + near, 0.0, 1.0))
 
 
 def single_epsilon(pair: Pair, delta: float) -> float:
@@ -137,7 +137,7 @@ def fitting_step(order: Sequence[tuple[Pair, int]], tail: float) -> float:
     total = sum(count for _, count in order)
     step = max(math.sqrt(sum(count / total * _spread(pair, tail) ** 2 for pair, count in order)) / 8, 1e-18)
     step = max([step, *((high - low) / POINTS for low, high in (span(pair, tail) for pair, _ in order))])
-    most = {pair.most for pair, _ in order} - {math.inf, 0.0}
+    most = {pair.largest_loss for pair, _ in order} - {math.inf, 0.0}
     return min(most) / math.ceil(min(most) / step) if len(most) == 1 and step < min(most) < 1e6 * step else step
 
 

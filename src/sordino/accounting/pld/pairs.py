@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +26,15 @@ Tails = tuple[Array, Array]
 class Pair(ABC):
     """Two laws P and Q by the tails of their loss.
 
-    `apart` is how far, in total variation, the release is from what they dominate; `slack` the relative error of tails.
-    `most` is the largest finite loss, if that has a chance of its own: a grid does well to have it.
+    `total_variation` is how far, in total variation, the release is from what they dominate; `slack` the relative error of tails.
+    `largest_loss` is the largest finite loss, if that has a chance of its own: a grid does well to have it.
     """
 
-    apart: float = 0.0
+    total_variation: float = 0.0
     slack: float = 2e-15
 
     @property
-    def most(self) -> float:
+    def largest_loss(self) -> float:
         """The largest finite loss, if it is an atom."""
         return math.inf
 
@@ -79,7 +80,7 @@ class Exponential(Pair):
     size: float
 
     @property
-    def most(self) -> float:
+    def largest_loss(self) -> float:
         """The upper atom."""
         return self.size
 
@@ -103,7 +104,7 @@ class Response(Pair):
     delta: float = 0.0
 
     @property
-    def most(self) -> float:
+    def largest_loss(self) -> float:
         """The upper atom."""
         return self.epsilon
 
@@ -125,16 +126,33 @@ def inner_loss(losses: Array, rate: float) -> Array:
 
 
 @dataclass(frozen=True)
-class Present(Pair):
-    """(1-q) Q + q P against Q: the changed unit is present with an unseen chance q. `inner` is its own mirror image."""
+class _Sampled(Pair):
+    """A pair of which one law, or both, is mixed with weight `rate` into another: no farther off than `inner`."""
 
     rate: float
     inner: Pair
 
     @property
-    def most(self) -> float:
+    def total_variation(self) -> float:  # type: ignore[override]
+        """That of `inner`: each part of a mixture is off by no more."""
+        return self.inner.total_variation
+
+    @property
+    def slack(self) -> float:  # type: ignore[override]
+        """That of `inner`: mixing adds no relative error."""
+        return self.inner.slack
+
+
+@dataclass(frozen=True)
+class Present(_Sampled):
+    """(1-q) Q + q P against Q: the changed unit is present with an unseen chance q."""
+
+    @property
+    def largest_loss(self) -> float:
         """log(1 + q (exp(y) - 1)) of the inner one."""
-        return math.log1p(self.rate * math.expm1(self.inner.most)) if self.inner.most < 700 else math.inf
+        return (
+            math.log1p(self.rate * math.expm1(self.inner.largest_loss)) if self.inner.largest_loss < 700 else math.inf
+        )
 
     def tails(self, losses: Array) -> Tails:
         """L = log(1 - q + q exp(y)) for the inner loss y, so L > l exactly if y > inner_loss(l)."""
@@ -143,19 +161,20 @@ class Present(Pair):
 
 
 @dataclass(frozen=True)
-class Absent(Pair):
-    """Q against (1-q) Q + q P, the other order: L is at most -log(1 - q)."""
-
-    rate: float
-    inner: Pair
+class Absent(_Sampled):
+    """P against (1-q) P + q Q, where `inner` is (P, Q) and the unit is in Q: L is at most -log(1 - q)."""
 
     @property
-    def most(self) -> float:
+    def largest_loss(self) -> float:
         """-log(1 + q (exp(-y) - 1)) of the inner one."""
-        return -math.log1p(self.rate * math.expm1(-self.inner.most)) if self.inner.most < math.inf else math.inf
+        return (
+            -math.log1p(self.rate * math.expm1(-self.inner.largest_loss))
+            if self.inner.largest_loss < math.inf
+            else math.inf
+        )
 
     def tails(self, losses: Array) -> Tails:
-        """L = -log(1 - q + q exp(-y)) for the mirrored loss y: L > l exactly if y > -inner_loss(-l)."""
+        """L = -log(1 - q + q exp(-y)) for the inner loss y: L > l exactly if y > -inner_loss(-l)."""
         still, moved = self.inner.tails(-inner_loss(-losses, self.rate))
         return still, log_mixture(self.rate, moved, still)
 
@@ -188,15 +207,15 @@ class Swapped(Pair):
 
 
 @dataclass(frozen=True)
-class Mirrored(Pair):
-    """The curve q delta_inner(y) at l = log(1 + q (exp(y) - 1)) >= 0, and its mirror image below 0.
+class Mirrored(_Sampled):
+    """Fixed-size sampling: the curve q delta_inner(y) at l = log(1 + q (exp(y) - 1)) >= 0, its mirror image below 0.
 
+        delta(-l) = 1 - exp(-l) + exp(-l) delta(l)        each pair of neighbours counts in both orders
+
+    Where the halves meet the slope jumps by (1 - q) delta_inner(0) >= 0, so the curve is convex in exp(l): that of a pair.
     Guarantee: dominates (1-q) A + q B against (1-q) A + q B' whenever `inner` dominates B against A and B against B',
     and the same with B and B' swapped. Theorem: Balle, Barthe, Gaboardi 2018, Thm 2 and 9 (advanced joint convexity).
     """
-
-    rate: float
-    inner: Pair
 
     def tails(self, losses: Array) -> Tails:
         """Above 0 that of `Present`; below, P(L > -l) = 1 - Q(L >= l) and Q(L > -l) = 1 - P(L >= l)."""
@@ -221,26 +240,18 @@ class Either(Pair):
 
 
 @dataclass(frozen=True)
-class PublicCoin(Pair):
+class PublicCoin(_Sampled):
     """`inner` with chance `rate`, else nothing, which has a loss of 0; the coin is seen and depends on no data."""
 
-    rate: float
-    inner: Pair
-
     @property
-    def apart(self) -> float:  # type: ignore[override]
+    def total_variation(self) -> float:  # type: ignore[override]
         """That of the inner one, where it happens."""
-        return self.rate * self.inner.apart
+        return self.rate * self.inner.total_variation
 
     @property
-    def slack(self) -> float:  # type: ignore[override]
+    def largest_loss(self) -> float:
         """That of the inner one."""
-        return self.inner.slack
-
-    @property
-    def most(self) -> float:
-        """That of the inner one."""
-        return self.inner.most
+        return self.inner.largest_loss
 
     def tails(self, losses: Array) -> Tails:
         """q times the inner tails, and 1 - q below 0."""
@@ -259,8 +270,39 @@ def log_mixture(share: float, first: Array, second: Array) -> Array:
 
 
 def poisson_sampled(rate: float, inner: Pair) -> Orders:
-    """Poisson sampling under add_remove or zero_out; `inner` is its own mirror image."""
+    """Poisson sampling under add_remove or zero_out of a release that `inner` dominates in both orders.
+
+    Let T be the other units of the cohort, A the release of T and B that of T with our unit, both averaged over T; the
+    sampled release is (1-q) A + q B with our unit in the data, and A without. For every t = exp(e), and c = 1 - t (1-q),
+
+        H_t((1-q) A + q B, A) = q H_s(B, A),   s = (t - 1 + q) / q        for t >= 1 - q, else 1 - t for any A and B
+        H_t(A, (1-q) A + q B) = c H_s(A, B),   s = t q / c                for c > 0, else 0 for any A and B
+
+    by collecting the terms of A in sup_S. H_s is jointly convex, and `inner` dominates (B, A) and (A, B) for every T, so
+    it does on average: replacing them by `inner` only raises both lines, and the right-hand sides are then those of
+    `Present` and `Absent`. An absent unit and an empty message leave the same sum, so zero_out is the same.
+    """
     return Orders(Present(rate, inner), Absent(rate, inner))
+
+
+_PROBES = np.geomspace(1e-4, 30.0, 64)
+
+
+@lru_cache(maxsize=256)
+def is_own_mirror(pair: Pair) -> bool:
+    """Whether (P, Q) and (Q, P) have one privacy curve: delta(e) = 1 - exp(e) + exp(e) delta(-e), at 64 values of e.
+
+    A pair that dominates a release in both orders, (X, Y) and (Y, X), has that symmetry where it is tight. A pair without
+    it that is stated for both orders is most likely that of one order alone.
+    """
+
+    def delta(at: Array) -> Array:
+        some, other = pair.tails(at)
+        return np.asarray(np.exp(some) - np.exp(at + other))
+
+    with np.errstate(all="ignore"):
+        gap = np.exp(-_PROBES / 2) * delta(_PROBES) - np.exp(_PROBES / 2) * (delta(-_PROBES) + np.expm1(-_PROBES))
+    return bool(np.all(np.abs(gap) <= 1e-8))
 
 
 def capped(rate: float, population: int, cap: int, mu: float, *, replaced: bool, removed: bool) -> Orders:

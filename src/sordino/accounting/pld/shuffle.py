@@ -51,7 +51,7 @@ class Clones(Pair):
 
     reports: int
     epsilon0: float
-    apart: float = 0.0
+    total_variation: float = 0.0
     slack = _SLACK
 
     def tails(self, losses: Array) -> Tails:
@@ -173,8 +173,8 @@ def shuffled_delta(epsilon: float, *, reports: int, epsilon0: float, delta0: flo
         return delta0
     local = delta0 + (1 - delta0) * _first_gap(epsilon, epsilon0) * (1 + _SLACK)
     some, other = (math.exp(float(each[0])) for each in pair.tails(np.asarray([epsilon])))
-    apart = (math.exp(min(epsilon, 700.0)) + 1) * pair.apart
-    return min(1.0, local, max(0.0, some * (1 + _SLACK) - math.exp(min(epsilon, 700.0)) * other * (1 - _SLACK)) + apart)
+    near = (math.exp(min(epsilon, 700.0)) + 1) * pair.total_variation
+    return min(1.0, local, max(0.0, some * (1 + _SLACK) - math.exp(min(epsilon, 700.0)) * other * (1 - _SLACK)) + near)
 
 
 def _first_gap(epsilon: float, epsilon0: float) -> float:

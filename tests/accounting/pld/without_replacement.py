@@ -1,4 +1,4 @@
-"""Fixed-size sampling without replacement, replace-one: the privacy curve of one round.
+"""The privacy curve of fixed-size sampling without replacement, replace-one, in closed form: an oracle for `Mirrored`.
 
 A round draws m of N clients uniformly without replacement, adds up their messages (each in the unit ball) and adds
 Gaussian noise. Replacing one client moves the sum of a cohort that holds it by at most 2, never by 1.
@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from sordino.accounting.pld.pairs import Gauss, Mirrored
 from sordino.errors import SideConditionError
 
 SENSITIVITY = 2.0  # of a sum of unit-ball messages, when one client is replaced
@@ -33,11 +32,6 @@ _TAIL = 60.0  # standard deviations beyond which the normal tail is below the sm
 _SLACK = 1e-12  # relative error allowed for erfcx, exp and ndtr together
 
 Curve = NDArray[np.float64]
-
-
-def pair(*, rate: float, mu: float) -> Mirrored:
-    """The pair whose curve `hockey_stick` is: what rounds compose by. mu is 2 / z."""
-    return Mirrored(rate, Gauss(mu))
 
 
 def hockey_stick(epsilons: Curve, *, rate: float, noise_multiplier: float) -> Curve:
