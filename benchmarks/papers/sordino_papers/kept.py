@@ -7,10 +7,13 @@ import json
 from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import sordino
 from sordino.version import __version__
-from sordino_papers.cells import Result
+from sordino_papers.cells import FIRST_NAMES, Result
+
+TODAY = {first: today for today, first in FIRST_NAMES.items()}
 
 
 @cache
@@ -22,15 +25,25 @@ def code() -> str:
     return f"{__version__}+{found.hexdigest()[:12]}"
 
 
+def read(path: Path) -> Result:
+    """A result from its file, with the names of today for those that it was written with."""
+    found: Result = json.loads(path.read_text(encoding="utf-8"), object_hook=_named_today)
+    return found
+
+
+def _named_today(table: dict[str, Any]) -> dict[str, Any]:
+    return {TODAY.get(key, key): value for key, value in table.items()}
+
+
 def stored(folder: Path) -> dict[str, Result]:
     """All results kept so far, by id."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
 
 
 def recalled(folder: Path, name: str) -> Result | None:
     """The result of this id, if one is kept."""
     path = folder / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read(path) if path.is_file() else None
 
 
 def length(result: Result) -> int:
