@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from sordino.recipes import dp_fed_avg
 from sordino.recipes.arguments import federated
 from sordino.rng import Seeded
 from sordino.task import Clients, Records, Task
-from sordino_papers import once, paper_003, paper_003_tuning
+from sordino_papers import kept, once, paper_003, paper_003_tuning
 from sordino_papers.paper_003 import METHODS, Setting, plan
 from sordino_papers.paper_003_claimed import RUNS, protocols
 from sordino_papers.paper_003_fair import BEST_TOP_K, CHOSEN, settings
@@ -115,7 +114,7 @@ def test_every_method_has_about_as_many_runs_on_a_seed_that_reports_nothing(
 
 
 def test_what_reports_is_what_the_kept_search_chose() -> None:
-    rows = json.loads((KEPT / "003-tuning.json").read_text())["rows"]
+    rows = kept.read(KEPT / "003-tuning.json")["rows"]
     best = {row["method"]: row for row in rows if row["chosen"]}
     assert set(best) == set(paper_003_tuning.SEARCHES) == set(CHOSEN)
     for method, row in best.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -13,7 +12,15 @@ import pytest
 import torch
 
 from sordino.parts.samplers import RoundRobin
-from sordino_papers import choosing, paper_001, paper_001_charges, paper_001_lower, paper_002_claims, paper_002_theory
+from sordino_papers import (
+    choosing,
+    kept,
+    paper_001,
+    paper_001_charges,
+    paper_001_lower,
+    paper_002_claims,
+    paper_002_theory,
+)
 from sordino_papers import paper_001_silos as silos
 from sordino_papers import paper_002 as loans
 from sordino_papers import paper_002_femnist as femnist
@@ -227,6 +234,6 @@ def test_the_kept_figure_7_is_judged_seed_by_seed() -> None:
     file = KEPT / "002-loans.json"
     if not file.is_file():
         pytest.skip("002-loans has not been run")
-    rows = json.loads(file.read_text())["rows"]
+    rows = kept.read(file)["rows"]
     judged = [row for row in paper_002_claims.loans_claims(rows) if "Figure 7, b = N:" in row["text"]]
     assert [row["seeds"] for row in judged] == [10, 10, 10, 10]

@@ -71,7 +71,7 @@ def test_kept_rows_are_judged_by_the_code_of_today(study: Study) -> None:
     file = KEPT / f"{study.id}.json"
     if not file.is_file():
         pytest.skip(f"{study.id} has not been run")
-    found = json.loads(file.read_text())
+    found = kept.read(file)
     assert "claims" not in found
     for row in page.study_claims(study, found):
         assert set(row) == {"text", "measured", "verdict", "seeds", "chosen"}
@@ -93,7 +93,7 @@ def test_every_study_that_was_run_can_be_drawn(study: Study, tmp_path: Path) -> 
     file = KEPT / f"{study.id}.json"
     if not file.is_file():
         pytest.skip(f"{study.id} has not been run")
-    study.draw(json.loads(file.read_text())["rows"], tmp_path / "plot.png")
+    study.draw(kept.read(file)["rows"], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -6,6 +6,7 @@ command for those with a GPU and the data, not run here. not done: nobody has do
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -25,7 +26,12 @@ class Item:
 
 
 def _items(status: Status, *rows: tuple[str, str, str]) -> tuple[Item, ...]:
-    return tuple(Item(name, status, tuple(where.split()), note) for name, where, note in rows)
+    """Rows of one status; `theory.x` and `landscape` are modules of this package."""
+    own = re.compile(r"^(theory\.|landscape$)")
+    return tuple(
+        Item(name, status, tuple(own.sub(r"sordino_papers.\1", one) for one in where.split()), note)
+        for name, where, note in rows
+    )
 
 
 PAPER_000 = (
@@ -33,16 +39,16 @@ PAPER_000 = (
         "run",
         ("Algorithm 1 (DP-Fed-LS)", "sordino.recipes.dp_fed_ls", ""),
         ("Table 2 (logistic regression)", "000-table2 000-table2-tight 000-best", "tight: the same with PLD's noise"),
-        ("Theorem 1 (noise, fixed cohorts)", "sordino_papers.theory.central_noise.uniform_noise", "with both side conditions"),
-        ("Theorem 2 (noise, Poisson)", "sordino_papers.theory.central_noise.poisson_noise", "with both side conditions"),
+        ("Theorem 1 (noise, fixed cohorts)", "theory.central_noise.uniform_noise", "with both side conditions"),
+        ("Theorem 2 (noise, Poisson)", "theory.central_noise.poisson_noise", "with both side conditions"),
         ("Theorems 3 to 6 (convergence)",
-         "theory-bounds sordino_papers.theory.convergence.strongly_convex_error sordino_papers.theory.convergence.convex_error "
-         "sordino_papers.theory.convergence.nonconvex_error", "bound beside measurement"),
-        ("Corollary 1 (rounds), Table 1 (rates)", "sordino_papers.theory.convergence.rounds_to_reach", "as a function"),
-        ("Corollary 2 (Theorem 3 at an epsilon)", "sordino_papers.theory.convergence.private_federation", "as a function"),
-        ("Proposition 1, Figure 1 (bias and variance)", "sordino_papers.theory.smoothing.smoothing_risk 000-figure1",
+         "theory-bounds theory.convergence.strongly_convex_error theory.convergence.convex_error "
+         "theory.convergence.nonconvex_error", "bound beside measurement"),
+        ("Corollary 1 (rounds), Table 1 (rates)", "theory.convergence.rounds_to_reach", "as a function"),
+        ("Corollary 2 (Theorem 3 at an epsilon)", "theory.convergence.private_federation", "as a function"),
+        ("Proposition 1, Figure 1 (bias and variance)", "theory.smoothing.smoothing_risk 000-figure1",
          "Figure 1's signal is a test of it"),
-        ("Lemmas 3, 4 (subsampling)", "sordino_papers.theory.central_noise.subsampled_rdp", ""),
+        ("Lemmas 3, 4 (subsampling)", "theory.central_noise.subsampled_rdp", ""),
         ("Table H.7 (settings)", "000-table2", "the logistic column is what 000-table2 runs"),
     ),
     *_items(
@@ -83,18 +89,18 @@ PAPER_001 = (
         ("Figures 4, 7, 8 (medical charges)", "001-figure4",
          "N = 3 and 10, M = N and N/2; plain and with momentum on both sides"),
         ("Theorem 2.1 (convex, strongly convex)",
-         "sordino_papers.theory.prescriptions.convex sordino_papers.theory.prescriptions.strongly_convex", "prescription"),
-        ("Theorem 2.2 (non-smooth)", "sordino_papers.theory.prescriptions.non_smooth", "prescription"),
-        ("Theorem 2.3 (one pass)", "sordino_papers.theory.prescriptions.one_pass", "prescription"),
+         "theory.prescriptions.convex theory.prescriptions.strongly_convex", "prescription"),
+        ("Theorem 2.2 (non-smooth)", "theory.prescriptions.non_smooth", "prescription"),
+        ("Theorem 2.3 (one pass)", "theory.prescriptions.one_pass", "prescription"),
         ("Theorems 2.4, E.1 (accelerated, stages)",
-         "sordino_papers.theory.prescriptions.accelerated sordino_papers.theory.prescriptions.multi_stage", "prescription"),
-        ("Theorem 4.1 (shuffled)", "sordino_papers.theory.prescriptions.shuffled sordino_papers.theory.local_noise.shuffled_std", ""),
-        ("Theorems 3.1, F.4 (lower bounds)", "sordino_papers.theory.lower_bounds.lower_bound 001-lower-bound",
+         "theory.prescriptions.accelerated theory.prescriptions.multi_stage", "prescription"),
+        ("Theorem 4.1 (shuffled)", "theory.prescriptions.shuffled theory.local_noise.shuffled_std", ""),
+        ("Theorems 3.1, F.4 (lower bounds)", "theory.lower_bounds.lower_bound 001-lower-bound",
          "beside what is reached; F.4 is its privacy term"),
         ("Appendices B, E.1 (Psi, Xi, p_i: silos of their own kind)",
-         "sordino_papers.theory.unequal.unequal_minibatch sordino_papers.theory.unequal.unequal_accelerated",
+         "theory.unequal.unequal_minibatch theory.unequal.unequal_accelerated",
          "Theorems 2.1 and E.1, complete versions"),
-        ("v_*^2 (heterogeneity)", "sordino_papers.theory.tasks.heterogeneity 001-figure3 001-figure4", "of every arrangement"),
+        ("v_*^2 (heterogeneity)", "theory.tasks.heterogeneity 001-figure3 001-figure4", "of every arrangement"),
     ),
     *_items(
         "scaled",
@@ -115,13 +121,13 @@ PAPER_002 = (
     *_items(
         "run",
         ("Algorithm 1 (client-side DP-FedAvg)", "sordino.recipes.client_side_fed_avg", ""),
-        ("Theorem 1, Corollary 1.1 (Laplace)", "sordino_papers.theory.local_noise.client_laplace_scale", ""),
+        ("Theorem 1, Corollary 1.1 (Laplace)", "theory.local_noise.client_laplace_scale", ""),
         ("Theorem 2, Corollary 2.1 (Gaussian)",
-         "sordino_papers.theory.local_noise.client_gaussian_std sordino_papers.theory.local_noise.sound_client_gaussian_std",
+         "theory.local_noise.client_gaussian_std theory.local_noise.sound_client_gaussian_std",
          "as published and sound: the published one lacks a factor"),
-        ("Theorem 3 (bound)", "sordino_papers.theory.local_noise.client_distance_bound 002-theorem3", "beside measurements"),
-        ("Theorems 4, 5 (E by T)", "sordino_papers.theory.iterations.local_steps", ""),
-        ("Corollary 5.1 (a best T)", "sordino_papers.theory.iterations.best_rounds", ""),
+        ("Theorem 3 (bound)", "theory.local_noise.client_distance_bound 002-theorem3", "beside measurements"),
+        ("Theorems 4, 5 (E by T)", "theory.iterations.local_steps", ""),
+        ("Corollary 5.1 (a best T)", "theory.iterations.best_rounds", ""),
     ),
     *_items(
         "scaled",
@@ -140,11 +146,11 @@ PAPER_003 = (
         ("Baselines: DP-FedAvg, Fed-SMP, BLUR, BLUR+LUS",
          "sordino.recipes.dp_fed_avg sordino.recipes.fed_smp sordino.recipes.blur", ""),
         ("Theorem 1 (sensitivity), Theorem 3 (convergence)",
-         "sordino_papers.theory.sharpness.claimed_sensitivity sordino_papers.theory.sharpness.claimed_descent",
+         "theory.sharpness.claimed_sensitivity theory.sharpness.claimed_descent",
          "as claimed, beside what is true (docs/privacy.md)"),
         ("Theorem 4 (epsilon of a round), Theorem 5 (generalisation)",
-         "sordino_papers.theory.sharpness.claimed_round_epsilon sordino_papers.theory.sharpness.claimed_generalisation "
-         "sordino_papers.theory.sharpness.generalisation_gap", "as claimed, and the gap that an epsilon does bound"),
+         "theory.sharpness.claimed_round_epsilon theory.sharpness.claimed_generalisation "
+         "theory.sharpness.generalisation_gap", "as claimed, and the gap that an epsilon does bound"),
     ),
     *_items(
         "full scale",
@@ -155,7 +161,7 @@ PAPER_003 = (
         ("Table 1, Figure 2 (all methods), Table 4 (train and test)", "003-mnist 003-tuning",
          "MNIST, 101,770 parameters, T = 100; tuned on held-out training images"),
         ("Figure 4 (norms of updates)", "003-mnist 003-regimes", "means over clients and rounds"),
-        ("Figures 1, 3 (loss landscapes)", "003-landscape sordino_papers.landscape", "flatness over seeds in 003-mnist"),
+        ("Figures 1, 3 (loss landscapes)", "003-landscape landscape", "flatness over seeds in 003-mnist"),
         ("Tables 2, 3, Figure 5 (epsilon, share kept, rho, K, M)", "003-ablations",
          "as 003-mnist on Dirichlet 0.6 with T = 30; C besides"),
     ),
@@ -172,11 +178,11 @@ PAPER_004 = (
         ("Algorithm 1 (DP-LSSGD), DP-LSAdam", "sordino.recipes.dp_ls_sgd sordino.recipes.dp_ls_adam "
          "sordino.dpsgd.make_private", ""),
         ("Table 2 (logistic regression)", "004-table2", "every sigma at every epsilon"),
-        ("Theorem 2 (noise)", "sordino_papers.theory.central_noise.lssgd_noise", "says where its condition cannot be met"),
-        ("Theorems 4, 7 (utility), Table 1", "theory-bounds sordino_papers.theory.convergence.lssgd_convex_error "
-         "sordino_papers.theory.convergence.lssgd_nonconvex_error", "bound beside measurement"),
+        ("Theorem 2 (noise)", "theory.central_noise.lssgd_noise", "says where its condition cannot be met"),
+        ("Theorems 4, 7 (utility), Table 1", "theory-bounds theory.convergence.lssgd_convex_error "
+         "theory.convergence.lssgd_nonconvex_error", "bound beside measurement"),
         ("Propositions 5, 8, Tables 3, 4 (gamma, beta)",
-         "sordino_papers.theory.smoothing.smoothing_gamma sordino_papers.theory.smoothing.smoothing_beta", "the tables are tests"),
+         "theory.smoothing.smoothing_gamma theory.smoothing.smoothing_beta", "the tables are tests"),
     ),
     *_items(
         "scaled",

@@ -97,8 +97,8 @@ class _Run:
 def run_grid(plans: Sequence[Plan], task: Task, seeds: Sequence[int], *, exact: bool = True) -> Tensor:
     """The results [G, d] of all plans, each with its own seed.
 
-    Plans may differ in samplers, noise, servers and post-processing, and in step sizes and clip norms of their local work
-    and clips; rounds, batches and the kinds of their parts are the same in all.
+    Plans may differ in samplers, noise, servers and post-processing, and in step sizes and clip norms of their local
+    work and clips; rounds, batches and the kinds of their parts are the same in all.
     """
     if not plans:
         return torch.empty(0, task.layout.size)

@@ -36,7 +36,8 @@ def plan(noise_multiplier: float, strength: float) -> Plan:
     """DP-Fed-LS, Poisson 0.1; without noise the clip is wide, as in the paper's non-private model."""
     clip_norm = 0.5 if noise_multiplier else 20.0
     return dp_fed_ls(
-        rounds=ROUNDS, clients=Poisson(CLIENTS, 0.1), lr=0.2, clip_norm=clip_norm, noise_multiplier=noise_multiplier, epochs=10, batch=5,
+        rounds=ROUNDS, clients=Poisson(CLIENTS, 0.1), lr=0.2, clip_norm=clip_norm, noise_multiplier=noise_multiplier,
+        epochs=10, batch=5,
         denoiser=LaplacianSmoothing(strength),
     )  # fmt: skip
 

@@ -99,7 +99,7 @@ def sampler(how: How) -> Sampler:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What validated best without smoothing at z = 2, of up to two epochs: clip norm, then step, then epochs and batch."""
+    """What validated best without smoothing at z = 2, up to two epochs: clip norm, step, then epochs and batch."""
 
     clip_norm: float = 0.3
     lr: float = 0.1

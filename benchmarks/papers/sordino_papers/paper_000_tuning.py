@@ -195,8 +195,8 @@ STUDIES = (
     Study(
         "000-tables-h",
         "Tables H.8 and H.9: clip norm, step, local epochs and batch (scaled)",
-        "The task of 000-small at z = 2, Poisson; validation accuracy is of 5,000 held-out training images. Radius at "
-        "step 0.3, step at clip norm 0.3, then epochs and batch; then clip norm 0.6, the best at step 0.3 under smoothing, "
+        "The task of 000-small at z = 2, Poisson; validation accuracy is of 5,000 held-out training images. Clip norm "
+        "at step 0.3, step at clip norm 0.3, then epochs and batch; then clip norm 0.6, the best under smoothing, "
         f"with the step and batch that are best at clip norm 0.3. {FINAL}",
         tables_h,
         tables_h_claims,

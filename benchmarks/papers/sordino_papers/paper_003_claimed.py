@@ -74,9 +74,9 @@ STUDIES = (
         "003-claimed",
         "DP-FedSAM: the epsilon of its Eq. 16, and the protocol it is said of",
         "z = 0.95, 500 clients, a tenth of them a round, delta 1/500. A clip of every tensor to C lets one client move "
-        "the sum by C sqrt(tensors), so the noise multiplier is z / sqrt(tensors): exact. A cohort of exactly 50 is sampling "
-        "without replacement, where a client can only be replaced (2C): the figure is the least that we can certify "
-        "(tests hold that the truth is at least 36.9 and 48.4 at T = 200 and 300).",
+        "the sum by C sqrt(tensors), so the noise multiplier is z / sqrt(tensors): exact. A cohort of exactly 50 is "
+        "sampling without replacement, where a client can only be replaced (2C): the figure is the least that we "
+        "can certify (tests hold that the truth is at least 36.9 and 48.4 at T = 200 and 300).",
         rows,
         claims,
         draw,

@@ -32,7 +32,7 @@ def started(method: str) -> Setting:
 
 
 def search(method: str, score: Callable[[Setting], Row]) -> list[Row]:
-    """One number after the other: step, clip norm, its own, step; then all pairs of step and clip norm, and its own again."""
+    """One number after the other: step, clip norm, its own, step; pairs of step and clip norm, and its own again."""
     best = started(method)
     tried = {best: score(best)}
     for stage in (by_rate, by_clip_norm, by_own, by_rate, by_pair, by_own):

@@ -231,12 +231,12 @@ def _noise(search: _Search, sensitivity: float) -> RenyiNoise:
 
 
 def uniform_noise(*, epsilon: float, delta: float, rounds: int, rate: float, clip_norm: float) -> RenyiNoise:
-    """Noise on the sum of clipped updates, cohorts of fixed size drawn without replacement (sensitivity 2 clip norm).
+    """Noise on the sum of clipped updates, cohorts of fixed size drawn without replacement (sensitivity 2 C, clip norm C).
 
-        nu = (rate clip norm / epsilon) sqrt(14 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
+        nu = (rate C / epsilon) sqrt(14 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
 
-    Side conditions: nu^2/(4 clip norm^2) >= 2/3 and
-    alpha - 1 <= nu^2/(6 clip norm^2) log(1/(rate alpha (1 + nu^2/(4 clip norm^2)))), alpha = 1 + log(1/delta)/((1-lambda)
+    Side conditions: nu^2/(4 C^2) >= 2/3 and
+    alpha - 1 <= nu^2/(6 C^2) log(1/(rate alpha (1 + nu^2/(4 C^2)))), alpha = 1 + log(1/delta)/((1-lambda)
     epsilon); lambda in (0, 1) is searched for the least nu. Paper 000, Theorem 1. Replace one, client level.
     """
     require_positive(clip_norm=clip_norm)
@@ -245,12 +245,12 @@ def uniform_noise(*, epsilon: float, delta: float, rounds: int, rate: float, cli
 
 
 def poisson_noise(*, epsilon: float, delta: float, rounds: int, rate: float, clip_norm: float) -> RenyiNoise:
-    """Noise on the sum of clipped updates, Poisson cohorts (sensitivity clip norm).
+    """Noise on the sum of clipped updates, Poisson cohorts (sensitivity C, the clip norm).
 
-        nu = (rate clip norm / epsilon) sqrt(2 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
+        nu = (rate C / epsilon) sqrt(2 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
 
-    Side conditions: nu^2/clip norm^2 >= 5/9 and
-    alpha - 1 <= 2 nu^2/(3 clip norm^2) log(1/(rate alpha (1 + nu^2/clip norm^2))); alpha and lambda as in `uniform_noise`.
+    Side conditions: nu^2/C^2 >= 5/9 and
+    alpha - 1 <= 2 nu^2/(3 C^2) log(1/(rate alpha (1 + nu^2/C^2))); alpha and lambda as in `uniform_noise`.
     Paper 000, Theorem 2. Add or remove one, client level.
     """
     require_positive(clip_norm=clip_norm)
@@ -261,7 +261,7 @@ def poisson_noise(*, epsilon: float, delta: float, rounds: int, rate: float, cli
 def lssgd_noise(*, epsilon: float, delta: float, rounds: int, clip_norm: float, records: int, batch: int) -> RenyiNoise:
     """Noise on the mean of a batch of clipped record gradients (sensitivity 2 clip norm / batch).
 
-        nu^2 = 20 rounds alpha clip norm^2 / (mu records^2 epsilon),   alpha = 1 + log(1/delta)/((1-mu) epsilon)
+        nu^2 = 20 rounds alpha C^2 / (mu records^2 epsilon),   alpha = 1 + log(1/delta)/((1-mu) epsilon)
 
     Side conditions: 5 batch^2 rounds alpha / (mu records^2 epsilon) >= 1.5 and
     alpha <= log(mu records^3 epsilon / (5 batch^3 rounds alpha + mu batch records^2 epsilon)), mu in (0, 1) searched.

@@ -223,7 +223,7 @@ def sound_client_gaussian_std(
 def laplace_constant(*, epsilon: float, dimension: int, cohort: int, population: int, sensitivity: float) -> float:
     """C_M of Theorem 3 for Laplace: 8 dimension cohort xi^2 / (population^2 epsilon^2); growth z = 2.
 
-    `sensitivity` xi is that of one gradient in L1: the clip norm as published, 2 clip norm when sound. Equal client sizes.
+    `sensitivity` xi is that of one gradient in L1: C as published, 2 C when sound, C the clip norm. Equal client sizes.
     """
     require_positive(epsilon=epsilon, sensitivity=sensitivity)
     require_count(dimension=dimension, cohort=cohort, population=population)
