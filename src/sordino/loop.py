@@ -134,6 +134,7 @@ def run(
     eval_every: int = 1,
     train_metrics: bool = False,
     announce: Callable[[dict[str, str | int]], None] | None = None,
+    checked: bool = False,
 ) -> Generator[Round, None, None]:
     """Run the plan from `state` to its last round; yields every round as a frozen value.
 
@@ -141,12 +142,14 @@ def run(
     With `train_metrics`, what is evaluated is evaluated on the clients' own records too, among the diagnostics: they
     are NOT private, so a run whose noise is for release refuses them.
     Under noise that rounds share, whoever comes too early is left out (`parts.separation`).
+    `checked`: the caller has called `check` on the same values already, before it wrote or charged anything.
     With a `budget`, a round in which somebody would overspend is not run: `BudgetError`, before anything of it exists.
     """
     engine, streams, charges = engine or InProcess(), streams or Seeded(0), charges or Tally()
-    check(plan, task, engine)
+    if not checked:
+        check(plan, task, engine)
+        check_train_metrics(train_metrics, streams.mode)
     check_reach(task)
-    check_train_metrics(train_metrics, streams.mode)
     if train_metrics and task.clients.here is not None:
         raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
     first = state or State.initial(plan, task.layout.flatten(task.model))

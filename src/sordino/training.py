@@ -21,7 +21,7 @@ from torch import nn
 
 from sordino import codec
 from sordino.certificate import explain as explaining
-from sordino.certificate.build import certificate
+from sordino.certificate.build import certificate, check_provable
 from sordino.certificate.earlier_runs import of_certificate
 from sordino.certificate.facts import Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
@@ -59,12 +59,10 @@ from sordino.runs.execution import (
     with_released_columns,
     write_preparations,
 )
-from sordino.runs.fingerprint import Fingerprint
 from sordino.runs.folder import MEMORY, RunFolder
 from sordino.runs.loading import AUDIT
-from sordino.runs.resume import resume as resumed
 from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, check_run, run_rounds, single_class_note
-from sordino.runs.writer import RunWriter, create_folder
+from sordino.runs.writer import RunWriter, created
 from sordino.task import Task
 from sordino.version import versions
 
@@ -143,17 +141,13 @@ class Result:
         notes, state = self._kept()
         assert self.config is not None
         assert self.task is not None
-        declared = declared_public(self.task)
         assert self.facts is not None
-        folder = create_folder(
-            path, self.config, Fingerprint.of(self.task), declared, run=notes.run, earlier=self.facts.earlier
-        )
-        with folder.locked():
-            book = resumed(folder, self.config, self.task).book
-            _told(book, notes, self.config.privacy.noise)
-            book.save(state)
-            write_preparations(path, self.config, self.task, state)
-            book.finish(model_bytes(self.model))
+        with created(path, self.config, self.task, self.facts.earlier, notes.run) as writer:
+            _replay(writer, notes, self.config.privacy.noise)
+            writer.save(state)
+            if self.config.plan.prepare:
+                write_preparations(path, self.task, state)
+            writer.finish(model_bytes(self.model))
 
     def _kept(self) -> tuple[InMemoryRun, State]:
         if self.kept is None or self.config is None or self.task is None:
@@ -166,21 +160,21 @@ class Result:
         return self.config.plan, self.facts
 
 
-def _told(book: RunWriter, notes: InMemoryRun, noise: Mode) -> None:
+def _replay(writer: RunWriter, notes: InMemoryRun, noise: Mode) -> None:
     """Everything that happened, in its order."""
     cohorts = iter(notes.cohorts)
     settled = list(notes.settled)
     for _ in range(notes.prepared):
-        book.charge(BEFORE, None)
+        writer.charge(BEFORE, None)
     for charged, t in enumerate(notes.rounds, start=1):
-        book.charge(t, next(cohorts, None))
+        writer.charge(t, next(cohorts, None))
         while settled and settled[0].after == charged:
             note = settled.pop(0)
-            book.settle(note.refused, note.receipts)
+            writer.settle(note.refused, note.receipts)
     for rounds, header in notes.engine:
-        book.announce(rounds, {**header, "kept": MEMORY})
+        writer.announce(rounds, {**header, "kept": MEMORY})
     for line in notes.history:
-        book.record(line, noise)
+        writer.record(line, noise)
 
 
 def train(
@@ -239,6 +233,7 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
     check_run(config, task, engine)
+    check_provable(config.plan, config.delta, config.deltas)
     plan, notes, stop = config.plan, InMemoryRun(), config.run.stop
     before = earlier_runs(task)
     admission.admit_whole(config, notes.run)

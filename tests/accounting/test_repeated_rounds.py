@@ -166,22 +166,22 @@ def test_a_run_in_turns_that_was_killed_pays_the_ledger_and_certifies_the_truth(
     instead = '{ kind = "cyclic_poisson", population = 60, groups = 3, rate = 0.5 }'
     pays = f'[privacy]\nledger = "{tmp_path / "l"}"\ndataset = "digits"\n[run]'
     config = load_config(federation(tmp_path, (sampler, instead), ("[run]", pays)))
-    keep = rounds._keep
+    keep = rounds.keep_round
 
     def kill(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rounds, "_keep", kill)
+    monkeypatch.setattr(rounds, "keep_round", kill)
     for resume in (False, True):
         with pytest.raises(KeyboardInterrupt):
             execution.execute(config, tmp_path / "a", resume=resume)
-    monkeypatch.setattr(rounds, "_keep", keep)
+    monkeypatch.setattr(rounds, "keep_round", keep)
     made = execution.execute(config, tmp_path / "a", resume=True).certificate
     planned = config.plan.forecast.line("models").entries[0][1]
     assert planned == 2  # four rounds, three groups
     assert made["adversaries"][0]["events"][0]["count"] == planned + 2
     assert sordino("ledger", "show", tmp_path / "l", "--json").json["datasets"][0]["events"][0]["count"] == planned + 2
-    chain = RunFolder.open(tmp_path / "a").contents().chain
+    chain = RunFolder.open(tmp_path / "a").contents().log
     assert repeated_rounds(chain.rounds) == (0, 0)
     assert admission.planned_facts(config, chain.rounds, 4).repeated == (0, 0)
 

@@ -96,17 +96,17 @@ def test_a_killed_run_stops_where_it_would_have_and_one_that_stopped_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = stopped(tmp_path / "whole")
-    keep = rounds._keep
+    keep = rounds.keep_round
 
     def kill(book: Any, done: Any, *more: Any) -> Any:
         if done.t == 1:
             raise KeyboardInterrupt
         return keep(book, done, *more)
 
-    monkeypatch.setattr(rounds, "_keep", kill)
+    monkeypatch.setattr(rounds, "keep_round", kill)
     with pytest.raises(KeyboardInterrupt):
         stopped(tmp_path / "killed")
-    monkeypatch.setattr(rounds, "_keep", keep)
+    monkeypatch.setattr(rounds, "keep_round", keep)
     again = stopped(tmp_path / "killed", resume=True)
     assert len(again.history) == len(whole.history) < 30
     assert again.certificate["model_sha256"] == whole.certificate["model_sha256"]

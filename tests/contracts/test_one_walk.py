@@ -1,12 +1,21 @@
-"""From a file to its certificate: one Plan is built, and billed once before the run and once after."""
+"""Promise: the way from a file to its certificate is short, and nothing on it is done twice.
+
+One Plan is built, and its cost computed once before the run and once after; before the first round a run enters at
+most `FUNCTIONS` functions of this package in `FILES` files.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib
+import os
 import pickle
+import pkgutil
 import re
+import sys
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -91,5 +100,57 @@ def test_every_hop_of_the_walk_is_where_the_page_says() -> None:
     page = (Path(plans.__file__).parents[2] / "docs" / "concepts.md").read_text()
     diagram = page.split("## From the file to the certificate")[1].split("```")[1]
     named = set(re.findall(r"[a-z_]+/(?:[a-z_]+\.py)?|[a-z_]+\.py", diagram))
-    assert {"cli/run.py", "config/file.py", "plan.py", "accounting/composition.py", "run.py", "runs/folder.py"} < named
+    assert {"cli/run.py", "config/file.py", "plan.py", "accounting/composition.py", "loop.py", "runs/folder.py"} < named
     assert [name for name in named if not (Path(plans.__file__).parent / name).exists()] == []
+
+
+FUNCTIONS, FILES = 470, 84
+EXAMPLE = Path(plans.__file__).parents[2] / "examples" / "fed.toml"
+
+
+class FirstRound(BaseException):
+    """The first round is about to start."""
+
+
+def functions_before_the_first_round(file: Path, out: Path) -> Counter[tuple[str, str]]:
+    """(file, qualified name) of every function of this package that `sordino run` enters, and how often it does.
+
+    Counted are named functions, methods and properties, each once however often it is called. Not counted: bodies of
+    modules and classes (everything is imported before), comprehensions, generator expressions and lambdas, and what
+    `dataclass` generates. On commit 45ab98c this gives 449 functions in 84 files.
+    """
+    root = str(Path(plans.__file__).parent) + os.sep
+    for module in pkgutil.walk_packages([root], "sordino."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found: Counter[tuple[str, str]] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(root):
+            return
+        if code.co_name == "one_round":
+            sys.setprofile(None)
+            raise FirstRound
+        if not code.co_name.startswith("<"):
+            found[code.co_filename.removeprefix(root), code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        sordino("run", file, "--out", out)
+    except FirstRound:
+        return found
+    finally:
+        sys.setprofile(None)
+    raise AssertionError("no round was run")
+
+
+def test_a_newcomer_reads_few_functions_before_the_first_round(tmp_path: Path) -> None:
+    file = tmp_path / "fed.toml"
+    file.write_text(re.sub(r"(?m)^rounds = \d+", "rounds = 2", EXAMPLE.read_text()))
+    found = functions_before_the_first_round(file, tmp_path / "run")
+    assert len(found) <= FUNCTIONS
+    assert len({name for name, _ in found}) <= FILES
+    once = [name for name in found if name[1] in ("check", "check_early", "check_run", "resumed") and found[name] > 1]
+    assert once == []
+    assert ("runs/resume.py", "resumed") not in found

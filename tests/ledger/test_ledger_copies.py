@@ -308,7 +308,7 @@ def paying(folder: Path, room: int) -> Config:
 
 def stopped_after(config: Config, out: Path, number: int, monkeypatch: pytest.MonkeyPatch, *, resume: bool) -> None:
     """The run, stopped when round `number` is in its checkpoint."""
-    keep = rounds._keep
+    keep = rounds.keep_round
 
     def stop(*words: Any) -> Any:
         line = keep(*words)
@@ -317,7 +317,7 @@ def stopped_after(config: Config, out: Path, number: int, monkeypatch: pytest.Mo
         return line
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "_keep", stop)
+        patch.setattr(rounds, "keep_round", stop)
         with pytest.raises(KeyboardInterrupt):
             execution.execute(config, out, resume=resume)
 
@@ -378,7 +378,7 @@ def test_two_copies_that_run_at_once_cannot_both_release_what_one_has_paid(
     config = paying(tmp_path, 20)
     stopped_after(config, tmp_path / "a", 1, monkeypatch, resume=False)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    keep = rounds._keep
+    keep = rounds.keep_round
     ran: list[int] = []
 
     def meanwhile(*words: Any) -> Any:
@@ -387,7 +387,7 @@ def test_two_copies_that_run_at_once_cannot_both_release_what_one_has_paid(
             execution.execute(config, tmp_path / "b", resume=True)
         return keep(*words)
 
-    monkeypatch.setattr(rounds, "_keep", meanwhile)
+    monkeypatch.setattr(rounds, "keep_round", meanwhile)
     with pytest.raises(ConfigError, match="another copy of it has gone on meanwhile"):
         execution.execute(config, tmp_path / "a", resume=True)
     released = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]

@@ -92,18 +92,18 @@ def test_a_run_that_stopped_gets_nothing_back_and_pays_for_what_is_run_again(
 ) -> None:
     """Killed after the charge of round 2: continued, it runs round 2 again, and five releases are paid for."""
     config = load_config(paying(tmp_path))
-    keep = rounds._keep
+    keep = rounds.keep_round
 
     def kill(book: Any, done: Any, *more: Any) -> Any:
         if done.t == 1:
             raise KeyboardInterrupt
         return keep(book, done, *more)
 
-    monkeypatch.setattr(rounds, "_keep", kill)
+    monkeypatch.setattr(rounds, "keep_round", kill)
     with pytest.raises(KeyboardInterrupt):
         execution.execute(config, tmp_path / "a")
     assert [item["count"] for item in spent(tmp_path)["events"]] == [ROUNDS]
-    monkeypatch.setattr(rounds, "_keep", keep)
+    monkeypatch.setattr(rounds, "keep_round", keep)
     made = execution.execute(config, tmp_path / "a", resume=True).certificate
     assert made["counts"]["rounds_accounted"] == ROUNDS + 1
     assert [item["count"] for item in spent(tmp_path)["events"]] == [ROUNDS + 1]

@@ -69,17 +69,17 @@ def test_commands_read_the_folder_and_say_where_the_data_are(tmp_path: Path) -> 
 
 
 def test_a_killed_run_goes_on_to_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, keep = train(None), rounds._keep
+    whole, keep = train(None), rounds.keep_round
 
     def kill(book: Any, done: Any, *more: Any) -> Any:
         if done.t == 2:
             raise KeyboardInterrupt
         return keep(book, done, *more)
 
-    monkeypatch.setattr(rounds, "_keep", kill)
+    monkeypatch.setattr(rounds, "keep_round", kill)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run")
-    monkeypatch.setattr(rounds, "_keep", keep)
+    monkeypatch.setattr(rounds, "keep_round", keep)
     again = train(tmp_path / "run", resume=True)
     assert again.certificate["model_sha256"] == whole.certificate["model_sha256"]
     assert again.certificate["counts"]["rounds_accounted"] == 5  # what ran again is a new release

@@ -26,8 +26,8 @@ from sordino.parts.samplers import Everyone
 from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate, keep_largest
 from sordino.plan import Plan
 from sordino.rng import Seeded
+from sordino.runs.charge_log import PrefixHash
 from sordino.runs.checkpoint import STATE, Checkpoint
-from sordino.runs.logs import PrefixHash
 from sordino.task import Task
 
 Way = Literal["batched", "sequential"]

@@ -31,8 +31,8 @@ from sordino.parts.schedules import at
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
+from sordino.runs.charge_log import PrefixHash
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.logs import PrefixHash
 from sordino.task import Clients, Records, Task
 
 SIZE = 1024  # coordinates of the rehearsed model

@@ -127,7 +127,7 @@ class Admission:
 
 
 @contextmanager
-def admit(config: Config, run: str, chain: ChargeLog, t: int, *, prepares: bool) -> Iterator[Admission | None]:
+def admit(config: Config, run: str, log: ChargeLog, t: int, *, prepares: bool) -> Iterator[Admission | None]:
     """Pay for what is left of a run, from round t, beside all that was released of it, before any of it is run."""
     named = _named(config)
     if named is None:
@@ -135,33 +135,33 @@ def admit(config: Config, run: str, chain: ChargeLog, t: int, *, prepares: bool)
         return
     with Ledger.open(named[0]) as ledger:
         if config.privacy.selected is None:
-            yield _admission(config, ledger, named[1], run, chain, t, prepares)
+            yield _admission(config, ledger, named[1], run, log, t, prepares)
         else:  # the tuning has paid for all its tries, before the first
-            asked = _planned_request(config, chain.rounds, t, chain.prepared + prepares)
+            asked = _planned_request(config, log.rounds, t, log.prepared + prepares)
             ledger.admit(_payer(config, run), named[1], asked, whole=True)
             yield None
 
 
 def _admission(
-    config: Config, ledger: Ledger, name: str, run: str, chain: ChargeLog, t: int, prepares: bool
+    config: Config, ledger: Ledger, name: str, run: str, log: ChargeLog, t: int, prepares: bool
 ) -> Admission:
     noted, from_first = ledger.released(run)
-    missing = _not_noted(chain, noted)
+    missing = _not_noted(log, noted)
     if from_first and len(missing) > 1:  # a kill leaves one at most
         found = f"the ledger {ledger.path}, which lacks {len(missing)} releases that the run {run} has charged"
         raise StorageError(found, "a ledger that is as new as the run folder", RESTORES)
     numbers = [one.round for one in noted] + missing
     rounds, prepared = [number - 1 for number in numbers if number], numbers.count(0) + prepares
-    head = chain.head if from_first or not chain.charges else ""  # else it began before releases were noted
+    head = log.head if from_first or not log.charges else ""  # else it began before releases were noted
     asked = _planned_request(config, rounds, t, prepared)
     ledger.admit(run, name, asked, whole=True, chain=head, released=len(noted))
-    return Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(chain.charges))
+    return Admission(ledger, run, len(noted), elsewhere=len(numbers) - len(log.charges))
 
 
-def _not_noted(chain: ChargeLog, noted: list[RoundEntry]) -> list[int]:
+def _not_noted(log: ChargeLog, noted: list[RoundEntry]) -> list[int]:
     """Rounds, from 1, that the chain has charged and the ledger does not know of."""
     left, found = Counter(one.head for one in noted), []
-    for charge, head in zip(chain.charges, chain.heads, strict=True):
+    for charge, head in zip(log.charges, log.heads, strict=True):
         if left[head] > 0:
             left[head] -= 1
         else:

@@ -16,8 +16,7 @@ from sordino import codec
 from sordino.codec import durable_files
 from sordino.errors import CertificateError
 from sordino.plan import State
-from sordino.runs.charge_log import ChargeLog
-from sordino.runs.logs import PrefixHash
+from sordino.runs.charge_log import ChargeLog, PrefixHash
 
 STATE, BEFORE = "state.safetensors", "before.safetensors"
 
@@ -85,18 +84,18 @@ class Checkpoint:
             durable_files.move(folder / STATE, folder / BEFORE)
         durable_files.move(folder / f"{STATE}{durable_files.PARTIAL}", folder / STATE)
 
-    def check(self, chain: ChargeLog, *, fallback: bool = False) -> None:
+    def check(self, log: ChargeLog, *, fallback: bool = False) -> None:
         """It was written after a charge of this chain; whatever was charged later is the round that follows.
 
         A `fallback`, the checkpoint before the last, may have one round more after it.
         """
         t = self.state.t
-        if self.head not in chain.heads:
+        if self.head not in log.heads:
             raise _disagrees("belongs to another run, or charges after which it was written are gone")
-        place = chain.heads.index(self.head)
-        if chain.charges[place].round != t:
+        place = log.heads.index(self.head)
+        if log.charges[place].round != t:
             raise _disagrees(f"holds round {t} where the charge it was written after is of another")
-        later = {charge.round - t for charge in chain.charges[place + 1 :]}
+        later = {charge.round - t for charge in log.charges[place + 1 :]}
         if not later <= ({1, 2} if fallback else {1}):
             raise _disagrees(f"is of round {t}, and later rounds were charged and saved after it")
 
@@ -109,7 +108,7 @@ def _disagrees(what: str) -> CertificateError:
     return CertificateError("checkpoint", f"the checkpoint {what}")
 
 
-def latest(folder: Path, chain: ChargeLog) -> tuple[Checkpoint | None, str]:
+def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
     """The last checkpoint that is whole and, where that is not the last one written, why; None before the first.
 
     A torn one gives way to the one before it, and its round is run, and billed, again. One that is whole and disagrees
@@ -119,23 +118,23 @@ def latest(folder: Path, chain: ChargeLog) -> tuple[Checkpoint | None, str]:
     if (folder / STATE).exists():
         try:
             found = Checkpoint.of_bytes(durable_files.read(folder / STATE))
-            found.check(chain)
+            found.check(log)
             return found, ""
         except TornError as error:
             why = f"is damaged ({error})"
     if (folder / BEFORE).exists():
-        return _fallback(folder, chain, why), why
-    if why != "is missing" or any(charge.round > 1 for charge in chain.charges):
+        return _fallback(folder, log, why), why
+    if why != "is missing" or any(charge.round > 1 for charge in log.charges):
         raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start anew")
     return None, ""
 
 
-def _fallback(folder: Path, chain: ChargeLog, why: str) -> Checkpoint:
+def _fallback(folder: Path, log: ChargeLog, why: str) -> Checkpoint:
     try:
         found = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
     except TornError as error:
         raise CertificateError(
             "checkpoint", f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
         ) from None
-    found.check(chain, fallback=True)
+    found.check(log, fallback=True)
     return found

@@ -1,14 +1,14 @@
-"""Run a configuration into a folder, or continue the run that is there."""
+"""Run a configuration into a folder, or continue the run that is there. Called by `sordino run` and `train`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,16 +29,17 @@ from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.prepare import known, said, scaled
 from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.loop import check
-from sordino.outcome import declared_public, final_model, model_bytes
+from sordino.outcome import final_model, model_bytes
 from sordino.plan import State
 from sordino.runs import admission, receipts
-from sordino.runs.fingerprint import Fingerprint
-from sordino.runs.folder import PREPARED, RunFolder
-from sordino.runs.resume import Resumed
-from sordino.runs.resume import resume as resumed
+from sordino.runs.folder import PREPARED
+from sordino.runs.resume import resumed
 from sordino.runs.rounds import OnRound, RunStart, check_run, run_rounds, single_class_note
-from sordino.runs.writer import create_folder
+from sordino.runs.writer import RunWriter, created
 from sordino.task import Task
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -81,56 +82,51 @@ def execute(
         engine.prepare(config.plan, task, config.streams)
     check_run(config, task, engine)
     key = None if sign is None else signature.private_key(sign)
-    there = resume and path.exists()
-    if not there:
-        admission.check_affordable(config)
-    folder = (
-        RunFolder.open(path, config)
-        if there
-        else create_folder(path, config, Fingerprint.of(task), declared_public(task), earlier=earlier_runs(task))
-    )
-    with folder.locked(), _enough_memory():
-        start = resumed(folder, config, task)
-        held, again = start.held, start.state is None or not known(start.state)
-        t = 0 if start.state is None else start.state.t
-        finish = partial(start.book.finish, sign=None if key is None else partial(signature.sign, key=key))
-        with admission.admit(config, held.header.run, held.chain, t, prepares=again) as admitted:
-            start.book.admission = admitted
-            done = _finished(config, task, start, engine, on_round, finish)
-        return replace(done, notes=(*notes, *_elsewhere(admitted), *done.notes))
+    with ExitStack() as held:
+        if resume and path.exists():
+            writer, start = held.enter_context(resumed(path, config, task))
+        else:
+            if config.privacy.ledger is not None:
+                admission.check_affordable(config)
+            writer = held.enter_context(created(path, config, task, earlier_runs(task)))
+            start = RunStart(writer)
+        held.enter_context(_enough_memory())
+        if config.privacy.ledger is not None:
+            prepares = start.state is None or not known(start.state)
+            t = 0 if start.state is None else start.state.t
+            writer.admission = held.enter_context(
+                admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
+            )
+        done = _run_to_end(config, task, writer, start, engine, on_round, key)
+        if writer.admission is not None and writer.admission.elsewhere:
+            count = writer.admission.elsewhere
+            notes += (f"{count} releases of this run came from another copy of its folder; the ledger has both",)
+        return replace(done, notes=(*notes, *done.notes))
 
 
-def _elsewhere(admitted: admission.Admission | None) -> tuple[str, ...]:
-    """What other copies of the run's folder have released: paid for too, and not on this folder's certificate."""
-    if admitted is None or not admitted.elsewhere:
-        return ()
-    return (f"{admitted.elsewhere} releases of this run came from another copy of its folder; the ledger has both",)
-
-
-def _finished(
+def _run_to_end(
     config: Config,
     task: Task,
-    start: Resumed,
+    writer: RunWriter,
+    start: RunStart,
     engine: Engine,
     show: OnRound | None,
-    finish: Callable[[bytes], dict[str, Any]],
+    key: Ed25519PrivateKey | None,
 ) -> Executed:
-    """What is left of the run, then model and certificate."""
-    folder, budget = start.book.folder, config.budget
-    if budget is not None:  # what earlier rounds spent of a client's budget stays spent
-        budget = receipts.filter_after_charges(
-            folder.path, config.plan, budget, start.held.chain, isinstance(engine, Deployed)
-        )
+    """Run the rounds that are left, then write model and certificate."""
+    folder, plan, budget = writer.folder, config.plan, config.budget
+    deployed = isinstance(engine, Deployed)
+    if budget is not None:  # what earlier rounds took of a client's budget stays taken
+        budget = receipts.filter_after_charges(folder.path, plan, budget, writer.log, deployed)
     if isinstance(engine, Deployed):
-        engine = engine.of_run(start.held.header.run, receipts.last(folder.path, config.plan, start.held.chain))
-    begun = RunStart(start.book, start.state, tuple(folder.history()), budget, start.refused)
-    state, refused = run_rounds(config, task, begun, engine, show)
-    model = final_model(config.plan, task, state)
-    before = start.held.header.earlier
+        engine = engine.of_run(writer.header.run, receipts.last_counts(folder.path, plan, writer.log))
+    state, refused = run_rounds(config, task, replace(start, budget=budget), engine, show)
+    model, before = final_model(plan, task, state), writer.header.earlier
     attach_lineage(model, config, before)
-    write_preparations(folder.path, config, task, state)
-    made = finish(model_bytes(model))
-    register_lineage(model, task, (*before, of_certificate(made, start.held.header.run, lineage.IN_PROCESS)))
+    if plan.prepare:
+        write_preparations(folder.path, task, state)
+    made = writer.finish(model_bytes(model), None if key is None else partial(signature.sign, key=key))
+    register_lineage(model, task, (*before, of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
     history = folder.history()
@@ -160,10 +156,9 @@ def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
     lineage.register_run(model, lineage.tensor_hashes(unwrapped_model(task.model)), runs, records_here(task))
 
 
-def write_preparations(path: Path, config: Config, task: Task, state: State) -> None:
-    """What was released of columns before the first round: with it new rows are prepared as the model's were."""
-    if config.plan.prepare:
-        durable_files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
+def write_preparations(path: Path, task: Task, state: State) -> None:
+    """The noised histograms of columns, released before round 1: new rows are scaled by them as the model's were."""
+    durable_files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
 
 
 def with_released_columns(task: Task, folder: Path) -> Task:

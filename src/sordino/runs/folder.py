@@ -37,11 +37,10 @@ from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
-from sordino.runs import admission, charge_log, checkpoint, logs, receipts
-from sordino.runs.charge_log import ChargeLog
+from sordino.runs import admission, charge_log, checkpoint, receipts
+from sordino.runs.charge_log import ChargeLog, PrefixHash
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.fingerprint import Fingerprint
-from sordino.runs.logs import PrefixHash
 from sordino.version import __version__
 
 PREPARED = "prepared.json"
@@ -95,11 +94,11 @@ class Contents:
 
     header: Header
     config: Config
-    chain: ChargeLog
+    log: ChargeLog
 
     @property
     def cohorts(self) -> list[Cohort]:
-        return self.chain.cohorts(self.config.plan)
+        return self.log.cohorts(self.config.plan)
 
 
 @dataclass(frozen=True)
@@ -136,16 +135,14 @@ class RunFolder:
         except OSError as error:
             raise durable_files.trouble(self.private / "lock", error) from None
         try:
-            self._take(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                found = f"{self.path}, in which a run is going on"
+                raise ConfigError(found, "a folder at rest", "wait for it") from None
             yield
         finally:
             os.close(lock)
-
-    def _take(self, lock: int) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{self.path}, in which a run is going on", "a folder at rest", "wait for it") from None
 
     # ---- what it holds ----------------------------------------------------------------------------------------------
 
@@ -192,7 +189,7 @@ class RunFolder:
 
     def history(self) -> list[dict[str, Any]]:
         """One entry per round."""
-        return logs.read_lines(self._read("history.jsonl"), "history.jsonl")
+        return charge_log.read_lines(self._read("history.jsonl"), "history.jsonl")
 
     def facts(self, held: Contents | None = None) -> Facts:
         """What a certificate needs beside the plan."""
@@ -208,12 +205,12 @@ class RunFolder:
             earlier=held.header.earlier,
             stopped=self.refusal(held) is not None,
         )
-        settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.chain.charges))
+        settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.log.charges))
         known = replace(known, environment=self._environment(), utility=last_figures(self.history()))
-        known = replace(known, prepared=held.chain.prepared)
+        known = replace(known, prepared=held.log.prepared)
         after = any(line.get("kept") == MEMORY for line in self._ran())
         known = replace(known, early=self.ended(held), in_memory=after, own_code=OwnCode.of_headers(self._ran()))
-        found = facts_of_charges(config.plan, held.chain.rounds, held.cohorts, known, settled)
+        found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
         return replace(found, ledger=admission.read_standing(self.path, config, found))
 
     def _environment(self) -> tuple[dict[str, str], ...]:
@@ -225,11 +222,11 @@ class RunFolder:
 
     def _ran(self) -> list[dict[str, Any]]:
         """How it was computed, one line each time that it was started or continued."""
-        return logs.read_lines(self._read("engine.jsonl"), "engine.jsonl")
+        return charge_log.read_lines(self._read("engine.jsonl"), "engine.jsonl")
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""
-        return logs.read_refusal(self.path, held.chain, held.config, held.header.config)
+        return receipts.read_refusal(self.path, held.log, held.config, held.header.config)
 
     def ended(self, held: Contents) -> str:
         """What stopped the run early, in words, by its own rule and the figures in its history; empty: nothing did."""
@@ -246,7 +243,7 @@ class RunFolder:
         bound: dict[str, Any] = {
             "id": held.header.run,
             "header_sha256": held.header.root,
-            "charges_sha256": held.chain.head,
+            "charges_sha256": held.log.head,
             "history_sha256": PrefixHash.of(self._read("history.jsonl")).sha256,
             "engine_sha256": PrefixHash.of(self._read("engine.jsonl")).sha256,
             "checkpoint_sha256": last,
@@ -264,10 +261,10 @@ class RunFolder:
 
     def _at_rest(self, held: Contents) -> str:
         """sha256 of the last checkpoint, with which charges, their second note, history and engine agree."""
-        if held.chain.torn:
+        if held.log.torn:
             raise CertificateError(charge_log.NAME, f"{charge_log.NAME} ends in half a line")
         self.fingerprint(held.header)
-        charge_log.check_second_copy(durable_files.read(self.private / "charged"), held.chain, at_rest=True)
+        charge_log.check_second_copy(durable_files.read(self.private / "charged"), held.log, at_rest=True)
         last = self._last(held)
         for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
             if PrefixHash.of(self._read(name)) != (mark or PrefixHash()):
@@ -284,14 +281,14 @@ class RunFolder:
     def _last(self, held: Contents) -> Checkpoint | None:
         """The checkpoint itself; at rest there is no falling back."""
         file = self.private / checkpoint.STATE
-        if not file.exists() and all(charge.round == 1 for charge in held.chain.charges):
+        if not file.exists() and all(charge.round == 1 for charge in held.log.charges):
             return None  # a budget that allowed no round
         before = self.private / checkpoint.BEFORE
         try:
             found = Checkpoint.of_bytes(durable_files.read(file))
-            found.check(held.chain)
+            found.check(held.log)
             if before.exists():
-                Checkpoint.of_bytes(durable_files.read(before)).check(held.chain, fallback=True)
+                Checkpoint.of_bytes(durable_files.read(before)).check(held.log, fallback=True)
         except TornError as error:
             raise CertificateError("checkpoint", f"a checkpoint is damaged ({error})") from None
         return found

@@ -57,7 +57,7 @@ def subject(target: Path, name: str) -> Subject:
         held.config.plan,
         folder.facts(held),
         history=folder.history(),
-        rounds=held.chain.rounds,
+        rounds=held.log.rounds,
         cohorts=held.cohorts,
         settings=codec.dump(held.config),
         audit=audits(target, held.header.run),

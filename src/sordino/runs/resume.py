@@ -1,56 +1,55 @@
-"""Continue a run: nothing is changed before everything that is there was found to agree."""
+"""Continuing a run from its folder: everything that is there must agree before anything is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sordino import codec
 from sordino.codec import durable_files
 from sordino.config import Config
-from sordino.errors import BudgetError, CertificateError, ConfigError, DataError
+from sordino.errors import CertificateError, ConfigError, DataError
 from sordino.models import InMemoryModel
 from sordino.outcome import declared_public
-from sordino.plan import State
-from sordino.runs import charge_log, checkpoint, logs, receipts
+from sordino.runs import charge_log, checkpoint, receipts
+from sordino.runs.charge_log import PrefixHash
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import software
 from sordino.runs.folder import Contents, Header, RunFolder
-from sordino.runs.logs import PrefixHash
-from sordino.runs.writer import RunWriter
+from sordino.runs.rounds import RunStart
+from sordino.runs.writer import ENGINE, HISTORY, RunWriter
 from sordino.task import Task
 from sordino.version import versions
 
 
-@codec.hides_values
-@dataclass(frozen=True)
-class Resumed:
-    """Where a run stands, the book to go on with, and what its owner should know."""
-
-    state: State | None
-    book: RunWriter
-    held: Contents
-    notes: tuple[str, ...] = ()
-    refused: BudgetError | None = None  # a budget has ended the run: there is nothing to go on with
-
-
-def resume(folder: RunFolder, config: Config, task: Task) -> Resumed:
-    """Check all, mend what a kill leaves (half a line, a torn checkpoint), and go on. Call it under the lock."""
-    held = folder.contents()
-    _check_given(folder.path, held.config, config)
-    _check_same(folder, held.header, config, task)
-    if (folder.path / "certificate.json").exists():
-        folder.certify()
-    charge_log.check_second_copy(durable_files.read(folder.private / "charged"), held.chain, at_rest=False)
-    last, why = checkpoint.latest(folder.private, held.chain)
-    check_noise(config, held.chain.rounds, 0 if last is None else last.state.t)
-    history, engine = (_bound(folder, name, last) for name in ("history.jsonl", "engine.jsonl"))
-    notes = [] if last is None or not why else [_fell_back(last, why)]
-    notes += _other_versions(engine)
-    _mend(folder, held, PrefixHash.of(history), PrefixHash.of(engine), why)
-    book = RunWriter.at(folder, held.header.config, held.chain, history, engine)
-    return Resumed(None if last is None else last.state, book, held, tuple(notes), folder.refusal(held))
+@contextmanager
+def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter, RunStart]]:
+    """The run in a folder, under its lock, where it stands: what a kill leaves (half a line, a torn checkpoint) is
+    repaired once everything else was found to agree.
+    """
+    folder = RunFolder.open(path, config)
+    with folder.locked():
+        held = folder.contents()
+        _check_given(path, held.config, config)
+        _check_same(folder, held.header, config, task)
+        if (path / "certificate.json").exists():
+            folder.certify()
+        charge_log.check_second_copy(durable_files.read(folder.private / "charged"), held.log, at_rest=False)
+        last, why = checkpoint.latest(folder.private, held.log)
+        check_noise(config, held.log.rounds, 0 if last is None else last.state.t)
+        history, engine = (_bound(folder, name, last) for name in (HISTORY, ENGINE))
+        notes = _other_versions(engine)
+        if last is not None and why:
+            notes.insert(
+                0,
+                f"checkpoint/{checkpoint.STATE} {why}; the run goes on from the one before it, after round "
+                f"{last.state.t}, and what is run again is charged again",
+            )
+        _repair(folder, held, len(history), len(engine), why)
+        writer = RunWriter.after(folder, config, held.header, held.log, history, engine)
+        state, lines = None if last is None else last.state, tuple(folder.history())
+        yield writer, RunStart(writer, state, lines, refused=folder.refusal(held), notes=tuple(notes))
 
 
 def _check_given(path: Path, before: Config, now: Config) -> None:
@@ -101,38 +100,31 @@ def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
 
 def _bound(folder: RunFolder, name: str, last: Checkpoint | None) -> bytes:
     """What the checkpoint binds of a file; what was written after it will be written again."""
-    marks = {} if last is None else {"history.jsonl": last.history, "engine.jsonl": last.engine}
-    return marks.get(name, PrefixHash()).check(durable_files.read(folder.path / name), name)
-
-
-def _fell_back(last: Checkpoint, why: str) -> str:
-    return (
-        f"checkpoint/{checkpoint.STATE} {why}; the run goes on from the one before it, after round {last.state.t}, and "
-        "what is run again is billed again"
-    )
+    bound = {} if last is None else {HISTORY: last.history, ENGINE: last.engine}
+    return bound.get(name, PrefixHash()).check(durable_files.read(folder.path / name), name)
 
 
 def _other_versions(engine: bytes) -> list[str]:
     """What has changed under the run since it was started or last continued; the certificate names both."""
-    lines = logs.read_lines(engine, "engine.jsonl")
+    lines = charge_log.read_lines(engine, ENGINE)
     before, now = (lines[-1].get("versions") if lines else None), versions()
     if before is None:
         return []
     if not isinstance(before, dict):
-        raise CertificateError("engine.jsonl", "engine.jsonl holds a line without versions")
+        raise CertificateError(ENGINE, f"{ENGINE} holds a line without versions")
     changed = [f"{name} {now[name]} where it was {before.get(name)}" for name in now if before.get(name) != now[name]]
     return [f"other versions than before, named on the certificate: {', '.join(changed)}"] if changed else []
 
 
-def _mend(folder: RunFolder, held: Contents, history: PrefixHash, engine: PrefixHash, why: str) -> None:
-    """Drop what a kill left half done: every step may itself be killed and is then done again."""
+def _repair(folder: RunFolder, held: Contents, history: int, engine: int, why: str) -> None:
+    """Drop what a kill left half done; every step may itself be killed and is then done again."""
     path, private = folder.path, folder.private
-    durable_files.cut(path / charge_log.NAME, held.chain.size)
-    notes = "".join(f"{head}\n" for head in held.chain.heads).encode()
+    durable_files.cut(path / charge_log.NAME, held.log.size)
+    notes = "".join(f"{head}\n" for head in held.log.heads).encode()
     if durable_files.read(private / "charged") != notes:
         durable_files.write(private / "charged", notes, durable_files.PRIVATE)
-    durable_files.cut(path / "history.jsonl", history.size)
-    durable_files.cut(path / "engine.jsonl", engine.size)
+    durable_files.cut(path / HISTORY, history)
+    durable_files.cut(path / ENGINE, engine)
     paid = receipts.read(path)
     if paid is not None:
         durable_files.cut(path / receipts.NAME, len(receipts.whole(paid)))

@@ -1,9 +1,9 @@
-"""The rounds of a run, kept round by round: in a folder, or in memory. One loop for both."""
+"""The rounds of a run, recorded one by one in a folder or in memory. Called by `execute` and by `train`."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from sordino import codec
 from sordino.certificate.build import check_provable
 from sordino.codec.boundary import named_failures
 from sordino.config import Config
-from sordino.engines.base import Engine
+from sordino.engines.base import Deployed, Engine
 from sordino.engines.prepare import begin, known
 from sordino.errors import BudgetError, CertificateError, ConfigError
 from sordino.ledger.budget import Filter
@@ -28,7 +28,7 @@ OnRound = Callable[[dict[str, Any]], None]
 
 
 class RunRecorder(Protocol):
-    """Where a run is written down; a round is charged there before its noise is drawn."""
+    """Where a run is recorded; a round is charged there before its noise is drawn."""
 
     @property
     def charged(self) -> int: ...  # how often
@@ -70,18 +70,24 @@ class InMemoryRun(Tally):
 class RunStart:
     """Where a run stands before its next round."""
 
-    book: RunRecorder
-    state: State | None = None  # None: not a round is done
+    writer: RunRecorder
+    state: State | None = None  # None: no round is done
     history: tuple[dict[str, Any], ...] = ()
-    budget: Filter | None = None  # with what earlier rounds have spent of it
+    budget: Filter | None = None  # after what earlier rounds were charged
     refused: BudgetError | None = None  # a budget has ended the run
+    notes: tuple[str, ...] = ()  # what its owner should know
 
 
 def check_run(config: Config, task: Task, engine: Engine) -> None:
-    """Every mistake is found here, before anything is charged or written: also in a metric, or in a rule to stop."""
+    """Every mistake is found here, before anything is charged or written: also in a metric, or in a rule to stop.
+
+    That accounting can price the plan is checked at the first charge; for parts and engines that are not Sordino's own
+    on this machine, here already, before anybody else has computed anything.
+    """
     check(config.plan, task, engine)
     config.check_budget()
-    check_provable(config.plan, config.delta, config.deltas)
+    if config.foreign or isinstance(engine, Deployed):
+        check_provable(config.plan, config.delta, config.deltas)
     stop = config.run.stop
     figures = task.evaluate(task.layout.flatten(task.model)) if task.metrics or stop is not None else {}
     if stop is not None:
@@ -92,63 +98,56 @@ def run_rounds(
     config: Config, task: Task, start: RunStart, engine: Engine, show: OnRound | None = None
 ) -> tuple[State, BudgetError | None]:
     """Run what is left of the plan, or as far as a budget or the rule to stop lets it; the last state."""
-    book, stop, refused = start.book, config.run.stop, start.refused
-    state = _fitting(start.state, State.initial(config.plan, task.layout.flatten(task.model)))
-    state = _prepared(config, task, book, state)
-    seen = list(start.history)
+    plan, asked, refused = config.plan, config.run, start.refused
+    state = State.initial(plan, task.layout.flatten(task.model))
+    if start.state is not None:
+        _check_memory(start.state, state)
+        state = start.state
+    if plan.prepare and not known(state):
+        state = _prepare(config, task, start.writer, state)
+    seen, stop = list(start.history), asked.stop
     over = refused is not None or (stop is not None and stop.ends(seen) is not None)
+    remaining = run(
+        plan, task, engine=engine, streams=config.streams, charges=start.writer, state=state, budget=start.budget,
+        eval_every=asked.eval_every, train_metrics=bool(asked.train_metrics),
+        announce=partial(start.writer.announce, state.t), checked=True,
+    )  # fmt: skip
     try:
-        with named_failures(), closing(_remaining(config, task, start, engine, state)) as rounds:
+        with named_failures(), closing(remaining) as rounds:
             for done in () if over else rounds:
                 state = done.state
-                seen.append(_keep(book, done, show, config.privacy.noise))
+                seen.append(keep_round(start.writer, done, show, config.privacy.noise))
                 if stop is not None and stop.ends(seen) is not None:
                     break
     except BudgetError as error:
         refused = error
-        book.refuse(config, error)
+        start.writer.refuse(config, error)
     return state, refused
 
 
-def _fitting(found: State | None, first: State) -> State:
-    """The checkpoint's state, if this plan's server and release can have written it."""
-    if found is None:
-        return first
+def _check_memory(found: State, first: State) -> None:
+    """The checkpoint's state must be one that this plan's server and release can have written."""
     for who, kept, wanted in (("server", found.memory, first.memory), ("release", found.noise, first.noise)):
         shapes = [{name: (held.shape, held.dtype) for name, held in memory.items()} for memory in (kept, wanted)]
         if shapes[0] != shapes[1]:
             raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
-    return found
 
 
-def _prepared(config: Config, task: Task, book: RunRecorder, state: State) -> State:
-    """Preparations are charged, released and kept before the first round: a run that is continued reads them."""
-    if not config.plan.prepare or known(state):
-        return state
-    if config.budgeted and book.charged:
+def _prepare(config: Config, task: Task, writer: RunRecorder, state: State) -> State:
+    """Preparations are charged, released and saved before the first round: a run that is continued reads them."""
+    if config.budgeted and writer.charged:
         found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
         raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
-    state = begin(config.plan, task, config.streams, book.charge, state)[1]
-    book.save(state)
+    state = begin(config.plan, task, config.streams, writer.charge, state)[1]
+    writer.save(state)
     return state
 
 
-def _remaining(
-    config: Config, task: Task, start: RunStart, engine: Engine, state: State
-) -> Generator[Round, None, None]:
-    asked = config.run
-    return run(
-        config.plan, task, engine=engine, streams=config.streams, charges=start.book, state=state, budget=start.budget,
-        eval_every=asked.eval_every, train_metrics=bool(asked.train_metrics),
-        announce=partial(start.book.announce, state.t),
-    )  # fmt: skip
-
-
-def _keep(book: RunRecorder, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
+def keep_round(writer: RunRecorder, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
     """History, then the checkpoint: a kill between them costs a line that `resume` drops."""
     line = history_line(done)
-    book.record(line, noise)
-    book.save(done.state)
+    writer.record(line, noise)
+    writer.save(done.state)
     if show is not None:
         show(line)
     return line

@@ -1,7 +1,8 @@
-"""The hand that writes a run down: it knows the chain's head and the length of every file, so a stranger's is noticed.
+"""The writer of a run's folder: charges, history, checkpoints, certificate. Called while a run goes on.
 
-Order within a round: the charge, and its second note, are on disk before noise is drawn; history, then the checkpoint,
-after the step. So a killed run continues from its last checkpoint, and whatever was charged stays charged.
+Order within a round: the charge and its second copy are on disk before noise is drawn; history, then the checkpoint,
+after the step. So a killed run continues from its last checkpoint, and whatever was charged stays charged. The writer
+knows the head of the charge log and the length of every file, so a change by somebody else is noticed.
 """
 
 from __future__ import annotations
@@ -18,25 +19,27 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
+from sordino.certificate.build import check_provable
 from sordino.certificate.earlier_runs import EarlierRun
-from sordino.certificate.facts import Declared
 from sordino.certificate.schema import text_of
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.engines.base import Receipt
-from sordino.errors import BudgetError, ConfigError, StorageError
+from sordino.errors import BudgetError, ConfigError, StorageError, UserError
 from sordino.loop import RoundReceipts
-from sordino.outcome import releasable
+from sordino.outcome import declared_public, releasable
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
-from sordino.runs import admission, charge_log, logs, receipts
-from sordino.runs.charge_log import ChargeLog
+from sordino.runs import admission, charge_log, receipts
+from sordino.runs.charge_log import ChargeLog, GrowingFile, digest
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, software
 from sordino.runs.folder import Header, RunFolder, plan_toml
-from sordino.runs.logs import GrowingFile
+from sordino.task import Task
 from sordino.version import versions
+
+HISTORY, ENGINE = "history.jsonl", "engine.jsonl"
 
 
 @dataclass
@@ -44,42 +47,62 @@ class RunWriter:
     """What a running run writes to; also the place where its rounds are charged."""
 
     folder: RunFolder
-    config: str
+    config: Config
+    header: Header
+    log: ChargeLog  # the charges that were there when this process began
     head: str
     charges: GrowingFile
-    noted: GrowingFile
+    charged_copy: GrowingFile
     history: GrowingFile
     engine: GrowingFile
     receipts: GrowingFile
     charged: int  # how often
-    admission: admission.Admission | None = None  # to the ledger that the run pays from
+    admission: admission.Admission | None = None  # to the ledger that the run is charged to
 
     @classmethod
-    def at(cls, folder: RunFolder, config: str, found: ChargeLog, history: bytes, engine: bytes) -> RunWriter:
-        """After what is there already."""
-        path = folder.path
-        lines = b"".join(charge.line() + b"\n" for charge in found.charges)
-        notes = "".join(f"{head}\n" for head in found.heads).encode()
-        logs = GrowingFile(path / charge_log.NAME, lines), GrowingFile(folder.private / "charged", notes)
-        grown = GrowingFile(path / "history.jsonl", history), GrowingFile(path / "engine.jsonl", engine)
-        paid = GrowingFile(path / receipts.NAME, receipts.whole(receipts.read(path) or b""))
-        return cls(folder, config, found.head, *logs, *grown, paid, len(found.charges))
+    def after(
+        cls,
+        folder: RunFolder,
+        config: Config,
+        header: Header,
+        log: ChargeLog,
+        history: bytes = b"",
+        engine: bytes = b"",
+    ) -> RunWriter:
+        """Continues the files of a folder after what they hold."""
+        path, lines = folder.path, b"".join(charge.line() + b"\n" for charge in log.charges)
+        copies = "".join(f"{head}\n" for head in log.heads).encode()
+        files = (
+            GrowingFile(path / charge_log.NAME, lines),
+            GrowingFile(folder.private / "charged", copies),
+            GrowingFile(path / HISTORY, history),
+            GrowingFile(path / ENGINE, engine),
+            GrowingFile(path / receipts.NAME, receipts.whole(receipts.read(path) or b"") if log.charges else b""),
+        )
+        return cls(folder, config, header, log, log.head, *files, len(log.charges))
 
     def charge(self, t: int, cohort: Cohort | None) -> None:
-        """One release, written down before any of its noise exists: twice here, and in the ledger that pays for it.
+        """Write one release down before any of its noise exists: twice here, and in the ledger it is charged to.
 
-        Who took part is written only where that is seen.
+        Who took part is written only where that is visible. The first charge of a plan that accounting cannot price is
+        refused, and the folder, which holds nothing yet, is removed.
         """
-        line = charge_log.next_charge(t, cohort, self.config, self.head).line()
+        if not self.charged:
+            try:
+                check_provable(self.config.plan, self.config.delta, self.config.deltas)
+            except UserError:
+                shutil.rmtree(self.folder.path, ignore_errors=True)
+                raise
+        line = charge_log.next_charge(t, cohort, self.header.config, self.head).line()
         self.charges.append(line)
         self.charged += 1
-        self.head = charge_log.digest(line)
-        self.noted.append(self.head.encode())
+        self.head = digest(line)
+        self.charged_copy.append(self.head.encode())
         if self.admission is not None:
             self.admission.note(t + 1, self.head)
 
     def settle(self, refused: tuple[int, ...], paid: tuple[Receipt, ...]) -> None:
-        """What became of the last charge, by those who paid it."""
+        """The silos' receipts of the last charge."""
         if not self.receipts.file.exists():
             durable_files.write(self.receipts.file, b"")
         self.receipts.append(receipts.line(RoundReceipts(self.charged, refused, paid)))
@@ -93,15 +116,15 @@ class RunWriter:
         self.history.append(json.dumps(releasable(line, noise)).encode())
 
     def save(self, state: State) -> None:
-        """The checkpoint: it binds the chain up to here, and history."""
-        Checkpoint(state, self.head, self.history.mark, self.engine.mark).save(self.folder.private)
+        """The checkpoint: it binds the charges up to here, and history."""
+        Checkpoint(state, self.head, self.history.prefix, self.engine.prefix).save(self.folder.private)
 
     def refuse(self, config: Config, error: BudgetError) -> None:
         """A budget has ended the run: which cohort it refused."""
-        logs.write_refusal(self.folder.path, config.plan, error.refused, self.config, self.head)
+        receipts.write_refusal(self.folder.path, config.plan, error.refused, self.header.config, self.head)
 
     def finish(self, model: bytes, sign: Callable[[Path], None] | None = None) -> dict[str, Any]:
-        """Model and certificate, from what the folder says happened; signed if somebody signs."""
+        """Model and certificate, from what the folder says happened; signed if there is a key."""
         durable_files.write(self.folder.path / "model.safetensors", model)
         admission.write_standing(self.folder)
         made = self.folder.certificate()
@@ -114,46 +137,46 @@ class RunWriter:
 # ---- a new folder ---------------------------------------------------------------------------------------------------
 
 
-def create_folder(
-    path: Path,
-    config: Config,
-    data: Fingerprint,
-    public: tuple[Declared, ...] = (),
-    run: str = "",
-    earlier: tuple[EarlierRun, ...] = (),
-) -> RunFolder:
-    """A new folder, built beside its place and moved there whole; an existing one is never touched.
+@contextmanager
+def created(
+    path: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...] = (), run: str = ""
+) -> Iterator[RunWriter]:
+    """A new folder and its lock; it is built beside its place and moved there whole, and never replaces another.
 
-    `run` is the id of a run that was kept in memory so far; else it is drawn. `earlier`: what its weights come from.
+    `run` is the id of a run that was kept in memory so far; else it is drawn. `earlier`: runs its weights come from.
     """
     if path.exists() or path.is_symlink():
         raise ConfigError(
             f"{path}, which exists", "a new folder", "choose another --out, or add --resume (resume=True)"
         )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(path) as made:
-            _fill(made, config, data, _Begun(run or secrets.token_hex(16), public, earlier))
+    with _beside(path) as made:
+        try:
+            header = _fill(made, config, task, earlier, run or secrets.token_hex(16))
             durable_files.move(made, path)
-    except (OSError, StorageError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error.found
-        raise ConfigError(
-            f"{path}, which cannot be made ({reason})",
-            "a folder to write to",
-            "nothing was charged; choose another --out",
-        ) from None
-    return RunFolder(path, config)
+        except (OSError, StorageError) as error:
+            raise _unusable(path, error) from None
+        yield RunWriter.after(RunFolder(path, config), config, header, ChargeLog(header.root))
+
+
+def _unusable(path: Path, error: OSError | StorageError) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) else error.found
+    fix = "nothing was charged; choose another --out"
+    return ConfigError(f"{path}, which cannot be made ({reason})", "a folder to write to", fix)
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A folder under another name, locked while it is built, and gone again if that fails."""
+    """A folder under another name, locked while it is built (and after it is moved), removed if building fails."""
     for left in path.parent.glob(f".{path.name}.*{durable_files.PARTIAL}"):
         _clear(left)
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}{durable_files.PARTIAL}")
     try:
-        os.mkdir(made)
-        os.mkdir(made / "checkpoint", 0o700)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.mkdir(made)
+            os.mkdir(made / "checkpoint", 0o700)
+        except OSError as error:
+            raise _unusable(path, error) from None
         with RunFolder(made).locked():
             yield made
     except (Exception, KeyboardInterrupt):
@@ -162,7 +185,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def _clear(left: Path) -> None:
-    """What a killed run left of a folder that never had its name; one that is being built is locked."""
+    """Remove what a killed run left of a folder that was never moved to its place; one being built is locked."""
     with suppress(OSError):
         lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
         try:
@@ -174,26 +197,17 @@ def _clear(left: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """What is known of a run before its first round, beside configuration and data."""
-
-    run: str
-    public: tuple[Declared, ...]
-    earlier: tuple[EarlierRun, ...]
-
-
-def _fill(made: Path, config: Config, data: Fingerprint, begun: _Begun) -> None:
-    """Everything a run needs to be continued, with not a round done."""
-    kept = data.to_bytes()
-    plan = plan_toml(config)
-    hashes = codec.digest(config), charge_log.digest(plan), charge_log.digest(kept)
-    header = Header(begun.run, *hashes, begun.public, software(config), begun.earlier)
-    durable_files.write(made / "checkpoint" / "data.json", kept, durable_files.PRIVATE)
+def _fill(made: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...], run: str) -> Header:
+    """Everything that a run needs to be continued, with no round done."""
+    data, plan = Fingerprint.of(task).to_bytes(), plan_toml(config)
+    hashes = codec.digest(config), digest(plan), digest(data)
+    header = Header(run, *hashes, declared_public(task), software(config), earlier)
+    durable_files.write(made / "checkpoint" / "data.json", data, durable_files.PRIVATE)
     durable_files.write(made / "checkpoint" / "charged", b"", durable_files.PRIVATE)
     durable_files.write(made / "plan.toml", plan)
     durable_files.write(made / "run.json", header.to_bytes())
     durable_files.write(made / charge_log.NAME, b"")
-    for name in ("history.jsonl", "engine.jsonl"):
+    for name in (HISTORY, ENGINE):
         durable_files.write(made / name, b"", durable_files.PRIVATE)
     durable_files.sync(made)
+    return header
