@@ -90,7 +90,8 @@ class Round:
 
 def check(plan: Plan, task: Task, engine: Engine) -> None:
     """Refuse a run whose certificate would not be true of it."""
-    check_early(plan, task.clients.population, task.public is not None, engine)
+    check_population(plan, task.clients.population)
+    check_needs(plan, task.public is not None, engine)
     check_prepared(plan, task)
     check_records(plan, task)
 
@@ -103,14 +104,18 @@ def check_train_metrics(asked: bool | None, mode: Mode) -> None:
         raise ConfigError(found, needed, 'drop train_metrics, or set noise = "simulation" under [privacy]')
 
 
-def check_early(plan: Plan, population: int | None, public: bool, engine: Engine) -> None:
-    """What can be refused before any data is read: who takes part (None: not known yet), and what the plan needs."""
-    if population is not None and plan.clients.population != population:
+def check_population(plan: Plan, population: int) -> None:
+    """Refuse data of another number of clients than the plan's."""
+    if plan.clients.population != population:
         raise DataError(
             f"a plan for {plan.clients.population} clients and data of {population}",
             "the same population in both",
             f"set population = {population} in the plan's clients",
         )
+
+
+def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
+    """Refuse an engine or a task without what the plan needs, before any data is read."""
     if plan.mask is not None and plan.mask.source.needs_public_data and not public:
         raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
     missing = plan.needs - engine.offers

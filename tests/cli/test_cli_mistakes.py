@@ -22,7 +22,7 @@ def refused(file: Path, *words: str) -> None:
 @pytest.mark.parametrize(
     ("found", "instead", "words"),
     [
-        ("clip_norm =", "radus =", ("recipe.radus", "'clip_norm'")),
+        ("clip_norm =", "clip_nrom =", ("recipe.clip_nrom", "'clip_norm'")),
         ("[task]", "[tasks]", ("tasks", "'task'")),
         ("[run]", "[run]\nsede = 1", ("run.sede", "'seed'")),
         ("[run]", "[privacy]\ndleta = 1e-5\n[run]", ("privacy.dleta", "'delta'")),
@@ -65,7 +65,7 @@ def test_a_wrong_type_is_shown(found: str, instead: str, words: tuple[str, ...],
         ("rounds = 4\n", "", ("recipe.rounds",)),
         ("clip_norm = 1.0", "clip_norm = -1.0", ("clip_norm -1.0", "positive")),
         ("clip_norm = 1.0", "clip_norm = inf", ("bound",)),
-        ("noise_multiplier = 2.0", "noise_multiplier = -2.0", ("noise_multiplier -2.0", "positive")),
+        ("noise_multiplier = 2.0", "noise_multiplier = -2.0", ("noise multiplier -2.0", "positive")),
         ("seed = 3", "seed = 99999999999999999999", ("seed = 99999999999999999999",)),
         ("seed = 3", "seed = 3\neval_every = 0", ("eval_every = 0", "at least 1")),
         ("poisson", "poison", ("'poison'", "'poisson'")),
@@ -154,7 +154,7 @@ def test_calibrate_never_overwrites(tmp_path: Path) -> None:
     ("words", "named"),
     [
         ("--epsilon 1 --free round", "'rounds'"),
-        ("--epsilon 1 --free clip norm", "noise_multiplier, rounds or cohort"),
+        ("--epsilon 1 --free clip_norm", "noise_multiplier, rounds or cohort"),
         ("--epsilon 0", "epsilon 0"),
         ("--epsilon nan", "epsilon nan"),
         ("--epsilon 1 --delta 1", "delta = 1"),

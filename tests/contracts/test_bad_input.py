@@ -73,8 +73,8 @@ def refused(file: Path, command: str = "plan") -> str:
         ("[recipe]", "model = { kind = 'char_lstm', layers = 1_000_000_000 }\n[recipe]", "layers"),
         ("[recipe]", "model = { kind = 'svhn_cnn', channels = [1, 2, 3] }\n[recipe]", "a list of 2"),
         ("clip_norm = 1.0", "clip_norm = 1e308", "clip_norm 1e+308"),
-        ("noise_multiplier = 2.0", "noise_multiplier = 1e308", "noise_multiplier 1e+308"),
-        ("noise_multiplier = 2.0", "noise_multiplier = 1e-300", "noise_multiplier 1e-300"),
+        ("noise_multiplier = 2.0", "noise_multiplier = 1e308", "noise multiplier 1e+308"),
+        ("noise_multiplier = 2.0", "noise_multiplier = 1e-300", "noise multiplier 1e-300"),
         ("clip_norm = 1.0", "clip_norm = 1.0\nserver = { kind = 'sgd', lr = 1e308 }", "lr = 1e+308"),
         ("clip_norm = 1.0", "clip_norm = 1.0\nserver = { kind = 'sgd', lr = nan }", "lr = nan"),
         ("clip_norm = 1.0", "clip_norm = 1.0\nserver = { kind = 'sgd', lr = -inf }", "lr = -inf"),
@@ -174,7 +174,7 @@ def test_a_schedule_of_a_stranger_is_asked_in_every_round() -> None:
         def at(self, t: int) -> float:
             return math.nan if t == 5 else self.value
 
-    with pytest.raises(UserError, match="clip_norm"):
+    with pytest.raises(UserError, match="clip norm"):
         tiny.plan(rounds=10, encode=(Clip(Spike(1.0)),))
     assert tiny.plan(rounds=5, encode=(Clip(Spike(1.0)),)).rounds == 5
 

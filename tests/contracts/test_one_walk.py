@@ -151,6 +151,6 @@ def test_a_newcomer_reads_few_functions_before_the_first_round(tmp_path: Path) -
     found = functions_before_the_first_round(file, tmp_path / "run")
     assert len(found) <= FUNCTIONS
     assert len({name for name, _ in found}) <= FILES
-    once = [name for name in found if name[1] in ("check", "check_early", "check_run", "resumed") and found[name] > 1]
+    once = [name for name in found if name[1] in ("check", "check_needs", "check_run", "check_prepared") and found[name] > 1]
     assert once == []
     assert ("runs/resume.py", "resumed") not in found

@@ -274,12 +274,12 @@ def test_plan_finds_silos_that_the_files_are_not(tmp_path: Path, sizes: Any, sai
     names = list(sizes) if isinstance(sizes, dict) else []
     table["recipe"] |= {"sizes": sizes, "epsilons": dict.fromkeys(names, 1.0) if names else [1.0]}
     with pytest.raises(UserError, match=said):
-        parse(table).look()
+        parse(table).check_task()
 
 
 def test_plan_agrees_with_a_run_on_files_that_fit(tmp_path: Path) -> None:
     config = parse(_config(tmp_path))
-    assert config.look() == ()
+    assert config.check_task() == ()
     assert config.build().clients.population == 2
 
 

@@ -41,7 +41,7 @@ def forecast(config: Config) -> dict[str, Any]:
     from sordino.certificate.facts import Facts
 
     plan = config.plan
-    notes = (*config.look(), *_of_few(config))
+    notes = (*config.check_task(), *_of_few(config))
     config.check_budget()
     facts = Facts(config.delta, config.privacy.noise, plan.rounds, **config.facts, own_code=config.own_code())
     promised = certificate(plan, facts)

@@ -62,8 +62,8 @@ def run(
     from sordino.runs.execution import execute, named_engine
 
     config = load_config(file, changed(values, seed))
-    config.check_alone()
     if started.engine == "flower":
+        config.check_alone()
         from sordino.federation.local_federation import run_locally
 
         with progress(config.plan.rounds, quiet=as_json) as on_round:

@@ -25,7 +25,7 @@ from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.graph import BY_CONSTRUCTION
 from sordino.ledger.budget import Filter, check_affordable, client_filter
-from sordino.loop import check_early, check_train_metrics
+from sordino.loop import check_needs, check_population, check_train_metrics
 from sordino.models import ARCHITECTURES, InMemoryModel, build_seeded
 from sordino.parts.losses import CrossEntropy, Mse, keeps_apart
 from sordino.parts.preparation import Preparation
@@ -47,34 +47,20 @@ class Config:
 
     def __post_init__(self) -> None:
         check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
-        self._check_names()
-        self._check_federation()
-        self._check_prepare()
-        check_train_metrics(self.run.train_metrics, self.privacy.noise)
-
-    def _check_prepare(self) -> None:
-        """What columns wait for is what the plan releases, and bills: `parse` takes the one from the other."""
-        asked = self.task.preparations
-        if asked != self.plan.prepare and not isinstance(self.task.model, InMemoryModel):
-            found = (
-                f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(self.plan.prepare)}"
-            )
+        if self.federation is not None or self.task.silos or self.task.named:
+            self._check_silos()
+        asked, released = self.task.preparations, self.plan.prepare
+        if asked != released and not isinstance(
+            self.task.model, InMemoryModel
+        ):  # `parse` takes the plan's from the columns
+            found = f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(released)}"
             raise ConfigError(found, "the same in both", "drop plan.prepare: it is taken from [task.options.columns]")
+        if self.run.train_metrics:
+            check_train_metrics(True, self.privacy.noise)
 
-    def _check_federation(self) -> None:
-        """The federation's silos are the plan's clients, one by one."""
-        if self.federation is None:
-            return
-        names, population = self.federation.silos, self.plan.clients.population
-        if len(names) != population:
-            raise ConfigError(f"{len(names)} silos in [federation] and a plan for {population}", "one silo per client")
-        if self.task.silos and names != self.task.silos:
-            found = f"[federation] silos = {list(names)} and values for {list(self.task.silos)}"
-            raise ConfigError(found, "the same names in the same order", f"silos = {list(self.task.silos)}")
-
-    def _check_names(self) -> None:
-        """A list has an order, and the data's order of named silos is nobody's choice: values of theirs have names."""
-        names, population = self.task.silos, self.plan.clients.population
+    def _check_silos(self) -> None:
+        """Silos have one order, the plan's: names of all of them, and no list of values whose order nobody states."""
+        names, population, federation = self.task.silos, self.plan.clients.population, self.federation
         if names and len(names) != population:
             raise ConfigError(f"{len(names)} names of silos in a plan for {population}", "a name for every silo")
         if not names and self.task.named and (self.privacy.silos or self.privacy.deltas or _differ(self.plan)):
@@ -83,6 +69,12 @@ class Config:
                 "write silos.NAME = { epsilon = ... }, sizes = { NAME = ... }, or name the order: [task] silos = [...]"
             )
             raise ConfigError(found, "values by the silos' names", fix)
+        if federation is not None and len(federation.silos) != population:
+            found = f"{len(federation.silos)} silos in [federation] and a plan for {population}"
+            raise ConfigError(found, "one silo per client")
+        if federation is not None and names and federation.silos != names:
+            found = f"[federation] silos = {list(federation.silos)} and values for {list(names)}"
+            raise ConfigError(found, "the same names in the same order", f"silos = {list(names)}")
 
     @property
     def delta(self) -> float:
@@ -93,9 +85,9 @@ class Config:
     @property
     def deltas(self) -> tuple[float, ...]:
         """The delta of every silo, where each has its own: given, or by its size."""
-        given = tuple(budget.delta for budget in self.budgets)
-        own = given or self.privacy.deltas
-        return own or (silo_deltas(self.plan) if self.privacy.delta is None else ())
+        if self.privacy.silos:
+            return tuple(budget.delta for budget in self.budgets)
+        return self.privacy.deltas or (silo_deltas(self.plan) if self.privacy.delta is None else ())
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
@@ -110,22 +102,18 @@ class Config:
         return tuple(Budget(own.epsilon, delta(silo, own)) for silo, own in enumerate(self.privacy.silos))
 
     @property
-    def budgeted(self) -> bool:
-        """Whether a budget may end the run."""
-        return self.privacy.client_epsilon is not None or bool(self.privacy.silos)
-
-    @property
     def budget(self) -> Filter | None:
-        """The filter of `client_epsilon` and of the silos' own budgets, with nothing spent yet."""
-        if not self.budgeted:
+        """The filter of `client_epsilon` and of the silos' own budgets, before any charge; None without a budget."""
+        limit = self.privacy.client_epsilon
+        if limit is None and not self.privacy.silos:
             return None
-        limit, own = self.privacy.client_epsilon, dict(enumerate(self.budgets))
+        own = dict(enumerate(self.budgets))
         return client_filter(self.plan, Budget(limit, self.delta) if limit is not None else own[0], own)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a certificate takes from this file beside the plan, delta and noise."""
-        known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.budgeted}
+        known = {"deltas": self.deltas, "names": self.task.silos, "filtered": self.privacy.limited}
         given = {"given": self.task.model.certificate_entry} if isinstance(self.task.model, InMemoryModel) else {}
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
@@ -146,24 +134,29 @@ class Config:
         """What is not Sordino's own in this file: parts of the plan, the model, the partition, the data set."""
         return tuple(sorted({*codec.foreign(self), *datasets.foreign(self.task.dataset)}))
 
-    def check_task(self) -> None:
-        """Refuse, before any data is read, what a run of this file would refuse."""
-        self.look()
+    def check_task(self) -> tuple[str, ...]:
+        """Refuse, before any data is read, what a run of this file would refuse; what its owner should know."""
+        if isinstance(self.task.model, InMemoryModel):
+            return ()
+        notes = self.look()
+        check_needs(self.plan, False, InProcess())
+        self._try_model()
+        stop, asked = self.run.stop, [one.called for one in self.run.metrics]
+        if stop is not None and not {"own", "group_accuracy"} & {one.kind for one in self.run.metrics}:
+            stop.check_name(["loss", "accuracy", "balanced_accuracy", "rmse", *asked])
+        return notes
 
     def look(self) -> tuple[str, ...]:
-        """`check_task`, and what its owner should know; of own tables the files' names and headers are looked at."""
+        """Notes for the data's owner, before a row is read; of own tables the files' names and headers are read."""
         task = self.task
-        if isinstance(task.model, InMemoryModel):
-            return ()
         datasets.check_known(task.dataset, task.options)
         seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or task.partition == Natural()
         if natural and seen.names and task.silos:
             check_names(list(task.silos), list(seen.names), "[task] silos", "the data")
-        found = len(seen.names) or None if natural else getattr(task.partition, "clients", None)
-        check_early(self.plan, found, False, InProcess())
-        self._try_model()
-        self._check_stop()
+        population = len(seen.names) or None if natural else getattr(task.partition, "clients", None)
+        if population is not None:
+            check_population(self.plan, population)
         return seen.notes
 
     def own_code(self) -> OwnCode | None:
@@ -191,12 +184,6 @@ class Config:
             check_layers(model)
         return made
 
-    def _check_stop(self) -> None:
-        """A figure to stop by that no evaluation gives; of metrics with names of their own nothing is known."""
-        stop, asked = self.run.stop, [one.called for one in self.run.metrics]
-        if stop is not None and not {"own", "group_accuracy"} & {one.kind for one in self.run.metrics}:
-            stop.check_name(["loss", "accuracy", "balanced_accuracy", "rmse", *asked])
-
     def check_budget(self) -> None:
         """Refuse a plan that must overspend a budget of its own file."""
         budget = self.budget
@@ -219,7 +206,8 @@ def _differ(plan: Plan) -> bool:
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """Read a file, with single values changed (`recipe.lr=0.5`); every mistake in it is one sentence."""
-    return parse(overridden(read_table(path), dict(map(toml.read, changes))))
+    table = read_table(path)
+    return parse(overridden(table, dict(map(toml.read, changes))) if changes else table)
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -246,36 +234,35 @@ def parse(table: Mapping[str, Any]) -> Config:
     codec.check_plain(table)
     plugins.load()
     data = resolve_silo_names(table)
+    task = data.get("task")
+    prepare: tuple[Preparation, ...] = ()
+    if isinstance(task, Mapping) and isinstance(task.get("options"), Mapping):  # what the data's columns ask for
+        prepare = datasets.preparations(str(task.get("dataset")), task["options"])
     if "recipe" in data:
         if "plan" in data:
             raise ConfigError("both [recipe] and [plan]", "one of them", "drop [recipe] if the plan is written out")
-        data["plan"] = from_recipe(_with_budgets(data.pop("recipe"), data.get("privacy")), _asked(data))
+        recipe, privacy = data.pop("recipe"), data.get("privacy")
+        if isinstance(privacy, Mapping) and privacy.get("silos"):
+            recipe = _with_budgets(recipe, privacy)
+        data["plan"] = from_recipe(recipe, prepare)
     elif "plan" not in data:
         raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
     elif isinstance(data["plan"], Mapping) and "prepare" not in data["plan"]:
-        data["plan"] = {**data["plan"], "prepare": [codec.dump(part) for part in _asked(data)]}
+        data["plan"] = {**data["plan"], "prepare": [codec.dump(part) for part in prepare]}
     config: Config = codec.read(Config, data)
     return config
 
 
-def _with_budgets(recipe: Any, privacy: Any) -> Any:
+def _with_budgets(recipe: Any, privacy: Mapping[str, Any]) -> Any:
     """A recipe that asks for epsilons takes those of `[privacy] silos`, unless it has its own."""
-    own = privacy.get("silos") if isinstance(privacy, Mapping) else None
-    if not own or not isinstance(recipe, Mapping) or recipe.get("name") != "silo" or "epsilons" in recipe:
+    if not isinstance(recipe, Mapping) or recipe.get("name") != "silo" or "epsilons" in recipe:
         return recipe
-    budgets: tuple[SiloBudget, ...] = codec.read(tuple[SiloBudget, ...], own, "privacy.silos")
+    budgets: tuple[SiloBudget, ...] = codec.read(tuple[SiloBudget, ...], privacy["silos"], "privacy.silos")
     deltas = [budget.delta for budget in budgets if budget.delta is not None]
     common = [privacy["delta"]] if "delta" in privacy else []
     if deltas and len(deltas) < len(budgets):
         raise ConfigError("a delta for some silos", "one for all of them, or for none", "set it in privacy.silos")
     return {**recipe, "epsilons": [budget.epsilon for budget in budgets], "deltas": deltas or common}
-
-
-def _asked(data: Mapping[str, Any]) -> tuple[Preparation, ...]:
-    """What the columns of the data ask the plan to release before its first round."""
-    task = data.get("task")
-    known = isinstance(task, Mapping) and isinstance(task.get("options"), Mapping)
-    return datasets.preparations(str(task.get("dataset")), task["options"]) if known and task is not None else ()
 
 
 def from_recipe(table: Any, prepare: tuple[Preparation, ...] = ()) -> Plan:

@@ -1,13 +1,10 @@
-"""The section [task]: which data, cut how, and which model.
-
-The sections [privacy], [run] and [federation]."""
+"""The sections [task], [privacy], [run] and [federation] of a configuration file, read by `config.file`."""
 
 from __future__ import annotations
 
-import copy
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -65,20 +62,24 @@ class TaskSpec:
         )
 
     def build(self, population: int, seed: int, metrics: tuple[Metric, ...] = ()) -> Task:
-        """Load the data, cut it, build the model; coins of the cut come from the run's seed."""
-        data = self._load()
+        """Load the data, cut it, build the model; the randomness of the cut comes from the run's seed."""
+        if isinstance(self.model, InMemoryModel):
+            raise self.model.missing()
+        try:
+            data = load(self.dataset, **self.options)
+        except TypeError as error:  # a value of the wrong type, or a name that is not an option
+            raise ConfigError(f"task.options = {self.options} ({error})", f"options of {self.dataset}") from None
         clients = self._clients(data, population, seed)
         model = build_seeded(self.model, data.x.shape[1:], data.classes or 1, seed)
         model, init = (model, None) if self.init is None else load_initial(model, self.init)
-        test = _records(data.test_x, data.test_y) if len(data.test_y) else None
-        groups, names = (None, ()) if test is None else _test_groups(data)
-        loss, waiting = self.loss or _loss(data), data.waiting
+        test = Records(torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)) if len(data.test_y) else None
+        groups, names = (None, ()) if test is None or data.test_groups is None else _test_groups(data)
+        loss = self.loss or (CrossEntropy() if data.classes else Mse())
         task = Task(
-            model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names, waiting=waiting,
-            source=self.source(labels=not clients.records.y.is_floating_point()),
+            model, clients, test, loss, init=init, metrics=metrics, groups=groups, group_names=names,
+            waiting=data.waiting, source=self.source(labels=not clients.records.y.is_floating_point()),
             own_code=self.own_code,
         )  # fmt: skip
-        _try_loss(task)
         return task if self.half is None else self.half.of(task)
 
     def source(self, labels: bool) -> PublicSource:
@@ -89,66 +90,34 @@ class TaskSpec:
         return PublicSource(what, by, tuple(Declared(*one) for one in values))
 
     def _clients(self, data: Dataset, population: int, seed: int) -> Clients:
+        records = Records(torch.from_numpy(data.x), torch.from_numpy(data.y), lazy=data.offsets is not None)
         if data.offsets is not None:
             if self.partition is not None:
                 raise ConfigError("a partition of memory-mapped data", "none", "clients.npy says who holds which rows")
-            records = replace(_records(data.x, data.y), lazy=True)
             return Clients(records, np.arange(len(data.x), dtype=np.int64), data.offsets)
         cut = self.partition or (Natural() if data.groups is not None else Iid(population))
-        split = cut.split(data.y, self._groups(data, cut), Seeded(seed).at(0, "partition"))
-        return Clients(_records(data.x, data.y), split.index, split.offsets, names=self.silos)
+        groups = self._named_groups(data, cut) if self.silos else data.groups
+        split = cut.split(data.y, groups, Seeded(seed).at(0, "partition"))
+        return Clients(records, split.index, split.offsets, names=self.silos)
 
-    def _groups(self, data: Dataset, cut: Partitioner) -> NDArray[np.int64] | None:
-        """The natural client of every record, counted in the order of `silos` where that is given."""
-        if not self.silos or data.groups is None:
-            if self.silos:
-                raise ConfigError("names of silos, and data without natural silos", "a list without names")
-            return data.groups
+    def _named_groups(self, data: Dataset, cut: Partitioner) -> NDArray[np.int64]:
+        """The natural client of every record, counted in the order of `silos`."""
+        if data.groups is None:
+            raise ConfigError("names of silos, and data without natural silos", "a list without names")
         if not isinstance(cut, Natural) or cut.clients is not None or not data.names:
             raise ConfigError("names of silos, and a partition that has none", "all natural silos, or no names")
         check_names(list(self.silos), list(data.names), "[task] silos", "the data")
         place = np.array([self.silos.index(name) for name in data.names])
         return np.asarray(place[np.unique(data.groups, return_inverse=True)[1]], dtype=np.int64)
 
-    def _load(self) -> Dataset:
-        if isinstance(self.model, InMemoryModel):
-            raise self.model.missing()
-        try:
-            return load(self.dataset, **self.options)
-        except TypeError as error:  # a value of the wrong type, or a name that is not an option
-            raise ConfigError(f"task.options = {self.options} ({error})", f"options of {self.dataset}") from None
 
-
-def _records(x: Any, y: Any) -> Records:
-    return Records(torch.from_numpy(x), torch.from_numpy(y))
-
-
-def _test_groups(data: Dataset) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+def _test_groups(data: Dataset) -> tuple[torch.Tensor, tuple[str, ...]]:
     """The natural client of every test record, by name where clients have names: public, as the record is."""
-    if data.test_groups is None:
-        return None, ()
     known = [] if data.groups is None else np.unique(data.groups).tolist()
     names = dict(zip(known, data.names, strict=False))
+    assert data.test_groups is not None
     numbers, places = np.unique(data.test_groups, return_inverse=True)
     return torch.from_numpy(places.reshape(-1)), tuple(names.get(number, str(number)) for number in numbers.tolist())
-
-
-def _try_loss(task: Task) -> None:
-    """A record of zeros through model and loss: they must fit before anything is written."""
-    like = task.clients.records
-    x, y = (
-        torch.zeros((1, *like.x.shape[1:]), dtype=like.x.dtype),
-        torch.zeros((1, *like.y.shape[1:]), dtype=like.y.dtype),
-    )
-    try:
-        task.losses(copy.deepcopy(task.model).eval()(x), y)
-    except (RuntimeError, ValueError, IndexError) as error:
-        needed = "a model and a loss that fit the data"
-        raise ConfigError(f"loss {task.losses.kind!r} that fails on a record of its shape ({error})", needed) from None
-
-
-def _loss(data: Dataset) -> Loss:
-    return CrossEntropy() if data.classes else Mse()
 
 
 @dataclass(frozen=True)
@@ -179,6 +148,11 @@ class PrivacySpec:
     dataset: str | None = None
     selected: Selection | None = None
     deltas: tuple[float, ...] = ()  # one for every silo, in the plan's order
+
+    @property
+    def limited(self) -> bool:
+        """Whether a budget may end the run."""
+        return self.client_epsilon is not None or bool(self.silos)
 
     def __post_init__(self) -> None:
         if (self.ledger is None) != (self.dataset is None):

@@ -29,6 +29,7 @@ from sordino.engines.inprocess import InProcess, known_device
 from sordino.engines.prepare import known, said, scaled
 from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.loop import check
+from sordino.models import InMemoryModel
 from sordino.outcome import final_model, model_bytes
 from sordino.plan import State
 from sordino.runs import admission, receipts
@@ -75,7 +76,7 @@ def execute(
     if not tried:
         config.check_alone()
     engine = engine or InProcess()
-    notes = () if task is not None else config.look()
+    notes = () if task is not None or isinstance(config.task.model, InMemoryModel) else config.look()
     task = task or config.build()
     if isinstance(engine, Distributed) and not engine.leads:
         check(config.plan, task, engine)

@@ -135,7 +135,7 @@ def _check_memory(found: State, first: State) -> None:
 
 def _prepare(config: Config, task: Task, writer: RunRecorder, state: State) -> State:
     """Preparations are charged, released and saved before the first round: a run that is continued reads them."""
-    if config.budgeted and writer.charged:
+    if config.privacy.limited and writer.charged:
         found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
         raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
     state = begin(config.plan, task, config.streams, writer.charge, state)[1]
