@@ -1,4 +1,4 @@
-"""Output of `sordino tune`: reads the file, prints and draws the curves, writes the tuned file. Called by tuning_commands."""
+"""Output of `sordino tune`: reads the file, prints and draws the curves, writes the tuned file."""
 
 from __future__ import annotations
 
