@@ -12,6 +12,7 @@ from tests.tiny import noise, seeded
 from torch import Tensor, nn
 
 from sordino.accounting.bounds import Norm
+from sordino.data.clients import Clients, Records
 from sordino.parts.losses import Loss, Quantile
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import FixedRecords
@@ -20,7 +21,7 @@ from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 SIZES = (6, 4, 9)
 LOSSES: list[tuple[str | Loss, int]] = [

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from sordino.data.clients import Clients, Records
 from sordino.loop import run
 from sordino.models import SvhnCnn, build_seeded
 from sordino.parts.banded import BandedSquareRoot
@@ -28,7 +29,7 @@ from sordino.parts.samplers import FixedSize
 from sordino.parts.strategies import BufferedToeplitz
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 BANDS, TURNS, NOBODY = 32, 5, np.zeros(0, dtype=np.int64)
 

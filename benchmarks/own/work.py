@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.cli.calculator import Question, answer
+from sordino.data.clients import Clients, Records
 from sordino.dpsgd import make_private
 from sordino.loop import run
 from sordino.models import Architecture, CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, build_seeded
@@ -18,7 +19,7 @@ from sordino.parts.postprocess import smooth_cycle
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers.grid import run_grid
 
 Once = Callable[[], object]

@@ -15,6 +15,7 @@ from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from numpy.typing import NDArray
 
 from sordino import kernels
+from sordino.data.clients import Clients, Records
 from sordino.engines.batches import Batches
 from sordino.loop import run
 from sordino.parts.banded import Banded
@@ -22,7 +23,7 @@ from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, RoundRobin
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, dp_ftrl, noisy_minibatch_sgd
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino.version import __version__
 from sordino_papers import grid as grids
 

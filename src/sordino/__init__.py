@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sordino import parts as parts
     from sordino import recipes as recipes
     from sordino.accounting.calibration import calibrate as calibrate
+    from sordino.data.clients import Records as Records
     from sordino.data.datasets import add_dataset as add_dataset
     from sordino.data.early_stopping import EarlyStopping as EarlyStopping
     from sordino.data.metrics import add_metric as add_metric
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from sordino.plan import Plan as Plan
     from sordino.recipes import add_recipe as add_recipe
     from sordino.rng import Seeded as Seeded
-    from sordino.task import Records as Records
     from sordino.task import Task as Task
     from sordino.training import Result as Result
     from sordino.training import train as train

@@ -29,6 +29,7 @@ from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, sensi
 from sordino.audit.column_attack import audit_preparation
 from sordino.audit.membership import audit_membership
 from sordino.config import Config, load_config, parse
+from sordino.data.clients import Records
 from sordino.engines import prepare
 from sordino.engines.distributed import Distributed
 from sordino.errors import CertificateError, ConfigError, DataError, EngineError
@@ -40,7 +41,7 @@ from sordino.rng import Seeded, Streams
 from sordino.runs import writer
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
-from sordino.task import Records, Task
+from sordino.task import Task
 from sordino.tuning.spec import Sweep
 from sordino.tuning.sweep import sweep
 

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sordino as so
+from sordino.data.clients import Clients, Records
 from sordino.data.metrics import Predictions
 from sordino.data.records import Dataset
 from sordino.dpsgd.loader import Handed
 from sordino.engines.base import ClientJob
 from sordino.loop import run
 from sordino.parts.gradients import Batch
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino.training import Result
 
 LONGEST = 600  # characters

@@ -12,9 +12,10 @@ from tests.commands import federation, lines, sordino
 from tests.tiny import clients, mlp, plan
 from torch import nn
 
+from sordino.data.clients import Clients, Records
 from sordino.errors import ConfigError
 from sordino.outcome import DIAGNOSTIC
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino.training import train
 
 TEST = (torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64))

@@ -322,7 +322,7 @@ def test_the_archive_and_the_packed_roles_are_the_same_roles(real_data: Path) ->
 
 
 def test_loans_with_other_numbers_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = [column.column for column in tabular.LOANS_COLUMNS]
+    columns = list(tabular.LOANS_COLUMNS)
     row = ",".join(["1"] * (len(columns) + 1))
     content = "\n".join([",".join([*columns, "interest_rate"]), *[row] * 10]) + "\n"
     monkeypatch.setattr(tabular, "LOANS", served(tabular.LOANS, content.encode()))

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.data import datasets, records, shakespeare, tabular
+from sordino.data import datasets, records, shakespeare
+from sordino.data.columns import Column, encode
 from sordino.data.datasets import Dataset, load
+from sordino.data.files import TextTable
 from sordino.errors import ConfigError, DataError
 
 loaded = functools.cache(load)  # each real set is read once
@@ -76,8 +78,12 @@ def _splitmix_order(n: int) -> list[int]:
 
 def test_scaling_uses_no_statistics_of_the_data() -> None:
     """A record is encoded the same alone and among others."""
-    column = tabular.Numeric("age", 0, 100, missing=50)
-    alone, among = column.encode(["30"]), column.encode(["30", "99", "?", "1000"])
+    column = Column(range=(0, 100), missing=50)
+    tables = [
+        TextTable(Path("a.csv"), ("age",), [[token] for token in tokens])
+        for tokens in (["30"], ["30", "99", "?", "1000"])
+    ]
+    alone, among = (encode(table, "age", column) for table in tables)
     assert alone[0, 0] == among[0, 0] == pytest.approx(-0.4)
     assert among[2:, 0].tolist() == [0.0, 1.0]
 

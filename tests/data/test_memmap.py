@@ -13,12 +13,13 @@ from tests.counts import calls, peak
 from sordino import Poisson, recipes
 from sordino.config import TaskSpec
 from sordino.data.arrays import write_memmap
+from sordino.data.clients import Clients, Records
 from sordino.errors import ConfigError, DataError
 from sordino.loop import run
 from sordino.models import Logistic
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 
 def made(folder: Path, population: int, each: int = 4, width: int = 6) -> Path:

@@ -14,11 +14,12 @@ from tests.tiny import clients, mlp, noise, plan, seeded
 from torch import Tensor, nn
 
 import sordino as so
+from sordino.data.clients import Records
 from sordino.data.metrics import LOWER, Metric, Predictions, evaluation_sums, figures, metrics_of
 from sordino.errors import ConfigError, DataError
 from sordino.outcome import DIAGNOSTIC
 from sordino.parts.losses import IGNORED, CrossEntropy, Logistic, Mse
-from sordino.task import Records, Task, evaluate, sums_of
+from sordino.task import Task, evaluate, sums_of
 
 SKEWED = np.random.default_rng(0).choice(3, size=500, p=[0.85, 0.1, 0.05])
 SCORES = noise(500, 3, seed=1) + 1.5 * torch.eye(3)[torch.from_numpy(SKEWED)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sordino.config import parse
-from sordino.data import tables
+from sordino.data import files
 from sordino.data.datasets import load, preview
 from sordino.errors import ConfigError, DataError, UserError
 from sordino.outcome import declared_public
@@ -121,7 +121,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"range": [0, 1], "missing": 7}, "inside the range"),
     ({"range": [0, 1], "missing": "often"}, '"mean" or "median"'),
     ({"range": [0, 1], "missing": "median"}, "a noised histogram to read it off"),
-    ({"quantiles": [0.1, 0.9]}, "private rows would tell"),
+    ({"quantiles": [0.1, 0.9]}, "depends on private rows"),
     ({"quantiles": [0.9, 0.1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "0 <= low < high <= 1"),
     ({"range": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "nothing that is read off it"),
     ({"range": [0, 1], "quantiles": [0, 1], "histogram": {"epsilon": 1.0, "within": [0, 1]}}, "drop one of them"),
@@ -240,7 +240,7 @@ def test_plan_reads_no_row(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_here_is_no_mistake_of_the_plan(tmp_path: Path) -> None:
     (note,) = preview("csv", {**OPTIONS, "path": str(tmp_path / "elsewhere.csv")}).notes
-    assert "elsewhere.csv is not here" in note
+    assert "elsewhere.csv does not exist here" in note
     seen = preview("csv", {**OPTIONS, "files": str(tmp_path / "nowhere" / "*.csv")})
     assert (seen.names, len(seen.notes)) == ((), 1)
 
@@ -302,5 +302,5 @@ def test_a_number_of_classes_that_was_read_off_the_labels_is_said(tmp_path: Path
 
 
 def test_every_ending_of_parquet_is_one(tmp_path: Path) -> None:
-    for ending in tables.ENDINGS:
+    for ending in files.PARQUET:
         assert len(load("csv", path=_parquet(tmp_path / f"a{ending}"), **OPTIONS).x) == 4

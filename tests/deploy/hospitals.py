@@ -16,11 +16,12 @@ import tomli_w
 import torch
 
 from sordino.config import Config, load_config
+from sordino.data.clients import Clients
 from sordino.data.datasets import load
 from sordino.federation.local_federation import LocalFederation
 from sordino.federation.new_federation import new_federation
 from sordino.federation.silo_worker import loss_of, model_of
-from sordino.task import Clients, Task
+from sordino.task import Task
 
 SILOS = ("cleveland", "hungarian", "switzerland", "va")
 SIZES = (243, 236, 99, 160)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
+from sordino.data.clients import Records
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess
 from sordino.engines.jobs import Job
@@ -33,7 +34,7 @@ from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.task import Records, Task
+from sordino.task import Task
 
 SILOS, AT_LEAST = 4, 3
 SHARE = 2.0 / math.sqrt(AT_LEAST)

@@ -13,6 +13,7 @@ from tests.silos import planned, silos
 from tests.tiny import SIZES, clients, mlp, noise, plan, seeded
 from torch import Tensor, nn
 
+from sordino.data.clients import Records
 from sordino.engines.base import ClientJob, Engine
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.loop import run
@@ -26,7 +27,7 @@ from sordino.parts.samplers import Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan
 from sordino.rng import Secure, Seeded, Streams
-from sordino.task import Records, Task
+from sordino.task import Task
 
 ONE, SEED = InProcess(), Seeded(5)
 

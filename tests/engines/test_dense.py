@@ -13,6 +13,7 @@ from tests.engines.test_linear import autograd as gradient
 from tests.tiny import clients, final, noise, plan, seeded, task
 from torch import Tensor, nn
 
+from sordino.data.clients import Clients
 from sordino.engines.batches import Reader
 from sordino.engines.dense_clients import DenseClients, can_chain
 from sordino.engines.inprocess import InProcess
@@ -22,7 +23,7 @@ from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import BatchGradient
 from sordino.rng import Seeded
-from sordino.task import Clients, Task
+from sordino.task import Task
 
 MASK = torch.tensor([[True] * 5, [True, False, True, False, False], [False] * 5])  # whole, ragged, nobody
 M, B = MASK.shape

@@ -13,6 +13,7 @@ from tests.tiny import SIZES, clients, final, mlp, noise, plan, rounds, seeded, 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.objectives import OneClient
@@ -24,7 +25,7 @@ from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 BATCHED, SEQUENTIAL = InProcess(path="batched"), InProcess(path="sequential")
 RAGGED = LocalSgd(lr=0.3, epochs=2, batch=2)

@@ -12,13 +12,14 @@ import torch
 from tests.tiny import clients, mlp, noise, plan, seeded, task
 from torch import Tensor, nn
 
+from sordino.data.clients import Clients, Records
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear_clients import LinearClients, can_write_out, linear_layer
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.layout import Layout
 from sordino.parts.gradients import Batch
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 REAL = torch.tensor([[True] * 5, [True, False, True, False, False], [False] * 5])  # whole, ragged, nobody
 M, B = REAL.shape

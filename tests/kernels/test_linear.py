@@ -15,6 +15,7 @@ from torch import Tensor, nn
 pytest.importorskip("numba")
 
 from sordino import kernels
+from sordino.data.clients import Clients
 from sordino.engines.batches import Reader
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear_clients import LinearClients
@@ -27,7 +28,7 @@ from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.rng import Seeded
-from sordino.task import Clients, Task
+from sordino.task import Task
 from sordino_papers.grid import run_grid
 
 LOSSES = ("cross_entropy", "mse", "logistic", "absolute", "hinge", Quantile(0.3))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sordino.certificate.build import headline
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess
@@ -24,7 +25,7 @@ from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg
 from sordino.recipes.arguments import federated
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers import kept, once, paper_003, paper_003_tuning
 from sordino_papers.paper_003 import METHODS, Setting, plan
 from sordino_papers.paper_003_claimed import RUNS, protocols

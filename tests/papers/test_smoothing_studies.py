@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from sordino.data.clients import Clients, Records
 from sordino.models import SmallCnn
 from sordino.parts.postprocess import smooth_cycle
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers import (
     paper_000,
     paper_000_lstm,

@@ -19,13 +19,14 @@ from tests.commands import sordino
 from tests.tiny import SIZES, clients, mlp, plan
 
 from sordino.accounting.delta import default_delta
+from sordino.data.clients import Records
 from sordino.errors import ConfigError
 from sordino.loop import run
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.samplers import FixedSize, Poisson
 from sordino.recipes import dp_fed_avg
 from sordino.rng import Seeded
-from sordino.task import Records, Task
+from sordino.task import Task
 from sordino_papers import kept, page, runner, sections, tables
 from sordino_papers.cells import Cell, Job, Table, index
 from sordino_papers.paper_000 import STRENGTHS, sampler, table2_plan, theorem_multiplier

@@ -15,6 +15,7 @@ from tests.silos import silos, targets
 from tests.tiny import noise, seeded
 from torch import Tensor, nn
 
+from sordino.data.clients import Clients, Records
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients
@@ -25,7 +26,7 @@ from sordino.parts.losses import Loss, Quantile
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import BatchGradient
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 CLOSED: list[str | Loss] = ["absolute", "hinge", Quantile(0.8)]
 

@@ -15,6 +15,7 @@ from tests.tiny import clients, final, mlp, noise, seeded
 from torch import Tensor, nn
 
 from sordino.accounting.bounds import Norm
+from sordino.data.clients import Clients, Records
 from sordino.engines.inprocess import InProcess
 from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
@@ -29,7 +30,7 @@ from sordino.parts.releases import CentralNoise, Forward, NoNoise
 from sordino.parts.schedules import Constant, Decay, Linear, Scaled, scaled
 from sordino.parts.server_optimizers import Sgd
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 REAL = torch.tensor([[True] * 5, [True, False, True, False, False], [False] * 5])  # whole, ragged, nobody
 M, B = REAL.shape

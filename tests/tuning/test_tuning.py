@@ -13,6 +13,7 @@ from tests.commands import sordino
 from sordino.certificate.build import headline
 from sordino.cli.tune_output import own_budgets
 from sordino.config import Config, TaskSpec, load_config
+from sordino.data.clients import Clients, Records
 from sordino.data.partition import Iid
 from sordino.errors import DataError, PlanError
 from sordino.parts.mechanisms import Gaussian, Laplace
@@ -22,7 +23,7 @@ from sordino.parts.schedules import Linear
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino.tuning import tune
 from sordino.tuning.proxy_data import stand_in
 from sordino.tuning.tune import Knobs, by_rule, knobs, turned

@@ -15,6 +15,7 @@ import torch
 
 from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.partition import Iid, Natural
 from sordino.data.records import Dataset
@@ -23,7 +24,7 @@ from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Postproces
 from sordino.parts.server_optimizers import ServerOptimizer
 from sordino.recipes.best import best, bold
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.claims import beats
 from sordino_papers.paper_000 import mnist_logistic

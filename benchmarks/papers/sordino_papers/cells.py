@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sordino.codec import digest, dump
+from sordino.data.clients import Records
 from sordino.loop import Round
 from sordino.plan import Plan
-from sordino.task import Records, Task
+from sordino.task import Task
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]

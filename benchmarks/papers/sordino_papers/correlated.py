@@ -16,6 +16,7 @@ from statistics import mean
 from typing import Any
 
 from sordino.accounting.composition import Participation
+from sordino.data.clients import Records
 from sordino.loop import run
 from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
@@ -29,7 +30,7 @@ from sordino.plan import Plan
 from sordino.recipes.arguments import federated
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.task import Records, Task, evaluate
+from sordino.task import Task, evaluate
 from sordino_papers.once import once
 from sordino_papers.paper_000 import mnist_logistic, mnist_validation
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side

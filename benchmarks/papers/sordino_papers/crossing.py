@@ -19,6 +19,7 @@ import torch
 
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.delta import largest_delta
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.records import Dataset
 from sordino.models import Logistic, build_seeded
@@ -33,7 +34,7 @@ from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
 from sordino.recipes.arguments import federated
 from sordino.report.figures import curves
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers.correlated import PILOTS, accuracy, climbed, values_of
 from sordino_papers.once import once
 from sordino_papers.paper_002_femnist import halved

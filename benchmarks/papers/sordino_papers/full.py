@@ -14,6 +14,7 @@ from typing import Any
 
 from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
+from sordino.data.clients import Records
 from sordino.data.partition import Dirichlet, Iid, Natural, Partitioner
 from sordino.errors import DataError
 from sordino.models import CharLstm, EmnistCnn, ResNet18, SvhnCnn
@@ -24,7 +25,7 @@ from sordino.parts.schedules import Decay, Piecewise
 from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.recipes import blur, dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, dp_ls_adam, dp_ls_sgd, fed_smp
-from sordino.task import Records, Task
+from sordino.task import Task
 from sordino_papers.cells import Cell, Job, Table
 
 SPEED = 5e12  # operations a second of small batches on one GPU: an assumption, as are the next two

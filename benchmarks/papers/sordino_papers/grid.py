@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.accounting.bounds import Norm
+from sordino.data.clients import Records
 from sordino.engines.base import Collected
 from sordino.engines.batches import gather
 from sordino.engines.inprocess import InProcess, InProcessWorker
@@ -34,7 +35,7 @@ from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.rng import Seeded
-from sordino.task import Records, Task
+from sordino.task import Task
 
 UNUSED = Seeded(0).at(0, "unused")  # for samplers that draw nothing
 GATHERED = 1 << 24  # numbers of gathered records that one piece of the grid may hold

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino import codec
+from sordino.data.clients import Records
 from sordino.errors import DataError
 from sordino.layout import Layout
 from sordino.rng import Seeded
-from sordino.task import Records, Task, evaluate
+from sordino.task import Task, evaluate
 
 
 @codec.hides_values

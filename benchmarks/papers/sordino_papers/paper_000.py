@@ -12,6 +12,7 @@ import torch
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
+from sordino.data.clients import Records
 from sordino.data.datasets import load
 from sordino.data.partition import Iid
 from sordino.loop import Round
@@ -22,7 +23,7 @@ from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.recipes import best, dp_fed_ls
-from sordino.task import Records, Task, evaluate
+from sordino.task import Task, evaluate
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.choosing import within_all
 from sordino_papers.claims import Check, beats, common, every, values

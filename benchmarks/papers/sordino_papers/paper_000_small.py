@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy, interpolate, pad
 
 from sordino.accounting.delta import largest_delta
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.partition import Iid
 from sordino.models import SmallCnn, build_seeded
@@ -23,7 +24,7 @@ from sordino.parts.schedules import Decay
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_ls
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers.cells import Cell, Job, Results, Row, Table
 from sordino_papers.claims import beats, common, every
 from sordino_papers.paper_000 import validated

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sordino.data.clients import Records
 from sordino.loop import run
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.task import Records
 from sordino_papers import paper_000_lstm, paper_000_small
 from sordino_papers.choosing import only
 from sordino_papers.once import once

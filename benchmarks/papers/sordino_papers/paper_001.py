@@ -12,6 +12,7 @@ import numpy as np
 
 from sordino.accounting.calibration import calibrate, noisier
 from sordino.certificate.build import headline
+from sordino.data.clients import Records
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
@@ -19,7 +20,7 @@ from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.plan import Plan
 from sordino.recipes.silos import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
-from sordino.task import Records, Task
+from sordino.task import Task
 from sordino_papers.grid import run_grid
 from sordino_papers.paper_001_silos import PER_SILO, SILOS, differences, errors, odd_even
 from sordino_papers.studies import Row, gathered, side_by_side

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sordino.accounting.calibration import Budget, calibrate_silos, own_noise
+from sordino.data.clients import Records
 from sordino.data.datasets import load
 from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
@@ -21,7 +22,7 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.recipes.silos import noisy_local_sgd, noisy_minibatch_sgd
 from sordino.report.figures import curves
-from sordino.task import Records, Task
+from sordino.task import Task
 from sordino_papers.choosing import only, turned
 from sordino_papers.grid import run_grid
 from sordino_papers.paper_001 import bare

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.records import Array
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers.studies import Row
 from sordino_papers.theory import heterogeneity
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.accounting.calibration import calibrate
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.partition import SortedTarget
 from sordino.loop import run
@@ -19,7 +20,7 @@ from sordino.parts.releases import NoNoise
 from sordino.plan import Plan
 from sordino.recipes.client_side import client_side_fed_avg
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers.choosing import judged
 from sordino_papers.grid import run_grid
 from sordino_papers.studies import Row, gathered, side_by_side

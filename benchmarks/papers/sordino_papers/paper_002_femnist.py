@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.partition import Natural
 from sordino.data.records import Array
@@ -19,7 +20,7 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.plan import Plan
 from sordino.recipes.client_side import client_side_fed_avg
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 from sordino_papers.choosing import judged
 from sordino_papers.once import once
 from sordino_papers.paper_002 import named, noised, repeated

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import Dataset, load
 from sordino.data.partition import Dirichlet, Iid
 from sordino.loop import Round, run
@@ -27,7 +28,7 @@ from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, Relea
 from sordino.plan import Plan
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task, evaluate
+from sordino.task import Task, evaluate
 from sordino_papers import kept
 from sordino_papers.landscape import landscape
 from sordino_papers.span import InSpan

@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 from torch.nn.functional import avg_pool2d
 
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.loop import run
 from sordino.models import DpMnistCnn, build_seeded
 from sordino.outcome import final_model
 from sordino.report.figures import curves
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task, evaluate
+from sordino.task import Task, evaluate
 from sordino_papers.paper_004 import Setting, noise_multiplier
 from sordino_papers.studies import Row, Study, gathered, picked, side_by_side
 from sordino_papers.verdicts import verdict

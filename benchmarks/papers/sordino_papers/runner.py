@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 from sordino.certificate.build import headline
 from sordino.codec import nearest
+from sordino.data.clients import Records
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.loop import Round, run
 from sordino.outcome import final_model
 from sordino.rng import Seeded
-from sordino.task import Records, evaluate
+from sordino.task import evaluate
 from sordino_papers import kept
 from sordino_papers.cells import Cell, Job, Result, Table, index
 from sordino_papers.studies import Study, instructions, processes

@@ -25,6 +25,7 @@ from sordino.audit import one_run
 from sordino.audit.mechanism import gaussian_epsilon_at
 from sordino.audit.rehearsal import Watching
 from sordino.audit.tradeoff import Limit, not_finite
+from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import DataError
@@ -33,7 +34,7 @@ from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 ALPHA = 0.05  # each lower bound is above the truth with at most this probability
 MOST, ENTRIES = 1000, 40_000_000  # canaries, and numbers in the rows of all of them

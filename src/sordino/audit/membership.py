@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sordino.data.clients import Records
 from sordino.errors import DataError
 from sordino.rng import Seeded
-from sordino.task import Records, Task
+from sordino.task import Task
 
 Floats = NDArray[np.float64]
 

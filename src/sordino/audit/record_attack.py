@@ -22,6 +22,7 @@ from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Adversary, Line, Participation
 from sordino.audit.rehearsal import fewer_clients, fewer_records, fewer_shares
 from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
+from sordino.data.clients import Clients, Records
 from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.loop import noised_mean
@@ -30,7 +31,7 @@ from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 FEATURES, RECORDS = 6, 64  # of the attacked silo
 EPISODE = 8  # disjoint batches of a silo that is read once

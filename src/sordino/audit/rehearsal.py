@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sordino import codec
 from sordino.accounting.bounds import AlreadyPrivate
+from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.errors import UserError
@@ -33,7 +34,7 @@ from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 from sordino.runs.charge_log import PrefixHash
 from sordino.runs.checkpoint import Checkpoint
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 SIZE = 1024  # coordinates of the rehearsed model
 ROUNDS, EPISODE = 256, 32  # rounds in all, and at most so many with one seed

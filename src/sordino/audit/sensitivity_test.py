@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.audit.noise_test import Finding, not_examined
 from sordino.audit.rehearsal import FAR, smaller
+from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob, Worker
 from sordino.engines.inprocess import InProcess
 from sordino.engines.paths import Path
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 WIDTH, TENSORS = 6, 4
 TRIES = 1000  # rounds in which somebody who is drawn is looked for

@@ -17,6 +17,7 @@ from sordino.certificate.facts import OwnCode
 from sordino.codec import plugins, toml
 from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec
 from sordino.data import datasets
+from sordino.data.clients import Clients
 from sordino.data.partition import Natural
 from sordino.data.program import PLAIN
 from sordino.data.silo_names import check_names, resolve_silo_names
@@ -32,7 +33,7 @@ from sordino.parts.preparation import Preparation
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 from sordino.rng import Streams, streams
-from sordino.task import Clients, Task
+from sordino.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from sordino.data.clients import Records
 from sordino.errors import ConfigError, DataError
 from sordino.rng import Seeded
-from sordino.task import Records, Task
+from sordino.task import Task
 
 Part = Literal["validation", "test"]
 LEAST = 2  # rows of a part

@@ -15,6 +15,7 @@ from sordino.accounting.selection import Selection
 from sordino.certificate.facts import Declared
 from sordino.config.holdout import HoldoutPart
 from sordino.data import datasets
+from sordino.data.clients import Clients, Records
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.early_stopping import EarlyStopping
 from sordino.data.initial_weights import load_initial
@@ -27,7 +28,7 @@ from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.preparation import Preparation
 from sordino.rng import Mode, Seeded
-from sordino.task import Clients, PublicSource, Records, Task
+from sordino.task import PublicSource, Task
 
 
 @dataclass(frozen=True, kw_only=True)

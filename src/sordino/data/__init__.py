@@ -1,0 +1,18 @@
+"""Data sets by name, partitions of them, and checks of model, loss and records before training; `task` builds on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sordino import lazy
+
+if TYPE_CHECKING:
+    from sordino.data.clients import Clients as Clients
+    from sordino.data.clients import Records as Records
+    from sordino.data.datasets import load as load
+    from sordino.data.datasets import names as names
+    from sordino.data.partition import Partitioner as Partitioner
+    from sordino.data.partition import Split as Split
+    from sordino.data.records import Dataset as Dataset
+
+__all__, __getattr__ = lazy.exports(__name__, __file__)

@@ -1,13 +1,13 @@
-"""Data too large to read: a folder of .npy files, mapped into memory, of which a round touches its cohort's rows only.
+"""Arrays of the user's own: an .npz, or a folder of memory-mapped .npy files. Called by `datasets.load`.
 
-x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds the rows
-clients[i] to clients[i + 1]. In memory: 8 bytes a client and a record. test_x.npy, test_y.npy: public test records,
-read whole, and checked; without these two files there is no test.
+npz      x, y and, where present, test_x, test_y, groups, test_groups, classes; read whole.
+memmap   x.npy [n, ...] float32 or int64, y.npy [n] float32 or int64, clients.npy [population + 1] int64: client i holds
+         the rows clients[i] to clients[i + 1]. A round reads the rows of its cohort and no others; in memory are 8
+         bytes a client and a record. test_x.npy and test_y.npy are read whole, and checked.
 
-A user's own data: an .npz of arrays; tables are in `tables.py`.
-
-Every row is private unless the user says otherwise: by a file of its own (`test = "public.csv"`), by arrays that are
-called test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Without any there is no test."""
+Every row is private unless the user declares it public: by a file of its own (`test = "public.csv"`), by arrays called
+test_x and test_y, or by a share of the rows (`public_test_fraction = 0.2`). Without any of them there is no test.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sordino.data.files import UNREADABLE, read_npz, regular_file
-from sordino.data.records import Array, Dataset, Ints, hold_out, without_test
+from sordino.data.records import Array, Dataset, Ints, hold_out, int64, without_test
 from sordino.errors import ConfigError, DataError
 
 PARTS = ("x", "y", "clients", "test_x", "test_y")
@@ -32,18 +32,16 @@ def memmap(*, path: str | Path, classes: int | None = None) -> Dataset:
 
     What is not read cannot be checked: a record that is not finite makes its client's update count as zero.
     """
-    folder, tested = _folder(Path(path))
-    arrays = {name: _opened(folder / f"{name}.npy") for name in PARTS[: None if tested else 3]}
-    _check(arrays, classes, folder)
+    try:
+        folder = Path(path).expanduser()
+        tested = any((folder / f"test_{side}.npy").exists() for side in "xy")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a folder") from None
+    arrays = {name: _open_npy(folder / f"{name}.npy") for name in PARTS[: None if tested else 3]}
+    _check_memmap(arrays, classes, folder)
     test_x, test_y = (np.array(arrays[f"test_{side}"]) if tested else np.array(arrays[side][:0]) for side in "xy")
-    return Dataset(
-        x=arrays["x"],
-        y=arrays["y"],
-        test_x=test_x,
-        test_y=test_y,
-        classes=classes,
-        offsets=np.array(arrays["clients"]),
-    )
+    offsets = np.array(arrays["clients"])
+    return Dataset(x=arrays["x"], y=arrays["y"], test_x=test_x, test_y=test_y, classes=classes, offsets=offsets)
 
 
 def write_memmap(
@@ -57,51 +55,37 @@ def write_memmap(
             np.save(folder / f"{name}.npy", array)
 
 
-def _folder(path: Path) -> tuple[Path, bool]:
-    """The folder, and whether it holds test records."""
-    try:
-        there = path.expanduser()
-        return there, any((there / f"test_{side}.npy").exists() for side in "xy")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"{str(path)!r}, which cannot be read ({error})", "the path of a folder") from None
-
-
-def _opened(path: Path) -> Array:
+def _open_npy(path: Path) -> Array:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a header that an old Python wrote
-            array: Array = np.load(
-                regular_file(path), mmap_mode="c", allow_pickle=False
-            )  # copy on write: the file stays
+            array: Array = np.load(regular_file(path), mmap_mode="c", allow_pickle=False)  # copy on write
     except UNREADABLE as error:
         raise DataError(f"{path}, which cannot be read ({error})", "an .npy file", "see sordino.data.arrays") from None
     return array
 
 
-def _check(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
+def _check_memmap(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
     """Shapes and types, which are known without reading."""
-    if arrays["x"].ndim < 2 or arrays["y"].ndim != 1:
-        found = f"x of shape {arrays['x'].shape} and y of shape {arrays['y'].shape} in {folder}"
-        raise DataError(found, "x [n, ...] and y [n]")
-    for name in ("x", "y"):
-        if arrays[name].dtype not in _TYPES:
-            raise DataError(f"{name} of type {arrays[name].dtype} in {folder}", "float32 or int64", "convert it once")
-    if (classes is None) != (arrays["y"].dtype == _TYPES[0]):
+    x, y, offsets = arrays["x"], arrays["y"], arrays["clients"]
+    if x.ndim < 2 or y.ndim != 1:
+        raise DataError(f"x of shape {x.shape} and y of shape {y.shape} in {folder}", "x [n, ...] and y [n]")
+    for name, array in (("x", x), ("y", y)):
+        if array.dtype not in _TYPES:
+            raise DataError(f"{name} of type {array.dtype} in {folder}", "float32 or int64", "convert it once")
+    if (classes is None) != (y.dtype == _TYPES[0]):
+        found = f"y of type {y.dtype} and classes = {classes}"
+        raise DataError(found, "int64 labels with classes, or float32 without")
+    whole = offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1
+    rising = whole and offsets[0] == 0 and offsets[-1] == len(x) and bool((np.diff(offsets) >= 0).all())
+    if not rising or len(y) != len(x):
         raise DataError(
-            f"y of type {arrays['y'].dtype} and classes = {classes}", "int64 labels with classes, or float32 without"
-        )
-    offsets, count = arrays["clients"], len(arrays["x"])
-    rising = (
-        offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1 and bool((np.diff(offsets) >= 0).all())
-    )
-    if not rising or offsets[0] != 0 or offsets[-1] != count or len(arrays["y"]) != count:
-        raise DataError(
-            f"clients.npy that does not cut the {count} rows of x and {len(arrays['y'])} of y in {folder}",
+            f"clients.npy that does not cut the {len(x)} rows of x and {len(y)} of y in {folder}",
             "int64 row numbers that rise from 0 to the number of rows",
         )
 
 
-NAMES = ("npz", "csv", "parquet", "memmap")  # sets whose rows are somebody's: nothing of them is public unasked
+NAMES = ("npz", "csv", "parquet", "memmap")  # data sets of the user's own: no row of them is public unless declared
 MOST_CLASSES = 1_000_000
 
 
@@ -121,8 +105,9 @@ def npz(
     with name_file(path):
         arrays = read_npz(Path(path))
         data = _from_arrays(arrays, classes)
-        ways = [name for name, given in _ways(test, public_test_fraction, "test_x" in arrays).items() if given]
-    check_one_public_source(ways)
+    ways = {"test": test is not None, "public_test_fraction": public_test_fraction is not None}
+    ways["test_x and test_y"] = "test_x" in arrays
+    check_one_public_source([name for name, given in ways.items() if given])
     if test is not None:
         check_test_file(path, test)
         with name_file(test):
@@ -132,21 +117,18 @@ def npz(
 
 
 def _from_arrays(arrays: dict[str, Array], classes: int | None) -> Dataset:
-    x, y = (_needed(arrays, key) for key in ("x", "y"))
+    for key in ("x", "y"):
+        if key not in arrays or not arrays[key].ndim:
+            raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
     if ("test_x" in arrays) != ("test_y" in arrays):
         raise DataError("only one of test_x and test_y", "both or neither")
-    classes = check_classes(classes if classes is not None else _classes(arrays, y))
-    groups = _whole(arrays.get("groups"), "groups")
-    who = () if groups is None else tuple(str(value) for value in np.unique(groups))
-    data = without_test(x, y, groups, classes, who)
+    classes = check_classes(classes if classes is not None else _classes(arrays))
+    groups, test_groups = (_whole(arrays.get(key), key) for key in ("groups", "test_groups"))
+    names = () if groups is None else tuple(str(value) for value in np.unique(groups))
+    data = without_test(arrays["x"], arrays["y"], groups, classes, names)
     if "test_x" not in arrays:
         return data
-    test_groups = _whole(arrays.get("test_groups"), "test_groups")
     return replace(data, test_x=arrays["test_x"], test_y=arrays["test_y"], test_groups=test_groups)
-
-
-def _ways(test: object, fraction: object, inside: bool) -> dict[str, bool]:
-    return {"test": test is not None, "public_test_fraction": fraction is not None, "test_x and test_y": inside}
 
 
 def check_one_public_source(ways: list[str]) -> None:
@@ -161,7 +143,7 @@ def check_test_file(path: str | Path, test: str | Path) -> None:
 
 
 def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None) -> Dataset:
-    """A part of the rows as public test records, where the user has said so."""
+    """The data with a declared share of its rows as public test records."""
     if fraction is None:
         return data
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
@@ -176,7 +158,7 @@ def with_public_fraction(data: Dataset, path: str | Path, fraction: float | None
 
 @contextmanager
 def name_file(path: str | Path) -> Iterator[None]:
-    """A mistake in a file is said with the name of the file."""
+    """Name the file in the errors that are raised inside."""
     try:
         yield
     except DataError as error:
@@ -185,13 +167,8 @@ def name_file(path: str | Path) -> Iterator[None]:
         raise DataError(f"{error.found} in {path}", error.needed, error.fix) from None
 
 
-def _needed(arrays: dict[str, Array], key: str) -> Array:
-    if key not in arrays or not arrays[key].ndim:
-        raise DataError(f"no array {key}", "arrays x and y", f"save it with numpy.savez(path, {key}=...)")
-    return arrays[key]
-
-
-def _classes(arrays: dict[str, Array], y: Array) -> int | None:
+def _classes(arrays: dict[str, Array]) -> int | None:
+    y = arrays["y"]
     if "classes" in arrays:
         if arrays["classes"].size != 1 or arrays["classes"].dtype.kind not in "iu":
             raise DataError(f"classes of shape {arrays['classes'].shape}", "one whole number")
@@ -213,6 +190,4 @@ def _whole(groups: Array | None, key: str) -> Ints | None:
         return None
     if groups.dtype.kind not in "iu" or groups.ndim != 1:
         raise DataError(f"{key} of type {groups.dtype} and shape {groups.shape}", "one integer per record")
-    if groups.size and groups.dtype.kind == "u" and int(groups.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"the number {groups.max()} in {key}", "integers of 64 bits with a sign")
-    return groups.astype(np.int64, copy=False)
+    return int64(groups, key)

@@ -1,4 +1,4 @@
-"""Columns of a table: what is declared of each, and how its tokens become numbers.
+"""Columns of a table: what is declared of each, and how its tokens become numbers. Called by `tables` and `tabular`.
 
     [task.options.columns.amount]
     range = [0, 500_000]                     # public: goes to [-1, 1], and what lies outside is clamped
@@ -6,8 +6,9 @@
     [task.options.columns.state]
     categories = ["CA", "NY", "other"]       # public: one coordinate each; "other" takes whatever is not named
 
-Nothing here is computed from the rows. A range or an imputation that nobody knows is read off a noised histogram, at a
-price (`quantiles`, `missing = "median"`): until that is released the column is held as its share of a public range.
+Nothing here is computed from the rows. A range or an imputation that is not known publicly is read off a histogram
+released with noise, which costs epsilon (`quantiles`, `missing = "median"`); until its release the column is held as
+its share of a public range.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sordino import codec
-from sordino.data.files import TextTable
+from sordino.data.files import MISSING, TextTable
 from sordino.data.records import Array, to_unit
-from sordino.data.tabular import MISSING
 from sordino.errors import ConfigError, brief_repr
 
 if TYPE_CHECKING:
     from sordino.parts.preparation import Histogram
 
-OTHER = "other"  # the category that takes what is not declared
-READ = ("mean", "median")  # imputations that are read off a histogram
+OTHER = "other"  # the category of every value that is not declared
+ZEROS = "zeros"  # missing = "zeros": a missing category is all zeros
+FROM_HISTOGRAM = ("mean", "median")  # imputations that are read off a histogram
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramSpec:
-    """A noised histogram of a column: what it costs, and the public grid `within` which all values are counted."""
+    """Noised histogram of a column: its epsilon, and the public grid `within` which all values are counted."""
 
     epsilon: float
     within: tuple[float, float]
@@ -44,11 +45,11 @@ class HistogramSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What is declared of one column; nothing: it must be numbers, none may be missing, and they are not scaled."""
+    """Public declarations of one column; without any it holds numbers, none missing, that are not scaled."""
 
     range: tuple[float, float] | None = None
     categories: tuple[str, ...] = ()
-    missing: Any = None  # a number, or a category; "category"; "mean" or "median" of a histogram; None: refused
+    missing: Any = None  # a number or a category; "category"; "zeros"; "mean" or "median" of a histogram; None: refused
     quantiles: tuple[float, float] | None = None  # the range, read off a histogram
     histogram: HistogramSpec | None = None
 
@@ -66,7 +67,7 @@ class Column:
         return (len(self.categories) or 1) + self.flagged
 
 
-# ---- reading what is declared ----------------------------------------------------------------------------------------
+# ---- declarations ----------------------------------------------------------------------------------------------------
 
 
 def column_declarations(columns: Any, ranges: Mapping[str, Any] | None = None) -> dict[str, Column]:
@@ -85,40 +86,35 @@ def column_declarations(columns: Any, ranges: Mapping[str, Any] | None = None) -
 def _column(name: str, table: Any, where: str) -> Column:
     if isinstance(table, Mapping) and isinstance(table.get("categories"), list | tuple):
         words = [str(value) if type(value) in (int, float) else value for value in table["categories"]]
-        table = {**table, "categories": [_plain(word) if isinstance(word, str) else word for word in words]}
+        table = {**table, "categories": [_canonical(word) if isinstance(word, str) else word for word in words]}
     column: Column = codec.read(Column, table, where)
-    for key in ("range", "quantiles"):
-        _check_pair(getattr(column, key), f"{where}.{key}", key)
+    if column.range is not None and not -1e300 <= column.range[0] < column.range[1] <= 1e300:
+        raise ConfigError(f"{where}.range = {list(column.range)}", "two numbers, low < high")
+    if column.quantiles is not None and not 0.0 <= column.quantiles[0] < column.quantiles[1] <= 1.0:
+        raise ConfigError(f"{where}.quantiles = {list(column.quantiles)}", "two levels, 0 <= low < high <= 1")
     if column.histogram is not None:
         histogram_release(name, column)
-    _check_one_way(column, where)
+    _check_consistent(column, where)
     _check_missing(column, where)
     return column
 
 
-def _check_pair(pair: tuple[float, float] | None, where: str, key: str) -> None:
-    low, high = (-1e300, 1e300) if key == "range" else (0.0, 1.0)
-    if pair is not None and not low <= pair[0] < pair[1] <= high:
-        needed = "two numbers, low < high" if key == "range" else "two levels, 0 <= low < high <= 1"
-        raise ConfigError(f"{where} = {list(pair)}", needed)
-
-
-def _check_one_way(column: Column, where: str) -> None:
+def _check_consistent(column: Column, where: str) -> None:
+    """Categories or numbers; a public range or a private one; a histogram exactly where something is read off it."""
     given = [field.name for field in fields(column) if field.name != "missing" and getattr(column, field.name)]
     if column.categories and len(given) > 1:
         raise ConfigError(f"{where} with {' and '.join(given)}", "categories, or numbers", "drop one of them")
     if len(set(column.categories)) < len(column.categories):
         raise ConfigError(f"{where}.categories = {brief_repr(list(column.categories))}", "every category once")
     if column.range is not None and column.quantiles is not None:
-        raise ConfigError(f"{where} with range and quantiles", "a public range, or one at a price", "drop one of them")
-    asks = column.quantiles is not None or column.missing in READ
-    if asks and column.histogram is None:
+        raise ConfigError(f"{where} with range and quantiles", "a public range, or a private one", "drop one of them")
+    uses = column.quantiles is not None or column.missing in FROM_HISTOGRAM
+    if uses and column.histogram is None:
         what = "quantiles" if column.quantiles is not None else f"missing = {column.missing!r}"
         fix = "add histogram = { epsilon = 0.1, within = [LOW, HIGH] }, or declare public values"
-        raise ConfigError(
-            f"{where} with {what}, which private rows would tell", "a noised histogram to read it off", fix
-        )
-    if column.histogram is not None and not asks:
+        found = f"{where} with {what}, which depends on private rows"
+        raise ConfigError(found, "a noised histogram to read it off", fix)
+    if column.histogram is not None and not uses:
         found = f"{where} with a histogram, and nothing that is read off it"
         raise ConfigError(found, 'quantiles = [0.01, 0.99], or missing = "median"', "or drop it: it costs epsilon")
 
@@ -128,21 +124,20 @@ def _check_missing(column: Column, where: str) -> None:
     if missing is None or missing == "category":
         return
     if column.categories:
-        if str(missing) not in column.categories:
-            raise ConfigError(place, '"category" (one of its own), or one of ' + ", ".join(column.categories)[:200])
+        if str(missing) not in (*column.categories, ZEROS):
+            known = ", ".join(column.categories)[:200]
+            raise ConfigError(place, f'"category" (one of its own), "{ZEROS}", or one of {known}')
+    elif missing in FROM_HISTOGRAM:
         return
-    if missing in READ:
-        return
-    if type(missing) not in (int, float) or not math.isfinite(missing):
-        raise ConfigError(
-            place, 'a number, "category", "mean" or "median"', "or leave it out: a missing value is refused"
-        )
-    if column.range is not None and not column.range[0] <= missing <= column.range[1]:
+    elif type(missing) not in (int, float) or not math.isfinite(missing):
+        fix = "or leave it out: a missing value is refused"
+        raise ConfigError(place, 'a number, "category", "mean" or "median"', fix)
+    elif column.range is not None and not column.range[0] <= missing <= column.range[1]:
         raise ConfigError(place, f"a number inside the range {list(column.range)}", "else it would be clamped")
 
 
 def histogram_release(name: str, column: Column) -> Histogram:
-    """The release that a column asks for."""
+    """The private release that a column needs before the first round."""
     from sordino.parts.preparation import Histogram
 
     asked = column.histogram
@@ -161,29 +156,25 @@ def encode(rows: TextTable, name: str, column: Column) -> Array:
 def _one_hot(rows: TextTable, name: str, column: Column) -> Array:
     """One coordinate per category; a missing value in the place that is declared for it, or refused."""
     code = {word: place for place, word in enumerate(column.categories)}
-    absent = len(code) if column.flagged else code.get(str(column.missing))
-    places = [_place(rows, name, i, token, code, absent) for i, token in enumerate(rows.column(name))]
-    return np.eye(column.width, dtype=np.float64)[places]
+    absent = len(code) if column.flagged or column.missing == ZEROS else code.get(str(column.missing))
+
+    def place(row: int, token: str) -> int:
+        known = code.get(token, code.get(_canonical(token)))
+        if known is not None:
+            return known
+        if token in MISSING:
+            fix = 'declare missing = "category", or one of the categories, for this column'
+            return absent if absent is not None else rows.refuse(name, row, "a missing value", "a category", fix)
+        if OTHER in code:
+            return code[OTHER]
+        fix = f'add it to categories, or "{OTHER}" for all that is not there'
+        return rows.refuse(name, row, repr(token[:40]), "one of " + ", ".join(code)[:200], fix)
+
+    places = [place(row, token) for row, token in enumerate(rows.column(name))]
+    return np.eye(len(code) + 1, column.width, dtype=np.float64)[places]
 
 
-def _place(rows: TextTable, name: str, row: int, token: str, code: Mapping[str, int], absent: int | None) -> int:
-    place = code.get(token, code.get(_plain(token)))
-    if place is not None:
-        return place
-    if token in MISSING:
-        return absent if absent is not None else rows.refuse(name, row, "a missing value", "a category", _FILL)
-    if OTHER in code:
-        return code[OTHER]
-    known = "one of " + ", ".join(code)[:200]
-    return rows.refuse(
-        name, row, repr(token[:40]), known, f'add it to categories, or "{OTHER}" for all that is not there'
-    )
-
-
-_FILL = 'declare missing = "category", or one of the categories, for this column'
-
-
-def _plain(token: str) -> str:
+def _canonical(token: str) -> str:
     """2.0 and 2 are one category: a column with missing values is often stored as floats."""
     try:
         value = float(token)
@@ -193,25 +184,18 @@ def _plain(token: str) -> str:
 
 
 def _numeric(rows: TextTable, name: str, column: Column) -> Array:
-    """The number, scaled, and where it is declared so whether there is none."""
+    """The number, scaled; where a missing value has a coordinate of its own, that one beside it."""
     values = rows.numbers(name, missing=column.missing is not None)
     absent = np.isnan(values)
-    known = column.missing if type(column.missing) in (int, float) else None
-    if known is not None and column.histogram is None:
-        values = np.where(absent, known, values)
-    main = _scaled(values, column)
+    constant = float(column.missing) if type(column.missing) in (int, float) else math.nan
     if column.histogram is not None:
-        held = -1.0 if known is None else _share(np.array(float(known)), column.histogram.within)
+        held = -1.0 if math.isnan(constant) else float(_share(np.array(constant), column.histogram.within))
+        main = np.where(absent, held, _share(values, column.histogram.within))
     else:
-        held = 0.0
-    main = np.where(absent & np.isnan(main), held, main)
+        values = np.where(absent, constant, values)
+        main = values if column.range is None else to_unit(values, *column.range)
+        main = np.where(np.isnan(main), 0.0, main)
     return np.stack([main, absent], axis=1) if column.flagged else main[:, None]
-
-
-def _scaled(values: Array, column: Column) -> Array:
-    if column.histogram is not None:
-        return _share(values, column.histogram.within)
-    return values if column.range is None else to_unit(values, *column.range)
 
 
 def _share(values: Array, within: tuple[float, float]) -> Array:
@@ -234,8 +218,8 @@ class PendingColumn:
     def read(self, total: Array) -> dict[str, Any]:
         """What the noised histogram says of the column, in its own unit: all that prepares new rows the same way."""
         low, high = self._span(total)
-        span = [self.release.value(low), self.release.value(high)]
         fill = self._fill(total)
+        span = [self.release.value(low), self.release.value(high)]
         return {"range": span, **({} if fill is None else {"missing": self.release.value(fill)})}
 
     def _span(self, total: Array) -> tuple[float, float]:
@@ -247,12 +231,9 @@ class PendingColumn:
         return (low - self.release.low) / width, (high - self.release.low) / width
 
     def _fill(self, total: Array) -> float | None:
-        match self.column.missing:
-            case "mean":
-                return self.release.mean(total)
-            case "median":
-                return self.release.quantile(total, 0.5)
-        return None
+        if self.column.missing == "mean":
+            return self.release.mean(total)
+        return self.release.quantile(total, 0.5) if self.column.missing == "median" else None
 
     def apply(self, shares: Array, total: Array) -> Array:
         """[n], from shares to [-1, 1], imputed."""

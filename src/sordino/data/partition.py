@@ -212,5 +212,7 @@ def _enough(records: int, needed: int, what: str) -> None:
 
 
 def _labels(y: NDArray[Any], rule: str) -> None:
+    if y.ndim != 1:
+        raise DataError(f"targets of shape {list(y.shape)}", f"one label per record, for {rule}", "use Iid")
     if not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"targets of type {y.dtype}", f"integer labels, for {rule}", "use SortedTarget for regression")

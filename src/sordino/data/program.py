@@ -352,5 +352,3 @@ def _copy(model: nn.Module) -> nn.Module:
 
 def _device(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-

@@ -150,11 +150,11 @@ def _features(x: Array, label: str) -> Array:
     if x.dtype == np.uint8:
         return np.divide(x, np.float32(255), dtype=np.float32)
     if x.dtype.kind in "iu":
-        return _int64(x, label)
+        return int64(x, label)
     return _float32(x, label)
 
 
-def _int64(values: Array, label: str) -> Array:
+def int64(values: Array, label: str) -> Array:
     if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
         raise DataError(f"the number {values.max()} in {label}", "integers of 64 bits with a sign")
     return values.astype(np.int64, copy=False)

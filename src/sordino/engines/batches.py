@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sordino.data.clients import Clients, Records
 from sordino.parts.gradients import Batch
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.samplers import Cohort
-from sordino.task import Clients, Records
 
 
 class Reader:

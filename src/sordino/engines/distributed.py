@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sordino.data.clients import Records
 from sordino.data.metrics import figures
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.batches import costs, shares
@@ -26,7 +27,7 @@ from sordino.engines.jobs import END, Limits, Order
 from sordino.errors import DataError, RankError
 from sordino.plan import Plan
 from sordino.rng import Streams
-from sordino.task import Records, Task, sums_of
+from sordino.task import Task, sums_of
 
 
 class Served(SystemExit):

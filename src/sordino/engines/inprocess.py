@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino.accounting.bounds import AlreadyPrivate
+from sordino.data.clients import Clients
 from sordino.engines.base import ClientJob, Collected, chunks
 from sordino.engines.batches import Reader
 from sordino.engines.diagnostics import Kept, of_updates
@@ -26,7 +27,7 @@ from sordino.parts.release_base import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
-from sordino.task import Clients, Task
+from sordino.task import Task
 
 ROW_BYTES = 1 << 28  # what a chunk's working rows may take
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from sordino import kernels
 from sordino.accounting.bounds import Norm
+from sordino.data.clients import Records
 from sordino.engines.batches import Batches
 from sordino.engines.dense_clients import DenseClients, finite, known_targets, sum_of_outer
 from sordino.errors import DataError
 from sordino.parts.clipping import FEW_DIGITS, SLACK, factors, lengths, pull
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.losses import CODES
-from sordino.task import Records, Task
+from sordino.task import Task
 
 SMALL = 1024  # weights of a model
 Rows = NDArray[np.int64]

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from sordino.accounting.composition import has_curator
+from sordino.data.clients import Records
 from sordino.data.columns import scale_columns
 from sordino.errors import DataError
 from sordino.parts.preparation import Preparation, Values
 from sordino.parts.release_base import on_grid
 from sordino.plan import PREPARED, Plan, State
 from sordino.rng import Streams
-from sordino.task import Records, Task
+from sordino.task import Task
 
 Charge = Callable[[int, None], None]
 BEFORE = -1  # the round in whose place preparations are charged

@@ -39,6 +39,7 @@ def model_hash(config: Config) -> str:
     return codec.digest({"model": config.task.model, "loss": config.task.loss, **shape})
 
 
+@codec.hides_values
 @dataclass
 class LedgerReplyStore:
     """A till over a ledger: every message is charged to the silo's data before its noise is drawn."""

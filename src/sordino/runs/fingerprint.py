@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from sordino.config import Config
+from sordino.data.clients import Records
 from sordino.data.initial_weights import frozen
 from sordino.data.keyed_hash import keyed_hash, sampled_hash
 from sordino.data.named_fields import unwrapped_model
 from sordino.engines.leak_check import same_words, words_of
 from sordino.errors import CertificateError
-from sordino.task import Records, Task
+from sordino.task import Task
 from sordino.version import __version__
 
 _WORDS = "what module and loss say of a made-up record, so one of them is another"

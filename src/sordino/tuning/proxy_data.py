@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from sordino.certificate.facts import Declared
+from sordino.data.clients import Clients, Records
 from sordino.errors import DataError
 from sordino.plan import Plan
 from sordino.rng import Seeded
-from sordino.task import Clients, Records, Task
+from sordino.task import Task
 
 Source = Literal["public", "synthetic"]
 
