@@ -41,7 +41,7 @@ def ledger_file(folder: Path, epsilon: float = 50.0) -> Path:
 
 def rounds_paid(file: Path) -> int:
     with Ledger.open(file) as ledger:
-        return sum(item.count for item in ledger.spent("ours").items)
+        return sum(item.count for item in ledger.statement("ours").items)
 
 
 @pytest.mark.parametrize("kept", ["in memory", "in a folder"])

@@ -176,7 +176,7 @@ def run(
                 announce = None
             state, collected = one_round(plan, task, worker, streams, charges, state, cohort)
             if budget is not None:
-                budget.settle(collected.refused, [(one.client, one.charges) for one in collected.receipts], t)
+                budget.add_receipts(collected.refused, [(one.client, one.charges) for one in collected.receipts], t)
             check_finite(state)
             due, result = t + 1 == plan.rounds or (t + 1) % eval_every == 0, plan.server.result(state.memory)
             metrics = judge.evaluate(result) if due else {}

@@ -154,7 +154,7 @@ class ChargeListener(Protocol):
     """Whoever is told of charges, and of what became of them, in the order in which it was."""
 
     def ask(self, cohort: Cohort, t: int) -> None: ...
-    def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None: ...
+    def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None: ...
 
 
 def replay_charges(
@@ -170,4 +170,4 @@ def replay_charges(
             who.ask(asked[charged - 1][1], t)
         while notes and notes[0].after == charged:
             note = notes.pop(0)
-            who.settle(note.refused, [(one.client, one.charges) for one in note.receipts], t)
+            who.add_receipts(note.refused, [(one.client, one.charges) for one in note.receipts], t)

@@ -85,7 +85,7 @@ def test_the_optimal_attack_on_a_poisson_gaussian_stays_below(
 
 
 def test_noise_that_was_halved_would_break_the_ceilings() -> None:
-    """Sabotage: the mechanism adds half the noise that it is billed for."""
+    """Sabotage: the mechanism adds half the noise that it is charged for."""
     found = ceiling(line(PoissonSampled(0.3, GaussianNoise(1.0)), 8))
     reached = best_attack(*sampled(0.3, 0.5, 8, seed=1))
     assert reached.true_positives > found.true_positives

@@ -1,4 +1,4 @@
-"""Promises of the bill: one line per adversary, amplified only where the coins are unseen, never moved by who came."""
+"""Promises of the cost: one line per adversary, amplified only where the coins are unseen, never moved by who came."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_postprocessing_server_and_radius_never_change_the_bill(clients: Sampler
 
 @pytest.mark.parametrize("at_least", [1, 4, 10])
 def test_dropouts_do_not_change_the_bill(at_least: int) -> None:
-    """Whoever comes, the noise is at least what is billed; too few, and nothing is released."""
+    """Whoever comes, the noise is at least what is accounted; too few, and nothing is released."""
     shares = NoiseShares(2.0, at_least)
     assert shares.event() == Z
     assert not shares.accepts(at_least - 1)

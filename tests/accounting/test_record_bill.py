@@ -1,4 +1,4 @@
-"""Promises of a record-level bill: records' coins amplify, silos' never do, each silo pays for what it sent."""
+"""Promises of a record-level cost: records' coins amplify, silos' never do, each silo pays for what it sent."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def test_shuffled_batches_are_billed_by_epochs_not_by_rounds() -> None:
     assert entries(made(reads, LOCAL, rounds=30).cost()) == (Z, 3)
     assert entries(made(reads, LOCAL, rounds=31).cost()) == (Z, 4)
     plan = made(reads, LOCAL, rounds=30)
-    for repeated, billed in (((28, 29), 4), ((28, 28), 5), ((19, 20), 5)):  # disjoint batches; one twice; two epochs
+    for repeated, accounted in (((28, 29), 4), ((28, 28), 5), ((19, 20), 5)):  # disjoint batches; one twice; two epochs
         again = Participation(releases=32, max_participations=32, repeats=2, repeated=repeated)
-        assert entries(plan.cost(again)) == (Z, billed)
+        assert entries(plan.cost(again)) == (Z, accounted)
     assert entries(plan.cost(Participation(releases=32, max_participations=32, repeats=2))) == (
         Z,
         5,
@@ -170,7 +170,7 @@ def test_correlated_noise_over_batches_in_turn_is_one_event_of_reads_an_epoch_ap
     "reads", [RecordsInTurn(3, (30,)), ShuffledRecords(3, (30,)), AllRecords((30,)), OnePass(1, (30,))]
 )
 def test_no_record_moves_correlated_noise_more_than_is_billed(reads: RecordSampler) -> None:
-    """Every record's own rounds, through the matrix; the sabotage bills one column for each of its rounds."""
+    """Every record's own rounds, through the matrix; the sabotage costs one column for each of its rounds."""
     rounds = 24
     matrix = dense(BandedSquareRoot(10).column(rounds), rounds)
     ((event, _),) = made(reads, CORRELATED, rounds=rounds).cost().line("models").entries

@@ -1,4 +1,4 @@
-"""Promises of runs of silos: billed, certified, explained and stopped silo by silo, also after a kill."""
+"""Promises of runs of silos: accounted, certified, explained and stopped silo by silo, also after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round that is run again after a kill is billed by WHICH round it was: the same clients and records are in it."""
+"""A round that is run again after a kill is accounted by WHICH round it was: the same clients and records are in it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def turns_plan(**changes: Any) -> Plan:
 
 
 def of_chain(made: Plan, charged: list[int]) -> dict[str, Line]:
-    """The bill of a run whose chain of charges holds these rounds."""
+    """The cost of a run whose chain of charges holds these rounds."""
     cost = run_cost(made, facts_of_charges(made, charged, [], Facts(DELTA, "simulation", 0)))
     return {who: cost.line(who) for who in ("models", "cohort")}
 
@@ -126,7 +126,7 @@ def test_independent_noise_written_as_correlated_costs_what_it_costs() -> None:
 
 @pytest.mark.parametrize(("bands", "clients"), [(4, RoundRobin(10, 1)), (4, Everyone(3)), (11, RoundRobin(4, 1))])
 def test_a_row_that_is_drawn_again_is_billed_for_what_it_moves(bands: int, clients: Sampler) -> None:
-    """The sensitivity of C with row t written twice, over every client's true rounds, is never above the bill's."""
+    """The sensitivity of C with row t written twice, over every client's true rounds, is never above the cost's."""
     made = correlated(BandedSquareRoot(bands), clients)
     release = made.release
     assert isinstance(release, CorrelatedNoise)

@@ -1,4 +1,4 @@
-"""Promises of the best of a random number of tries: billed as its theorem says, never below the truth, by one law.
+"""Promises of the best of a random number of tries: accounted as its theorem says, never below the truth, by one law.
 
 Oracles: the exact law of the best of K Gaussian tries (K's generating function, no accountant), and dp_accounting.
 """
@@ -66,7 +66,7 @@ def test_it_costs_what_the_library_says(tries: Trials, delta: float) -> None:
 
 @pytest.mark.parametrize("tries", LAWS, ids=NAMES)
 def test_one_try_alone_would_be_caught_as_too_cheap(tries: Trials) -> None:
-    """Sabotage: the bill of the run that is shown, as if it were the only one."""
+    """Sabotage: the cost of the run that is shown, as if it were the only one."""
     one = epsilon([(GaussianNoise(4.0), 7)], "add_remove", 1e-6).value
     assert one < 0.7 * theirs(de.GaussianDpEvent(4.0), 7, tries, 1e-6)
 
@@ -100,8 +100,8 @@ def exact_delta(tries: Trials, noise: float, at: float) -> float:
 @pytest.mark.parametrize("tries", LAWS, ids=NAMES)
 @pytest.mark.parametrize("noise", [0.7, 2.0, 6.0])
 def test_the_bill_is_never_below_the_exact_law_of_the_best(tries: Trials, noise: float) -> None:
-    billed = deltas_at([(Tuned(GaussianNoise(noise), 1, tries), 1)], "add_remove", [0.05, 0.3, 1.0, 2.5])
-    for at, most in zip([0.05, 0.3, 1.0, 2.5], billed, strict=True):
+    accounted = deltas_at([(Tuned(GaussianNoise(noise), 1, tries), 1)], "add_remove", [0.05, 0.3, 1.0, 2.5])
+    for at, most in zip([0.05, 0.3, 1.0, 2.5], accounted, strict=True):
         assert exact_delta(tries, noise, at) <= most * (1 + 1e-6) + 1e-9
 
 

@@ -193,13 +193,13 @@ def test_an_infinite_epsilon_is_no_number() -> None:
     assert upward(math.inf) is None
 
 
-@pytest.mark.parametrize(("charged", "billed"), [(0, 4), (3, 4), (4, 4), (7, 7)])
-def test_rounds_billed_are_the_planned_or_the_charged_whichever_is_more(charged: int, billed: int) -> None:
+@pytest.mark.parametrize(("charged", "accounted"), [(0, 4), (3, 4), (4, 4), (7, 7)])
+def test_rounds_billed_are_the_planned_or_the_charged_whichever_is_more(charged: int, accounted: int) -> None:
     found = written(POISSON, Facts(1e-3, "simulation", charged))
-    assert found["counts"] == {"rounds_planned": 4, "rounds_charged": charged, "rounds_accounted": billed}
-    assert found["adversaries"][0]["events"][0]["count"] == billed
+    assert found["counts"] == {"rounds_planned": 4, "rounds_charged": charged, "rounds_accounted": accounted}
+    assert found["adversaries"][0]["events"][0]["count"] == accounted
     again = written(plan(rounds=4, clients=RoundRobin(8, 2)), Facts(1e-3, "simulation", charged))
-    assert again["adversaries"][1]["events"][0]["count"] == 1 + (billed - 4)  # the same people ran again
+    assert again["adversaries"][1]["events"][0]["count"] == 1 + (accounted - 4)  # the same people ran again
 
 
 def test_a_seen_cohort_is_billed_by_its_realised_count_and_a_secret_one_never_shows() -> None:
@@ -210,7 +210,7 @@ def test_a_seen_cohort_is_billed_by_its_realised_count_and_a_secret_one_never_sh
 
 
 def test_stopping_early_never_lowers_a_bill() -> None:
-    """Stopping looks at the data (PRIVACY rule 12): one round run of four is billed as four, for every adversary."""
+    """Stopping looks at the data (PRIVACY rule 12): one round run of four is accounted as four, for every adversary."""
     full, stopped = written(SHARES), written(SHARES, Facts(1e-3, "simulation", charged=1, max_participations=1))
     for whole, part in zip(full["adversaries"], stopped["adversaries"], strict=True):
         assert part["epsilon"] >= whole["epsilon"]
@@ -223,13 +223,13 @@ def test_a_run_that_a_budget_stopped_is_billed_for_what_was_charged() -> None:
     assert found["counts"]["rounds_accounted"] == 2
     assert found["counts"]["stopped_by"].startswith("a budget")
     assert [line["events"][0]["count"] for line in found["adversaries"]] == [2, 2, 2]
-    for other, billed in ((replace(stopped, stopped=False), 4), (replace(stopped, repeats=1), 5)):
-        assert written(SHARES, other)["counts"]["rounds_accounted"] == billed
+    for other, accounted in ((replace(stopped, stopped=False), 4), (replace(stopped, repeats=1), 5)):
+        assert written(SHARES, other)["counts"]["rounds_accounted"] == accounted
         assert written(SHARES, other)["epsilon"] > found["epsilon"]
 
 
 def test_where_a_budget_may_end_the_run_nobody_is_hidden_by_sampling() -> None:
-    """That it goes on, or ends, tells who was drawn: one who sees only models is billed as one who sees cohorts."""
+    """That it goes on, or ends, tells who was drawn: one who sees only models is accounted as one who sees cohorts."""
     fixed = plan(rounds=4, clients=FixedSize(50, 10), release=NoiseShares(2.0, 10))
     hidden, told = (
         written(fixed, Facts(1e-3, "simulation", 4, max_participations=3, filtered=on)) for on in (False, True)

@@ -56,7 +56,7 @@ def test_without_noise_nobody_is_said_to_be_protected() -> None:
     plan = planned(NONE, Poisson(40, 0.1))
     found = said(plan)
     assert found["protected"] == "Nothing is protected: no adversary is promised anything."
-    assert found["counted"] == "3 rounds were planned, 3 were charged, 3 are in the bill."
+    assert found["counted"] == "3 rounds were planned, 3 were charged, 3 are accounted for."
     assert made(plan)["statement"]["data_curator"].startswith("nobody adds noise")
     assert said(planned(CENTRAL, Poisson(40, 0.1)))["protected"].startswith("What is protected is everything")
 
@@ -83,5 +83,5 @@ def test_what_a_tuned_run_does_not_cover_is_a_whole_sentence() -> None:
     from sordino.accounting.selection import Selection
     from sordino.accounting.trials import Trials
 
-    best = Selection(id="a", tries=Trials(2.0), over=("lr",), by="accuracy")
+    best = Selection(id="a", trials=Trials(2.0), over=("lr",), by="accuracy")
     assert not_covered(None, best)[0].endswith("only the tries that this run is the best of are accounted")

@@ -1,4 +1,4 @@
-"""Promise: on a certificate the rounds charged, the rounds billed and the counts of events agree, after any kills."""
+"""Promise: on a certificate the rounds charged, the rounds accounted and the counts of events agree, after any kills."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_resumed_round_that_silos_answer_with_the_same_bytes_is_charged_and_no
     assert events(made) == {10}
     assert paid(wires) == [10] * 4
     assert _counted(made).startswith(
-        "10 rounds were planned, 11 were charged before their noise was drawn, 10 are in the bill. "
+        "10 rounds were planned, 11 were charged before their noise was drawn, 10 are accounted for. "
         "1 round was charged again and answered by every silo with what it had sent before: no new release."
     )
 
@@ -110,7 +110,7 @@ def histories(draw: st.DrawFn) -> tuple[Plan, list[int], list[Any], list[RoundRe
 
 
 def _receipts(plan: Plan, rounds: list[int], cohorts: list[Any], draw: st.DrawFn) -> list[RoundReceipts]:
-    """After some charges every silo of the cohort says what it paid; one may have paid twice for one message."""
+    """After some charges every silo of the cohort says what it paid; one may have been charged twice for one message."""
     said = list[RoundReceipts]()
     for after in range(1, len(rounds) + 1):
         if draw(st.booleans()):
@@ -151,7 +151,7 @@ def test_no_certificate_is_made_of_counts_that_disagree() -> None:
         certificate(plan, facts)
     found, cost = participation(plan, good), run_cost(plan, good)
     for wrong in (replace(found, releases=11), replace(found, releases=9)):
-        with pytest.raises(CertificateError, match="rounds are billed"):
+        with pytest.raises(CertificateError, match="rounds are accounted"):
             check_counts(plan, good, wrong, cost)
     with pytest.raises(CertificateError, match="counts 10 releases of one client, where 11"):
         check_counts(plan, Facts(1e-3, "secure", 11), participation(plan, Facts(1e-3, "secure", 11)), cost)

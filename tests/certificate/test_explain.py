@@ -122,7 +122,7 @@ def test_every_assumption_and_every_gap_of_the_certificate_is_a_sentence(central
 def test_rounds_are_counted_as_in_the_certificate(central: Path) -> None:
     said = explained(central)["counted"]
     assert said.startswith("4 rounds were planned, 4 were charged")
-    assert said.endswith("4 are in the bill.")
+    assert said.endswith("4 are accounted for.")
 
 
 def test_without_noise_nothing_is_guaranteed_to_anybody(silent: Path) -> None:

@@ -167,7 +167,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "fixed_sampled": {"population": 9, "cohort": 5, "event": GAUSSIAN},
         "shuffled": {"reports": 9, "event": GAUSSIAN},
         "approximate": {"epsilon": 0.5, "delta": 0.25},
-        "tuned": {"event": GAUSSIAN, "count": 3, "tries": {"mean": 2.5}},
+        "tuned": {"event": GAUSSIAN, "count": 3, "trials": {"mean": 2.5}},
         "unprotected": {},
     },
     "Metric": {

@@ -35,7 +35,7 @@ def test_a_plan_that_a_policy_forbids_is_refused_before_anything_is_charged(
     assert not (out / "certificate.json").exists()
     for name in hospitals.SILOS:
         with Ledger.open(guarded / "silos" / name / "ledger.db") as ledger:
-            assert ledger.spent(name).runs <= 1  # the other run's
+            assert ledger.statement(name).runs <= 1  # the other run's
 
 
 def test_twelve_rounds_for_release_learn_and_cost_what_a_simulation_says(

@@ -35,7 +35,7 @@ def loop(file: Path | Ledger, **settings: Any) -> Parts:
 
 def steps_paid(file: Path) -> int:
     with Ledger.open(file) as ledger:
-        return sum(item.count for item in ledger.spent("ours").items)
+        return sum(item.count for item in ledger.statement("ours").items)
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:

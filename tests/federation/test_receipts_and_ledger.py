@@ -52,7 +52,7 @@ def released(till: LedgerReplyStore, asked: Job) -> int:
 
 
 def spent(till: LedgerReplyStore) -> dict[Any, int]:
-    return {item.event: item.count for item in till.ledger.spent("own").items}
+    return {item.event: item.count for item in till.ledger.statement("own").items}
 
 
 def test_a_round_that_is_run_again_is_not_among_those_that_the_run_has_paid_for(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_round_that_is_run_again_is_not_among_those_that_the_run_has_paid_for(
     assert spent(till) == whole
     released(till, job(HIDDEN, 4, 1.0))
     assert spent(till) == {**whole, GaussianNoise(2.0): 1}
-    assert sum(item.count for item in till.ledger.paid(RUN)) == 9
+    assert sum(item.count for item in till.ledger.items_charged(RUN)) == 9
 
 
 def test_a_session_of_a_secure_sum_that_is_tried_again_pays(tmp_path: Path) -> None:
@@ -100,4 +100,4 @@ def test_a_silo_whose_ledger_was_rolled_back_is_told_by_the_receipts_that_its_se
             ConfigError, match="1 charges of this run in the silo's ledger, where its own receipts say 2"
         ):
             again.allows(asked)
-    assert again.ledger.spent("own").items == (Item(GaussianNoise(3.0)),)
+    assert again.ledger.statement("own").items == (Item(GaussianNoise(3.0)),)

@@ -1,4 +1,4 @@
-"""What one silo pays for a run and for a job: never less than the bill of the plan says."""
+"""What one silo is charged for a run and for a job: never less than the cost of the plan says."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_a_silo_that_is_charged_job_by_job_pays_the_bill_of_its_plan(
         ledger.admit("a", "own", cost.asked, whole=cost.whole, jobs=cost.jobs)
         for t in range(plan.rounds):
             ledger.charge("a", f"{t}", cost.job(t))
-        billed = accountant.epsilon(line.entries, line.relation, 1e-5).value
-        assert ledger.spent("own").epsilon == pytest.approx(billed)
+        accounted = accountant.epsilon(line.entries, line.relation, 1e-5).value
+        assert ledger.statement("own").epsilon == pytest.approx(accounted)
 
 
 @pytest.mark.parametrize("reads", [OnePass(7, SIZES), ShuffledRecords(9, SIZES)])
@@ -77,14 +77,14 @@ def test_charging_amplified_rounds_as_they_come_is_caught(tmp_path: Path) -> Non
         ledger.admit("right", "own", cost.asked, whole=True, jobs=cost.jobs)
         for t in range(4):
             ledger.charge("right", f"{t}", cost.job(t))
-        right = ledger.spent("own").epsilon
+        right = ledger.statement("own").epsilon
         ledger.limit("wrong", Limit(100.0, 1e-5, "client", "add_remove"))
         ledger.admit("wrong", "wrong", cost.asked, whole=False)
         for t in range(4):
             ledger.charge("wrong", f"wrong {t}", (Item(line.entries[0][0]),))
-        billed = accountant.epsilon(line.entries, line.relation, 1e-5).value
-        assert right == pytest.approx(billed)
-        assert ledger.spent("wrong").epsilon < 0.9 * billed
+        accounted = accountant.epsilon(line.entries, line.relation, 1e-5).value
+        assert right == pytest.approx(accounted)
+        assert ledger.statement("wrong").epsilon < 0.9 * accounted
 
 
 @pytest.mark.parametrize("adversary", ["cohort", "messages"])
@@ -106,4 +106,4 @@ def test_two_one_pass_runs_of_different_batches_compose_per_record(tmp_path: Pat
             for t in range(cost.plan.rounds):
                 ledger.charge(name, f"{name}{t}", cost.job(t))
         events = [(cost.job(0)[0].event, 1) for cost in (first, second)]
-        assert ledger.spent("own").epsilon == pytest.approx(accountant.epsilon(events, "replace_one", 1e-5).value)
+        assert ledger.statement("own").epsilon == pytest.approx(accountant.epsilon(events, "replace_one", 1e-5).value)

@@ -47,7 +47,7 @@ def charged(ledger: Ledger, first: int, count: int) -> None:
 
 def spent(file: Path) -> int:
     with Ledger.open(file) as ledger:
-        return sum(item.count for item in ledger.spent("heart").items)
+        return sum(item.count for item in ledger.statement("heart").items)
 
 
 # ---- the file of a ledger --------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def test_a_backup_of_a_live_ledger_is_whole_and_not_charged(file: Path) -> None:
     with Ledger.open(file) as silo:
         charged(silo, 3, 2)
         said = sordino("ledger", "backup", file, file.parent / "b", "--json").json
-        assert said["lines"] == silo.spent("heart").lines == 7
-        assert said["sha256"] == silo.spent("heart").digest
+        assert said["lines"] == silo.statement("heart").lines == 7
+        assert said["sha256"] == silo.statement("heart").digest
         charged(silo, 5, 1)  # the ledger goes on
     assert "which is a backup" in sordino("ledger", "show", file.parent / "b").sentence
     assert "which exists" in sordino("ledger", "backup", file, file.parent / "b").sentence

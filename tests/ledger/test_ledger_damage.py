@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 def spent(file: Path) -> Statement:
     with Ledger.open(file) as ledger:
-        return ledger.spent("heart")
+        return ledger.statement("heart")
 
 
 def changed(file: Path, *statements: str) -> None:
@@ -225,9 +225,9 @@ def test_whatever_bytes_are_damaged_nothing_spent_is_forgotten(
     (folder / "x").write_bytes(bytes(damaged) if cut is None else bytes(damaged[: cut % len(data)]))
     try:
         with Ledger.open(folder / "x", wait=0.1) as ledger:
-            assert ledger.spent("heart").items == (Item(ITEM.event, 3),)
+            assert ledger.statement("heart").items == (Item(ITEM.event, 3),)
             ledger.charge("a", "new", (ITEM,))
-            assert ledger.spent("heart").items == (Item(ITEM.event, 4),)
+            assert ledger.statement("heart").items == (Item(ITEM.event, 4),)
     except (UserError, BudgetError) as error:
         said = str(error)
         assert "\n" not in said, said

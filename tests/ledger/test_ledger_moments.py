@@ -79,7 +79,7 @@ def accepted(file: Path) -> int | None:
     """Charges in a ledger that opens; None if it is refused, in one sentence."""
     try:
         with Ledger.open(file, wait=5.0) as ledger:
-            found = ledger.spent("own").items if "own" in ledger.names else ()
+            found = ledger.statement("own").items if "own" in ledger.names else ()
             return sum(item.count for item in found)
     except UserError as error:
         said = str(error)

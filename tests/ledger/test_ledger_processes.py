@@ -109,7 +109,7 @@ def pairs(file: Path) -> list[tuple[str, str]]:
 def check_promises(folder: Path) -> int:
     """Every draw has a charge of its own; of a job one message ever left, and it was kept; the sum is in the limit."""
     with Ledger.open(folder / "l") as ledger:
-        charges, spent = ledger.charges("run"), ledger.spent("own")
+        charges, spent = ledger.charges("run"), ledger.statement("own")
         draws, sent = Counter(job for job, _ in pairs(folder / "drawn")), pairs(folder / "sent")
         assert all(draws[job] <= charges.get(job, 0) for job in draws), "noise was drawn that nobody paid for"
         assert all(len({one for job, one in sent if job == each}) == 1 for each, _ in sent), "two messages for one job"

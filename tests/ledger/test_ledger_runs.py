@@ -1,4 +1,4 @@
-"""`[privacy] ledger`: ten runs on the same data are ten bills, and the certificate says what they come to."""
+"""`[privacy] ledger`: ten runs on the same data are ten costs, and the certificate says what they come to."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_ledger_that_forgets_the_other_run_is_caught(tmp_path: Path, monkeypat
     """Sabotage: what a run asks for stands in the place of all that was spent before it."""
 
     def forgetful(self: Account, line: RunEntry) -> None:
-        self.held = total(line.items)
+        self.charged = total(line.items)
         self.runs[line.run] = Run(line, total(line.items))
 
     monkeypatch.setattr(Account, "admit", forgetful)
@@ -133,7 +133,7 @@ def test_processes_that_race_get_as_many_runs_as_there_is_room_for(tmp_path: Pat
 
 
 def test_what_is_noted_of_the_ledger_pays_for_the_run_or_is_refused(tmp_path: Path) -> None:
-    """Less than the bill, another data set, no note at all: the certificate does not stand."""
+    """Less than the cost, another data set, no note at all: the certificate does not stand."""
     sordino("run", paying(tmp_path), "--out", tmp_path / "a")
     note = (tmp_path / "a" / "ledger.json").read_text()
     for found, instead in ((f'"count": {ROUNDS}', '"count": 1'), ('"digits"', '"other"'), ('"runs": 1', '"runs": 2')):

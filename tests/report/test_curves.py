@@ -72,7 +72,7 @@ def test_what_columns_cost_is_in_every_point(runs: dict[str, Subject]) -> None:
 
 def test_the_best_of_many_tries_is_drawn_as_it_is_billed(runs: dict[str, Subject]) -> None:
     one = runs["shares"]
-    chosen = Selection(id="a", tries=Trials(mean=3.0), over=("recipe.lr",), by="accuracy")
+    chosen = Selection(id="a", trials=Trials(mean=3.0), over=("recipe.lr",), by="accuracy")
     facts = replace(one.facts, selection=chosen)
     best = Subject("best", certificate(one.plan, facts), one.plan, facts, cohorts=one.cohorts, rounds=one.rounds)
     for once, tuned in zip(over_rounds(one), over_rounds(best), strict=True):

@@ -175,7 +175,7 @@ def test_a_ledger_is_charged_for_every_cell_and_asked_for_all_of_them_first(tmp_
     assert sordino(*words, "--epsilon", 30).code == 0
     told = sordino("sweep", file, "--out", tmp_path / "a", "--json").json
     with Ledger.open(ledger) as book:
-        spent = book.spent("study")
+        spent = book.statement("study")
     assert spent.runs == 4
     assert spent.epsilon == pytest.approx(told["certificate"]["epsilon"], rel=0.01)
 

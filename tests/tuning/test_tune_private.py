@@ -57,7 +57,7 @@ def test_the_certificate_bills_all_tries_and_one_try_would_be_caught(won: Path) 
     made, truth = RunFolder.open(won / "best").certify(), oracle(2.0, 3.0)
     assert made["epsilon"] == pytest.approx(truth, rel=0.01)  # the library gives up on some orders
     (event,) = made["adversaries"][0]["events"]
-    assert (event["count"], event["event"]["kind"], event["event"]["tries"]["mean"]) == (1, "tuned", 3.0)
+    assert (event["count"], event["event"]["kind"], event["event"]["trials"]["mean"]) == (1, "tuned", 3.0)
     (once,) = [line["epsilon"] for line in sordino("plan", won / "fed.toml", "--json").json["adversaries"][:1]]
     assert once < 0.6 * truth  # sabotage: the bill of the run that is shown, alone
     assert made["statement"]["tuning"].startswith("accounted")
@@ -105,7 +105,7 @@ def test_the_best_of_all_tries_is_what_is_left(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_whose_bill_was_made_smaller_is_refused(won: Path, tmp_path: Path) -> None:
     import shutil
 
-    for found, instead in (("mean = 3.0", "mean = 2.0"), ("[privacy.selected.tries]", "[privacy.forgotten]")):
+    for found, instead in (("mean = 3.0", "mean = 2.0"), ("[privacy.selected.trials]", "[privacy.forgotten]")):
         out = tmp_path / instead.strip("[]")
         shutil.copytree(won / "best", out)
         file = out / "plan.toml"
@@ -142,11 +142,11 @@ def test_what_the_theorem_does_not_cover_is_refused(tmp_path: Path, words: tuple
 def test_who_was_in_the_winner_does_not_lower_the_bill() -> None:
     """The cohorts of the tries that lost are seen by nobody, and may have had somebody in more rounds."""
     plan = tiny.plan(rounds=5, clients=FixedSize(6, 2), release=NoiseShares(1.0, 2), encode=(Clip(1.0),))
-    selection = Selection(id="a", tries=Trials(3.0), over=("recipe.lr",), by="accuracy")
+    selection = Selection(id="a", trials=Trials(3.0), over=("recipe.lr",), by="accuracy")
     seen = Facts(0.01, "simulation", 5, max_participations=1)
     alone, best = (run_cost(plan, facts).line("cohort").entries for facts in (seen, replace(seen, selection=selection)))
     assert [count for _, count in alone] == [1]
-    try_of_five = Tuned(PubliclySampled(2 / 6, GaussianNoise(1.0)), 5, selection.tries)  # averaged over all coins
+    try_of_five = Tuned(PubliclySampled(2 / 6, GaussianNoise(1.0)), 5, selection.trials)  # averaged over all coins
     assert best == ((try_of_five, 1),)
     often = Facts(0.01, "simulation", 5, max_participations=5, selection=selection)
     assert run_cost(plan, often).line("cohort").entries == best
@@ -171,7 +171,7 @@ def test_a_ledger_pays_once_for_all_tries(tmp_path: Path, monkeypatch: pytest.Mo
     assert sordino(*words, "--epsilon", 20).code == 0
     made = json.loads(tuned(file, tmp_path / "best", "--json").out)["certificate"]
     with Ledger.open(ledger) as book:
-        spent = book.spent("study")
+        spent = book.statement("study")
     assert (spent.runs, [type(item.event) for item in spent.items]) == (1, [Tuned])
     assert spent.epsilon == pytest.approx(made["epsilon"], rel=1e-4)
     assert sordino("certify", tmp_path / "best").code == 0

@@ -9,7 +9,7 @@ _TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at mos
 
 
 def binomial_most(population: int, rounds: int, rate: float) -> int:
-    """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6: for a forecast, never for a bill."""
+    """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6: for a forecast, never for a cost."""
     return binomial_quantile(rounds, rate, _TAIL / population)
 
 

@@ -1,4 +1,4 @@
-"""What is known of one message before noise: the only thing a bill may rest on."""
+"""What is known of one message before noise: the only thing a cost may rest on."""
 
 from __future__ import annotations
 

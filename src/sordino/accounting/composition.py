@@ -4,7 +4,7 @@
     cohort    also sees who took part in which round
     messages  sees every message as it leaves the client
 
-Forecast and bill are one function; they differ only in `participation`.
+Forecast and cost are one function; they differ only in `participation`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Participation:
     coins not looked at: a forecast, or a cohort that is not recorded. `repeated` names the rounds that were run again
     after a kill, from 0 and once for each time: the same clients and records are in them again, so what they cost
     depends on which they are. `repeats` is how many there were; it is more than `repeated` names where a silo says that
-    it paid for more, and those may be of anybody. `end_reveals_cohorts`: a budget ends the run by who was drawn, so one who sees when
+    it was charged for more, and those may be of anybody. `end_reveals_cohorts`: a budget ends the run by who was drawn, so one who sees when
     it ended knows something of the coins.
     """
 
@@ -78,7 +78,10 @@ class Participation:
     def patterns(self, clients: Sampler) -> Patterns:
         """The rounds that one client may have been in, each counted once."""
         return Patterns(
-            max(self.distinct, 1), self.max_participations + self.sampled_rounds, clients.min_separation or 1, clients.periodic
+            max(self.distinct, 1),
+            self.max_participations + self.sampled_rounds,
+            clients.min_separation or 1,
+            clients.periodic,
         )
 
     @property
@@ -135,7 +138,7 @@ class Cost:
 
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
-    """The bill of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
+    """The cost of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
     if release.correlated and not clients.amplifies:  # columns of C may meet: no cost of single rounds
         participation = participation.if_always_sampled
     if "messages" in release.sees:
@@ -206,11 +209,11 @@ def _message_cost(clients: Sampler, release: Release, participation: Participati
 def record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, only: int | None = None
 ) -> Cost:
-    """The bill of a record-level plan, or of one silo: the coins inside it amplify, those that choose silos never."""
+    """The cost of a record-level plan, or of one silo: the coins inside it amplify, those that choose silos never."""
     reads = local.reads
     assert reads is not None
     kinds: dict[tuple[Entries, ...], list[int]] = {}
-    if release.correlated:  # rounds that share their noise have no price of single rounds
+    if release.correlated:  # rounds that share their noise have no cost of single rounds
         participation = participation.if_always_sampled
     own = (reads.sizes, participation.per_client, release.noise_multipliers, local.noise_multipliers)
     for silo in _one_of_each(clients, only, (release, local), *own):
@@ -226,7 +229,7 @@ def record_cost(
 def _record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
 ) -> tuple[Entries, ...]:
-    """What one record of a silo pays to each adversary, and how often."""
+    """What one record of a silo costs to each adversary, and how often."""
     times = reads_of(clients, local, release, participation, silo)
     if not release.correlated:
         events = _record_events(local, release, silo)
@@ -249,13 +252,15 @@ def _record_rounds(
 ) -> Entries:
     """`times` reads of one record for sure, and those of rounds that take its silo by a coin that is seen.
 
-    Several steps of a round share one coin. They are billed for k rounds, and P[Bin > k] <= 1e-15 as lost.
+    Several steps of a round share one coin. They are charged for k rounds, and P[Bin > k] <= 1e-15 as lost.
     """
     reads, spent, rate = local.reads, local.bound(), clients.inclusion_rate
     assert reads is not None
     assert rate is not None
     steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
-    most = reads.max_participations(participation.distinct * steps, silo) + _read_again(local, participation, steps, silo)
+    most = reads.max_participations(participation.distinct * steps, silo) + _read_again(
+        local, participation, steps, silo
+    )
     if steps == 1:
         coins = min(participation.sampled_rounds, most) if reads.disjoint else participation.sampled_rounds
         return _rounds(

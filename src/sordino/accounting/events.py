@@ -3,14 +3,14 @@
 Sizes are in units of the message's bound (the unit ball), for a movement of 1. That a client may be replaced, not
 only removed, doubles the movement: `moved`.
 
-An event prices itself by three statements, which `accounting` turns into epsilon:
+An event states its own cost in three ways, which `accounting` turns into epsilon:
 
     pairs  laws that dominate one release in both orders of neighbours (sordino.accounting.pld.pairs); composed exactly
     mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
     pure   the most its privacy loss can be, if there is a most
 
-What states none of them is not billable, and no plan can be built with it; only the best of many tries (`Tuned`) is
-priced by its Renyi divergences alone.
+What states none of them is without a bound, and no plan can be built with it; only the best of many tries (`Tuned`) is
+bounded by its Renyi divergences alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _ratio(movement: float, noise: float) -> float:
 
 
 class Event(Part):
-    """One release, as the adversary of a bill's line sees it."""
+    """One release, as the adversary of one line of a cost sees it."""
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Dominating pairs, each true by itself; none: there is no proof by privacy losses.
@@ -273,7 +273,7 @@ class PubliclySampled(Event, kind="publicly_sampled"):
         delta(e) = rate delta_event(e) + (1 - rate) (1 - exp(e))_+
 
     Guarantee: averaged over the coins. A mixture by a seen coin is dominated by the mixture of pairs, and composes like
-    any pair: T of them are sum_k Bin(T, rate)(k) delta_k(e), delta_k that of k rounds. A bill states it for neighbours
+    any pair: T of them are sum_k Bin(T, rate)(k) delta_k(e), delta_k that of k rounds. A cost states it for neighbours
     with the same cohorts alone: a client is zeroed out or replaced there, never added or removed.
     """
 
@@ -385,14 +385,14 @@ class Approximate(Event, kind="approximate"):
 
 @dataclass(frozen=True)
 class Tuned(Event, kind="tuned"):
-    """`count` times `event` is one try; of a random number of them (`tries`) nothing but the best is shown.
+    """`count` times `event` is one try; of a random number of them (`trials`) nothing but the best is shown.
 
     It has a Renyi bound only, and only of what has one itself. A table that is looked at is not this, but composition.
     """
 
     event: Event
     count: int
-    tries: Trials
+    trials: Trials
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.event.only_renyi:
@@ -409,7 +409,7 @@ class Tuned(Event, kind="tuned"):
     def renyi(self, relation: Relation) -> Array | None:
         """Papernot, Steinke 2022, of what one try is."""
         one = self.event.renyi(relation)
-        return None if one is None else self.tries.divergences(self.count * one)
+        return None if one is None else self.trials.divergences(self.count * one)
 
 
 @dataclass(frozen=True)

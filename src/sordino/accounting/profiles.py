@@ -3,7 +3,7 @@
 Any test that tells two neighbours apart with false-positive rate a has true-positive rate at most
 min over e of exp(e) * a + delta(e) (Wasserman & Zhou 2010; Kairouz et al. 2015).
 
-A line of a bill in other words: epsilon at other deltas, the whole curve delta(epsilon), one number mu.
+A line of a cost in other words: epsilon at other deltas, the whole curve delta(epsilon), one number mu.
 
 (epsilon, delta) is one point of a curve; two mechanisms with the same point can be far apart elsewhere. A reader who
 compares needs the curve, or a number that stands for all of it with a known error:
@@ -53,7 +53,7 @@ class Ceiling:
 
 
 def ceiling(line: Line, at: float = 0.01) -> Ceiling:
-    """Ceilings for one line of a bill; 1 and 1 where there is no guarantee."""
+    """Ceilings for one line of a cost; 1 and 1 where there is no guarantee."""
     if not protects(line):
         return Ceiling(1.0, 1.0)
     mu = accountant.gaussian_mu(line.entries, line.relation)

@@ -1,8 +1,8 @@
-"""The bill of the best of many private runs, where nothing else of them is shown (`sordino tune --private`).
+"""The cost of the best of many private runs, where nothing else of them is shown (`sordino tune --private`).
 
-A try is: draw a candidate by public chances, run it, score what it released on public rows. All tries have one bill, so
+A try is: draw a candidate by public chances, run it, score what it released on public rows. All trials have one cost, so
 whichever candidate is drawn, a try is as private as the next; the number of tries is random and secret. Then the best
-of them, with its candidate and score, costs `Tuned` of that bill (parts.tries: Papernot, Steinke 2022).
+of them, with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ class Selection:
     """How a run came to be the one that is shown: `over` which keys, `by` what; `id` is its name in a ledger."""
 
     id: str
-    tries: Trials
+    trials: Trials
     over: tuple[str, ...]
     by: str
 
     @property
     def assumed(self) -> list[str]:
-        """What must hold for the bill."""
+        """What must hold for the cost."""
         return [
-            f"this run is the best, by {self.by}, of a random number of tries ({self.tries.law.replace('_', ' ')}, "
-            f"{self.tries.mean:g} on average) over {', '.join(self.over)}, each with the same bill",
+            f"this run is the best, by {self.by}, of a random number of tries ({self.trials.law.replace('_', ' ')}, "
+            f"{self.trials.mean:g} on average) over {', '.join(self.over)}, each with the same cost",
             "how many tries there were, how long they took, and every try but this one stayed secret",
         ]
 
 
 def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
-    """The bill of one try as that of the best; no selection: as it is."""
-    return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.tries) for one in cost.lines))
+    """The cost of one try as that of the best; no selection: as it is."""
+    return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.trials) for one in cost.lines))
 
 
 def _line(line: Line, tries: Trials) -> Line:

@@ -141,9 +141,9 @@ def _record_assumptions(plan: Plan, public: tuple[Declared, ...], words: dict[st
 
 COUNTED = (  # steps of a loop without a ledger
     "the steps were counted by the process that took them: no chain of charges shows that there were no others",
-    "no checkpoint was continued in two places; if one was, every copy has to be billed",
+    "no checkpoint was continued in two places; if one was, every copy has to be accounted for",
 )
-PAID = (
+CHARGED = (
     "steps were charged to the ledger before their noise was drawn; a checkpoint that was continued in two places is "
     "in the ledger's sum as often",
 )
@@ -157,7 +157,7 @@ def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -
         *((lost, order) if joint else ()),
         "the data set gives every record by itself, and the loop trains on the batches as the loader gives them",
         f"the loss is the {loop.reduction} over the records of a batch, each with a term of its own",
-        *(COUNTED if ledger is None else PAID),
+        *(COUNTED if ledger is None else CHARGED),
         "epsilon_so_far holds only if the run did not stop for a reason that it read off the data",
         "losses and accuracies on the training records, where the loop shows them, are not published",
     ]
@@ -172,11 +172,11 @@ def _given_assumptions(facts: Facts) -> list[str]:
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
     """What the certificate does not speak of."""
     others = "other releases of the same data: a budget is the sum over all of them"
-    unbilled = (
+    tuning = (
         "tuning is not accounted" if selection is None else "only the tries that this run is the best of are accounted"
     )
     return [
-        f"choosing settings by earlier runs on the same data: {unbilled}",
+        f"choosing settings by earlier runs on the same data: {tuning}",
         "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",
         others if ledger is None else "releases of the same data that were not charged to the ledger",
     ]

@@ -192,7 +192,7 @@ def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:
 
 
 def check_provable(plan: Plan, delta: float, deltas: tuple[float, ...] = ()) -> None:
-    """Refuse a plan that accounting cannot price, before anything of it runs; the work is kept for the certificate."""
+    """Refuse a plan that accounting cannot bound, before anything of it runs; the work is kept for the certificate."""
     for who in ADVERSARIES:
         headline(plan.forecast.of(who), delta, deltas)
 

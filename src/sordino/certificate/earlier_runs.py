@@ -51,7 +51,7 @@ class EarlierRun:
 
 
 def cost_of(cost: Cost, delta: float, run: str, known_from: str) -> EarlierRun:
-    """A run by its bill, to whoever sees its models."""
+    """A run by its cost, to whoever sees its models."""
     lines = cost.of("models")
     kinds = {tuple(Item(event, count) for event, count in line.entries if count): None for line in lines}
     return EarlierRun(run, cost.unit, lines[0].relation, delta, tuple(kinds), known_from)
@@ -90,7 +90,7 @@ class Together:
 
 
 def together(cost: Cost, delta: float, runs: tuple[EarlierRun, ...]) -> Together:
-    """This run's bill with what the runs before it cost; a neighbour is in one kind of silo of each."""
+    """This run's cost with what the runs before it cost; a neighbour is in one kind of silo of each."""
     own = cost_of(cost, delta, "", "")
     alike = tuple(run for run in runs if (run.unit, run.relation) == (own.unit, own.relation))
     count = math.prod(len(run.kinds) for run in (own, *alike))
@@ -129,21 +129,21 @@ def in_words(found: Together) -> list[str]:
 
 
 def _cost_in_words(run: EarlierRun, found: Together) -> str:
-    price = upward(run.epsilon)
-    cost = "nothing is guaranteed" if price is None else f"epsilon {upto(price)} at delta {upto(run.delta)}"
+    epsilon = upward(run.epsilon)
+    cost = "nothing is guaranteed" if epsilon is None else f"epsilon {upto(epsilon)} at delta {upto(run.delta)}"
     where = "on the same data" if run.same_data else "on data that are not known to be the same"
     apart = "" if run in found.composed else "; its unit or relation is another, so the two are not added: both hold"
     return (
         f"the first weights come from the run {run.run} {where} ({cost}, one {run.unit}, {run.relation}; known from "
-        f"{run.known_from}), which is not in this bill{apart}"
+        f"{run.known_from}), which is not in this cost{apart}"
     )
 
 
 def _sum_in_words(found: Together) -> list[str]:
     if found.epsilon is None:
         return []
-    price = upward(found.epsilon)
-    cost = "has no guarantee" if price is None else f"has epsilon {upto(price)} at delta {upto(found.delta)}"
+    epsilon = upward(found.epsilon)
+    cost = "has no guarantee" if epsilon is None else f"has epsilon {upto(epsilon)} at delta {upto(found.delta)}"
     others = f"run {found.composed[0].run}" if len(found.composed) == 1 else f"{len(found.composed)} earlier runs"
     who = f"every {found.unit}" if all(run.same_data for run in found.composed) else f"a {found.unit} that is in all"
     return [f"together with the {others}, {who} {cost}, {found.relation}"]

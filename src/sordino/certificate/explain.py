@@ -139,7 +139,7 @@ def _counted(certificate: dict[str, Any]) -> str:
     when = " before their noise was drawn" if _promises(certificate) else ""
     return (
         f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
-        f"{counts['rounds_accounted']} are in the bill."
+        f"{counts['rounds_accounted']} are accounted for."
         + (_replayed(counts["rounds_replayed"]) if "rounds_replayed" in counts else "")
         + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
@@ -155,15 +155,15 @@ def _replayed(count: int) -> str:
 
 
 def _of_one(certificate: dict[str, Any]) -> str:
-    """Where one unit is billed for fewer releases than there were, how many: the count of the line's events.
+    """Where one unit is charged for fewer releases than there were, how many: the count of the line's events.
 
     A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of tries).
     """
-    first, billed = certificate["adversaries"][0], certificate["counts"]["rounds_accounted"]
+    first, rounds = certificate["adversaries"][0], certificate["counts"]["rounds_accounted"]
     most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])
-    if not 1 < most < billed:
+    if not 1 < most < rounds:
         return ""
-    return f" One {certificate['unit']} is billed for {most} of them: it was in no more."
+    return f" One {certificate['unit']} is charged for {most} of them: it was in no more."
 
 
 def _prepared(found: list[dict[str, Any]]) -> str:
@@ -172,7 +172,7 @@ def _prepared(found: list[dict[str, Any]]) -> str:
     )
     return (
         f" Before the first round a noised histogram was released of {names}, from which ranges, or constants for "
-        f"missing values, were read; its noise was added by {found[0]['noised_by']}, and it is in the bill."
+        f"missing values, were read; its noise was added by {found[0]['noised_by']}, and it is in the cost."
     )
 
 

@@ -1,14 +1,14 @@
-"""What a run adds to its plan, and the bill that follows: the rounds charged, and the tries behind it.
+"""What a run adds to its plan, and the cost that follows: the rounds charged, and the tries behind it.
 
 The counts on a certificate agree with each other, and with the events of its lines; else there is no certificate.
 
-    rounds billed >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
+    rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
                      ones, unless a budget ended the run; more only by rounds that were run again
-    count(line)  <= rounds billed * releases a round makes of one unit; with rounds that were drawn before a run was
+    count(line)  <= rounds accounted * releases a round makes of one unit; with rounds that were drawn before a run was
                      cut beside them
-    count(line)   = that, where the unit is in every round that is billed
+    count(line)   = that, where the unit is in every round that is accounted
 
-A line counts the rounds of one unit (client, or record): fewer than are billed where it cannot have been in all."""
+A line counts the rounds of one unit (client, or record): fewer than are accounted where it cannot have been in all."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Facts:
     max_participations: int | None = None  # most rounds of one client, where the cohort is seen by design
     model: str = ""  # sha256 of model.safetensors
     config: str = ""  # sha256 of the whole configuration, where there is a file
-    per_client: tuple[int, ...] = ()  # rounds of every client, where each is billed for its own
+    per_client: tuple[int, ...] = ()  # rounds of every client, where each is charged for its own
     repeats: int = 0  # how many rounds were charged again after a kill
     repeated: tuple[int, ...] = ()  # which rounds, from 0, once for each time: by the chain of charges
     deltas: tuple[float, ...] = ()  # a delta of its own for every silo
@@ -110,7 +110,7 @@ class Facts:
     environment: tuple[dict[str, str], ...] = ()  # every set of versions that computed some of it
     utility: dict[str, float] | None = None  # the last figures on public rows
     prepared: int = 0  # how often the plan's preparations were charged
-    early: str = ""  # what stopped it early, by public figures: all planned rounds are billed
+    early: str = ""  # what stopped it early, by public figures: all planned rounds are accounted
     given: dict[str, Any] | None = None  # of a task made in Python: by what its module is known again
     earlier: tuple[EarlierRun, ...] = ()  # runs that the first weights come from
     in_memory: bool = False  # no charge was on disk before its noise was drawn
@@ -118,17 +118,17 @@ class Facts:
 
     @property
     def released(self) -> int:
-        """Releases of new noise: the charges but those replayed, or as many as a silo says that it paid for."""
+        """Releases of new noise: the charges but those replayed, or as many as a silo says that it was charged for."""
         return max(self.charged - self.replayed, *self.receipts, 0)
 
 
 def participation(plan: Plan, facts: Facts) -> Participation:
-    """Rounds billed: all that were planned, or more if some were run again; never fewer (stopping looks at data).
+    """Rounds accounted: all that were planned, or more if some were run again; never fewer (stopping looks at data).
 
-    Only a budget that refused the next cohort bills what was charged: budgets and cohorts are seen by this adversary
-    or public, so where the run ended depends on no data. A run that was killed and run again is billed as planned, and
+    Only a budget that refused the next cohort accounts for what was charged: budgets and cohorts are seen by this adversary
+    or public, so where the run ended depends on no data. A run that was killed and run again is accounted as planned, and
     for the rounds that were run again beside.
-    The best of many tries is billed as planned too: who was in the others, which had the same bill, nobody sees.
+    The best of many tries is accounted as planned too: who was in the others, which had the same cost, nobody sees.
     """
     least, prepared = 0 if facts.max_participations is None else facts.max_participations, max(1, facts.prepared)
     if facts.selection is None:
@@ -154,7 +154,7 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
     if facts.max_participations is not None:
         cut = facts.charged < plan.rounds or bool(
             facts.early
-        )  # whoever stops a run has seen its models: bill what was planned
+        )  # whoever stops a run has seen its models: account for what was planned
         least = Participation.planned(plan.clients, plan.rounds) if cut else Participation(0, 0)
         each = tuple(max(count, least.max_participations) for count in facts.per_client)
         return Participation(
@@ -174,12 +174,12 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
 
 
 def run_cost(plan: Plan, facts: Facts) -> Cost:
-    """The bill of a run: of its rounds, and of the tries that it is the best of."""
+    """The cost of a run: of its rounds, and of the tries that it is the best of."""
     return cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
-    """Refuse a certificate whose counts of rounds charged and billed, and of events, cannot all be true."""
+    """Refuse a certificate whose counts of rounds charged and accounted, and of events, cannot all be true."""
     _check_rounds(plan, facts, counts)
     if plan.release.correlated or facts.selection is not None:  # one event stands for the whole run, or for all tries
         return
@@ -188,7 +188,9 @@ def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) ->
         found = max(_releases_of(line) for line in cost.of(who))
         if not least <= found <= most:
             wanted = f"{least}" if least == most else f"{least} to {most}"
-            raise _disagree(f"the line {who!r} counts {found} releases of one {cost.unit}, where {wanted} are billed")
+            raise _disagree(
+                f"the line {who!r} counts {found} releases of one {cost.unit}, where {wanted} are accounted"
+            )
 
 
 def _releases_of(line: Line) -> int:
@@ -203,7 +205,7 @@ def _check_rounds(plan: Plan, facts: Facts, counts: Participation) -> None:
     most = max(plan.rounds + facts.repeats, facts.released)
     if not least <= counts.releases <= most or not 0 <= facts.replayed <= facts.charged:
         found = f"{facts.charged} rounds charged, {facts.replayed} of them replayed, {plan.rounds} planned"
-        raise _disagree(f"{counts.releases} rounds are billed after {found}")
+        raise _disagree(f"{counts.releases} rounds are accounted after {found}")
 
 
 def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
@@ -211,10 +213,12 @@ def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
     spent = plan.local.bound()
     each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
-    everyone = plan.clients.max_participations(counts.releases) == counts.releases and not (reads is not None and reads.disjoint)
+    everyone = plan.clients.max_participations(counts.releases) == counts.releases and not (
+        reads is not None and reads.disjoint
+    )
     asked = (
         counts.releases if facts.max_participations is None else facts.max_participations
-    )  # silos may have refused rounds that are billed
+    )  # silos may have refused rounds that are accounted
     drawn = (
         counts.max_participations if counts.sampled_rounds else 0
     )  # a run that was cut: what was drawn, beside the coins of a whole run

@@ -2,7 +2,7 @@
 
 That guide asks whoever states a guarantee to say who is protected (the data subject), who holds the data and adds the
 noise (the data curator), who receives the result (the data consumer) and whom of them one has to trust; the unit of
-privacy and what neighbours are; how many releases the numbers cover; whether choosing settings was paid for; and what
+privacy and what neighbours are; how many releases the numbers cover; whether choosing settings was charged; and what
 the mathematics does not see: side channels, rows that are not protected, other releases.
 """
 

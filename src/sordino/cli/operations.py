@@ -43,7 +43,7 @@ def ledger_show(
     from sordino.ledger.ledger import Ledger
 
     with Ledger.open(file) as ledger:
-        found = [ledger.spent(name) for name in ([dataset] if dataset is not None else ledger.names)]
+        found = [ledger.statement(name) for name in ([dataset] if dataset is not None else ledger.names)]
     text = "\n".join(map(_line, found)) or "no data set has a limit yet"
     say(as_json, {"ledger": str(file), "datasets": [_entry(one) for one in found]}, text)
 
@@ -67,7 +67,7 @@ def ledger_limit(
     limit: Limit = codec.read(Limit, asked, "--")
     with Ledger.open(file, create=True) as ledger:
         ledger.limit(dataset, limit)
-        found = ledger.spent(dataset)
+        found = ledger.statement(dataset)
     say(as_json, {"ledger": str(file), **_entry(found)}, _line(found))
 
 

@@ -40,7 +40,9 @@ class Filter:
     allowed: NDArray[np.int64]
     spent: NDArray[np.int64] = field(repr=False)
     epochs: Epochs | None = field(default=None, repr=False)
-    elsewhere: ClientCharges | None = field(default=None, repr=False)  # of clients that pay by ledgers of their own
+    elsewhere: ClientCharges | None = field(
+        default=None, repr=False
+    )  # of clients that are charged to ledgers of their own
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
         """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
@@ -70,15 +72,15 @@ class Filter:
         """Another word for it, of a round that is told again."""
         self.count(cohort, t)
 
-    def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None:
-        """What silos say of round t: a refusal costs nothing, and one that was killed may have paid twice.
+    def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
+        """What silos say of round t: a refusal costs nothing, and one that was killed may have been charged twice.
 
         Where epochs are counted, a charge beyond those that were asked for is taken for a whole round anew.
         """
         if self.elsewhere is None:
             return
         before = self.elsewhere.total - self.elsewhere.asked
-        self.elsewhere.settle(refused, paid, t)
+        self.elsewhere.add_receipts(refused, charged, t)
         if self.epochs is None:
             self.spent[:] = self.elsewhere.total
         else:
@@ -162,14 +164,14 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
     often = "about " * plan.clients.random + f"{needed[first]:.4g}"
     found = f"{plan.rounds} rounds of which client {who} is in {often}, and a budget worth {allowed[first]} for it"
     fix = "fewer rounds, more noise (sordino calibrate), or a larger budget"
-    raise PlanError("client budget", found, "a plan that its budgets can pay for", fix)
+    raise PlanError("client budget", found, "a plan that its budgets can afford", fix)
 
 
 UNLIKELY = 1e-6
 
 
 def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
-    """Rounds of every client as planned, or, where epochs are counted, releases of one record of it: of the bill."""
+    """Rounds of every client as planned, or, where epochs are counted, releases of one record of it: of the cost."""
     turns = plan.clients.participations(plan.rounds)
     if budget.epochs is None:
         return turns
@@ -189,7 +191,7 @@ def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
 
 
 def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
-    """The most rounds whose bill is within a client's budget; 0 if even one costs more."""
+    """The most rounds whose cost is within a client's budget; 0 if even one costs more."""
     key = digest, plan.forecast.line("cohort", client), budget
     if key not in _KNOWN:
         try:

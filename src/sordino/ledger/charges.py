@@ -1,4 +1,4 @@
-"""What one silo pays, in the ledger's terms: for a run when it is admitted, for a job before its noise is drawn.
+"""What one silo is charged, in the ledger's terms: for a run when it is admitted, for a job before its noise is drawn.
 
 A silo sees the rounds that it is in and no others. So a line that rests on the server's coins (it is amplified because
 nobody knows which rounds a client was in) is charged whole at admission; so is a release whose noise is one event for
@@ -9,7 +9,7 @@ How often every client of a deployed run was charged: by the server's charges, a
     charges of a client = max(its last receipt + asked since then - refused since then,  what the server knows itself)
 
 The same job again is the same bytes and no new charge, where a silo keeps what it has sent: a round that is asked again
-from the state that it was asked from before. What the server knows itself: a client that has answered k rounds has paid
+from the state that it was asked from before. What the server knows itself: a client that has answered k rounds was charged
 for k of them; and where the server draws the noise, every round that it has run is a release, whatever silos kept."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SiloCost:
 
     @property
     def jobs(self) -> int:
-        """How many messages the whole pays for: one for each round in which the coins may take this silo."""
+        """How many messages the whole covers: one for each round in which the coins may take this silo."""
         return self.plan.clients.amplified_rounds(self.plan.rounds) if self.whole else 0
 
     @property
@@ -65,7 +65,7 @@ class SiloCost:
 
     def job(self, t: int) -> tuple[Item, ...]:
         """One message of round t; of a run that is charged whole, one that is drawn again."""
-        if self.plan.release.correlated:  # a round that is drawn again has no price
+        if self.plan.release.correlated:  # a round that is drawn again has no bound
             return (Item(Unprotected()),)
         blocks = self._blocks(t)
         if blocks is None:
@@ -133,13 +133,13 @@ class ClientCharges:
             self.open = {round: who for round, who in self.open.items() if round <= t}
             self.open.setdefault(t, set()).update(cohort.tolist())
 
-    def settle(self, refused: Iterable[int], paid: Iterable[tuple[int, int]], t: int) -> None:
-        """Who refused the last charge, which was for round t, and what others say that they have paid in all."""
+    def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:
+        """Who refused the last charge, which was for round t, and what others say that they were charged in all."""
         for client in refused:
             self.asked[client] = max(0, self.asked[client] - 1)
             self.since[client] -= 1
             self.open.get(t, set()).discard(client)
-        for client, charges in paid:
+        for client, charges in charged:
             self.receipts[client], self.since[client] = max(self.receipts[client], charges), 0
             self.answered.setdefault(t, set()).add(client)
 

@@ -31,7 +31,7 @@ class LimitEntry:
 class RunEntry:
     """A run on a data set. `items` are charged whole, now; a later line of the same run stands for all of it.
 
-    `jobs` of its messages are paid for by them; every other, and every one that is drawn again, is charged by itself.
+    `jobs` of its messages are covered by them; every other, and every one that is drawn again, is charged by itself.
     """
 
     dataset: str
@@ -47,7 +47,7 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class JobEntry:
-    """One message of a run, before its noise is drawn; no items: the run has paid for it."""
+    """One message of a run, before its noise is drawn; no items: the run was charged for it."""
 
     dataset: str
     run: str
@@ -59,7 +59,7 @@ class JobEntry:
 
 @dataclass(frozen=True)
 class RoundEntry:
-    """One release of a run that has paid whole, noted before its noise is drawn; it costs nothing more.
+    """One release of a run that was charged whole, noted before its noise is drawn; it costs nothing more.
 
     So the ledger knows which rounds were released, whichever copy of the run's folder they were released from.
     """
@@ -124,12 +124,12 @@ class Run:
     rounds: set[int] = field(default_factory=set)  # of its jobs
 
     @property
-    def paid(self) -> Total:
+    def charged(self) -> Total:
         """All that this run was charged."""
         return self.whole + self.single
 
     def covers(self, job: str, round: int | None = None) -> bool:
-        """Whether the next message of a job is among those that the run has paid for whole: none of a round again."""
+        """Whether the next message of a job is among those that the run was charged for whole: none of a round again."""
         return job not in self.jobs and round not in self.rounds and len(self.jobs) < self.line.jobs
 
 
@@ -138,20 +138,20 @@ class Account:
     """One data set: its limit, its runs, and all that they have spent."""
 
     limit: Limit
-    held: Total = field(default_factory=Counter)
+    charged: Total = field(default_factory=Counter)
     runs: dict[str, Run] = field(default_factory=dict)
     restored: RestoreEntry | None = None  # lines were lost, and nobody has lowered the limit since
 
     def admit(self, line: RunEntry) -> None:
         """The line stands in the place of the run's line before, which is never more."""
         run = self.runs.setdefault(line.run, Run(line, Counter()))
-        self.held = self.held - run.whole + total(line.items)
+        self.charged = self.charged - run.whole + total(line.items)
         run.line, run.whole = line, total(line.items)
 
     def charge(self, line: JobEntry) -> None:
         """One message."""
         run = self.runs[line.run]
-        self.held.update(total(line.items))
+        self.charged.update(total(line.items))
         run.single.update(total(line.items))
         run.jobs[line.job] += 1
         run.rounds |= set() if line.round is None else {line.round}
@@ -174,8 +174,8 @@ class Account:
 
     def with_all(self, run: str, asked: Total) -> Total:
         """Everything spent, if the run came to no less than it asks for."""
-        paid = self.runs[run].paid if run in self.runs else Counter()
-        return self.held - paid + (paid | asked)
+        charged = self.runs[run].charged if run in self.runs else Counter()
+        return self.charged - charged + (charged | asked)
 
 
 @dataclass

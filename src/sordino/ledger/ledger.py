@@ -125,10 +125,10 @@ class Ledger:
     def admit(
         self, run: str, name: str, asked: Request, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0
     ) -> None:
-        """A run enters: refused if the data set cannot pay for all that it asks for beside what is spent.
+        """A run enters: refused if the data set has no budget for all that it asks for beside what is spent.
 
-        `whole`: it is charged now, which pays for the first message of `jobs` jobs; else nothing is set aside, and each
-        job is charged by itself. The same run again pays only for what it asks for beyond what it has paid.
+        `whole`: it is charged now, which covers the first message of `jobs` jobs; else nothing is set aside, and each
+        job is charged by itself. The same run again is charged only for what it asks for beyond what it was charged.
         `chain` is the head of the run folder's chain of charges; `released`, how many releases of the run what it asks
         for was computed with.
         """
@@ -139,26 +139,26 @@ class Ledger:
                 raise ConfigError(
                     f"the run {brief_repr(run)} again, on {name!r}", "the data set that it was admitted to"
                 )
-            paid = asked.items if whole else ()
+            items_now = asked.items if whole else ()
             count = jobs if whole else 0
-            line = RunEntry(name, run, asked.unit, asked.relation, paid, count, asked.plan, _now(), chain)
+            line = RunEntry(name, run, asked.unit, asked.relation, items_now, count, asked.plan, _now(), chain)
             line, known = account.merged(line), run in account.runs
             self._check_alone(run, len(account.runs[run].released) if known else 0, released)
             if known and whole and line is account.runs[run].line:
-                return  # paid for already
+                return  # charged already
             self._afford(account, line, account.with_all(run, total(asked.items) | total(line.items)))
             if not known or line is not account.runs[run].line:
                 self._append(line)
 
     def consider(self, name: str, asked: Request) -> None:
-        """Refuse what the data set cannot pay for now; nothing is charged and nothing set aside."""
+        """Refuse what the data set has no budget for now; nothing is charged and nothing set aside."""
         with self._looking():
             line = RunEntry(name, "", asked.unit, asked.relation, (), 0, asked.plan, "")
             account = self._account(name)
-            self._afford(account, line, account.held + total(asked.items))
+            self._afford(account, line, account.charged + total(asked.items))
 
     def released(self, run: str) -> tuple[list[RoundEntry], bool]:
-        """The releases of a run that paid whole; and whether all of them were noted, from the first."""
+        """The releases of a run that was charged whole; and whether all of them were noted, from the first."""
         with self._looking():
             account = self._accounts.run(run)
             if account is None:
@@ -169,8 +169,8 @@ class Ledger:
         """Note a release of round `number` (from 1) before its noise is drawn, after `released` others of this run.
 
         Guarantee: releases of one run, from however many copies of its folder, are noted one after the other. Who was
-        admitted when there were k of them has paid for those and for all that it will release itself; it may go on
-        only as long as nobody else has. So all that was released was paid for.
+        admitted when there were k of them was charged for those and for all that it will release itself; it may go on
+        only as long as nobody else has. So all that was released was charged.
         """
         with self._writing():
             account = self._of_run(run)
@@ -182,10 +182,10 @@ class Ledger:
             raise ConfigError(
                 f"{found} releases of the run {brief_repr(run)} in the ledger {self.path}, {known} in its folder",
                 "one folder for a run: another copy of it has gone on meanwhile",
-                "nothing of this round was released; --resume pays for what both have released",
+                "nothing of this round was released; --resume charges for what both have released",
             )
 
-    def settle(self, run: str, spent: tuple[Item, ...]) -> None:
+    def charge_at_least(self, run: str, spent: tuple[Item, ...]) -> None:
         """What a run has cost after all, where that is more than it was charged: written down whatever the limit."""
         with self._writing():
             account = self._of_run(run)
@@ -195,9 +195,9 @@ class Ledger:
                 self._append(line)
 
     def charge(self, run: str, job: str, asked: tuple[Item, ...], *, round: int | None = None) -> Receipt:
-        """Pay for one message before its noise is drawn: one transaction that composes, refuses or writes.
+        """Charge one message before its noise is drawn: one transaction that composes, refuses or writes.
 
-        A run that was charged whole has paid for one job of each `round`; another job of the same is paid by itself.
+        A run that was charged whole was charged for one job of each `round`; another job of the same is charged by itself.
         """
         _named(job, "job")
         with self._writing():
@@ -211,10 +211,10 @@ class Ledger:
                 return Receipt(run, job, *stored)
             entered = account.runs[run]
             covered = entered.covers(job, round)
-            paid = () if covered else asked
+            items_now = () if covered else asked
             if not covered:
-                self._afford(account, entered.line, account.held + total(paid))
-            self._append(JobEntry(entered.line.dataset, run, job, paid, _now(), round))
+                self._afford(account, entered.line, account.charged + total(items_now))
+            self._append(JobEntry(entered.line.dataset, run, job, items_now, _now(), round))
             return Receipt(run, job, self.journal.read)
 
     def store(self, receipt: Receipt, message: bytes) -> bytes:
@@ -252,29 +252,29 @@ class Ledger:
         with self._looking():
             return sorted(self._accounts.of)
 
-    def spent(self, name: str) -> Statement:
+    def statement(self, name: str) -> Statement:
         """What a data set has spent in all."""
         with self._looking():
             account = self._account(name)
-            limit, held, runs = account.limit, account.held.copy(), list(account.runs.values())
+            limit, held, runs = account.limit, account.charged.copy(), list(account.runs.values())
             at, digest = self.journal.read, self.journal.digest
             restored = account.restored
         charges = sum(run.jobs.total() for run in runs)
-        return Statement(name, limit, limit.spent(held), len(runs), charges, items(held), at, digest, restored)
+        return Statement(name, limit, limit.epsilon_of(held), len(runs), charges, items(held), at, digest, restored)
 
     def standing(self, run: str) -> Standing:
         """The data set that a run was charged to, as it is now."""
         with self._looking():
             account = self._of_run(run)
-            entered, held = account.runs[run], items(account.held)
+            entered, held = account.runs[run], items(account.charged)
             at, digest = self.journal.read, self.journal.digest
-            name, own = entered.line.dataset, items(entered.paid)
+            name, own = entered.line.dataset, items(entered.charged)
             return Standing(name, account.limit, len(account.runs), at, digest, held, own)
 
-    def paid(self, run: str) -> tuple[Item, ...]:
+    def items_charged(self, run: str) -> tuple[Item, ...]:
         """What one run was charged."""
         with self._looking():
-            return items(self._of_run(run).runs[run].paid)
+            return items(self._of_run(run).runs[run].charged)
 
     def charges(self, run: str) -> dict[str, int]:
         """How often each job of a run was charged."""
@@ -337,13 +337,13 @@ class Ledger:
         return found
 
     def _afford(self, account: Account, line: RunEntry, needed: Total) -> None:
-        """Refuse what the limit cannot price, or does not hold."""
+        """Refuse what the limit cannot bound, or does not hold."""
         limit, name = account.limit, line.dataset
         if account.restored is not None:
             raise self._lost(name, account, account.restored)
         reason = limit.mismatch(line.unit, line.relation)
         if reason is not None:
-            raise ConfigError(f"a charge to {name!r} in {self.path} where {reason}", "one that the limit can price")
+            raise ConfigError(f"a charge to {name!r} in {self.path} where {reason}", "one that the limit can bound")
         beyond = limit.beyond(needed)
         if beyond is not None:
             raise BudgetError(

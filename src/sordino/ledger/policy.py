@@ -40,7 +40,7 @@ EXAMPLE = "docs/silos.md#a-silos-own-policy has one"
 class Policy:
     """What a silo's data may be used for, and what they may spend over all runs.
 
-    `adversary` is whose line of a bill is charged: `cohort` sees who takes part; `models` rests on the server's coins,
+    `adversary` is whose line of a cost is charged: `cohort` sees who takes part; `models` rests on the server's coins,
     and on its keeping them secret; `messages` trusts nobody. An empty list of hashes allows any. `own_code` are the
     grades that code on these data may have: code that no graph can be captured of only where it is named.
     """
@@ -107,7 +107,7 @@ class Policy:
         today: date | None = None,
         own_code: Grade = "by construction",
     ) -> str | None:
-        """Why this plan may not touch the data, in one sentence; None: it may, as far as the ledger can pay.
+        """Why this plan may not touch the data, in one sentence; None: it may, as far as the ledger can afford.
 
         `silo` is this silo's place in the plan, `model` the hash of the model that the run brings, and
         `own_code` the grade of its code on this silo's records.

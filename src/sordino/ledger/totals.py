@@ -115,7 +115,7 @@ class Limit:
     def _proved(self, entries: Entries) -> float:
         return accountant.epsilon(entries, self.relation, self.delta).value
 
-    def spent(self, held: Mapping[Held, int]) -> float:
+    def epsilon_of(self, held: Mapping[Held, int]) -> float:
         """The epsilon of the records that most was read of, at the limit's delta; inf: nothing is guaranteed."""
         try:
             return max((self._proved(entries) for entries in records(held) if entries), default=0.0)
@@ -138,10 +138,10 @@ class Standing:
     @property
     def epsilon(self) -> float:
         """What the data set has spent in all."""
-        return self.limit.spent(total(self.items))
+        return self.limit.epsilon_of(total(self.items))
 
     def covers(self, cost: tuple[Item, ...]) -> bool:
-        """Whether a bill is within what this run was charged, and that within what the data set has spent."""
+        """Whether a cost is within what this run was charged, and that within what the data set has spent."""
         return total(cost) <= total(self.own) <= total(self.items)
 
 

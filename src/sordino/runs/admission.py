@@ -185,7 +185,7 @@ def final_standing(config: Config, run: str, facts: Facts) -> Standing | None:
         return None
     with Ledger.open(named[0]) as ledger:
         payer = _payer(config, run)
-        ledger.settle(payer, ledger_request(config, facts).items)
+        ledger.charge_at_least(payer, ledger_request(config, facts).items)
         return ledger.standing(payer)
 
 

@@ -3,7 +3,7 @@
     charge the whole to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
     keep the best, remove the rest; the bill is `Tuned` of the one bill that all tries have
 
-Guarantee: Papernot, Steinke 2022 (parts.tries), for one who sees the winner's folder. A try that has lost is removed at
+Guarantee: Papernot, Steinke 2022 (`accounting.trials`), for one who sees the winner's folder. A try that has lost is removed at
 once, its numbers are printed nowhere, and K is in no file. Tries that a kill leaves are removed unread by the next
 tuning into the same folder: whoever reads them has a release that is on no bill.
 """
@@ -72,7 +72,7 @@ class Tuning:
         config = self.asked.config({})
         rows = [one for one in declared_public(config.build()) if "rows" in one.what]
         by = f"{self.metric} on " + " and ".join(f"{one.rows} {one.what}" for one in rows)
-        return Selection(id=self.id, tries=self.tries, over=tuple(axis.key for axis in self.space), by=by)
+        return Selection(id=self.id, trials=self.tries, over=tuple(axis.key for axis in self.space), by=by)
 
     @cached_property
     def noise_multiplier(self) -> float | None:
