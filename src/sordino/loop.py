@@ -116,6 +116,7 @@ def check_population(plan: Plan, population: int) -> None:
 
 def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
     """Refuse an engine or a task without what the plan needs, before any data is read."""
+    plan.check_fitted()
     if plan.mask is not None and plan.mask.source.needs_public_data and not public:
         raise DataError("a mask from public records and a task without any", "Task(..., public=records)")
     missing = plan.needs - engine.offers

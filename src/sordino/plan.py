@@ -1,4 +1,7 @@
-"""An algorithm as one frozen value. What runs and what is billed read the same object."""
+"""`Plan`, an algorithm as one frozen value, and `State`, what a run remembers between two rounds.
+
+Recipes and configuration files build a plan; the loop runs it and accounting computes its cost, both from this value.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ from sordino.accounting.composition import (
 )
 from sordino.accounting.events import has_bound, no_bound
 from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.matrix.toeplitz import Floats
 from sordino.codec import check_parts, digest
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.encoding import Adaptive, Clip, Public, Step
@@ -30,7 +32,6 @@ from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.preparation import Preparation
 from sordino.parts.release_base import Release
-from sordino.parts.releases import ShuffledNoise
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule, finite, positive
 from sordino.parts.server_optimizers import Memory, ServerOptimizer
@@ -42,18 +43,22 @@ PREPARED = "prepared."  # there too: noised histograms of columns, released befo
 NOISE = "noise."  # in `State.secret_state`: what the release remembers of its noise
 
 
-class _Kept:
-    """A place for what a plan has computed of itself: no field, so neither compared nor written."""
+class _Cache:
+    """The slot for a computed forecast: not a field, so it is neither compared nor written."""
 
     __slots__ = ("_forecast",)
     _forecast: Cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan(_Kept):
-    """rounds times: draw clients, solve locally, encode, release the noised sum, decode, post-process, step.
+class Plan(_Cache):
+    """A federated algorithm with its privacy, as parts.
 
-    A plan that could not be certified cannot be built: `PlanError` names the broken rule.
+    `rounds` times: draw clients, solve locally, encode, release the noised sum, decode, post-process, step.
+
+    A plan that could not be certified cannot be built: `PlanError` names the broken rule. A noise strategy that is
+    optimised for the rounds, the participation and the server of a plan gets its coefficients from `plan.fitted()`;
+    without them the plan has no cost and does not run.
     """
 
     rounds: int
@@ -75,15 +80,12 @@ class Plan(_Kept):
         self.release.check(self.bound)
         self.release.check_sampler(self.clients)
         self._check_records()
-        object.__setattr__(self, "release", self.release.fitted(lambda: self.patterns, self._work))
-        self._check_stages()
+        self.server.check_rounds(self.rounds)
         self._check_denoisers()
         self._check_lengths()
         self._check_prepare()
-        for line in self.forecast.lines:
-            for event, _ in line.entries:
-                if not has_bound(event, line.relation):
-                    raise no_bound(event, line.relation)
+        if self.release.is_fitted(self.rounds):
+            self._check_events()
         if self.local.projects and self.clip is None:
             raise PlanError(
                 "projection",
@@ -92,9 +94,25 @@ class Plan(_Kept):
                 "add Clip(clip_norm) to encode",
             )
 
-    def _work(self) -> Floats:
-        """A: what the server makes of a round."""
-        return self.server.workload(self.rounds)
+    def _check_events(self) -> None:
+        for line in self.forecast.lines:
+            for event, _ in line.entries:
+                if not has_bound(event, line.relation):
+                    raise no_bound(event, line.relation)
+
+    def fitted(self) -> Plan:
+        """The same plan, with the coefficients of its noise strategy optimised for its rounds, clients and server.
+
+        Coefficients that are given stay. A plan without such a strategy is returned as it is.
+        """
+        release = self.release.fitted(lambda: self.patterns, lambda: self.server.workload(self.rounds))
+        return self if release == self.release else replace(self, release=release)
+
+    def check_fitted(self) -> None:
+        """Refuse a noise strategy without coefficients for this number of rounds."""
+        if not self.release.is_fitted(self.rounds):
+            found = f"release {self.release.kind!r} whose strategy is not fitted to {self.rounds} rounds"
+            raise PlanError("correlated noise", found, "a fitted strategy", "plan = plan.fitted()")
 
     @property
     def patterns(self) -> Patterns:
@@ -115,7 +133,7 @@ class Plan(_Kept):
 
     def _check_clip_norm(self) -> None:
         """A clip norm that is not a positive finite number in every round bounds nothing."""
-        clip_norms = [*(clip.clip_norm for clip in self.clips), getattr(self.local, "clip_norm", 1.0)]
+        clip_norms = [*(clip.clip_norm for clip in self.clips), *self.local.clip_norms]
         scheduled = [clip_norm for clip_norm in clip_norms if isinstance(clip_norm, Schedule)]
         for clip_norm in scheduled:
             low, high = clip_norm.span(self.rounds)
@@ -143,14 +161,7 @@ class Plan(_Kept):
         if most is not None and needed > most:
             found = f"{needed} disjoint batches where the smallest silo has {most}"
             raise PlanError("one pass", found, "batches that are disjoint in all rounds", "fewer rounds, or less batch")
-        if isinstance(self.release, ShuffledNoise) and not (reads.fixed and reads.count == 1):
-            found = f"shuffled messages of {reads.count:g} records each"
-            fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
-            raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
-        if self.release.correlated and reads.min_separation(0) is None:
-            found = f"correlated noise and {reads.kind!r}, which may read a record in any two rounds"
-            fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
-            raise PlanError("correlated noise", found, "batches that keep the reads of one record apart", fix)
+        self.release.check_records(reads)
         if self.encode:
             found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
@@ -182,11 +193,6 @@ class Plan(_Kept):
         if late is not None:
             found = f"{late.kind} after {self.postprocess[bent].kind}, which leaves noise of no known deviation"
             raise PlanError("denoising", found, "linear maps before it", f"put {late.kind} first, or drop one")
-
-    def _check_stages(self) -> None:
-        staged = getattr(self.server, "rounds", None)
-        if staged is not None and staged != self.rounds:
-            raise PlanError("server", f"stages of {staged} rounds in a plan of {self.rounds}", "as many rounds in both")
 
     @property
     def unit(self) -> Unit:
@@ -292,6 +298,7 @@ class Plan(_Kept):
         """What a run with this participation cost, or cost one client of it; without one, the forecast."""
         if participation is None:
             return self.forecast
+        self.check_fitted()
         if self.unit == "record":
             rounds = record_cost(self.clients, self.local, self.release, participation, only)
         else:
@@ -300,7 +307,7 @@ class Plan(_Kept):
 
     @property
     def forecast(self) -> Cost:
-        """What the plan costs if it runs as planned: computed once, when the plan is built."""
+        """What the plan costs if it runs as planned: computed once."""
         if not hasattr(self, "_forecast"):
             object.__setattr__(self, "_forecast", self.cost(Participation.planned(self.clients, self.rounds)))
         return self._forecast

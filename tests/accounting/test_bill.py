@@ -233,6 +233,8 @@ class Thinned(Poisson, kind="test_thinned"):
 class Woven(CentralNoise, kind="test_woven"):
     """A stranger's noise that depends on earlier noise: one event stands for all rounds of a client."""
 
+    correlated: ClassVar[bool] = True
+
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         return ((GaussianNoise(2.0 / math.log2(2 + allowed.max_participations)), 1),)
 

@@ -47,7 +47,7 @@ def plan(strategy: Strategy, clients: Sampler | None = None, rounds: int = 20, n
         encode=(Clip(1.0),),
         release=CorrelatedNoise(Gaussian(noise_multiplier), strategy),
         server=Sgd(),
-    )
+    ).fitted()
 
 
 def entries(made: Plan, who: str = "models") -> tuple[tuple[object, int], ...]:
@@ -124,12 +124,32 @@ def test_the_plan_writes_the_coefficients_down() -> None:
     assert plan(Banded(4), rounds=21).release != made.release  # another run, other bands
 
 
+def test_a_plan_that_is_not_fitted_has_no_cost_and_does_not_run() -> None:
+    for strategy in (Banded(4), BufferedToeplitz(2)):
+        bare = replace(plan(Identity()), release=CorrelatedNoise(Gaussian(2.0), strategy))
+        assert bare.release == CorrelatedNoise(Gaussian(2.0), strategy)  # building a plan changes nothing in it
+        with pytest.raises(PlanError, match=r"not fitted to 20 rounds.*fix: plan = plan.fitted\(\)"):
+            bare.cost()
+        with pytest.raises(PlanError, match=r"fix: plan = plan.fitted\(\)"):
+            list(run(bare, still(40, 50)))
+        fitted = bare.fitted()
+        assert fitted.fitted() is fitted
+        assert fitted.cost() == plan(strategy).cost()
+    longer = replace(plan(Banded(4)), rounds=30)
+    with pytest.raises(PlanError, match="not fitted to 30 rounds"):
+        longer.cost()
+    assert longer.fitted().cost().lines
+
+
 def test_what_the_server_makes_of_a_round_is_in_the_bands() -> None:
     plain = plan(Banded(4))
     for server in (Sgd(momentum=0.9), Sgd(lr=Decay(1.0, 0.8))):
-        other = replace(plain, release=CorrelatedNoise(Gaussian(2.0), Banded(4)), server=server)
+        other = replace(plain, release=CorrelatedNoise(Gaussian(2.0), Banded(4)), server=server).fitted()
         assert other.release != plain.release
-    assert replace(plain, release=CorrelatedNoise(Gaussian(2.0), Banded(4)), server=Adam()).release == plain.release
+    assert (
+        replace(plain, release=CorrelatedNoise(Gaussian(2.0), Banded(4)), server=Adam()).fitted().release
+        == plain.release
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -49,6 +50,11 @@ def test_a_stream_is_opened_for_those_who_draw_and_for_no_other(release: Release
 @dataclass(frozen=True)
 class _Twice(CentralNoise, kind=""):
     """Clients and the server add noise."""
+
+    client_noise: ClassVar[bool] = True
+
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return LOCAL.on_client(row, client, rng)
 
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         return LOCAL.in_sum(total, cohort, rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -145,6 +145,8 @@ def test_a_row_that_is_drawn_again_is_billed_for_what_it_moves(bands: int, clien
 
 def test_a_shared_noise_of_somebody_s_own_has_no_price_for_a_row_drawn_again() -> None:
     class Woven(CentralNoise, kind="woven_again"):
+        correlated: ClassVar[bool] = True
+
         def run_events(self, allowed: Patterns) -> Any:
             return ((self.event(), 1),)
 

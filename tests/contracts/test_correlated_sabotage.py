@@ -43,7 +43,7 @@ def plan(strategy: Strategy, clients: Sampler | None = None) -> Plan:
         encode=(Clip(0.7),),
         release=CorrelatedNoise(Gaussian(1.0), strategy),
         server=Sgd(),
-    )
+    ).fitted()
 
 
 BANDS = plan(BandedSquareRoot(4))

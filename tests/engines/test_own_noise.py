@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.errors import EngineError
+from sordino.errors import PlanError
 from sordino.loop import Round, run
 from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
@@ -86,16 +86,10 @@ def test_no_figure_of_a_sum_that_is_noised_already_is_called_clean() -> None:
 
 
 @dataclass(frozen=True)
-class Together(LocalNoise, kind="together_in_a_test"):
-    """Noise that no single client can draw."""
-
-    def in_sum(self, total: Tensor, cohort: Any, rng: Any) -> Tensor:
-        return total + 1.0
-
-
-@dataclass(frozen=True)
 class Alone(NoNoise, kind="alone_in_a_test"):
     """A stranger's: clients add noise, and nobody has written the shortcut."""
+
+    client_noise: ClassVar[bool] = True
 
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
         return row + torch.from_numpy(Gaussian(1.0 + client).sample(len(row), rng))
@@ -110,12 +104,19 @@ def test_a_strangers_release_without_a_shortcut_is_noised_in_a_simulation_too() 
         assert float(noise_of(wanted, engine, Seeded(1)).std()) == pytest.approx(30**0.5, rel=0.06)
 
 
-def test_a_release_whose_noise_exists_in_a_sum_only_is_refused_where_clients_draw(monkeypatch: Any) -> None:
-    monkeypatch.setattr(Together, "on_client", Release.on_client)
-    wanted = plan(release=Together(Gaussian(1.0)))
-    InProcess().prepare(wanted, task(), Seeded(0))
-    with pytest.raises(EngineError, match="on_client"):
-        OWN.prepare(wanted, task(), Seeded(0))
+def test_a_release_that_adds_noise_otherwise_than_it_declares_cannot_be_defined() -> None:
+    """Noise that nobody would draw, or that exists in a sum only, so that single clients would add none."""
+    mine = {"__module__": "my_pkg"}
+    with pytest.raises(PlanError, match="set client_noise = True"):
+        type("Own", (NoNoise,), {**mine, "on_client": lambda self, row, client, rng: row + 1})
+    with pytest.raises(PlanError, match="set server_noise = True"):
+        type("Own", (NoNoise,), {**mine, "on_server": lambda self, total, rng: total + 1})
+    with pytest.raises(PlanError, match="set server_noise = False"):
+        type("Own", (NoNoise,), {**mine, "server_noise": True})
+    with pytest.raises(PlanError, match="set correlated = True"):
+        type("Own", (NoNoise,), {**mine, "run_events": lambda self, allowed: ()})
+    with pytest.raises(PlanError, match="on_client, and client_noise = True"):
+        type("Own", (NoNoise,), {**mine, "in_sum": lambda self, total, cohort, rng: total + 1})
 
 
 # ---- sabotage -------------------------------------------------------------------------------------------------------

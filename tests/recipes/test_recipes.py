@@ -357,7 +357,7 @@ def test_every_part_that_a_recipe_may_take_is_a_public_name() -> None:
         Mechanism,
     }
     ours = {part for family in taken for part in family.members.values() if part.__module__.startswith("sordino.")}
-    hidden = {part for part in ours if getattr(sordino, part.__name__, None) is not part}
+    hidden = {part for part in ours if getattr(sordino.parts, part.__name__, None) is not part}
     assert hidden == {MaskedNoise}  # which exists to be refused
 
 

@@ -221,10 +221,10 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: s
         return changed.cost().line("models", weakest)
 
     def longer(rounds: int) -> Plan:
-        return replace(plan, rounds=rounds)
+        return replace(plan, rounds=rounds).fitted()
 
     def larger(cohort: int) -> Plan:
-        return replace(plan, clients=plan.clients.with_cohort(cohort))
+        return replace(plan, clients=plan.clients.with_cohort(cohort)).fitted()
 
     if free == "rounds":
         return longer(rounds(lambda n: line_of(longer(n)), epsilon, delta))

@@ -194,7 +194,7 @@ def _sums(rehearsal: Rehearsal) -> list[Finding]:
 def _messages(plan: Plan) -> list[Finding]:
     """The noise that single clients add to their own messages, as in a deployment, where the release has them do it."""
     release = plan.release
-    if not release.noises_messages:
+    if not release.client_noise:
         return []
     clients = np.arange(MESSAGES) % plan.clients.population
     empty, rows = torch.zeros(WIDTH, dtype=torch.float64), []

@@ -129,7 +129,7 @@ def fewer(plan: Plan) -> Plan:
     """The same plan for few silos with few records, drawn at about the same rate; one round of it."""
     clients = fewer_clients(plan.clients)
     small = fewer_records(plan.local, clients.population, EPISODE, RECORDS)
-    plain = replace(plan, rounds=1, server=Sgd(lr=1.0), postprocess=())
+    plain = replace(plan, rounds=1, server=Sgd(lr=1.0), postprocess=()).fitted()
     return replace(plain, clients=clients, local=small, release=fewer_shares(plan.release, clients))
 
 

@@ -248,8 +248,10 @@ def parse(table: Mapping[str, Any]) -> Config:
         data["plan"] = from_recipe(recipe, prepare)
     elif "plan" not in data:
         raise ConfigError("neither [recipe] nor [plan]", "one of them", "see 'sordino recipes list'")
-    elif isinstance(data["plan"], Mapping) and "prepare" not in data["plan"]:
-        data["plan"] = {**data["plan"], "prepare": [codec.dump(part) for part in prepare]}
+    elif isinstance(data["plan"], Mapping):
+        written = {"prepare": [codec.dump(part) for part in prepare], **data["plan"]}
+        plan: Plan = codec.read(Plan, written, "plan")
+        data["plan"] = plan.fitted()
     config: Config = codec.read(Config, data)
     return config
 

@@ -49,8 +49,6 @@ class InProcess:
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the way once (engines/paths.py), from the model and the plan, never from a clock."""
         allocator.tune()
-        if self.own_noise:
-            plan.release.check_own_noise()
         task = task.on(known_device(self.device))
         way = chosen(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)

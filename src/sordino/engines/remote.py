@@ -71,7 +71,6 @@ class Remote:
             raise EngineError(f"a run with the id {self.run!r}", "32 hexadecimal digits", "run it into a folder")
         if self.quorum > plan.clients.population:
             raise ConfigError(f"quorum = {self.quorum} of {plan.clients.population} clients", "at most all of them")
-        plan.release.check_own_noise()
         worker = RemoteWorker(self, plan, task, streams)
         if self.admission:
             worker.admit()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sordino.parts.gradients import Sam as Sam
     from sordino.parts.local_solvers import LocalSgd as LocalSgd
     from sordino.parts.local_solvers import LocalSolver as LocalSolver
+    from sordino.parts.local_solvers import Scaffold as Scaffold
     from sordino.parts.local_solvers import Work as Work
     from sordino.parts.losses import Loss as Loss
     from sordino.parts.losses import Quantile as Quantile
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from sordino.parts.record_samplers import RecordSampler as RecordSampler
     from sordino.parts.record_samplers import RecordsInTurn as RecordsInTurn
     from sordino.parts.record_samplers import ShuffledRecords as ShuffledRecords
+    from sordino.parts.record_solvers import BatchGradient as BatchGradient
+    from sordino.parts.record_solvers import NoisyLocalSgd as NoisyLocalSgd
     from sordino.parts.release_base import Release as Release
     from sordino.parts.releases import CentralNoise as CentralNoise
     from sordino.parts.releases import Forward as Forward

@@ -109,6 +109,10 @@ class Stages(ServerOptimizer, kind="stages"):
         """Rounds of all the stages: what the plan's rounds must be."""
         return sum(stage.rounds for stage in self.stages)
 
+    def check_rounds(self, rounds: int) -> None:
+        if rounds != self.rounds:
+            raise PlanError("server", f"stages of {self.rounds} rounds in a plan of {rounds}", "as many rounds in both")
+
     def init(self, params: Tensor) -> Memory:
         balls = any("center" in stage.server.init(params[:0]) for stage in self.stages)
         center = {"center": params.clone()} if balls else {}

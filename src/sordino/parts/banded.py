@@ -121,12 +121,15 @@ class Banded(_Banded, kind="banded"):
         first, drift = drifting.Search(goal, len(found)).found(found)
         return replace(self, coefficients=digits(tuple(first)), drift=digits(tuple(drift)), ends=allowed.rounds)
 
+    def is_fitted(self, rounds: int) -> bool:
+        return bool(self.coefficients) and self.ends in (0, rounds)
+
     def _ends(self, column: Sequence[float] | Floats, allowed: Patterns) -> int:
         return allowed.rounds if self.drift or 1 < len(column) <= allowed.min_separation else 0
 
     def column(self, rounds: int) -> Floats:
         if not self.coefficients:
-            raise PlanError("correlated noise", "bands without coefficients", "a plan: it finds them")
+            raise PlanError("correlated noise", "bands without coefficients", "a fitted plan", "plan = plan.fitted()")
         return np.asarray(self.coefficients[:rounds])
 
     def row(self, t: int) -> Floats:

@@ -26,6 +26,7 @@ from sordino.rng import is_secure
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sordino.parts.record_samplers import RecordSampler
     from sordino.parts.samplers import Cohort, Sampler
 
 
@@ -42,6 +43,7 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
     mechanism: Gaussian
     strategy: Strategy
     sees: ClassVar[Sees] = frozenset({"mean"})
+    correlated: ClassVar[bool] = True
 
     def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
@@ -55,8 +57,17 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
             found = f"{self.strategy.bands or 'all'} bands and turns of {clients.min_separation} rounds"
             raise PlanError("correlated noise", found, "at most as many bands as rounds between turns", "fewer bands")
 
+    def check_records(self, records: RecordSampler) -> None:
+        if records.min_separation(0) is None:
+            found = f"correlated noise and {records.kind!r}, which may read a record in any two rounds"
+            fix = "records_in_turn (the same batches in every epoch), one_pass or all_records"
+            raise PlanError("correlated noise", found, "batches that keep the reads of one record apart", fix)
+
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
         return replace(self, strategy=self.strategy.fitted(allowed(), work))
+
+    def is_fitted(self, rounds: int) -> bool:
+        return self.strategy.is_fitted(rounds)
 
     def init(self, length: int) -> dict[str, Tensor]:
         return self.strategy.init(length)

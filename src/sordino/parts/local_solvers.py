@@ -99,6 +99,11 @@ class LocalSolver(Part):
         return is_own(self) and (gradient is None or gradient.any_order)
 
     @property
+    def clip_norms(self) -> tuple[float | Schedule, ...]:
+        """Clip norms that the solver itself applies, to single records: each must be positive in every round."""
+        return ()
+
+    @property
     def reads(self) -> RecordSampler | None:
         """How records are drawn, where one record is the unit; None where the client is."""
         return None

@@ -44,6 +44,11 @@ class _Reads:
     """What solvers of unit record share: they read records, and project on nothing."""
 
     records: RecordSampler
+    clip_norm: float | Schedule
+
+    @property
+    def clip_norms(self) -> tuple[float | Schedule, ...]:
+        return (self.clip_norm,)
 
     @property
     def projects(self) -> bool:

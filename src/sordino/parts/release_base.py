@@ -17,7 +17,7 @@ from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, Relation, Unprotected
 from sordino.codec import Part
 from sordino.codec.boundary import number, of_type, returns, tensor, tensors
-from sordino.errors import EngineError, PlanError
+from sordino.errors import PlanError
 from sordino.parts.mechanisms import Mechanism
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sordino.accounting.matrix.sensitivity import Patterns
     from sordino.accounting.matrix.toeplitz import Floats
+    from sordino.parts.record_samplers import RecordSampler
     from sordino.parts.samplers import Cohort, Sampler
 
 Sees = frozenset[str]
@@ -44,7 +45,27 @@ class Release(Part):
     relation: ClassVar[Relation | None] = None  # what its event is proved for where who takes part is seen; None: any
     amplified: ClassVar[bool] = True  # False: sampling of records does not amplify the event of the sum
     noise_multipliers: tuple[float, ...] = ()  # one for each client, where they differ
-    local: ClassVar[bool] = False  # True: clients draw the noise, so the round is charged before they start
+    local: ClassVar[bool] = False  # True: messages are private when they leave a client, so a round is charged before
+    client_noise: ClassVar[bool] = False  # True: every client adds noise to its own message, by `on_client`
+    server_noise: ClassVar[bool] = False  # True: the server adds noise to the sum, by `on_server`
+    correlated: ClassVar[bool] = False  # True: rounds share their noise, and `run_events` states what a run costs
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        """Refuse a class whose methods add noise, or cost a run, in another way than it declares."""
+        super().__init_subclass__(kind)
+        for declared, method in (
+            ("client_noise", "on_client"),
+            ("server_noise", "on_server"),
+            ("correlated", "run_events"),
+        ):
+            written = getattr(cls, method) is not getattr(Release, method)
+            if written != getattr(cls, declared):
+                found = f"release {cls.__name__} with {declared} = {getattr(cls, declared)} and "
+                found += f"{'its own' if written else 'no'} {method}"
+                raise PlanError("release", found, "a declaration that is true", f"set {declared} = {written}")
+        if cls.in_sum is not Release.in_sum and not cls.client_noise:
+            found = f"release {cls.__name__} with in_sum and no noise of single clients"
+            raise PlanError("release", found, "on_client, and client_noise = True")
 
     @property
     def sees_cohort(self) -> bool:
@@ -56,6 +77,9 @@ class Release(Part):
 
     def check_sampler(self, clients: Sampler) -> None:
         """Refuse a cohort that this release cannot work with."""
+
+    def check_records(self, records: RecordSampler) -> None:
+        """Refuse batches of records that this release cannot work with, where one record is the unit."""
 
     @returns(lambda found, part, row, *_: tensor(found, tuple(row.shape), row, finite=True))
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
@@ -86,27 +110,11 @@ class Release(Part):
 
         `cohort` are those whose noise is still to be drawn: nobody, where every client has noised its own message.
         """
-        if self.noises_sums or self.noises_messages:
+        if self.client_noise:
             total = self.in_sum(total, cohort, coins("client noise"))
-        if type(self).on_server is not Release.on_server:
+        if self.server_noise:
             total = self.on_server(total, coins("server noise"))
         return total, dict(memory)
-
-    @property
-    def noises_messages(self) -> bool:
-        """Whether clients draw noise, each its own."""
-        return type(self).on_client is not Release.on_client
-
-    @property
-    def noises_sums(self) -> bool:
-        """Whether their noise can be drawn in one go."""
-        return type(self).in_sum is not Release.in_sum
-
-    def check_own_noise(self) -> None:
-        """Refuse a release whose clients' noise exists in a sum only: alone they would add none."""
-        if self.noises_sums and not self.noises_messages:
-            found = f"release {self.kind!r}, whose clients' noise is drawn for all of them at once"
-            raise EngineError(found, "on_client, which one client calls for its own message", "add it to the release")
 
     def accepts(self, received: int) -> bool:
         """Whether a round with this many reports counts; a void round releases nothing and moves nothing."""
@@ -144,14 +152,13 @@ class Release(Part):
         """One round that is run again with fresh noise, where rounds share their noise: unless proved, no price."""
         return Unprotected() if self.correlated else self.event()
 
-    @property
-    def correlated(self) -> bool:
-        """Whether rounds share their noise, so that one event stands for all of them."""
-        return type(self).run_events is not Release.run_events
-
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
-        """With what it can only know from the plan: the rounds of one client, what the server makes of a round."""
+        """The same release, its strategy optimised for the plan's participation patterns and server workload."""
         return self
+
+    def is_fitted(self, rounds: int) -> bool:
+        """Whether it has all its coefficients for a run of so many rounds: else `Plan.fitted` must be called."""
+        return True
 
     def hides_cohort(self, clients: Sampler) -> bool:
         """Whether what is released, noise included, tells neither who came nor how many."""
@@ -223,7 +230,7 @@ def own_message(
 
     A row to which the client adds nothing leaves as it is. What is rounded after the noise is post-processing.
     """
-    if not release.noises_messages:
+    if not release.client_noise:
         return row
     noised = release.on_client(row.double(), client, rng)
     return (on_grid(noised, release.noise_std(np.array([client]), t)) if secure else noised).to(row.dtype)

@@ -17,6 +17,7 @@ from sordino.parts.release_base import Release, Sees, need_bound
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sordino.parts.record_samplers import RecordSampler
     from sordino.parts.samplers import Cohort, Sampler
 
 
@@ -44,6 +45,7 @@ class CentralNoise(Release, kind="central_noise"):
 
     mechanism: Mechanism
     sees: ClassVar[Sees] = frozenset({"mean"})
+    server_noise: ClassVar[bool] = True
 
     def check(self, bound: Bound | AlreadyPrivate) -> None:
         need_bound(bound, self.mechanism)
@@ -80,6 +82,7 @@ class NoiseShares(Release, kind="noise_shares"):
     sees: ClassVar[Sees] = frozenset({"sum", "cohort"})
     needs: ClassVar[Sees] = frozenset({"secure_sum"})
     local: ClassVar[bool] = True
+    client_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Gaussian(self.noise_multiplier)
@@ -143,6 +146,7 @@ class LocalNoise(Release, kind="local_noise"):
     noise_multipliers: tuple[float, ...] = ()
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True
+    client_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for noise_multiplier in self.noise_multipliers:
@@ -219,6 +223,7 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     relation: ClassVar[Relation | None] = "replace_one"
     amplified: ClassVar[bool] = False
     local: ClassVar[bool] = True
+    client_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.at_least < 1:
@@ -229,6 +234,12 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
 
     def check_sampler(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)
+
+    def check_records(self, records: RecordSampler) -> None:
+        if not (records.fixed and records.count == 1):
+            found = f"shuffled messages of {records.count:g} records each"
+            fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
+            raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
 
     def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
         return _add(row, self.mechanism, rng)

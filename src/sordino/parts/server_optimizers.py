@@ -33,6 +33,9 @@ class ServerOptimizer(Part):
         """Whether a step takes every coordinate by itself, so that the memories of many runs may be rows of one."""
         return False
 
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a number of rounds that this server cannot step through."""
+
     def init(self, params: Tensor) -> Memory:
         """Memory before the first round."""
         return {"params": params.clone()}

@@ -76,8 +76,12 @@ class Strategy(Part):
         return {}
 
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
-        """With its coefficients, for a run of such patterns and such a server; those that it has already stay."""
+        """The strategy optimised for a run of such patterns and such a server; coefficients that are given stay."""
         return self
+
+    def is_fitted(self, rounds: int) -> bool:
+        """Whether it has its coefficients for a run of so many rounds."""
+        return True
 
     @property
     def bands(self) -> int | None:
@@ -167,9 +171,12 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
         found = optimize.best_buffers(optimize.Goal(allowed, work()).forgetting(self.forget), self.buffers)
         return replace(self, weights=digits(found.weights), decays=digits(found.decays))
 
+    def is_fitted(self, rounds: int) -> bool:
+        return bool(self.weights)
+
     def column(self, rounds: int) -> Floats:
         if not self.weights:
-            raise PlanError("correlated noise", "buffers without weights", "a plan: it finds them")
+            raise PlanError("correlated noise", "buffers without weights", "a fitted plan", "plan = plan.fitted()")
         return optimize.Buffers(self.weights, self.decays).column(rounds)
 
     def inverse(self, rounds: int) -> Floats:

@@ -98,7 +98,7 @@ def messages(
         release=released(noise_multiplier, release),
         postprocess=(denoiser,) if denoiser else (),
         server=server,
-    )
+    ).fitted()
 
 
 class Federated(Messages, total=False):
@@ -162,4 +162,4 @@ def silos(
         local=BatchGradient(records, clip_norm, gradient=gradient),
         release=released(noise_multiplier, release, LocalNoise),
         server=server,
-    )
+    ).fitted()

@@ -100,7 +100,7 @@ def forecasts(
     found = [_forecast("independent noise, Poisson cohorts", independent)]
     for name, clients, bands in turns:
         release = CorrelatedNoise(Gaussian(1.0), Banded(min(bands, 64, rounds)))
-        bare = replace(independent, clients=clients, release=release)
+        bare = replace(independent, clients=clients, release=release).fitted()
         found.append(_forecast(name, calibrate(bare, epsilon=epsilon, delta=delta)))
     return sorted(found, key=lambda one: one.noise)
 

@@ -44,7 +44,7 @@ def alone(
         release=released(noise_multiplier, release),
         postprocess=(denoiser,) if denoiser else (),
         server=server,
-    )
+    ).fitted()
 
 
 class Descent(Alone, total=False):

@@ -74,7 +74,7 @@ def turned(plan: Plan, wanted: Knobs) -> Plan:
         encode = tuple(_longer(step, factor) if isinstance(step, Clip) else step for step in encode)
     pace = wanted.pace if isinstance(plan.local, BatchGradient) else 1.0
     server = _server(plan.server, wanted.rounds, pace)
-    return replace(plan, rounds=wanted.rounds, local=local, encode=encode, server=server)
+    return replace(plan, rounds=wanted.rounds, local=local, encode=encode, server=server).fitted()
 
 
 def _longer(clip: Clip, factor: float) -> Clip:
