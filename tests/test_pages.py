@@ -1,6 +1,6 @@
 """A page that is followed from its first block to its last, in an empty folder, works as it stands.
 
-Blocks with a title are files; blocks named app are commands, each behind `$ `; Python blocks run between them. What
+Blocks with a title are files; blocks named console are commands, each behind `$ `; Python blocks run between them. What
 a command prints is compared where the page shows it; `...` leaves lines out.
 """
 
@@ -128,9 +128,9 @@ def shrink(small: dict[str, tuple[tuple[str, str], ...]]) -> None:
 
 def left_out(block: Block) -> list[str]:
     """Commands and code of a block that no test executes and that no exception names."""
-    if block.language == "app":
+    if block.language == "console":
         missed = [command for command, _ in block.commands if not taken(block, command)]
-        return missed if block.commands else ["a app without a command"]
+        return missed if block.commands else ["a console without a command"]
     if block.language == "sh":
         return [] if (block.name, block.title) in ELSEWHERE else block.text.splitlines()
     if block.language == "text":
@@ -157,9 +157,9 @@ def test_a_block_that_nobody_executes_is_found(made: str, tmp_path: Path, monkey
 
 
 def test_every_exception_and_every_block_of_another_test_is_still_on_a_page() -> None:
-    commands = {command for block in every("app") for command, _ in block.commands}
+    commands = {command for block in every("console") for command, _ in block.commands}
     assert set(EXCEPTIONS) <= commands
-    starts = {(block.name, command.split()[0]) for block in every("app") for command, _ in block.commands}
+    starts = {(block.name, command.split()[0]) for block in every("console") for command, _ in block.commands}
     titles = {(block.name, block.title) for page in PAGES for block in blocks(page)}
     assert set(ELSEWHERE) <= starts | titles
     for test in set(ELSEWHERE.values()):
@@ -173,9 +173,9 @@ NAMES = re.compile(r"[A-Z]{2,}$|\.\.\.|[a-z]+=")  # FILE, ..., key=value: words 
 
 
 def mentioned() -> list[object]:
-    """Every command that a page or a block names: in a sentence or in a app."""
+    """Every command that a page or a block names: in a sentence or in a console."""
     found = {(page, command) for page in PAGES for command in INLINE.findall(page.read_text("utf-8"))}
-    found |= {(block.page, command) for block in every("app") for command, _ in block.commands}
+    found |= {(block.page, command) for block in every("console") for command, _ in block.commands}
     named = sorted((str(page.relative_to(ROOT)), command) for page, command in found)
     return [pytest.param(command, id=f"{page}: {command}") for page, command in named]
 
