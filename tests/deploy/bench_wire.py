@@ -47,7 +47,7 @@ def main(grid, context):
     for _ in range({rounds}):
         began = time.monotonic()
         jobs = {{i: os.urandom({size}) for i in range(4)}}
-        assert len(dict(link.carry(jobs, time.time() + 300))) == 4
+        assert len(dict(link.exchange(jobs, time.time() + 300))) == 4
         took.append(time.monotonic() - began)
     out = Path(str(context.run_config["out"]))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def here(federation: LocalFederation, out: Path, ours: Path) -> tuple[list[float
 def ready(federation: LocalFederation, word: str) -> None:
     """Until every silo's process has loaded: what that costs is not the wire's."""
     said = [f"silo.{name}" for name in hospitals.SILOS]
-    hospitals.until("the silos", lambda: all(word in federation.said(name) for name in said))
+    hospitals.until("the silos", lambda: all(word in federation.log_text(name) for name in said))
 
 
 def echo(federation: LocalFederation, ground: Path, turn: int) -> list[float]:

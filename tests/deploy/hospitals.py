@@ -148,7 +148,7 @@ def finished(federation: LocalFederation, out: Path, seconds: float = 600.0) -> 
         log = out.with_name(f"{out.name}.log")
         said = log.read_text() if log.exists() else ""
         assert "sordino: found" not in said, said
-        assert time.monotonic() < until, (said, federation.last_words("superlink"))
+        assert time.monotonic() < until, (said, federation.log_tail("superlink"))
         time.sleep(0.2)
     found: dict[str, Any] = json.loads((out / "certificate.json").read_text())
     return found

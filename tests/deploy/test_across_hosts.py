@@ -77,7 +77,7 @@ class Host:
                 self.command(words), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
-    def said(self, name: str) -> str:
+    def log_text(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ def test_five_machines_walk_the_page(hosts: dict[str, Host], ground: Path) -> No
     for command in server.follow("on the server"):
         if "superlink" in command:
             shutil.copy(ground / "test.npz", made / "server" / "public.npz")
-    hospitals.until("the SuperLink", lambda: "running" in server.said("superlink.sh").lower())
+    hospitals.until("the SuperLink", lambda: "running" in server.log_text("superlink.sh").lower())
 
     # every silo gets its folder and ca.crt, adds its rows, makes its key, and sends the public half
     walks = []
@@ -160,7 +160,7 @@ def test_five_machines_walk_the_page(hosts: dict[str, Host], ground: Path) -> No
     for host, walk in zip(silos, walks, strict=True):
         while "ledger" not in next(walk):
             pass
-        hospitals.until(f"{host.name}'s node", lambda host=host: JOINED in host.said("supernode.sh"))  # type: ignore[misc]
+        hospitals.until(f"{host.name}'s node", lambda host=host: JOINED in host.log_text("supernode.sh"))  # type: ignore[misc]
     assert first.startswith("flwr run")
     out = made / "server" / "runs" / "a"
     log = out.with_name("a.log")

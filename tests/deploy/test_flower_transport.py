@@ -55,14 +55,14 @@ def node(name: str, number: int = 1, since: str = "monday") -> Any:
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "PULSE", 0.0)
-    monkeypatch.setattr(links, "LOOK", 0.0)
+    monkeypatch.setattr(links, "ONLINE_PULSE", 0.0)
 
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
 
 
 def carried(grid: Grid, seconds: float = 600.0) -> dict[int, bytes]:
-    return dict(FlowerTransport(grid, ("a", "b")).carry({0: b"to a", 1: b"to b"}, time.time() + seconds))
+    return dict(FlowerTransport(grid, ("a", "b")).exchange({0: b"to a", 1: b"to b"}, time.time() + seconds))
 
 
 def echo(grid: Grid, number: int) -> bytes:
@@ -109,7 +109,7 @@ def test_a_silo_that_is_not_there_is_waited_for_and_one_that_is_late_is_not_hear
         return echo(grid, number) if number == 0 or clock[0] > 1200 else None
 
     grid = Grid(answer, [node("a"), node("b", 2)])
-    assert dict(FlowerTransport(grid, ("a", "b")).carry({0: b"to a", 1: b"to b"}, 1100.0)) == {0: b"re: to a"}
+    assert dict(FlowerTransport(grid, ("a", "b")).exchange({0: b"to a", 1: b"to b"}, 1100.0)) == {0: b"re: to a"}
     assert all(message.metadata.ttl <= 100 for message in grid.asked)  # nor is it kept for the silo any longer
 
 

@@ -83,7 +83,7 @@ class Wire:
             wire.members[client] = SecAggClient(client, whole.as_silo(client), lambda job: None, pay, time.time)
         return wire
 
-    def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
+    def exchange(self, bodies: Mapping[int, bytes], deadline: float) -> Iterator[tuple[int, bytes]]:
         for client, body in bodies.items():
             if not self.silent(SecAggMessage.of_bytes(body).stage, client):
                 made = self.members[client].reply(body)
@@ -168,34 +168,34 @@ def test_a_session_that_is_asked_again_draws_and_pays_anew() -> None:
 
 
 def stages(whole: Task) -> tuple[Wire, dict[str, dict[int, SecAggMessage]]]:
-    """A session as the server asks for it: the letters of each stage."""
+    """A session as the server asks for it: the messages of each stage."""
     found, wire, _ = collect()
     assert found.received == SILOS
     asked: dict[str, dict[int, SecAggMessage]] = {}
-    for letter, _ in zip(wire.seen[::2], wire.seen[1::2], strict=True):
-        asked.setdefault(letter.stage, {})[len(asked.get(letter.stage, {}))] = letter
+    for message, _ in zip(wire.seen[::2], wire.seen[1::2], strict=True):
+        asked.setdefault(message.stage, {})[len(asked.get(message.stage, {}))] = message
     return wire, asked
 
 
-def said(member: SecAggClient, letter: SecAggMessage) -> str:
-    return str(SecAggMessage.of_bytes(member.reply(letter.to_bytes())).said.get("refused", ""))
+def refusal(member: SecAggClient, message: SecAggMessage) -> str:
+    return str(SecAggMessage.of_bytes(member.reply(message.to_bytes())).fields.get("refused", ""))
 
 
 def test_a_sum_is_opened_once_and_never_below_the_threshold() -> None:
     wire, asked = stages(task())
-    silo, letter = wire.members[0], asked["unmask"][0]
-    assert "and once" in said(silo, letter)
-    session = silo.sessions[letter.session]
+    silo, message = wire.members[0], asked["unmask"][0]
+    assert "and once" in refusal(silo, message)
+    session = silo.sessions[message.session]
     session.opened = False
-    assert "at least 3" in said(silo, replace(letter, said={"sent": [0, 1]}))
-    assert "at least 3" in said(silo, replace(letter, said={"sent": [0, 1, 9]}))
+    assert "at least 3" in refusal(silo, replace(message, fields={"sent": [0, 1]}))
+    assert "at least 3" in refusal(silo, replace(message, fields={"sent": [0, 1, 9]}))
     assert session.opened is False
 
 
 def test_never_both_shares_of_one_member() -> None:
     """Own mask and key of one member together would open its row."""
     _, wire, _ = collect(lambda stage, client: stage == "mask" and client == 1)
-    given = [letter.said["shares"] for letter in wire.seen if "shares" in letter.said]
+    given = [message.fields["shares"] for message in wire.seen if "shares" in message.fields]
     sessions = [next(iter(silo.sessions.values())) for silo in wire.members.values()]
     for shares in given:
         for name, share in shares.items():
@@ -210,37 +210,37 @@ def name_share(session: secagg_client.ClientSession, other: int, kind: int) -> s
 def test_another_threshold_a_late_job_and_a_second_row_are_refused() -> None:
     whole = task()
     wire = Wire.of(whole)
-    silo, letter = wire.members[0], stages(whole)[1]["mask"][0]
+    silo, message = wire.members[0], stages(whole)[1]["mask"][0]
     with pytest.raises(DataError, match="does not know"):
-        silo.reply(letter.to_bytes())
+        silo.reply(message.to_bytes())
     wire, asked = stages(whole)
     charged = len(wire.charged)
-    assert "or a second one" in said(wire.members[0], asked["mask"][0])
+    assert "or a second one" in refusal(wire.members[0], asked["mask"][0])
     session = wire.members[0].sessions[asked["mask"][0].session]
     session.sent, session.threshold = False, 2
-    assert "at_least = 3 of the plan" in said(wire.members[0], asked["mask"][0])
+    assert "at_least = 3 of the plan" in refusal(wire.members[0], asked["mask"][0])
     session.threshold = 3
     late = replace(wire.members[0], now=lambda: time.time() + 1e6)
-    assert "past its deadline" in said(late, asked["mask"][0])
+    assert "past its deadline" in refusal(late, asked["mask"][0])
     assert len(wire.charged) == charged
 
 
-def test_bad_letters_are_one_sentence() -> None:
+def test_bad_messages_are_one_sentence() -> None:
     silo = Wire.of(task()).members[0]
     good = SecAggMessage("keys", "s").to_bytes()
-    for bad in (b"", good[:-3], good.replace(b'"keys"', b'"code"'), good.replace(b'"said": {}', b'"said": []')):
+    for bad in (b"", good[:-3], good.replace(b'"keys"', b'"code"'), good.replace(b'"fields": {}', b'"fields": []')):
         with pytest.raises(DataError):
             silo.reply(bad)
     silo.reply(good)
     for told in ({}, {"members": 3}, {"members": {"0": ["zz", ""]}, "threshold": 2}, {"members": {}, "threshold": "x"}):
-        assert "found" in said(silo, SecAggMessage("shares", "s", told))
+        assert "found" in refusal(silo, SecAggMessage("shares", "s", told))
 
 
 @given(st.data())
-def test_no_letter_makes_a_silo_stumble_or_pay(data: st.DataObject) -> None:
-    """A letter of any stage with bytes changed, dropped or put in: a sentence, or an answer; a row is never made."""
-    wire, letters = known_letters()
-    body = bytearray(data.draw(st.sampled_from(letters)).to_bytes())
+def test_no_message_makes_a_silo_stumble_or_pay(data: st.DataObject) -> None:
+    """A message of any stage with bytes changed, dropped or put in: a sentence, or an answer; a row is never made."""
+    wire, messages = known_messages()
+    body = bytearray(data.draw(st.sampled_from(messages)).to_bytes())
     place = data.draw(st.integers(0, len(body) - 1))
     stop = data.draw(st.integers(place, min(len(body), place + 8)))
     body[place:stop] = data.draw(st.binary(max_size=8))
@@ -250,10 +250,10 @@ def test_no_letter_makes_a_silo_stumble_or_pay(data: st.DataObject) -> None:
 
 
 @cache
-def known_letters() -> tuple[Wire, list[SecAggMessage]]:
-    """The letters of one whole session, and silos that were in none."""
+def known_messages() -> tuple[Wire, list[SecAggMessage]]:
+    """The messages of one whole session, and silos that were in none."""
     _, asked = stages(task())
-    return Wire.of(task()), [letter for stage in asked.values() for letter in stage.values()]
+    return Wire.of(task()), [message for stage in asked.values() for message in stage.values()]
 
 
 def test_a_plan_that_a_secure_sum_cannot_hold_is_refused() -> None:
@@ -335,9 +335,9 @@ def test_the_noise_of_two_hundred_sums_is_the_plans_and_half_of_it_is_not() -> N
 def test_a_masked_row_looks_like_chance_and_tells_nothing_of_the_clean_one() -> None:
     _, wire, _ = collect()
     rows = [
-        np.frombuffer(letter.body, np.uint8)
-        for letter in wire.seen
-        if letter.stage == "mask" and "charges" in letter.said
+        np.frombuffer(message.body, np.uint8)
+        for message in wire.seen
+        if message.stage == "mask" and "charges" in message.fields
     ]
     counts = np.bincount(np.concatenate(rows), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-4

@@ -66,7 +66,7 @@ def test_a_silo_behind_a_secret_is_not_served_by_another_user(federation: LocalF
     f = flower()
     federation.wait_for("node.cleveland", federation.nodes["cleveland"])
     with pytest.raises(f.HTTPStatusError):
-        Node(f"{HERE}:{federation.nodes['cleveland']}", b"another secret").desk()()
+        Node(f"{HERE}:{federation.nodes['cleveland']}", b"another secret").poller()()
 
 
 # ---- what leaves -----------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class NodeTask:
         f.push_task_output(self.client, self.context, f.SubStatus.COMPLETED, "")
 
     @contextmanager
-    def alive(self) -> Iterator[None]:
+    def heartbeat(self) -> Iterator[None]:
         """Signs of life while the answer is computed."""
         done = threading.Event()
         beat = threading.Thread(target=self._beat, args=(done,), daemon=True)
@@ -168,7 +168,7 @@ class Node:
         version = f.RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
         return f.RuntimeHttpClient.from_server_address(self.address, True, None, [version, *interceptors])
 
-    def desk(self) -> Callable[[], NodeTask | None]:
+    def poller(self) -> Callable[[], NodeTask | None]:
         """A function that takes the next task, or None where none waits; `HTTPError` where nobody answers."""
         f = flower()
         signed = [] if self.secret is None else [

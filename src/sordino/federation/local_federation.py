@@ -235,12 +235,12 @@ class LocalFederation:
         while not is_listening(port):
             process = self.running[name]
             if process.poll() is not None or time.monotonic() > until:
-                raise EngineError(f"{name} that does not come up ({self.last_words(name)})")
+                raise EngineError(f"{name} that does not come up ({self.log_tail(name)})")
             time.sleep(0.1)
 
     def joined(self, name: str) -> bool:
         """Whether the SuperLink has let in a silo's node since it was last started."""
-        return f"node.{name}" in self.running and JOINED in self.said(f"node.{name}")
+        return f"node.{name}" in self.running and JOINED in self.log_text(f"node.{name}")
 
     def join(self, name: str, link: int | None = None, seconds: float = 300.0) -> None:
         """A silo's node, started until it is let in: for a minute the key of one that was killed counts as in use."""
@@ -248,7 +248,7 @@ class LocalFederation:
         while not self.joined(name):
             process = self.running.get(f"node.{name}")
             if time.monotonic() > until:
-                raise EngineError(f"the node of {name!r}, which is not let in ({self.last_words(f'node.{name}')})")
+                raise EngineError(f"the node of {name!r}, which is not let in ({self.log_tail(f'node.{name}')})")
             if process is None or process.poll() is not None:
                 self.supernode(name, link)
             time.sleep(0.2)
@@ -265,15 +265,15 @@ class LocalFederation:
         """Refuse to wait for a process that has ended."""
         for name, process in self.running.items():
             if process.poll() is not None:
-                raise EngineError(f"{name} that has ended ({self.last_words(name)})", "", "add --resume")
+                raise EngineError(f"{name} that has ended ({self.log_tail(name)})", "", "add --resume")
 
-    def said(self, name: str) -> str:
+    def log_text(self, name: str) -> str:
         """What a process has said since it was last started."""
         return (self.home / f"{name}.log").read_bytes()[self.began.get(name, 0) :].decode(errors="replace")
 
-    def last_words(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         """The end of a log, in one line."""
-        return " ".join(self.said(name).split())[-400:]
+        return " ".join(self.log_text(name).split())[-400:]
 
 
 def flower_command(name: str) -> str:
@@ -348,7 +348,7 @@ def wait_for_certificate(federation: LocalFederation, out: Path, config: Config,
         if len(lines) > shown:
             shown, until = len(lines), time.monotonic() + LOADING + spec.tries * spec.timeout
         if time.monotonic() > until:
-            raise EngineError(f"a run that says nothing ({federation.last_words('superlink')})", "add --resume")
+            raise EngineError(f"a run that says nothing ({federation.log_tail('superlink')})", "add --resume")
         time.sleep(PULSE)
     for line in history(out)[shown:]:
         show(line)

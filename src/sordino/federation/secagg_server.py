@@ -1,9 +1,10 @@
-"""The server's side of a secure sum: it sees who takes part and the sum, and no single row.
+"""Server side of secure aggregation: it learns who takes part and the sum, and no single row.
 
-    keys -> shares -> mask -> unmask          each to those who have answered the stage before
+    keys -> shares -> mask -> unmask          each stage goes to those who have answered the stage before
 
-Whoever is silent before `mask` is not in the sum; after it, the sum is opened without him, and he is in it. Fewer than
-the quorum, or than the plan's `at_least`, and the session is void: nothing was opened, and another one begins.
+A client that is silent before `mask` is not in the sum; one that is silent afterwards is in it, and the others open its
+mask. With fewer answers than the quorum, or than the plan's `at_least`, the session is void: nothing is opened, and
+another session begins. Called by `app`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,42 +21,42 @@ from torch import Tensor
 
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.jobs import Job
-from sordino.engines.remote import Remote, RemoteWorker, Transport
-from sordino.errors import DataError, EngineError, QuorumError
-from sordino.federation import secagg_messages
+from sordino.engines.remote import Remote, RemoteWorker
+from sordino.errors import DataError, QuorumError
 from sordino.federation.flower_api import flower
-from sordino.federation.secagg_messages import SecAggMessage, Words
-from sordino.parts.releases import NoiseShares
+from sordino.federation.secagg_messages import (
+    SecAggMessage,
+    Words,
+    from_grid,
+    grid_step,
+    mask_words,
+    pairwise_mask,
+    shared_key,
+    shares_of,
+)
 from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task
 
 
-class Carrier(Transport, Protocol):
-    """A transport that also carries letters."""
-
-    def carry(self, bodies: Mapping[int, bytes], deadline: float) -> Any: ...
-
-
 @dataclass(frozen=True)
 class SecAggEngine(Remote):
-    """Clients elsewhere, and a secure sum of what they send."""
+    """Remote clients whose messages are summed by secure aggregation."""
 
     @property
     def offers(self) -> frozenset[str]:
         return self.transport.offers | {"secure_sum"}
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> SecAggWorker:
-        """Refuse what no secure sum can hold; then ask who takes part."""
-        if not isinstance(plan.release, NoiseShares) or plan.release.at_least < 2:
-            raise EngineError(f"release {plan.release.kind!r} in a secure sum", "noise_shares with at_least 2 or more")
+        """Refuse releases other than noise shares; then prepare as `Remote` does."""
+        shares_of(plan)
         asked = super().prepare(plan, task, streams)
         return SecAggWorker(self, asked.plan, asked.task, asked.streams)
 
 
 @dataclass
 class ServerSession:
-    """One sum: what has come back, stage by stage."""
+    """Server state of one session: the answers of its stages."""
 
     number: str = field(default_factory=lambda: secrets.token_hex(16))
     keys: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class ServerSession:
 
 
 class SecAggWorker(RemoteWorker):
-    """The engine, ready for one plan: every round is a session, or several until one is whole."""
+    """Secure aggregation of one plan: a round is one session, or several until one is complete."""
 
     engine: SecAggEngine
 
@@ -76,8 +77,7 @@ class SecAggWorker(RemoteWorker):
 
     def collect(self, job: ClientJob) -> Collected:
         """The sum of the cohort's rows, opened by at least `at_least` of them."""
-        release = self.plan.release
-        assert isinstance(release, NoiseShares)
+        release = shares_of(self.plan)
         wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in job.cohort}
         least = max(release.at_least, min(self.engine.quorum, len(wanted)))
         session = ServerSession()
@@ -87,8 +87,8 @@ class SecAggWorker(RemoteWorker):
             if total is not None:
                 return self._found(session, total)
         why = next((f"; client {client}: {reason}" for client, reason in sorted(session.refused.items())), "")
-        said = f"a secure sum of fewer than {least} members{why}"
-        raise QuorumError(said, self._found(session, torch.zeros(self.length, dtype=torch.float64), void=True))
+        what = f"a secure sum of fewer than {least} members{why}"
+        raise QuorumError(what, self._found(session, torch.zeros(self.length, dtype=torch.float64), void=True))
 
     def _found(self, session: ServerSession, total: Tensor, void: bool = False) -> Collected:
         came = [] if void else sorted(session.rows)
@@ -101,14 +101,14 @@ class SecAggWorker(RemoteWorker):
     # ---- stages ------------------------------------------------------------------------------------------------------
 
     def _sum_of(self, session: ServerSession, wanted: Mapping[int, Job], threshold: int, least: int) -> Tensor | None:
-        """The opened sum; None: too few have answered some stage."""
-        for client, letter in self._asked_for("keys", session, {client: ({}, b"") for client in wanted}).items():
-            session.keys[client] = (str(letter.said.get("letters")), str(letter.said.get("masking")))
+        """The opened sum, or None where too few have answered some stage."""
+        for client, message in self._asked_for("keys", session, {client: ({}, b"") for client in wanted}).items():
+            session.keys[client] = (str(message.fields.get("encryption")), str(message.fields.get("masking")))
         if len(session.keys) < least:
             return None
-        told = {"members": {str(one): list(pair) for one, pair in session.keys.items()}, "threshold": threshold}
-        for client, letter in self._asked_for("shares", session, dict.fromkeys(session.keys, (told, b""))).items():
-            session.sealed[client] = dict(letter.said.get("sealed", {}))
+        members = {"members": {str(one): list(pair) for one, pair in session.keys.items()}, "threshold": threshold}
+        for client, message in self._asked_for("shares", session, dict.fromkeys(session.keys, (members, b""))).items():
+            session.sealed[client] = dict(message.fields.get("sealed", {}))
         if len(session.sealed) < least:
             return None
         self._take_rows(session, wanted)
@@ -122,17 +122,17 @@ class SecAggWorker(RemoteWorker):
         for client in session.sealed:
             given = {str(other): sealed[str(client)] for other, sealed in session.sealed.items() if other != client}
             asked[client] = ({"sealed": given}, replace(wanted[client], deadline=until).to_bytes())
-        for client, letter in self._asked_for("mask", session, asked).items():
-            if len(letter.body) == 8 * self.length:
-                session.rows[client] = np.frombuffer(letter.body, dtype="<u8").astype(np.uint64)
-                charges = letter.said.get("charges")
+        for client, message in self._asked_for("mask", session, asked).items():
+            if len(message.body) == 8 * self.length:
+                session.rows[client] = np.frombuffer(message.body, dtype="<u8").astype(np.uint64)
+                charges = message.fields.get("charges")
                 session.charges[client] = charges if type(charges) is int else 0
 
     def _opened(self, session: ServerSession, threshold: int) -> Tensor | None:
-        """Take the masks off: own masks of those who sent, pair masks with those who did not."""
+        """Remove the masks: own masks of those who sent a row, pairwise masks with those who did not."""
         f, sent = flower(), sorted(session.rows)
         answers = self._asked_for("unmask", session, {client: ({"sent": sent}, b"") for client in sent})
-        given = [letter.said.get("shares", {}) for letter in answers.values()]
+        given = [message.fields.get("shares", {}) for message in answers.values()]
         if len(given) < threshold:
             return None
         total = np.zeros(self.length, dtype=np.uint64)
@@ -141,36 +141,28 @@ class SecAggWorker(RemoteWorker):
         for member in session.sealed:
             secret = f.combine_shares([bytes.fromhex(shares[str(member)]) for shares in given[:threshold]])
             if member in session.rows:
-                total = total - secagg_messages.mask_words(secret, self.length)
+                total = total - mask_words(secret, self.length)
             else:
                 own = f.bytes_to_private_key(secret)
-                keys = {
-                    i: secagg_messages.shared_key(own, f.bytes_to_public_key(bytes.fromhex(session.keys[i][1])))
-                    for i in sent
-                }
-                total = total + secagg_messages.pairwise_mask(
-                    member, keys, self.length
-                )  # what it would have added, cancels theirs
-        release = self.plan.release
-        assert isinstance(release, NoiseShares)
-        return secagg_messages.from_grid(total, secagg_messages.grid_step(release.share.std))
+                public = {i: f.bytes_to_public_key(bytes.fromhex(session.keys[i][1])) for i in sent}
+                keys = {i: shared_key(own, other) for i, other in public.items()}
+                total = total + pairwise_mask(member, keys, self.length)  # cancels what the others added for it
+        return from_grid(total, grid_step(shares_of(self.plan).share.std))
 
     def _asked_for(
         self, stage: str, session: ServerSession, asked: Mapping[int, tuple[dict[str, Any], bytes]]
     ) -> dict[int, SecAggMessage]:
-        """Who answers a stage within the time, and does not refuse."""
-        bodies = {
-            one: SecAggMessage(stage, session.number, said, body).to_bytes() for one, (said, body) in asked.items()
-        }
-        carrier: Any = self.engine.transport
+        """Answers to one stage within the timeout, without refusals."""
+        bodies = {one: SecAggMessage(stage, session.number, *content).to_bytes() for one, content in asked.items()}
+        transport: Any = self.engine.transport
         found: dict[int, SecAggMessage] = {}
-        for client, data in carrier.carry(bodies, time.time() + self.engine.timeout):
+        for client, data in transport.exchange(bodies, time.time() + self.engine.timeout):
             try:
-                letter = SecAggMessage.of_bytes(data)
+                message = SecAggMessage.of_bytes(data)
             except DataError:
                 continue
-            if "refused" in letter.said:
-                session.refused[client] = str(letter.said["refused"])
-            elif (letter.stage, letter.session) == (stage, session.number) and client in asked:
-                found[client] = letter
+            if "refused" in message.fields:
+                session.refused[client] = str(message.fields["refused"])
+            elif (message.stage, message.session) == (stage, session.number) and client in asked:
+                found[client] = message
         return found

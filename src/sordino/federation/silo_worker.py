@@ -133,7 +133,7 @@ def own_rows(data: Dataset, spec: SiloSpec) -> tuple[Any, Any, int]:
 
 def serve(node: Node, reply: Callable[[bytes], bytes], say: Callable[[str], None], pulse: float = PULSE) -> None:
     """Take tasks and answer them, for ever; one that cannot be read gets an error, and a dead node is waited for."""
-    f, take = flower(), node.desk()
+    f, take = flower(), node.poller()
     while True:
         try:
             task = take()
@@ -149,7 +149,7 @@ def serve(node: Node, reply: Callable[[bytes], bytes], say: Callable[[str], None
 
 def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], say: Callable[[str], None]) -> None:
     """One task: bytes in, bytes out. Whatever is wrong with it is one line here, and an error there."""
-    with task.alive():
+    with task.heartbeat():
         try:
             if task.data is None:
                 raise ConfigError("a task that is not Sordino's", "a job of a sordino server")
