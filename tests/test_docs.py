@@ -23,7 +23,7 @@ from sordino.config import parse
 from sordino.data import datasets
 from sordino.ledger.policy import Policy
 from sordino.recipes import RECIPES
-from sordino.tuning.spec import SweepSpec
+from sordino.tuning.search_space import SweepSpec
 
 PRIVACY, CONFIGURATION = ((ROOT / "docs" / name).read_text("utf-8") for name in ("privacy.md", "configuration.md"))
 
@@ -101,7 +101,7 @@ def test_a_configuration_block_is_read(block: Block) -> None:
     elif "releases" in table:
         assert codec.read(Policy, table).limit.epsilon > 0
     elif "sweep" in table:
-        assert codec.read(SweepSpec, table["sweep"], "sweep").settings()  # its page is run whole: tests/test_pages.py
+        assert SweepSpec.read(table["sweep"]).settings()  # its page is run whole: tests/test_pages.py
     else:
         assert parse(table).plan.rounds >= 1
 

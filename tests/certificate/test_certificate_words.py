@@ -84,4 +84,4 @@ def test_what_a_tuned_run_does_not_cover_is_a_whole_sentence() -> None:
     from sordino.accounting.trials import Trials
 
     best = Selection(id="a", trials=Trials(2.0), over=("lr",), by="accuracy")
-    assert not_covered(None, best)[0].endswith("only the tries that this run is the best of are accounted")
+    assert not_covered(None, best)[0].endswith("only the trials that this run is the best of are accounted")

@@ -42,7 +42,7 @@ from sordino.runs import writer
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
 from sordino.task import Task
-from sordino.tuning.spec import Sweep
+from sordino.tuning.search_space import Sweep
 from sordino.tuning.sweep import sweep
 
 SITES = {"A": 300, "B": 200}
@@ -380,12 +380,12 @@ def test_a_sweep_reports_its_winner_on_rows_prepared_as_the_winners_were(tmp_pat
         csv.writer(file).writerows([["amount", "flag", "late"], *_rows(200, 9)])
     table["task"]["options"]["test"] = str(tmp_path / "test.csv")
     asked = Sweep.of({**table, "sweep": {"grid": {"recipe.lr": [4.0]}}})
-    told = sweep(asked, tmp_path / "a", workers=1, resume=False, own=[], told=lambda *_: None)
-    (cell,) = (tmp_path / "a" / "cells").iterdir()
-    kept = json.loads((cell / "prepared.json").read_text())
+    told = sweep(asked, tmp_path / "a", workers=1, resume=False, own=[], progress=lambda *_: None)
+    (folder,) = (tmp_path / "a" / "runs").iterdir()
+    kept = json.loads((folder / "prepared.json").read_text())
     totals = {name: np.asarray(one["noised_histogram"]) for name, one in kept.items()}
-    task = prepare.scaled(asked.config({"recipe.lr": 4.0}, judged=False).build(), totals)
-    load_weights(task.model, load_file(cell / "model.safetensors"))
+    task = prepare.scaled(asked.config({"recipe.lr": 4.0}, validation=False).build(), totals)
+    load_weights(task.model, load_file(folder / "model.safetensors"))
     assert told["reported"]["accuracy"] == task.evaluate(task.layout.flatten(task.model))["accuracy"] > 0.6
 
 

@@ -1,4 +1,4 @@
-"""Promises of `sordino sweep`: every cell once, one composition for the look, no figure from rows that chose."""
+"""Promises of `sordino sweep`: every run once, one composition for the table, no metric from rows that chose."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sordino.config import load_config
 from sordino.config.holdout import HoldoutPart
 from sordino.errors import ConfigError, DataError
 from sordino.ledger.ledger import Ledger
+from sordino.report.aggregate import Estimate, Row, best_of, seeds_text
 from sordino.runs.folder import RunFolder
 from sordino.tuning import sweep_cost
-from sordino.tuning.spec import Axis, Interval, Sweep, drawn, grid
-from sordino.tuning.sweep import judged
-from sordino.tuning.table import Estimate, Row, best_of, seeds_words
+from sordino.tuning.search_space import Axis, Interval, Sweep, combinations, random_combinations
+from sordino.tuning.sweep import evaluate
 
 GRID = """
 base = "fed.toml"
@@ -47,7 +47,7 @@ def asked(folder: Path, more: str = "", grid: str = GRID, *changes: tuple[str, s
 
 @pytest.fixture(scope="module")
 def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four cells of two seeds on own data, which nobody has called public."""
+    """Four settings of two seeds on own data, which nobody has called public."""
     folder = tmp_path_factory.mktemp("sweep")
     assert sordino("sweep", asked(folder, "seeds = [0, 1]"), "--out", folder / "a").code == 0
     return folder
@@ -58,16 +58,16 @@ def copied(private: Path, folder: Path) -> Path:
     return folder / "a"
 
 
-# ---- what the look costs ---------------------------------------------------------------------------------------------
+# ---- what reading the table costs ------------------------------------------------------------------------------------
 
 EVENT = PoissonSampled(0.5, GaussianNoise(2.0))
 
 
-def test_a_look_at_the_table_costs_the_composition_of_all_cells(private: Path) -> None:
+def test_reading_the_table_costs_the_composition_of_all_runs(private: Path) -> None:
     made = json.loads((private / "a" / "certificate.json").read_text())
     truth = accountant.epsilon([(EVENT, 8 * 4)], "add_remove", 1e-3).value
     one = accountant.epsilon([(EVENT, 4)], "add_remove", 1e-3).value
-    assert made["billed"] is True
+    assert made["charged"] is True
     assert made["epsilon"] == pytest.approx(truth, rel=1e-4)
     assert one < 0.5 * made["epsilon"]  # sabotage: the bill of the winner alone
     assert made["epsilon"] < 8 * one  # and epsilons are not added up
@@ -76,7 +76,7 @@ def test_a_look_at_the_table_costs_the_composition_of_all_cells(private: Path) -
     assert event["count"] == 32
 
 
-def test_the_certificate_is_computed_again_from_the_cells(private: Path, tmp_path: Path) -> None:
+def test_the_certificate_is_computed_again_from_the_runs(private: Path, tmp_path: Path) -> None:
     out = copied(private, tmp_path)
     said = sordino("certify", out)
     assert said.code == 0
@@ -86,11 +86,11 @@ def test_the_certificate_is_computed_again_from_the_cells(private: Path, tmp_pat
     file.write_text(file.read_text().replace(f'"epsilon": {made["epsilon"]}', '"epsilon": 0.1', 1))
     assert sordino("certify", out).code == 1
     file.write_bytes((private / "a" / "certificate.json").read_bytes())
-    shutil.rmtree(out / "cells" / "002-seed1")
+    shutil.rmtree(out / "runs" / "002-seed1")
     assert sordino("certify", out).code != 0
 
 
-def test_own_data_are_billed_unless_their_owner_calls_them_public(private: Path) -> None:
+def test_own_data_are_charged_unless_their_owner_calls_them_public(private: Path) -> None:
     made = json.loads((private / "a" / "certificate.json").read_text())
     assert (made["data"], made["declared_by"]) == ("private", "nobody has said that they are public")
     table: dict[str, Any] = {"sweep": {"grid": {"recipe.lr": [0.1]}}, "task": {"dataset": "digits"}, "recipe": _RECIPE}
@@ -111,14 +111,14 @@ _RECIPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_free_look_names_whose_word_it_rests_on(tmp_path: Path) -> None:
+def test_a_free_table_names_who_declared_the_data_public(tmp_path: Path) -> None:
     file = asked(tmp_path, 'data = "public"\nmetric = "loss"')
     told = sordino("sweep", file, "--out", tmp_path / "a", "--json").json
     assert told["certificate"]["epsilon"] is None
-    assert told["certificate"]["billed"] is False
+    assert told["certificate"]["charged"] is False
     assert told["better"] == "smaller"
-    assert "costs nothing" in sordino("certify", tmp_path / "a").out
-    assert load_config(tmp_path / "a" / "cells" / "000-seed3" / "plan.toml").run.seed == 3  # the file's own
+    assert "costs no privacy" in sordino("certify", tmp_path / "a").out
+    assert load_config(tmp_path / "a" / "runs" / "000-seed3" / "plan.toml").run.seed == 3  # the file's own
 
 
 POISSON, FIXED = (
@@ -128,7 +128,7 @@ POISSON, FIXED = (
 MIXED = GRID.replace('"recipe.lr" = [0.1, 0.5]', f'"recipe.clients" = [{POISSON}, {FIXED}]')
 
 
-def test_cells_that_protect_different_things_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_runs_that_protect_different_things_are_refused_in_a_sentence(tmp_path: Path) -> None:
     file = asked(tmp_path, grid=MIXED)
     assert (
         "neighbours differ by add_remove and by replace_one" in sordino("sweep", file, "--out", tmp_path / "a").sentence
@@ -140,7 +140,7 @@ def test_cells_that_protect_different_things_are_refused_in_a_sentence(tmp_path:
         '"recipe.lr" = [0.1, 0.5]',
         '"task.partition" = [{{ kind = "iid", clients = 60 }}, {{ kind = "dirichlet", clients = 60, alpha = 1.0 }}]',
     )
-    assert "cut into clients otherwise" in sordino("sweep", asked(tmp_path, grid=cut), "--plan").sentence
+    assert "partition into other clients" in sordino("sweep", asked(tmp_path, grid=cut), "--plan").sentence
 
 
 def test_silos_that_differ_are_composed_silo_by_silo() -> None:
@@ -155,14 +155,14 @@ def test_silos_that_differ_are_composed_silo_by_silo() -> None:
     both = sweep_cost.composed([cost(1.0, 2.0, 2.0), cost(1.0, 3.0, 3.0)], 3)
     found = {line.silos: dict(line.entries) for line in both.of("messages")}
     assert found == {(0,): {GaussianNoise(1.0): 4}, (1, 2): {GaussianNoise(2.0): 2, GaussianNoise(3.0): 2}}
-    with pytest.raises(ConfigError, match="one client and cells that protect one record"):
+    with pytest.raises(ConfigError, match="one client and runs that protect one record"):
         sweep_cost.composed([cost(1.0), Cost("client", cost(1.0).lines)], 1)
 
 
 _WHO: Any = ("models", "cohort", "messages")
 
 
-def test_a_ledger_is_charged_for_every_cell_and_asked_for_all_of_them_first(tmp_path: Path) -> None:
+def test_a_ledger_is_charged_for_every_run_and_asked_for_all_of_them_first(tmp_path: Path) -> None:
     ledger = tmp_path / "ours.ledger"
     words = ["ledger", "limit", ledger, "study", "--delta", 1e-3, "--unit", "client", "--relation", "add_remove"]
     assert sordino(*words, "--epsilon", 2).code == 0
@@ -171,7 +171,7 @@ def test_a_ledger_is_charged_for_every_cell_and_asked_for_all_of_them_first(tmp_
     refused = sordino("sweep", file, "--out", tmp_path / "a")
     assert refused.code == 1
     assert "would have spent" in refused.err
-    assert not (tmp_path / "a").exists()  # one cell could have been paid for: the four cannot
+    assert not (tmp_path / "a").exists()  # one run could have been paid for: the four cannot
     assert sordino(*words, "--epsilon", 30).code == 0
     told = sordino("sweep", file, "--out", tmp_path / "a", "--json").json
     with Ledger.open(ledger) as book:
@@ -204,9 +204,9 @@ def test_the_winner_is_reported_on_rows_that_had_no_part_in_choosing(private: Pa
     asked = Sweep.read(private / "sweep.toml")
     figures = []
     for seed in (0, 1):
-        task = asked.config(told["best"], seed, judged=False).build()
-        number = told["table"][0]["cell"]
-        figures.append(judged(task, out / "cells" / f"{number:03d}-seed{seed}")["accuracy"])
+        task = asked.config(told["best"], seed, validation=False).build()
+        number = told["table"][0]["setting"]
+        figures.append(evaluate(task, out / "runs" / f"{number:03d}-seed{seed}")["accuracy"])
     assert told["reported"]["accuracy"] == pytest.approx(np.mean(figures))
     assert load_config(out / "best.toml").task.half is None
     assert f"on {told['reported']['rows']}, which had no part in choosing" in (out / "table.txt").read_text()
@@ -227,19 +227,19 @@ def test_a_file_of_validation_rows_leaves_the_test_rows_whole(tmp_path: Path) ->
     assert "reported_on: 30 rows of test.npz" in told.out
 
 
-# ---- cells -----------------------------------------------------------------------------------------------------------
+# ---- runs ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_goes_on_where_it_was(private: Path, tmp_path: Path) -> None:
     out = copied(private, tmp_path)
-    shutil.rmtree(out / "cells" / "003-seed1")  # never begun
-    (out / "cells" / "001-seed0" / "certificate.json").unlink()  # killed before its end
+    shutil.rmtree(out / "runs" / "003-seed1")  # never begun
+    (out / "runs" / "001-seed0" / "certificate.json").unlink()  # killed before its end
     (out / "certificate.json").unlink()
-    kept = contents(out / "cells" / "000-seed0")
+    kept = contents(out / "runs" / "000-seed0")
     said = sordino("sweep", private / "sweep.toml", "--out", out, "--resume")
     assert said.code == 0
     assert said.out.count("sweep ") == 2
-    assert contents(out / "cells" / "000-seed0") == kept
+    assert contents(out / "runs" / "000-seed0") == kept
     assert (out / "table.csv").read_bytes() == (private / "a" / "table.csv").read_bytes()
     assert json.loads((out / "certificate.json").read_text())["epsilon"] is not None
 
@@ -257,37 +257,37 @@ def test_several_processes_write_the_same_table(private: Path, tmp_path: Path) -
     assert (tmp_path / "b" / "table.csv").read_bytes() == (private / "a" / "table.csv").read_bytes()
 
 
-def test_a_cell_that_diverges_is_a_row_and_is_billed_and_not_run_again(tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_a_row_and_is_charged_and_not_run_again(tmp_path: Path) -> None:
     steps = GRID.replace('"recipe.lr" = [0.1, 0.5]', '"plan.server.lr" = [1.0, 1e38]').replace("0.5, 1.0]", "1e6]")
     file = asked(tmp_path, grid=steps)
     told = sordino("sweep", file, "--out", tmp_path / "a", "--json").json
     assert [row["accuracy"] is None for row in told["table"]] == [False, True]
     (event,) = told["certificate"]["adversaries"][0]["events"]
     assert event["count"] == 8
-    kept = contents(tmp_path / "a" / "cells")
+    kept = contents(tmp_path / "a" / "runs")
     assert sordino("sweep", file, "--out", tmp_path / "a", "--resume").code == 0
-    assert contents(tmp_path / "a" / "cells") == kept
+    assert contents(tmp_path / "a" / "runs") == kept
     assert sordino("certify", tmp_path / "a").code == 0
 
 
 @pytest.mark.parametrize("command", ["explain", "compare", "report"])
-def test_a_whole_sweep_is_shown_with_what_the_look_at_it_costs(private: Path, tmp_path: Path, command: str) -> None:
+def test_a_whole_sweep_is_shown_with_what_reading_it_costs(private: Path, tmp_path: Path, command: str) -> None:
     out = ("--out", tmp_path / "page.html") if command == "report" else ()
     made = json.loads((private / "a" / "certificate.json").read_text())
-    one = json.loads((private / "a" / "cells" / "000-seed0" / "certificate.json").read_text())
+    one = json.loads((private / "a" / "runs" / "000-seed0" / "certificate.json").read_text())
     assert made["epsilon"] > one["epsilon"]
     asked = sordino(command, private / "a", *out)
     said = (tmp_path / "page.html").read_text() if out else asked.out
     assert asked.code == 0
     assert f"8 runs on private data costs epsilon {upto(made['epsilon'], 4)}" in said
 
-    edited = copied(private, tmp_path) / "cells" / "000-seed0" / "history.jsonl"
+    edited = copied(private, tmp_path) / "runs" / "000-seed0" / "history.jsonl"
     edited.write_text(edited.read_text().replace("accuracy", "acuracy"))
     assert sordino(command, tmp_path / "a", *out).code == 1
 
 
-def test_every_cell_is_a_run_like_any_other(private: Path) -> None:
-    for folder in sorted((private / "a" / "cells").iterdir()):
+def test_every_run_of_a_sweep_is_a_run_like_any_other(private: Path) -> None:
+    for folder in sorted((private / "a" / "runs").iterdir()):
         assert RunFolder.open(folder).certify()["epsilon"] is not None
     with open(private / "a" / "table.csv", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -302,15 +302,15 @@ def test_every_cell_is_a_run_like_any_other(private: Path) -> None:
 
 def test_a_grid_is_every_combination_and_random_ones_stay_in_their_interval() -> None:
     space = [Axis("a", (1, 2)), Axis("b", ("x", "y", "z"))]
-    assert len({tuple(one.values()) for one in grid(space)}) == 6
-    wide = [Axis("lr", (), Interval(1e-3, 10.0, log=True)), Axis("n", (), Interval(2, 5, whole=True)), space[1]]
-    found = drawn(wide, 400, 3)
-    assert found == drawn(wide, 400, 3) != drawn(wide, 400, 4)
+    assert len({tuple(one.values()) for one in combinations(space)}) == 6
+    wide = [Axis("lr", (), Interval(1e-3, 10.0, log=True)), Axis("n", (), Interval(2, 5, integer=True)), space[1]]
+    found = random_combinations(wide, 400, 3)
+    assert found == random_combinations(wide, 400, 3) != random_combinations(wide, 400, 4)
     assert all(1e-3 <= one["lr"] <= 10 and one["n"] in (2, 3, 4, 5) and one["b"] in "xyz" for one in found)
     middle = np.median([one["lr"] for one in found])
     assert 0.03 < middle < 0.3  # evenly in the logarithm: the middle is 0.1
     with pytest.raises(ConfigError, match=r"sweep\.random"):
-        grid(wide)
+        combinations(wide)
 
 
 @pytest.mark.parametrize(
@@ -335,21 +335,21 @@ def test_a_mistake_is_a_sentence_before_anything_runs(tmp_path: Path, wrong: str
 
 def test_fewer_than_three_seeds_have_no_interval_and_the_table_says_so(private: Path) -> None:
     """Two would have one of 12.7 standard errors to each side."""
-    assert Estimate.of([0.3, 0.5]).words == "0.4000"
-    assert "+-" in Estimate.of([0.3, 0.5, 0.9]).words
+    assert Estimate.of([0.3, 0.5]).text() == "0.4000"
+    assert "+-" in Estimate.of([0.3, 0.5, 0.9]).text()
     assert "+-" not in (private / "a" / "table.txt").read_text()
-    assert seeds_words((0, 1)) == "mean of seeds 0, 1: no interval, which takes 3 seeds"
-    assert seeds_words((0, 1, 2)) == "mean of seeds 0, 1, 2"
+    assert seeds_text((0, 1)) == "mean of seeds 0, 1: no interval, which takes 3 seeds"
+    assert seeds_text((0, 1, 2)) == "mean of seeds 0, 1, 2, +- 95% interval"
 
 
 def test_intervals_are_students_and_differences_are_taken_seed_by_seed() -> None:
     values = [0.3, 0.5, 0.9]
     low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
     found = Estimate.of(values)
-    assert (found.mean - (found.spread or 0), found.mean + (found.spread or 0)) == pytest.approx((low, high))
+    assert (found.mean - (found.half_width or 0), found.mean + (found.half_width or 0)) == pytest.approx((low, high))
     one, two = (Row(k, {}, (0, 1, 2), tuple(v + k * 0.1 for v in values), None) for k in (0, 1))
-    gap = one.beside(two)
+    gap = one.minus(two)
     assert gap is not None
-    assert [gap.mean, gap.spread] == pytest.approx([-0.1, 0.0], abs=1e-12)
+    assert [gap.mean, gap.half_width] == pytest.approx([-0.1, 0.0], abs=1e-12)
     assert best_of([one, two], "accuracy") is two
     assert best_of([one, two], "rmse") is one

@@ -1,4 +1,4 @@
-"""Promises of `sordino tune --private`: all tries on one bill, nothing but the best left, their number untold."""
+"""Promises of `sordino tune --private`: all trials in one cost, nothing but the best left, their number secret."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DELTA = 1e-3
 
 
 def tuned(file: Path, out: Path, *words: object) -> Said:
-    return sordino("tune", file, "--private", *OVER, "--tries", 3, "--out", out, *words)
+    return sordino("tune", file, "--private", *OVER, "--trials", 3, "--out", out, *words)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def oracle(noise_multiplier: float, mean: float) -> float:
     return float(accountant.get_epsilon(DELTA))
 
 
-def test_the_certificate_bills_all_tries_and_one_try_would_be_caught(won: Path) -> None:
+def test_the_certificate_charges_all_trials_and_one_trial_would_be_caught(won: Path) -> None:
     made, truth = RunFolder.open(won / "best").certify(), oracle(2.0, 3.0)
     assert made["epsilon"] == pytest.approx(truth, rel=0.01)  # the library gives up on some orders
     (event,) = made["adversaries"][0]["events"]
@@ -61,7 +61,7 @@ def test_the_certificate_bills_all_tries_and_one_try_would_be_caught(won: Path) 
     (once,) = [line["epsilon"] for line in sordino("plan", won / "fed.toml", "--json").json["adversaries"][:1]]
     assert once < 0.6 * truth  # sabotage: the bill of the run that is shown, alone
     assert made["statement"]["tuning"].startswith("accounted")
-    assert "whoever runs the tuning, who sees every try" in made["statement"]["data_curator"]
+    assert "whoever runs the tuning, who sees every trial" in made["statement"]["data_curator"]
     assert any("stayed secret" in text for text in made["assumptions"])
     assert not any("tuning is not accounted" in text for text in made["not_covered"])
 
@@ -74,7 +74,7 @@ def test_a_budget_is_met_by_the_whole_search(tmp_path: Path) -> None:
     assert oracle(z, 3.0) == pytest.approx(2, rel=0.01)
 
 
-def test_the_folder_says_nothing_of_the_other_tries(won: Path, tmp_path: Path) -> None:
+def test_the_folder_says_nothing_of_the_other_trials(won: Path, tmp_path: Path) -> None:
     told = json.loads((won / "said.json").read_text())
     assert set(told) == {"out", "metric", "best", "chosen", "reported", "certificate"}
     assert sorted(path.name for path in won.iterdir()) == ["best", "data.npz", "fed.toml", "said.json"]
@@ -83,11 +83,11 @@ def test_the_folder_says_nothing_of_the_other_tries(won: Path, tmp_path: Path) -
     assert "nothing but this run is left" in tuned(won / "fed.toml", tmp_path / "b").out
 
 
-def test_the_best_of_all_tries_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_all_trials_is_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, int | None]] = []
 
     def watched(config: Any, path: Path, tried: bool) -> Any:
-        assert path.parent.name == ".best.tries"
+        assert path.parent.name == ".best.trials"
         assert path.parent.stat().st_mode & 0o077 == 0  # only its owner
         done = execute(config, path, tried=tried)
         seen.append((done.history[-1]["accuracy"], config.run.coins))
@@ -102,7 +102,7 @@ def test_the_best_of_all_tries_is_what_is_left(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_whose_bill_was_made_smaller_is_refused(won: Path, tmp_path: Path) -> None:
+def test_a_folder_whose_cost_was_made_smaller_is_refused(won: Path, tmp_path: Path) -> None:
     import shutil
 
     for found, instead in (("mean = 3.0", "mean = 2.0"), ("[privacy.selected.trials]", "[privacy.forgotten]")):
@@ -119,14 +119,14 @@ def test_a_folder_whose_bill_was_made_smaller_is_refused(won: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--over", "recipe.rounds=[2, 4]"), "another bill"),
-        (("--over", "recipe.noise_multiplier=[1.0, 2.0]"), "another bill"),
-        (("--over", "recipe.clients.rate={low=0.1, high=0.5}"), "another bill"),
-        (("--over", "run.seed=[1, 2]"), "among what is tried"),
-        (("--over", "privacy.delta=[0.01, 0.001]"), "among what is tried"),
-        (("--over", "task.partition=[1]"), "among what is tried"),
+        (("--over", "recipe.rounds=[2, 4]"), "another cost"),
+        (("--over", "recipe.noise_multiplier=[1.0, 2.0]"), "another cost"),
+        (("--over", "recipe.clients.rate={low=0.1, high=0.5}"), "another cost"),
+        (("--over", "run.seed=[1, 2]"), "in the search space"),
+        (("--over", "privacy.delta=[0.01, 0.001]"), "in the search space"),
+        (("--over", "task.partition=[1]"), "in the search space"),
         (("--over", "recipe.lrr=[1]"), "did you mean 'lr'?"),
-        ((*OVER, "--tries", 0.5), "a mean above 1"),
+        ((*OVER, "--trials", 0.5), "a mean above 1"),
         ((*OVER, "--law", "poison"), "did you mean 'poisson'?"),
         ((*OVER, "--epsilon", 1, "--epsilon", 2), "several --epsilon"),
         ((*OVER, "--metric", "accurate"), "did you mean 'accuracy'?"),
@@ -139,15 +139,15 @@ def test_what_the_theorem_does_not_cover_is_refused(tmp_path: Path, words: tuple
     assert not list(tmp_path.glob(".*"))
 
 
-def test_who_was_in_the_winner_does_not_lower_the_bill() -> None:
-    """The cohorts of the tries that lost are seen by nobody, and may have had somebody in more rounds."""
+def test_who_was_in_the_winner_does_not_lower_the_cost() -> None:
+    """The cohorts of the trials that lost are seen by nobody, and may have had somebody in more rounds."""
     plan = tiny.plan(rounds=5, clients=FixedSize(6, 2), release=NoiseShares(1.0, 2), encode=(Clip(1.0),))
     selection = Selection(id="a", trials=Trials(3.0), over=("recipe.lr",), by="accuracy")
     seen = Facts(0.01, "simulation", 5, max_participations=1)
     alone, best = (run_cost(plan, facts).line("cohort").entries for facts in (seen, replace(seen, selection=selection)))
     assert [count for _, count in alone] == [1]
-    try_of_five = Tuned(PubliclySampled(2 / 6, GaussianNoise(1.0)), 5, selection.trials)  # averaged over all coins
-    assert best == ((try_of_five, 1),)
+    trial_of_five = Tuned(PubliclySampled(2 / 6, GaussianNoise(1.0)), 5, selection.trials)  # averaged over all coins
+    assert best == ((trial_of_five, 1),)
     often = Facts(0.01, "simulation", 5, max_participations=5, selection=selection)
     assert run_cost(plan, often).line("cohort").entries == best
 
@@ -159,31 +159,31 @@ def test_rows_to_choose_by_are_needed(tmp_path: Path) -> None:
     assert "no row that is declared public" in tuned(federation(tmp_path, data=data), tmp_path / "best").sentence
 
 
-def test_a_ledger_pays_once_for_all_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_pays_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = tmp_path / "ours.ledger"
     words = ["ledger", "limit", ledger, "study", "--delta", DELTA, "--unit", "client", "--relation", "add_remove"]
     assert sordino(*words, "--epsilon", 1.5).code == 0
     where = f'[privacy]\nledger = "{ledger}"\ndataset = "study"\n\n[run]'
     file = federation(tmp_path, ("[run]", where))
     monkeypatch.setattr(Trials, "draw", lambda self, coins: 3)
-    assert tuned(file, tmp_path / "best").code == 1  # one try could be paid for
+    assert tuned(file, tmp_path / "best").code == 1  # one trial could be paid for
     assert not (tmp_path / "best").exists()
     assert sordino(*words, "--epsilon", 20).code == 0
     made = json.loads(tuned(file, tmp_path / "best", "--json").out)["certificate"]
     with Ledger.open(ledger) as book:
-        spent = book.statement("study")
+        spent = book.spent("study")
     assert (spent.runs, [type(item.event) for item in spent.items]) == (1, [Tuned])
     assert spent.epsilon == pytest.approx(made["epsilon"], rel=1e-4)
     assert sordino("certify", tmp_path / "best").code == 0
 
 
-def test_no_try_releases_nothing_and_a_stop_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_trial_releases_nothing_and_a_stop_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = federation(tmp_path), tmp_path / "best"
     monkeypatch.setattr(Trials, "draw", lambda self, coins: 0)
     said = tuned(file, out, "--law", "poisson")
     assert (said.code, out.exists()) == (1, False)
     assert "nothing is released" in said.err
-    left = tmp_path / ".best.tries" / "try"
+    left = tmp_path / ".best.trials" / "trial"
     left.mkdir(parents=True)
     (left / "history.jsonl").write_text("{}")  # what a killed tuning left
     monkeypatch.setattr(Trials, "draw", lambda self, coins: 2)
@@ -204,14 +204,14 @@ def test_the_winner_is_not_run_again_as_if_it_were_one_run(won: Path, tmp_path: 
     assert "another run is another release" in said
     file = tmp_path / "sweep.toml"
     grid = '[sweep]\n[sweep.grid]\n"plan.local.lr" = [0.1, 0.5]\n'
-    file.write_text(f'base = "{won}/best/plan.toml"\n{grid}')  # its cells would be paid for by the tuning
+    file.write_text(f'base = "{won}/best/plan.toml"\n{grid}')  # its runs would be paid for by the tuning
     assert "another run is another release" in sordino("sweep", file, "--out", tmp_path / "again").sentence
     with pytest.raises(ConfigError, match="another run is another release"):
         execute(load_config(won / "best" / "plan.toml"), tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 
-def test_neither_time_nor_fate_of_a_try_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_time_nor_fate_of_a_trial_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[list[str]] = []
     for first_diverges in (False, True):
         count = iter(range(9))
@@ -230,7 +230,9 @@ def test_neither_time_nor_fate_of_a_try_is_told(tmp_path: Path, monkeypatch: pyt
     assert told[0] == told[1]
 
 
-def test_for_release_the_number_of_tries_comes_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_release_the_number_of_trials_is_drawn_by_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds: list[str] = []
     real = Trials.draw
 

@@ -25,8 +25,8 @@ from sordino.plan import Plan
 from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
 from sordino.task import Task
 from sordino.tuning import tune
-from sordino.tuning.proxy_data import stand_in
-from sordino.tuning.tune import Knobs, by_rule, knobs, turned
+from sordino.tuning.tune import Hyperparameters, first_guess, hyperparameters, with_hyperparameters
+from sordino.tuning.tuning_data import tuning_task
 
 FILE = """
 [task]
@@ -54,20 +54,20 @@ def client_side(**changes: object) -> Plan:
 
 
 def test_the_proposal_meets_the_budget_and_says_what_the_search_cost() -> None:
-    found = tune(client_side(), digits(), epsilon=50.0, delta=0.01, trials=1)
+    found = tune(client_side(), digits(), epsilon=50.0, delta=0.01, seeds=1)
     spent = headline(found.plan.cost().of("models"), 0.01)["epsilon"]
     assert 0.9 * 50 < spent <= 50
     assert found.cost.startswith("nothing")
-    assert set(found.curves) == {"pace", "steps", "rounds"}
+    assert set(found.curves) == {"lr_factor", "steps", "rounds"}
     assert all(math.isfinite(row["loss"]) for rows in found.curves.values() for row in rows)
-    assert knobs(found.plan).rounds == found.chosen.rounds
-    assert knobs(found.plan).steps == found.chosen.steps
+    assert hyperparameters(found.plan).rounds == found.chosen.rounds
+    assert hyperparameters(found.plan).steps == found.chosen.steps
 
 
 def test_the_chosen_candidate_is_the_best_of_what_was_tried() -> None:
-    found = tune(client_side(), digits(), epsilon=50.0, delta=0.01, trials=1)
+    found = tune(client_side(), digits(), epsilon=50.0, delta=0.01, seeds=1)
     least = min(row["loss"] for rows in found.curves.values() for row in rows)
-    (last,) = [row["loss"] for row in found.curves["pace"] if row["pace"] == found.chosen.pace]
+    (last,) = [row["loss"] for row in found.curves["lr_factor"] if row["lr_factor"] == found.chosen.lr_factor]
     assert last == least
 
 
@@ -82,7 +82,7 @@ def test_private_records_are_never_read(source: str) -> None:
             task.clients.offsets,
         ),
     )
-    honest, spoilt = (stand_in(client_side(), data, source, 3) for data in (task, poisoned))  # type: ignore[arg-type]
+    honest, spoilt = (tuning_task(client_side(), data, source, 3) for data in (task, poisoned))  # type: ignore[arg-type]
     assert torch.equal(honest.clients.records.x, spoilt.clients.records.x)
     assert float(spoilt.clients.records.x.abs().max()) < 100
     assert honest.test is not None
@@ -96,10 +96,10 @@ def _share_a_row(one: Records, other: Records) -> bool:
 
 def test_the_papers_rules_are_the_first_guess() -> None:
     laplace = client_side(rounds=27, steps=1, mechanism=Laplace(1.0))
-    assert by_rule(laplace)[1] == Knobs(rounds=3, steps=9)
-    assert by_rule(client_side(rounds=25, steps=1))[1] == Knobs(rounds=5, steps=5)
+    assert first_guess(laplace)[1] == Hyperparameters(rounds=3, steps=9)
+    assert first_guess(client_side(rounds=25, steps=1))[1] == Hyperparameters(rounds=5, steps=5)
     silos = _silos()
-    assert by_rule(silos)[1].batch == 30
+    assert first_guess(silos)[1].batch == 30
 
 
 def _silos() -> Plan:
@@ -109,11 +109,11 @@ def _silos() -> Plan:
     )
 
 
-def test_turning_a_knob_turns_what_hangs_on_it() -> None:
-    longer = turned(client_side(), Knobs(rounds=8, steps=6, pace=0.5))
+def test_a_hyperparameter_changes_what_depends_on_it() -> None:
+    longer = with_hyperparameters(client_side(), Hyperparameters(rounds=8, steps=6, lr_factor=0.5))
     assert longer.clip is not None
     assert longer.clip.clip_norm_at(0) == pytest.approx(0.3 * 0.5 * 6 * 1.0)  # lr * steps * zeta
-    silos = turned(_silos(), Knobs(rounds=8, batch=20, pace=2.0))
+    silos = with_hyperparameters(_silos(), Hyperparameters(rounds=8, batch=20, lr_factor=2.0))
     assert isinstance(silos.server, Sgd)
     assert silos.local.reads == FixedRecords(20, (30, 40, 50))
     assert [silos.server.lr.at(t) for t in (0, 8)] == pytest.approx([2.0, 0.2])  # type: ignore[union-attr]
@@ -122,10 +122,10 @@ def test_turning_a_knob_turns_what_hangs_on_it() -> None:
 def test_silos_are_tuned_too_and_keep_their_sizes() -> None:
     plan = silo(sizes=(30, 40, 50), epsilons=(5.0,), rounds=3)
     task = TaskSpec(dataset="digits", partition=Iid(3)).build(3, seed=0)
-    made = stand_in(plan, task, "public", 0)
+    made = tuning_task(plan, task, "public", 0)
     assert [made.clients.size(i) for i in range(3)] == [30, 40, 50]
-    found = tune(plan, made, epsilon=5.0, delta=0.01, trials=1)
-    assert "batch" not in found.curves  # all records: no batch to turn
+    found = tune(plan, made, epsilon=5.0, delta=0.01, seeds=1)
+    assert "batch" not in found.curves  # all records: no batch to tune
 
 
 def test_a_plan_without_public_records_is_told_so() -> None:
@@ -134,26 +134,26 @@ def test_a_plan_without_public_records_is_told_so() -> None:
         tune(client_side(), bare, epsilon=5.0, delta=0.01)
 
 
-def test_a_solver_without_knobs_is_refused() -> None:
+def test_a_solver_without_hyperparameters_is_refused() -> None:
     class Other:
         kind = "other"
 
     plan = dp_fed_avg(rounds=2, clients=Everyone(3), lr=0.1, clip_norm=1.0, noise_multiplier=1.0)
     object.__setattr__(plan, "local", Other())
     with pytest.raises(PlanError, match="other"):
-        knobs(plan)
+        hyperparameters(plan)
 
 
 def test_the_command_prints_curves_writes_a_file_that_loads_and_draws(tmp_path: Path) -> None:
     (tmp_path / "fed.toml").write_text(FILE)
-    out, plot = tmp_path / "tuned.toml", tmp_path / "tune.png"
-    words = ["tune", tmp_path / "fed.toml", "--epsilon", 40, "--trials", 1]
-    found = sordino(*words, "--out", out, "--plot", plot, "--json").json["tuned"][0]
-    assert knobs(load_config(out).plan).rounds == found["proposal"]["rounds"]
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    out = tmp_path / "tuned"
+    words = ["tune", tmp_path / "fed.toml", "--epsilon", 40, "--seeds", 1]
+    found = sordino(*words, "--out", out, "--json").json["tuned"][0]
+    assert hyperparameters(load_config(out / "tuned.toml").plan).rounds == found["proposal"]["rounds"]
+    assert (out / "tune.png").read_bytes().startswith(b"\x89PNG")
     assert "exists" in sordino(*words, "--out", out).sentence
     assert "public" in sordino(*words, "--data", "private").sentence
-    assert "--trials 0" in sordino(*words[:-1], 0).sentence
+    assert "--seeds 0" in sordino(*words[:-1], 0).sentence
     text = sordino(*words)
     assert "privacy cost of the search: nothing" in text.out
     assert "loss by steps" in text.out
@@ -176,11 +176,11 @@ silos.va = { epsilon = 8.0 }
 
 def test_silos_keep_budgets_of_their_own(tmp_path: Path, real_data: Path) -> None:
     """The tuned plan had one noise for all: the silo with the smallest budget would have spent the largest."""
-    file, out = tmp_path / "fed.toml", tmp_path / "tuned.toml"
+    file, out = tmp_path / "fed.toml", tmp_path / "tuned"
     file.write_text(SILOS)
-    found = sordino("tune", file, "--trials", 1, "--data", "synthetic", "--out", out, "--json").json["tuned"][0]
+    found = sordino("tune", file, "--seeds", 1, "--data", "synthetic", "--out", out, "--json").json["tuned"][0]
     assert [silo["epsilon"] for silo in found["silos"]] == [1.0, 2.0, 4.0, 8.0]
-    tuned = load_config(out)
+    tuned = load_config(out / "tuned.toml")
     assert tuned.task.silos == ("cleveland", "hungarian", "switzerland", "va")
     assert [budget.epsilon for budget in tuned.budgets] == [1.0, 2.0, 4.0, 8.0]
     own = headline(tuned.plan.cost().of("messages"), tuned.delta, tuned.deltas)["silos"]

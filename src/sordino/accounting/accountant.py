@@ -3,7 +3,7 @@
 First opinion: the dominating pairs that the events state, composed as privacy loss distributions (sordino.accounting.pld), rounded
 up throughout, on a grid refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated
 (epsilon, delta) pairs need no grid. Second opinion: Renyi divergences (RDP), where the events state them. The best of
-a random number of tries has no other proof: there they are the first.
+a random number of trials has no other proof: there they are the first.
 
 Nothing of it is a library's. Google's dp_accounting, which was, is the third opinion, in the tests: its RDP under
 replace-one forgets that the movement is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its
@@ -129,7 +129,7 @@ def _unprotected(entries: Entries) -> bool:
 
 
 def _tuned(entries: Entries) -> bool:
-    """Whether the best of many tries is among them: it has divergences, and no pair that dominates it."""
+    """Whether the best of many trials is among them: it has divergences, and no pair that dominates it."""
     return any(event.only_renyi for event, _ in entries)
 
 

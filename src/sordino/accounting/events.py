@@ -9,7 +9,7 @@ An event states its own cost in three ways, which `accounting` turns into epsilo
     mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
     pure   the most its privacy loss can be, if there is a most
 
-What states none of them is without a bound, and no plan can be built with it; only the best of many tries (`Tuned`) is
+What states none of them is without a bound, and no plan can be built with it; only the best of many trials (`Tuned`) is
 bounded by its Renyi divergences alone.
 """
 
@@ -385,7 +385,7 @@ class Approximate(Event, kind="approximate"):
 
 @dataclass(frozen=True)
 class Tuned(Event, kind="tuned"):
-    """`count` times `event` is one try; of a random number of them (`trials`) nothing but the best is shown.
+    """`count` times `event` is one trial; of a random number of them (`trials`) nothing but the best is shown.
 
     It has a Renyi bound only, and only of what has one itself. A table that is looked at is not this, but composition.
     """
@@ -396,7 +396,7 @@ class Tuned(Event, kind="tuned"):
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.event.only_renyi:
-            raise ConfigError(f"a try of {self.count} times {self.event.kind!r}", "at least one event, tuned once")
+            raise ConfigError(f"a trial of {self.count} times {self.event.kind!r}", "at least one event, tuned once")
 
     @property
     def protects(self) -> bool:
@@ -407,7 +407,7 @@ class Tuned(Event, kind="tuned"):
         return True
 
     def renyi(self, relation: Relation) -> Array | None:
-        """Papernot, Steinke 2022, of what one try is."""
+        """Papernot, Steinke 2022, of what one trial is."""
         one = self.event.renyi(relation)
         return None if one is None else self.trials.divergences(self.count * one)
 

@@ -1,8 +1,8 @@
 """The cost of the best of many private runs, where nothing else of them is shown (`sordino tune --private`).
 
-A try is: draw a candidate by public chances, run it, score what it released on public rows. All trials have one cost, so
-whichever candidate is drawn, a try is as private as the next; the number of tries is random and secret. Then the best
-of them, with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
+A trial is: draw a candidate by public chances, run it, score what it released on public rows. All trials have one cost,
+so whichever candidate is drawn, a trial is as private as the next; the number of trials is random and secret. Then the
+best of them, with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ class Selection:
     def assumed(self) -> list[str]:
         """What must hold for the cost."""
         return [
-            f"this run is the best, by {self.by}, of a random number of tries ({self.trials.law.replace('_', ' ')}, "
+            f"this run is the best, by {self.by}, of a random number of trials ({self.trials.law.replace('_', ' ')}, "
             f"{self.trials.mean:g} on average) over {', '.join(self.over)}, each with the same cost",
-            "how many tries there were, how long they took, and every try but this one stayed secret",
+            "how many trials there were, how long they took, and every trial but this one stayed secret",
         ]
 
 
 def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
-    """The cost of one try as that of the best; no selection: as it is."""
+    """The cost of one trial as that of the best; no selection: as it is."""
     return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.trials) for one in cost.lines))
 
 
-def _line(line: Line, tries: Trials) -> Line:
+def _line(line: Line, trials: Trials) -> Line:
     entries = tuple((event, count) for event, count in line.entries if count)
     if not entries or not all(event.protects for event, _ in entries):
         return line
     if len(entries) > 1:
-        found = f"a try of {len(entries)} kinds of events"
+        found = f"a trial of {len(entries)} kinds of events"
         raise PlanError("tuning", found, "one kind of event", "tune on public data: sordino tune without --private")
     ((event, count),) = entries
-    return replace(line, entries=((Tuned(event, count, tries), 1),))
+    return replace(line, entries=((Tuned(event, count, trials), 1),))

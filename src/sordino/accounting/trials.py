@@ -5,8 +5,8 @@
     Poisson                       K may be 0: then nothing is shown
 
 Guarantee: Papernot, Steinke 2022, Theorems 2 and 6 (`sordino.accounting.renyi.selected`, `selected_poisson`). It holds for the
-best of K independent tries, by any score of what a try released, if each of them is as private as the others, and if K
-and every other try stay secret. A table of tries that is looked at is composition instead.
+best of K independent trials, by any score of what a trial released, if each of them is as private as the others, and if K
+and every other trial stay secret. A table of trials that is looked at is composition instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sordino.accounting.pld.pairs import Array
 from sordino.errors import ConfigError
 
 Law = Literal["negative_binomial", "poisson"]
-MOST = 10_000.0  # tries on average
+MOST = 10_000.0  # trials on average
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The law of the number of tries, by its mean; `shape` is eta, of the negative binomial alone."""
+    """The law of the number of trials, by its mean; `shape` is eta, of the negative binomial alone."""
 
     mean: float = 10.0
     law: Law = "negative_binomial"
@@ -38,9 +38,9 @@ class Trials:
         poisson = self.law == "poisson"
         if not (0 < self.mean <= MOST if poisson else 1 < self.mean <= MOST):
             needed = f"a mean {'above 0' if poisson else 'above 1'}, at most {MOST:,.0f}"
-            raise ConfigError(f"{self.mean:g} tries on average", needed, "10 is usual")
+            raise ConfigError(f"{self.mean:g} trials on average", needed, "10 is usual")
         if not 0 <= self.shape <= 100:
-            raise ConfigError(f"shape = {self.shape:g} of the tries", "0 (logarithmic) to 100; 1 is geometric")
+            raise ConfigError(f"shape = {self.shape:g} of the trials", "0 (logarithmic) to 100; 1 is geometric")
 
     @property
     def gamma(self) -> float:
@@ -48,7 +48,7 @@ class Trials:
         return _gamma(self.shape, self.mean)
 
     def draw(self, coins: np.random.Generator) -> int:
-        """One number of tries."""
+        """One number of trials."""
         if self.law == "poisson":
             return int(coins.poisson(self.mean))
         gamma, k, left = self.gamma, 1, float(coins.random())
@@ -70,7 +70,7 @@ class Trials:
         return found
 
     def divergences(self, one: Array) -> Array:
-        """Those of the best, by those of one try."""
+        """Those of the best, by those of one trial."""
         if self.law == "poisson":
             return renyi.best_of_poisson(one, self.mean)
         gamma = self.gamma

@@ -173,7 +173,7 @@ def not_covered(ledger: Standing | None = None, selection: Selection | None = No
     """What the certificate does not speak of."""
     others = "other releases of the same data: a budget is the sum over all of them"
     tuning = (
-        "tuning is not accounted" if selection is None else "only the tries that this run is the best of are accounted"
+        "tuning is not accounted" if selection is None else "only the trials that this run is the best of are accounted"
     )
     return [
         f"choosing settings by earlier runs on the same data: {tuning}",

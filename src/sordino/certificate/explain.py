@@ -157,7 +157,7 @@ def _replayed(count: int) -> str:
 def _of_one(certificate: dict[str, Any]) -> str:
     """Where one unit is charged for fewer releases than there were, how many: the count of the line's events.
 
-    A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of tries).
+    A count of 1 says nothing of rounds: one event may stand for the whole run (correlated noise, the best of trials).
     """
     first, rounds = certificate["adversaries"][0], certificate["counts"]["rounds_accounted"]
     most = max(line["events"][0]["count"] for line in first.get("silos", [first]) if line["events"])

@@ -1,4 +1,4 @@
-"""What a run adds to its plan, and the cost that follows: the rounds charged, and the tries behind it.
+"""What a run adds to its plan, and the cost that follows: the rounds charged, and the trials behind it.
 
 The counts on a certificate agree with each other, and with the events of its lines; else there is no certificate.
 
@@ -128,7 +128,7 @@ def participation(plan: Plan, facts: Facts) -> Participation:
     Only a budget that refused the next cohort accounts for what was charged: budgets and cohorts are seen by this adversary
     or public, so where the run ended depends on no data. A run that was killed and run again is accounted as planned, and
     for the rounds that were run again beside.
-    The best of many tries is accounted as planned too: who was in the others, which had the same cost, nobody sees.
+    The best of many trials is accounted as planned too: who was in the others, which had the same cost, nobody sees.
     """
     least, prepared = 0 if facts.max_participations is None else facts.max_participations, max(1, facts.prepared)
     if facts.selection is None:
@@ -174,14 +174,14 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
 
 
 def run_cost(plan: Plan, facts: Facts) -> Cost:
-    """The cost of a run: of its rounds, and of the tries that it is the best of."""
+    """The cost of a run: of its rounds, and of the trials that it is the best of."""
     return cost_of_best(plan.cost(participation(plan, facts)), facts.selection)
 
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
     """Refuse a certificate whose counts of rounds charged and accounted, and of events, cannot all be true."""
     _check_rounds(plan, facts, counts)
-    if plan.release.correlated or facts.selection is not None:  # one event stands for the whole run, or for all tries
+    if plan.release.correlated or facts.selection is not None:  # one event stands for the whole run, or for all trials
         return
     least, most = _wanted(plan, facts, counts)
     for who in ADVERSARIES:

@@ -102,8 +102,8 @@ def _releases(plan: Plan, facts: Facts, counts: Participation, when: str) -> str
 
 
 UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"
-TRIER = "; and whoever runs the tuning, who sees every try and is trusted to show nothing but the best"
-TUNED = "accounted: the number of tries was random, and the best alone is released"
+TRIER = "; and whoever runs the tuning, who sees every trial and is trusted to release nothing but the best"
+TUNED = "accounted: the number of trials was random, and the best alone is released"
 
 
 def _open(facts: Facts) -> str:

@@ -127,11 +127,11 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.tuning import shown
+    from sordino.tuning import sweep_summary
 
-    if shown.is_sweep(target):
-        whole = shown.explained(target)
-        return say(as_json, whole, shown.page(whole))
+    if sweep_summary.is_sweep(target):
+        whole = sweep_summary.explain(target)
+        return say(as_json, whole, sweep_summary.text(whole))
     certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
     return say(as_json, said, explaining.page(said))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -206,16 +205,16 @@ FREE = ("noise_multiplier", "rounds", "cohort")
 @app.command()
 def calibrate(
     file: ConfigFile,
-    epsilon: Annotated[float, typer.Option(help="The target.")],
+    epsilon: Annotated[float | None, typer.Option(help="The target; without it, every silo's own budget.")] = None,
     delta: Annotated[float | None, typer.Option(help="Default: the file's.")] = None,
     free: Annotated[str, typer.Option(help="noise_multiplier | rounds | cohort")] = "noise_multiplier",
-    out: Annotated[Path | None, typer.Option(help="Write the calibrated file here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the calibrated file here, its recipe kept.")] = None,
     values: Changes = None,
     seed: Seed = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Find the noise multiplier, rounds or cohort that cost a target epsilon."""
+    """Solve the noise multiplier, rounds or cohort for a target epsilon, or each silo's noise for its own budget."""
     bring(own)
     changes = changed(values, seed)
     found = calibrate_config(file, epsilon=epsilon, delta=delta, free=free, out=out, changes=changes)
@@ -223,26 +222,30 @@ def calibrate(
 
 
 def calibrate_config(
-    file: Path, *, epsilon: float, delta: float | None, free: str, out: Path | None, changes: Sequence[str] = ()
+    file: Path, *, epsilon: float | None, delta: float | None, free: str, out: Path | None, changes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The number found, what it costs, and the file it was written to."""
-    from sordino.accounting.calibration import calibrate
     from sordino.certificate.build import headline
-    from sordino.config import load_config
+    from sordino.codec import toml
+    from sordino.config import overridden, parse, read_table
+    from sordino.tuning.calibrated_file import calibrated_file, multipliers
 
     if free not in FREE:
         raise ConfigError(f"--free {free}", "noise_multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
         check_new(out)
-    config = load_config(file, changes)
-    delta = config.delta if delta is None else delta
-    check_delta(delta, config.plan.units, config.privacy.allow_large_delta)
-    plan = calibrate(config.plan, epsilon=epsilon, delta=delta, free=free)
-    changed = replace(config, plan=plan, privacy=replace(config.privacy, delta=delta))
+    table = overridden(read_table(file), dict(map(toml.read, changes)))
+    config = parse(table)
+    check_delta(config.delta if delta is None else delta, config.plan.units, config.privacy.allow_large_delta)
+    found = calibrated_file(file.read_text("utf-8"), table, epsilon=epsilon, delta=delta, free=free)
     if out is not None:
-        out.write_text(codec.to_toml(changed), encoding="utf-8")
-    cost = headline(plan.cost().of("models"), delta)
-    return {"free": free, "value": _value(plan, free), **cost, "out": str(out) if out else None}
+        out.write_text(found.text, encoding="utf-8")
+    plan, solved = found.config.plan, found.config
+    each = multipliers(plan) if free == "noise_multiplier" else ()
+    cost = headline(plan.cost().of("messages" if each else "models"), solved.delta, solved.deltas)
+    number: dict[str, Any] = {"value": _value(plan, free)} if not each else {"values": list(each)}
+    names = {"names": list(solved.task.silos)} if each else {}
+    return {"free": free, **number, **names, **cost, "recipe_kept": found.recipe_kept, "out": str(out) if out else None}
 
 
 def check_new(out: Path) -> None:
@@ -265,8 +268,17 @@ def _value(plan: Plan, free: str) -> float:
 
 
 def calibrated_text(found: dict[str, Any]) -> str:
-    """The answer of a calibration."""
-
+    """The answer of a calibration: one line, or one for every silo that has its own noise."""
     where = f"; written to {found['out']}" if found["out"] else ""
+    written_out = "" if found.get("recipe_kept", True) else "; the recipe has no key for it, so the plan is written out"
     cost = f"epsilon {upto(found['epsilon'], 4)} at delta {upto(found['delta'])}"
-    return f"{found['free']} = {found['value']:.6g}: {cost}{where}"
+    if "values" not in found:
+        return f"{found['free']} = {found['value']:.6g}: {cost}{where}{written_out}"
+    groups = found.get("silos") or [{**found, "silos": range(len(found["values"]))}]
+    own = {silo: group for group in groups for silo in group["silos"]}
+    lines = [
+        f"{found['names'][silo] if found['names'] else f'silo {silo}'}: {found['free']} = {value:.6g}, "
+        f"epsilon {upto(own[silo]['epsilon'], 4)} at delta {upto(own[silo]['delta'])}"
+        for silo, value in enumerate(found["values"])
+    ]
+    return "\n".join([*lines, *([f"{where}{written_out}".removeprefix("; ")] if where or written_out else [])])

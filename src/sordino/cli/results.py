@@ -30,9 +30,9 @@ def compare(
     from sordino.report import comparison
     from sordino.report import comparison as comparing
     from sordino.runs.loading import subjects
-    from sordino.tuning.shown import with_cells
+    from sordino.tuning.sweep_summary import with_runs
 
-    runs, notes = with_cells(targets)
+    runs, notes = with_runs(targets)
     found = {**comparing.compared(subjects(runs)), "notes": notes}
     made = comparing.table(found)
     cited = comparison.bibtex([run["sordino"] for run in found["runs"]])
@@ -52,9 +52,9 @@ def report(
     from sordino.report.data import collected
     from sordino.report.page import write
     from sordino.runs.loading import subjects
-    from sordino.tuning.shown import with_cells
+    from sordino.tuning.sweep_summary import with_runs
 
-    runs, notes = with_cells(targets)
+    runs, notes = with_runs(targets)
     found = collected(subjects(runs), notes)
     file = out if out is not None or as_json else Path("report.html")
     if file is not None:

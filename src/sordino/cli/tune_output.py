@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,25 @@ from sordino.accounting.rounding import upto
 from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.cli.console import say, working
-from sordino.cli.planning import check_new
-from sordino.codec import toml
+from sordino.codec import durable_files, toml
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
 from sordino.outcome import declared_public
-from sordino.tuning.private_selection import Tuning, tune_private
+from sordino.tuning.private_selection import PrivateTuning, tune_private
 from sordino.tuning.private_selection import text as private_text
-from sordino.tuning.spec import Sweep, axes
-from sordino.tuning.tune import Tuned, tune
+from sordino.tuning.search_space import Sweep, read_axes
+from sordino.tuning.tune import TrialLog, Tuned, tune
+from sordino.version import __version__
 
 SOURCES = ("public", "synthetic")
+FILES = "{tuned.toml, tune.png, trials.jsonl}"
 
-
-AXES = {"pace": "factor on the step size", "steps": "local steps", "rounds": "rounds", "batch": "records per batch"}
+AXES = {
+    "lr_factor": "factor on the step size",
+    "steps": "local steps",
+    "rounds": "rounds",
+    "batch": "records per batch",
+}
 
 
 def tune_config(
@@ -34,48 +40,48 @@ def tune_config(
     *,
     epsilons: list[float],
     source: str,
-    trials: int,
+    seeds: int,
     out: Path | None,
-    plot: Path | None,
+    resume: bool = False,
     changes: Sequence[str] = (),
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """A proposal for every epsilon (default: the file's own forecast); the first one is written to `out`."""
+    """A proposal for every epsilon (default: the file's own forecast); `out` is a folder for trials and results."""
     if source not in SOURCES:
         raise ConfigError(f"--data {source}", "public or synthetic", codec.nearest(source, list(SOURCES)))
-    for path in (out, plot):
-        if path is not None:
-            check_new(path)
     config = load_config(file, changes)
     silos = own_budgets(config)
     if silos and epsilons:
         found_own = "--epsilon, and silos that have budgets of their own"
         raise ConfigError(found_own, "one of them", "drop --epsilon: every silo keeps its budget")
     wanted = epsilons or [_own(config)]
+    asked = {"config": codec.dump(config), "epsilons": wanted, "data": source, "seeds": seeds, "sordino": __version__}
     task = config.build()
-    known: dict[str, Any] = {"source": source, "trials": trials, "public": declared_public(task), "silos": silos}
+    log = None if out is None else TrialLog(out, asked, resume)
+    known: dict[str, Any] = {"source": source, "seeds": seeds, "public": declared_public(task), "silos": silos}
     known |= {"delta": config.delta, "seed": config.run.seed}
     found: list[Tuned] = []
     for epsilon in wanted:
-        with working(f"tune, epsilon {upto(epsilon, 4)}", quiet) as told:
-            found.append(tune(config.plan, task, epsilon=epsilon, on_tried=told, **known))
+        kept: dict[str, Any] = {}
+        if log is not None:
+            kept = {"done": log.trials(epsilon), "on_trial": partial(log.append, epsilon)}
+        with working(f"tune, epsilon {upto(epsilon, 4)}", quiet) as progress:
+            found.append(tune(config.plan, task, epsilon=epsilon, progress=progress, **known, **kept))
     if out is not None:
-        out.write_text(codec.to_toml(replace(config, plan=found[0].plan)), encoding="utf-8")
-    if plot is not None:
-        draw(found, plot)
-    files = {"out": str(out) if out else None, "plot": str(plot) if plot else None}
-    return {"tuned": [one.entry for one in found], **files}
+        durable_files.write(out / "tuned.toml", codec.to_toml(replace(config, plan=found[0].plan)).encode())
+        draw(found, out / "tune.png")
+    return {"tuned": [one.entry for one in found], "out": None if out is None else str(out)}
 
 
-def tries_of(mean: float, law: str, shape: float) -> Trials:
-    """The law of the number of tries, as the options say."""
+def read_trials(mean: float, law: str, shape: float) -> Trials:
+    """The distribution of the number of trials, as the options say."""
     found: Trials = codec.read(Trials, {"mean": mean, "law": law, "shape": shape}, "--law")
     return found
 
 
 def private_tuning(
-    file: Path, changes: Sequence[str], over: Sequence[str], tries: Trials, epsilons: Sequence[float], metric: str
-) -> Tuning:
+    file: Path, changes: Sequence[str], over: Sequence[str], trials: Trials, epsilons: Sequence[float], metric: str
+) -> PrivateTuning:
     """What `tune --private` asks: a file and --over, or the file of a sweep."""
     if len(epsilons) > 1:
         raise ConfigError("several --epsilon with --private", "one: each tuning is a release of its own")
@@ -87,10 +93,10 @@ def private_tuning(
     asked = Sweep.of({**data, "sweep": {**said, **({"metric": metric} if metric else {})}}, file.parent)
     asked = replace(asked, table=overridden(asked.table, dict(map(toml.read, changes))))
     table = asked.spec.grid or {k: v for k, v in asked.spec.random.items() if k not in ("trials", "seed")}
-    return Tuning(asked, axes(table), tries, next(iter(epsilons), None))
+    return PrivateTuning(asked, read_axes(table), trials, next(iter(epsilons), None))
 
 
-def run_private(asked: Tuning, out: Path | None, as_json: bool) -> None:
+def run_private(asked: PrivateTuning, out: Path | None, as_json: bool) -> None:
     """Tune, and say what may be said."""
     if out is None:
         raise ConfigError("--private without --out", "a new folder for the run that wins", "add --out runs/best")
@@ -118,7 +124,7 @@ def _own(config: Config) -> float:
 
 
 def draw(found: list[Tuned], path: Path) -> None:
-    """One panel per knob, one line per epsilon."""
+    """One panel per hyperparameter, one line per epsilon."""
     from sordino.report.figures import curves
 
     names = list(found[0].curves)
@@ -129,18 +135,19 @@ def draw(found: list[Tuned], path: Path) -> None:
         for name in names
     }
     words = {name: AXES[name] for name in names}
-    curves(panels, "value", "loss", path, xlabel=words, ylabel="loss on stand-in data", log=True)
+    curves(panels, "value", "loss", path, xlabel=words, ylabel="loss on the tuning data", log=True)
 
 
 def text(found: dict[str, Any]) -> str:
-    """The proposals, the curves they come from, and what the search cost."""
+    """The proposals, the losses they were chosen by, and what the search cost."""
     lines: list[str] = []
     for one in found["tuned"]:
-        knobs = ", ".join(f"{name} {_short(value)}" for name, value in one["proposal"].items())
-        lines += [f"{_budget(one)}: {knobs}", f"  first guess: {one['rule']}"]
+        proposal = ", ".join(f"{name} {_short(value)}" for name, value in one["proposal"].items())
+        lines += [f"{_budget(one)}: {proposal}", f"  first guess: {one['rule']}"]
         lines += [f"  loss by {name}: {_curve(name, rows)}" for name, rows in one["curves"].items()]
+        lines += [f"  at the edge of what was tried: {name}; values beyond may be better" for name in one["at_edge"]]
         lines.append(f"  privacy cost of the search: {one['privacy_cost']}")
-    return "\n".join([*lines, *(f"written: {found[key]}" for key in ("out", "plot") if found[key])])
+    return "\n".join([*lines, *([f"written: {found['out']}/{FILES}"] if found["out"] else [])])
 
 
 def _budget(one: dict[str, Any]) -> str:
@@ -149,8 +156,9 @@ def _budget(one: dict[str, Any]) -> str:
     return f"epsilon {upto(one['epsilon'], 4)}, delta {upto(one['delta'])}"
 
 
-def _curve(name: str, rows: list[dict[str, float]]) -> str:
-    return ", ".join(f"{_short(row[name])} -> {_short(row['loss'])}" for row in rows)
+def _curve(name: str, rows: list[dict[str, Any]]) -> str:
+    widths = ["" if row["half_width"] is None else f" +- {row['half_width']:.2g}" for row in rows]
+    return ", ".join(f"{_short(row[name])} -> {_short(row['loss'])}{w}" for row, w in zip(rows, widths, strict=True))
 
 
 def _short(value: float) -> str:

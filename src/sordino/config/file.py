@@ -119,9 +119,9 @@ class Config:
         return {**known, **given, "foreign": self.foreign, "selection": self.privacy.selected}
 
     def check_alone(self) -> None:
-        """Refuse what is the best of many tries: it was paid for with them, and to run it again is another release."""
+        """Refuse what is the best of many trials: it was paid for with them, and to run it again is another release."""
         if self.privacy.selected is not None:
-            found = "a file that holds the best of many private tries"
+            found = "a file that holds the best of many private trials"
             raise ConfigError(found, "a file of one run", "drop [privacy.selected]: another run is another release")
 
     @property

@@ -160,7 +160,7 @@ class PrivacySpec:
             found, lacks = ("ledger", "dataset") if self.dataset is None else ("dataset", "ledger")
             raise ConfigError(f"{found} without {lacks} in [privacy]", "both or neither", f"add {lacks} = ...")
         if self.selected is not None and (self.silos or self.client_epsilon is not None):
-            raise ConfigError("the best of many tries under a budget in [privacy]", "tries that end by themselves")
+            raise ConfigError("the best of many trials under a budget in [privacy]", "trials that end by themselves")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def ledger_request(config: Config, facts: Facts) -> Request:
 
 
 def _payer(config: Config, run: str) -> str:
-    """Who pays for a run: itself, or, of many tries, the tuning that they belong to; it pays once, before the first."""
+    """Who pays for a run: itself, or, of many trials, the tuning that they belong to; it pays once, before the first."""
     best = config.privacy.selected
     return run if best is None else best.id
 
@@ -96,7 +96,7 @@ def check_all_affordable(config: Config, all_of_them: Request) -> None:
 
 
 def check_affordable(config: Config) -> None:
-    """Refuse a run that its data set cannot pay for, before anything is written; a try was paid for with the others."""
+    """Refuse a run that its data set cannot pay for, before anything is written; a trial was paid for with the others."""
     named = _named(config)
     if named is not None and config.privacy.selected is None:
         with Ledger.open(named[0]) as ledger:
@@ -104,7 +104,7 @@ def check_affordable(config: Config) -> None:
 
 
 def admit_whole(config: Config, run: str) -> None:
-    """Pay for a run that no folder can continue, or for all tries of a tuning, before the first round."""
+    """Pay for a run that no folder can continue, or for all trials of a tuning, before the first round."""
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
@@ -136,7 +136,7 @@ def admit(config: Config, run: str, log: ChargeLog, t: int, *, prepares: bool) -
     with Ledger.open(named[0]) as ledger:
         if config.privacy.selected is None:
             yield _admission(config, ledger, named[1], run, log, t, prepares)
-        else:  # the tuning has paid for all its tries, before the first
+        else:  # the tuning has paid for all its trials, before the first
             asked = _planned_request(config, log.rounds, t, log.prepared + prepares)
             ledger.admit(_payer(config, run), named[1], asked, whole=True)
             yield None

@@ -1,4 +1,4 @@
-"""`sordino tune`: local steps, rounds, batch and step size for a budget, found without touching private data."""
+"""Hyperparameter search (`sordino tune`) on public or synthetic data, or privately, and sweeps (`sordino sweep`)."""
 
 from sordino.tuning.tune import Tuned, tune
 

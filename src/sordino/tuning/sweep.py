@@ -1,10 +1,10 @@
-"""`sordino sweep`: every cell a run in its own folder, then one table, one picture and one certificate for all.
+"""`sordino sweep`: every run in its own folder, then one table, one picture and one certificate for all of them.
 
-sweep.json          what was asked, written before the first cell: a sweep that goes on must ask the same
-cells/NAME/         one run each, as `sordino run` writes it
-table.csv           one line per run                table.txt   one per setting, with intervals
-sweep.svg, .png     the picture                     best.toml   the file of the winner
-certificate.json    what looking at the table costs: all bills composed, or whose word says that it is free
+sweep.json          the sweep that was asked for, written before the first run: a sweep is resumed with the same file
+runs/NAME/          one run each, as `sordino run` writes it
+table.csv           one line per run                table.txt, .tex   one per setting, with intervals
+sweep.svg, .png     the picture                     best.toml         the file of the best setting
+certificate.json    the privacy cost of reading the table: all runs composed, or who declared the data public
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,48 +31,49 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError
 from sordino.outcome import declared_public, load_weights
+from sordino.report import aggregate
+from sordino.report.aggregate import Estimate, Row
 from sordino.runs import admission
 from sordino.runs.execution import with_released_columns
 from sordino.runs.folder import RunFolder
 from sordino.task import Task
-from sordino.tuning import picture, sweep_cost, table
-from sordino.tuning.cells import CELLS, Place, Told, run_all
-from sordino.tuning.spec import Sweep
-from sordino.tuning.table import Estimate, Row
+from sordino.tuning import picture, sweep_cost
+from sordino.tuning.run_pool import RUNS, Progress, StoredRun, run_all
+from sordino.tuning.search_space import Sweep
 from sordino.version import __version__
 
 FORMAT = "sordino sweep 1"
 HEADER, CERTIFICATE = "sweep.json", "certificate.json"
 SHARED = (
-    "cells of one seed share their coins, as the noise is simulated: the figure is that of cells which draw their own, "
-    'as they do with noise = "secure"'
+    "runs of one seed share their random draws, as the noise is simulated: the epsilon is that of runs which draw "
+    'their own, as they do with noise = "secure"'
 )
-FIXED = "what is tried was fixed before the first cell ran, and every cell is in the table"
+FIXED = "the settings were fixed before the first run, and every run is in the table"
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepFolder:
     """A sweep and its folder."""
 
-    asked: Sweep
+    sweep: Sweep
     out: Path
 
     @cached_property
-    def places(self) -> list[Place]:
-        """Every cell and where it is."""
-        return [Place.of(cell, self.out) for cell in self.asked.cells()]
+    def stored(self) -> list[StoredRun]:
+        """Every run and its folder."""
+        return [StoredRun(run, self.out / RUNS / run.name) for run in self.sweep.runs()]
 
     @cached_property
     def configs(self) -> list[Config]:
-        """The file of every cell."""
-        return [place.cell.config for place in self.places]
+        """The file of every run."""
+        return [one.run.config for one in self.stored]
 
     @property
-    def billed(self) -> bool:
-        """Whether looking at the table costs anything."""
-        return self.asked.data[0] == "private"
+    def charged(self) -> bool:
+        """Whether reading the table has a privacy cost."""
+        return self.sweep.data[0] == "private"
 
-    # ---- before the first cell ---------------------------------------------------------------------------------------
+    # ---- before the first run ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Refuse, before anything is written, what no certificate could be made of."""
@@ -79,28 +81,25 @@ class Swept:
             config.check_alone()
             config.check_task()
             config.check_budget()
-        reporting = self.asked.config(self.places[0].cell.changes, judged=False).build()
+        reporting = self.sweep.config(self.stored[0].run.changes, validation=False).build()
         if reporting.test is None:
             raise ConfigError("no public rows that report", "a test file beside the validation file", "name test = ...")
-        if self.billed:
+        if self.charged:
             sweep_cost.check_alike(self.configs)
-            sweep_cost.check_same_cut(self._tasks())
+            tasks = {(codec.to_json(c.task), c.plan.clients.population, c.run.seed): c for c in self.configs}
+            sweep_cost.check_same_clients([config.build() for config in tasks.values()])
             self.cost()
 
-    def _tasks(self) -> list[Task]:
-        """The data of all cells, different ones once."""
-        found = {(codec.to_json(c.task), c.plan.clients.population, c.run.seed): c for c in self.configs}
-        return [config.build() for config in found.values()]
-
     def cost(self, costs: Sequence[Cost] = ()) -> dict[str, Any]:
-        """The composition of all bills: as planned, or as they ran."""
+        """The composition of all runs: as planned, or as they ran."""
         planned = [run_cost(config.plan, admission.planned_facts(config)) for config in self.configs]
         whole = sweep_cost.composed(costs or planned, self.configs[0].plan.clients.population)
-        return sweep_cost.priced(whole, self.configs[0])
+        return sweep_cost.statement(whole, self.configs[0])
 
     def begin(self, resume: bool) -> None:
-        """The folder, with what is asked in it; a ledger must be able to pay for all cells together."""
-        said = self._header()
+        """Create the folder with sweep.json in it; a ledger must have the budget for all runs together."""
+        asked = {"spec": codec.dump(self.sweep.spec), "run": self.sweep.table}
+        said = (json.dumps({"format": FORMAT, "sordino": __version__, **asked}, indent=1) + "\n").encode()
         if resume and self.out.exists():
             if not (self.out / HEADER).is_file() or durable_files.read(self.out / HEADER) != said:
                 found = f"a sweep in {self.out} that asks for something else"
@@ -108,62 +107,63 @@ class Swept:
             return
         if self.out.exists():
             raise ConfigError(f"{self.out}, which exists", "a new folder", "choose another --out, or add --resume")
-        if self.billed and self.configs[0].privacy.ledger is not None:
-            admission.check_all_affordable(self.configs[0], sweep_cost.asked(self.configs))
-        (self.out / CELLS).mkdir(parents=True)
+        if self.charged and self.configs[0].privacy.ledger is not None:
+            admission.check_all_affordable(self.configs[0], sweep_cost.charges(self.configs))
+        (self.out / RUNS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, said)
 
-    def _header(self) -> bytes:
-        asked = {"spec": codec.dump(self.asked.spec), "run": self.asked.table}
-        return (json.dumps({"format": FORMAT, "sordino": __version__, **asked}, indent=1) + "\n").encode()
+    # ---- after the last run ------------------------------------------------------------------------------------------
 
-    # ---- after the last ----------------------------------------------------------------------------------------------
+    @cached_property
+    def histories(self) -> dict[str, list[dict[str, Any]]]:
+        """The history of every run that did not diverge, by its name."""
+        finished = [one for one in self.stored if not one.diverged]
+        return {one.run.name: RunFolder.open(one.folder, one.run.config).history() for one in finished}
 
     @cached_property
     def metric(self) -> str:
-        """The figure that chooses."""
-        known = {name: 0 for place in self.places if not place.diverged for line in _history(place) for name in line}
-        figures = [name for name in known if name != "round" and "private" not in name and name != "void"]
-        return table.chosen_metric(self.asked.spec.metric, figures)
+        """The metric that chooses."""
+        known = {name: 0 for history in self.histories.values() for line in history for name in line}
+        names = [name for name in known if name != "round" and "private" not in name and name != "void"]
+        return aggregate.choose_metric(self.sweep.spec.metric, names)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The table."""
-        found: dict[int, list[Place]] = {}
-        for place in self.places:
-            found.setdefault(place.cell.number, []).append(place)
-        return [self._row(each) for each in found.values()]
+        """The table: a row for every setting."""
+        return [self._row(list(each)) for _, each in groupby(self.stored, key=lambda one: one.run.number)]
 
-    def _row(self, each: Sequence[Place]) -> Row:
-        values = tuple(_figure(place, self.metric) for place in each)
-        first = each[0].cell
+    def _row(self, each: Sequence[StoredRun]) -> Row:
+        first = each[0].run
+        lines = [self.histories.get(one.run.name, []) for one in each]
+        curves = tuple(
+            tuple((int(line["round"]), float(line[self.metric])) for line in one if self.metric in line)
+            for one in lines
+        )
+        values = tuple(curve[-1][1] if curve else math.nan for curve in curves)
         line = run_cost(first.config.plan, admission.planned_facts(first.config)).of("models")
-        spent = headline(line, first.config.delta, first.config.deltas)["epsilon"]
-        return Row(first.number, first.changes, tuple(place.cell.seed for place in each), values, spent)
+        cost = headline(line, first.config.delta, first.config.deltas)
+        seeds = tuple(one.run.seed for one in each)
+        return Row(first.number, first.changes, seeds, values, cost["epsilon"], cost["relation"], curves)
 
     @cached_property
     def best(self) -> Row:
-        return table.best_of(self.rows, self.metric)
+        return aggregate.best_of(self.rows, self.metric)
 
     def reported(self) -> Estimate:
-        """The winner on the rows that had no part in choosing it."""
-        places = [place for place in self.places if place.cell.number == self.best.number]
-        return Estimate.of([self._on_test(place)[self.metric] for place in places])
-
-    def _on_test(self, place: Place) -> dict[str, float]:
-        task = self.asked.config(place.cell.changes, place.cell.seed, judged=False).build()
-        return judged(task, place.folder)
+        """The best setting on the rows that had no part in choosing it."""
+        stored = [one for one in self.stored if one.run.number == self.best.number]
+        tasks = [self.sweep.config(one.run.changes, one.run.seed, validation=False).build() for one in stored]
+        return Estimate.of([evaluate(t, one.folder)[self.metric] for t, one in zip(tasks, stored, strict=True)])
 
     @cached_property
     def rows_used(self) -> dict[str, str]:
-        """Which rows chose, and which report."""
-        cell = self.places[0].cell
-        found = {}
+        """Which test rows chose, and which report."""
+        run, found = self.stored[0].run, {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
-            config = self.asked.config(cell.changes, cell.seed, judged=choosing)
+            task = self.sweep.config(run.changes, run.seed, validation=choosing).build()
             found[name] = " and ".join(
                 f"{one.rows} {one.what} (declared public by {one.by})"
-                for one in declared_public(config.build())
+                for one in declared_public(task)
                 if "rows" in one.what
             )
         return found
@@ -171,75 +171,85 @@ class Swept:
     # ---- the certificate ---------------------------------------------------------------------------------------------
 
     def certificate(self) -> dict[str, Any]:
-        """What looking at the table costs, from what is in the folders of the cells, each of which is certified."""
-        kept = [_kept(place) for place in self.places]
-        whose, by = self.asked.data
+        """The privacy cost of reading the table, from the folders of the runs, each of which is certified."""
+        kept = [_certified(one) for one in self.stored]
+        data, by = self.sweep.data
         nothing: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None, "relation": None, "adversaries": []}
-        cost = self.cost([cost for cost, _ in kept]) if self.billed else nothing
+        cost = self.cost([cost for cost, _ in kept]) if self.charged else nothing
         config = self.configs[0]
-        shared = [SHARED] if config.privacy.noise == "simulation" and self.billed else []
+        shared = [SHARED] if config.privacy.noise == "simulation" and self.charged else []
         return {
             "format": FORMAT,
-            "data": whose,
+            "data": data,
             "declared_by": by,
-            "billed": self.billed,
+            "charged": self.charged,
             **cost,
             "noise": config.privacy.noise,
             **self.rows_used,
             "metric": self.metric,
-            "cells": [entry for _, entry in kept],
+            "runs": [entry for _, entry in kept],
             "assumptions": [FIXED, *shared],
             "not_covered": ["other releases of the same data", "settings chosen in any other way"],
             "sordino": __version__,
         }
 
     def finish(self) -> dict[str, Any]:
-        """Table, picture, winner and certificate; what they say, as plain data."""
+        """Write table, picture, best setting and certificate; their content as plain data."""
         made, report = self.certificate(), self.reported()
-        told = {
+        found = {
             "out": str(self.out),
             "metric": self.metric,
-            "better": table.better(self.metric),
-            "best": self.best.changes,
-            "reported": {self.metric: report.mean, "spread": report.spread, "rows": made["reported_on"]},
-            "table": table.entries(self.rows, self.metric),
+            "better": aggregate.better(self.metric),
+            "best": self.best.settings,
+            "reported": {self.metric: report.mean, "half_width": report.half_width, "rows": made["reported_on"]},
+            "table": aggregate.entries(self.rows, self.metric),
             "certificate": made,
         }
-        winner = self.asked.config(self.best.changes, judged=False)
-        winner = replace(winner, task=replace(winner.task, half=None))
-        durable_files.write(self.out / CERTIFICATE, text_of(made).encode())
-        durable_files.write(self.out / "table.csv", table.to_csv(self.rows, self.metric).encode())
-        durable_files.write(self.out / "table.txt", (text(told, self) + "\n").encode())
-        durable_files.write(self.out / "best.toml", codec.to_toml(winner).encode())
+        best = self.sweep.config(dict(self.best.settings), validation=False)
+        best = replace(best, task=replace(best.task, half=None))
+        seeds = aggregate.seeds_text(self.best.seeds)
+        heading = f"{self.metric} ({found['better']} is better), {seeds}; chosen by {made['chosen_by']}"
+        table = aggregate.table(self.rows, self.metric, f"{heading}. {guarantee(made)}.")
+        worth = f"best: {self.metric} {report.text()} on {made['reported_on']}, which had no part in choosing"
+        files = f"files: {self.out}/{{table.csv, table.tex, sweep.svg, best.toml, {CERTIFICATE}}}"
+        text = "\n".join([heading, table.text(), worth, guarantee(made), files])
+        for name, content in (
+            (CERTIFICATE, text_of(made)),
+            ("table.csv", aggregate.to_csv(self.rows, self.metric)),
+            ("table.txt", text + "\n"),
+            ("table.tex", table.latex("tab:sweep") + "\n"),
+            ("best.toml", codec.to_toml(best)),
+        ):
+            durable_files.write(self.out / name, content.encode())
         picture.draw(self.rows, self.metric, made["chosen_by"], self.out / "sweep")
-        return told
+        return found
 
 
-def sweep(asked: Sweep, out: Path, *, workers: int, resume: bool, own: Sequence[Path], told: Told) -> dict[str, Any]:
-    """Run every cell that is missing, then tell."""
+def sweep(
+    asked: Sweep, out: Path, *, workers: int, resume: bool, own: Sequence[Path], progress: Progress
+) -> dict[str, Any]:
+    """Execute every run that is missing, then write the table."""
     if workers < 1:
         raise ConfigError(f"--workers {workers}", "at least 1")
-    found = Swept(asked, out)
-    found.check()
-    found.begin(resume)
-    run_all(found.places, workers, own, told)
-    return found.finish()
+    folder = SweepFolder(asked, out)
+    folder.check()
+    folder.begin(resume)
+    run_all(folder.stored, workers, own, progress)
+    return folder.finish()
 
 
-def opened(out: Path) -> Swept:
-    """The sweep in a folder, as sweep.json asks for it."""
+def open_folder(out: Path) -> SweepFolder:
+    """The sweep in a folder, as sweep.json says it."""
     try:
         data = json.loads(durable_files.read(out / HEADER))
-        spec: Any = data["spec"]
-        found = Swept(Sweep.of({**data["run"], "sweep": spec}), out)
+        return SweepFolder(Sweep.of({**data["run"], "sweep": data["spec"]}), out)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CertificateError(HEADER, f"{HEADER} is not a sweep as this program writes one ({error})") from None
-    return found
 
 
 def certify(out: Path) -> dict[str, Any]:
     """The stored certificate, if the folders of the cells give it again."""
-    found = opened(out)
+    found = open_folder(out)
     if not (out / CERTIFICATE).is_file():
         raise ConfigError(f"no {CERTIFICATE} in {out}", "a finished sweep", "finish it: sordino sweep --resume")
     stored = durable_files.read(out / CERTIFICATE)
@@ -252,70 +262,53 @@ def certify(out: Path) -> dict[str, Any]:
     return computed
 
 
-def judged(task: Task, folder: Path) -> dict[str, float]:
+def evaluate(task: Task, folder: Path) -> dict[str, float]:
     """A run's model on a task's test rows, prepared as those of the run were."""
     task = with_released_columns(task, folder)
     load_weights(task.model, load_file(folder / "model.safetensors"))
     return task.evaluate(task.layout.flatten(task.model))
 
 
-def _history(place: Place) -> list[dict[str, Any]]:
-    return RunFolder.open(place.folder, place.cell.config).history()
-
-
-def _figure(place: Place, metric: str) -> float:
-    """The last figure of a run; NaN if it diverged."""
-    if place.diverged:
-        return math.nan
-    return float(next(line[metric] for line in reversed(_history(place)) if metric in line))
-
-
-def _kept(place: Place) -> tuple[Cost, dict[str, Any]]:
-    """What a cell costs, and what binds it: its certificate, which is computed again; its charges if it diverged."""
-    folder = RunFolder.open(place.folder)
-    if not place.diverged:
+def _certified(one: StoredRun) -> tuple[Cost, dict[str, Any]]:
+    """The cost of a run, and the hash of its certificate, computed again, or of its charges if it diverged."""
+    folder = RunFolder.open(one.folder)
+    if not one.diverged:
         folder.certify()
     held = folder.contents()
-    if codec.digest(place.cell.config) != held.header.config:
-        raise CertificateError("cells", f"{place.folder.name} is not the run that {HEADER} asks for")
-    name = "charges.jsonl" if place.diverged else CERTIFICATE
-    bound = {f"{Path(name).stem}_sha256": hashlib.sha256(durable_files.read(place.folder / name)).hexdigest()}
-    entry = {"cell": f"{CELLS}/{place.folder.name}", "diverged": place.diverged, "config_sha256": held.header.config}
+    if codec.digest(one.run.config) != held.header.config:
+        raise CertificateError("runs", f"{one.folder.name} is not the run that {HEADER} asks for")
+    name = "charges.jsonl" if one.diverged else CERTIFICATE
+    bound = {f"{Path(name).stem}_sha256": hashlib.sha256(durable_files.read(one.folder / name)).hexdigest()}
+    entry = {"run": f"{RUNS}/{one.folder.name}", "diverged": one.diverged, "config_sha256": held.header.config}
     return run_cost(held.config.plan, folder.facts(held)), {**entry, **bound}
 
 
 def guarantee(made: dict[str, Any]) -> str:
-    """What a look at the table costs, in a sentence."""
-    cells = f"{len(made['cells'])} runs"
-    if not made["billed"]:
-        return f"{cells} on {made['data']} data ({made['declared_by']}): a look at the table costs nothing"
+    """The privacy cost of reading the table, in a sentence."""
+    runs = f"{len(made['runs'])} runs"
+    if not made["charged"]:
+        return f"{runs} on {made['data']} data ({made['declared_by']}): reading the table costs no privacy"
     if made["epsilon"] is None:
-        return f"{cells} on private data: no guarantee"
+        return f"{runs} on private data: no guarantee"
     return (
-        f"a look at the table of {cells} on private data costs epsilon {upto(made['epsilon'], 4)}, "
+        f"reading the table of {runs} on private data costs epsilon {upto(made['epsilon'], 4)}, "
         f"delta {upto(made['delta'])}, unit {made['unit']}, relation {made['relation']}: all their events composed"
     )
 
 
-def text(told: dict[str, Any], found: Swept) -> str:
-    """The table, which rows chose, what the winner is worth, and what the look costs."""
-    made, report = told["certificate"], told["reported"]
-    worth = Estimate(report[found.metric], report["spread"]).words
-    seeds = table.seeds_words(found.best.seeds)
-    lines = [f"{found.metric} ({told['better']} is better), {seeds}; chosen by {made['chosen_by']}"]
-    lines += table.to_text(found.rows, found.metric)
-    lines.append(f"best: {found.metric} {worth} on {made['reported_on']}, which had no part in choosing")
-    return "\n".join(
-        [*lines, guarantee(made), f"files: {found.out}/{{table.csv, sweep.svg, best.toml, {CERTIFICATE}}}"]
-    )
-
-
 def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
-    """What would run, and what a look at its table would cost; touches only public rows' number and the cut."""
-    found = Swept(asked, Path())
-    found.check()
-    whose, by = asked.data
-    cost = found.cost() if found.billed else {"epsilon": None}
-    told = {"cells": [place.cell.words for place in found.places], "data": whose, "declared_by": by, **cost}
-    made = {**told, "billed": found.billed}
-    return told, "\n".join([*told["cells"], guarantee(made), *(f"{n}: {rows}" for n, rows in found.rows_used.items())])
+    """What would run, and what reading its table would cost; touches only public rows' number and the partition."""
+    folder = SweepFolder(asked, Path())
+    folder.check()
+    data, by = asked.data
+    runs = [f"{one.run.text}{_noise(one.run.config)}" for one in folder.stored]
+    cost = folder.cost() if folder.charged else {"epsilon": None}
+    found = {"runs": runs, "data": data, "declared_by": by, **cost}
+    rows = [f"{name}: {rows}" for name, rows in folder.rows_used.items()]
+    return found, "\n".join([*runs, guarantee({**found, "charged": folder.charged}), *rows])
+
+
+def _noise(config: Config) -> str:
+    mechanism = getattr(config.plan.release, "mechanism", None)
+    number = getattr(mechanism, "noise_multiplier", None)
+    return "" if number is None else f": noise multiplier {number:.4g}"

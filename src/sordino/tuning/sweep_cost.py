@@ -1,9 +1,9 @@
-"""What a table of runs costs once it is looked at: all their bills together, per adversary, as one composition.
+"""Privacy cost of reading a table of runs: the composition of all their events, per adversary. Used by `sordino sweep`.
 
-    epsilon(table) = epsilon( all events of all cells ),   never a sum of epsilons
+    epsilon(table) = epsilon( all events of all runs ),   never a sum of epsilons
 
-The settings are fixed before the first cell runs (a grid, or draws from a public seed), so nothing is chosen by what an
-earlier cell has shown, and composition needs no more. A cell that diverged, or was stopped, is billed as planned.
+The settings are fixed before the first run (a grid, or draws from a public seed), so nothing is chosen by what an
+earlier run has shown, and composition needs no more. A run that diverged, or was stopped, is charged as planned.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from sordino.ledger.ledger import Request
 from sordino.runs import admission
 from sordino.task import Task
 
-ALIKE = "cells that protect the same thing in the same way"
+ALIKE = "runs that protect the same thing in the same way"
 
 
 def composed(costs: Sequence[Cost], population: int) -> Cost:
-    """One bill for all cells; refused where they protect different things."""
+    """One cost for all runs; refused where they protect different things."""
     units = sorted({cost.unit for cost in costs})
     if len(units) > 1:
-        raise ConfigError(f"cells that protect one {units[0]} and cells that protect one {units[1]}", ALIKE)
+        raise ConfigError(f"runs that protect one {units[0]} and runs that protect one {units[1]}", ALIKE)
     lines = [line for who in ADVERSARIES for line in _lines([cost.of(who) for cost in costs], who, population)]
     return Cost(costs[0].unit, tuple(lines))
 
 
 def _lines(each: Sequence[tuple[Line, ...]], who: Adversary, population: int) -> list[Line]:
-    """All cells' lines to one adversary: one, or one for every kind of silo."""
+    """All runs' lines to one adversary: one, or one for every kind of silo."""
     relations = sorted({line.relation for lines in each for line in lines})
     if len(relations) > 1:
-        found = f"cells whose neighbours differ by {' and by '.join(relations)}, to one who {WHO[who]}"
+        found = f"runs whose neighbours differ by {' and by '.join(relations)}, to one who {WHO[who]}"
         raise ConfigError(found, f"{ALIKE}: no relation follows from another", "sweep them in two files")
     differ = any(line.silos for lines in each for line in lines)
     kinds: dict[frozenset[tuple[Event, int]], list[int]] = {}
@@ -61,17 +61,17 @@ def _counted(line: Line) -> Counter[Event]:
     return found
 
 
-def priced(cost: Cost, config: Config) -> dict[str, Any]:
+def statement(cost: Cost, config: Config) -> dict[str, Any]:
     """The composition as a certificate says it."""
     lines = {who: headline(cost.of(who), config.delta, config.deltas) for who in ADVERSARIES}
     main = lines["models"]
-    told = [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()]
+    adversaries = [{"adversary": who, "description": WHO[who], **line} for who, line in lines.items()]
     known = {"epsilon": main["epsilon"], "delta": main["delta"], "unit": cost.unit, "relation": main["relation"]}
-    return {**known, "adversaries": told}
+    return {**known, "adversaries": adversaries}
 
 
 def check_alike(configs: Sequence[Config]) -> None:
-    """Refuse cells that cannot be billed together: other data, other deltas, other clients, a budget of their own."""
+    """Refuse runs that cannot be composed: other data, other deltas, other clients, another ledger."""
     first = configs[0]
     for one in configs[1:]:
         for what, ours, theirs in (
@@ -82,7 +82,7 @@ def check_alike(configs: Sequence[Config]) -> None:
             ("noise modes", first.privacy.noise, one.privacy.noise),
         ):
             if ours != theirs:
-                found = f"cells of different {what} ({ours} and {theirs}) on private data"
+                found = f"runs of different {what} ({ours} and {theirs}) on private data"
                 raise ConfigError(found, "one composition over the same data", "sweep them in two files")
 
 
@@ -91,18 +91,18 @@ def _data(config: Config) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     return config.task.dataset, options, config.task.silos
 
 
-def check_same_cut(tasks: Sequence[Task]) -> None:
-    """Refuse cells in which a client is not the same client: a bill per client would then mean nothing."""
+def check_same_clients(tasks: Sequence[Task]) -> None:
+    """Refuse runs in which a client is not the same client: a cost per client would then mean nothing."""
     first = tasks[0].clients
     for task in tasks[1:]:
         own = task.clients
         if not (np.array_equal(first.index, own.index) and np.array_equal(first.offsets, own.offsets)):
             fix = 'sweep neither run.seed nor the partition, or say data = "public" if they are'
-            found = "private data that some cells cut into clients otherwise"
-            raise ConfigError(found, "the same clients in every cell, so that their bills add up", fix)
+            found = "private data that some runs partition into other clients"
+            raise ConfigError(found, "the same clients in every run, so that their events compose", fix)
 
 
-def asked(configs: Sequence[Config]) -> Request:
-    """All cells' bills in the ledger's terms, to be considered before the first of them runs."""
+def charges(configs: Sequence[Config]) -> Request:
+    """All runs' events in the ledger's terms, to be considered before the first of them runs."""
     each = [admission.ledger_request(config, admission.planned_facts(config)) for config in configs]
     return replace(each[0], items=tuple(item for one in each for item in one.items), plan="")

@@ -1,136 +1,161 @@
-"""What can be turned in a plan: local steps or epochs, rounds, records per batch, and the step size as a factor.
+"""Hyperparameter search of `sordino tune`: local steps, rounds, batch and step size for a budget, on public data.
 
-The search: the papers' rule first, then one knob after the other, every candidate calibrated to the same budget."""
+The papers' rule first, then one hyperparameter after the other, every candidate calibrated to the same budget. Where
+the best value is the smallest or the largest that was tried, the search goes on beyond it, `EXTENSIONS` times at most.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from statistics import mean
+from pathlib import Path
 from typing import Any, Literal
 
 from sordino.accounting.calibration import Budget, calibrate, calibrate_silos
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Declared
+from sordino.codec import durable_files
 from sordino.errors import ConfigError, PlanError, UnreachableError
 from sordino.loop import run
 from sordino.outcome import declared_public
-from sordino.parts.encoding import Clip
-from sordino.parts.gradients import Bounded
-from sordino.parts.local_solvers import LocalSgd
-from sordino.parts.mechanisms import Laplace
-from sordino.parts.record_samplers import FixedRecords, OnePass, PoissonRecords
-from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.releases import LocalNoise
-from sordino.parts.schedules import Linear, Schedule, scaled
-from sordino.parts.server_optimizers import Adam, Sgd
+from sordino.parts.schedules import scaled
 from sordino.plan import Plan
 from sordino.recipes.client_side import local_steps
+from sordino.report.aggregate import Estimate
 from sordino.rng import Seeded
 from sordino.task import Task
-from sordino.tuning.proxy_data import Source, cost, stand_in
+from sordino.tuning.tuning_data import Source, privacy_cost, tuning_task
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of local steps and rounds
+LR_FACTORS = (0.1, 0.3, 1.0, 3.0)
+BATCH_SHARES = (0.05, 0.2, 0.5, 1.0)  # of the smallest silo
+EXTENSIONS = 3  # values tried beyond the edge, per hyperparameter
+Progress = Callable[[float, float, str], None]  # work done, work in all, the last candidate
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """E local steps (or epochs), rounds, batch of records, and a factor on the step size; None: not there to turn."""
+class Hyperparameters:
+    """Rounds, local steps (or epochs), records per batch, and a factor on the step size; None: the plan has none."""
 
     rounds: int
     steps: int | None = None
     batch: int | None = None
-    pace: float = 1.0
+    lr_factor: float = 1.0
 
     @property
     def total(self) -> int:
-        """T = E * rounds."""
+        """T = steps * rounds."""
         return self.rounds * (self.steps or 1)
 
+    @property
+    def text(self) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in asdict(self).items() if value is not None)
 
-def knobs(plan: Plan) -> Knobs:
-    """As the plan has them."""
+
+def hyperparameters(plan: Plan) -> Hyperparameters:
+    """As the plan has them, by the fields of its local solver: steps or epochs, and the batch of its records."""
     local = plan.local
-    if isinstance(local, LocalSgd):
-        return Knobs(plan.rounds, local.steps or local.epochs)
-    if isinstance(local, NoisyLocalSgd):
-        return Knobs(plan.rounds, local.steps, _batch(local))
-    if isinstance(local, BatchGradient):
-        return Knobs(plan.rounds, None, _batch(local))
-    raise PlanError("tuning", f"local solver {local.kind!r}", "local_sgd, noisy_local_sgd or batch_gradient")
+    steps, records = getattr(local, "steps", None) or getattr(local, "epochs", None), getattr(local, "records", None)
+    if steps is None and records is None:
+        raise PlanError("tuning", f"local solver {local.kind!r}", "one with steps, epochs or records")
+    batch = getattr(records, "batch", None)
+    return Hyperparameters(plan.rounds, steps, None if batch is None else int(batch))
 
 
-def _batch(local: BatchGradient | NoisyLocalSgd) -> int | None:
-    records = local.records
-    return int(records.batch) if isinstance(records, PoissonRecords | FixedRecords | OnePass) else None
-
-
-def turned(plan: Plan, wanted: Knobs) -> Plan:
-    """The plan with its knobs set; a clip that is lr * steps * zeta (paper 002) follows."""
-    now = knobs(plan)
-    local = _local(plan.local, wanted)
-    encode = plan.encode
-    if isinstance(getattr(plan.local, "gradient", None), Bounded):
-        factor = wanted.pace * (wanted.steps or 1) / (now.steps or 1)
-        encode = tuple(_longer(step, factor) if isinstance(step, Clip) else step for step in encode)
-    pace = wanted.pace if isinstance(plan.local, BatchGradient) else 1.0
-    server = _server(plan.server, wanted.rounds, pace)
+def with_hyperparameters(plan: Plan, wanted: Hyperparameters) -> Plan:
+    """The plan with other hyperparameters; a clip norm that is lr * steps * zeta (paper 002) follows."""
+    now, local, encode = hyperparameters(plan), plan.local, plan.encode
+    if getattr(getattr(local, "gradient", None), "kind", "") == "bounded":
+        factor = wanted.lr_factor * (wanted.steps or 1) / (now.steps or 1)
+        encode = tuple(
+            replace(step, clip_norm=scaled(step.clip_norm, factor)) if hasattr(step, "clip_norm") else step  # type: ignore[type-var]
+            for step in encode
+        )
+    changes: dict[str, Any] = {}
+    if now.steps is not None:
+        changes["steps" if getattr(local, "steps", None) is not None else "epochs"] = wanted.steps
+    if now.batch is not None:
+        changes["records"] = replace(local.records, batch=wanted.batch)  # type: ignore[attr-defined]
+    if hasattr(local, "lr") and wanted.lr_factor != 1.0:
+        changes["lr"] = scaled(local.lr, wanted.lr_factor)
+    local = replace(local, **changes)  # type: ignore[type-var]
+    server = _server(plan.server, wanted.rounds, 1.0 if hasattr(local, "lr") else wanted.lr_factor)
     return replace(plan, rounds=wanted.rounds, local=local, encode=encode, server=server).fitted()
 
 
-def _longer(clip: Clip, factor: float) -> Clip:
-    return replace(clip, clip_norm=scaled(clip.clip_norm, factor))
-
-
-def _local(local: Any, wanted: Knobs) -> Any:
-    """The local solver with the wanted steps, batch and pace."""
-    changes: dict[str, Any] = {}
-    if isinstance(local, LocalSgd):
-        changes["epochs" if local.epochs is not None else "steps"] = wanted.steps
-    if isinstance(local, NoisyLocalSgd):
-        changes["steps"] = wanted.steps
-    if wanted.batch is not None and not isinstance(local, LocalSgd):
-        changes["records"] = replace(local.records, batch=wanted.batch)
-    if hasattr(local, "lr"):
-        changes["lr"] = scaled(local.lr, wanted.pace) if wanted.pace != 1.0 else local.lr
-    return replace(local, **changes)
-
-
-def _server(server: Any, rounds: int, pace: float) -> Any:
-    """A step that falls over the rounds falls over the new ones; the step of a gradient follows the pace."""
-    if not isinstance(server, Sgd | Adam):
-        if getattr(server, "rounds", rounds) != rounds:
-            raise PlanError("tuning", f"server {server.kind!r} with rounds of its own", "sgd, adam or accelerated")
-        return replace(server, v=server.v / pace) if hasattr(server, "v") else server
-    lr: float | Schedule = replace(server.lr, rounds=rounds) if isinstance(server.lr, Linear) else server.lr
-    return replace(server, lr=scaled(lr, pace) if pace != 1.0 else lr)
-
-
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-OnTried = Callable[[float, float, str], None]
-PACES = (0.1, 0.3, 1.0, 3.0)
+def _server(server: Any, rounds: int, factor: float) -> Any:
+    """A step that falls over the rounds falls over the new ones; the step of a gradient is scaled."""
+    if getattr(server, "rounds", rounds) != rounds:
+        raise PlanError("tuning", f"server {server.kind!r} with rounds of its own", "sgd, adam or accelerated")
+    if hasattr(server, "v"):
+        return replace(server, v=server.v / factor)
+    if not hasattr(server, "lr"):
+        return server
+    lr = replace(server.lr, rounds=rounds) if hasattr(server.lr, "rounds") else server.lr
+    return replace(server, lr=scaled(lr, factor) if factor != 1.0 else lr)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What is proposed for one epsilon, the curves it was chosen from, and what the search cost."""
+    """The hyperparameters proposed for one epsilon, the losses they were chosen by, and what the search cost."""
 
     epsilon: float
     delta: float
     plan: Plan
-    chosen: Knobs
+    chosen: Hyperparameters
     rule: str
-    curves: dict[str, list[dict[str, float]]]
+    curves: dict[str, list[dict[str, Any]]]
+    at_edge: tuple[str, ...]
     cost: str
     silos: tuple[Budget, ...] = ()
 
     @property
     def entry(self) -> dict[str, Any]:
         """As plain data."""
-        kept = {name: value for name, value in asdict(self.chosen).items() if value is not None}
-        found = {"epsilon": self.epsilon, "delta": self.delta, "proposal": kept, "rule": self.rule}
+        proposal = {name: value for name, value in asdict(self.chosen).items() if value is not None}
+        found = {"epsilon": self.epsilon, "delta": self.delta, "proposal": proposal, "rule": self.rule}
         if self.silos:
             found["silos"] = [asdict(budget) for budget in self.silos]
-        return {**found, "curves": self.curves, "privacy_cost": self.cost}
+        return {**found, "curves": self.curves, "at_edge": list(self.at_edge), "privacy_cost": self.cost}
+
+
+Losses = tuple[float, ...]  # of one candidate, by seed; empty if it is refused or cannot meet the budget
+Trials = dict[Hyperparameters, Losses]
+
+
+class TrialLog:
+    """Finished trials in a folder: a search that was stopped is resumed without repeating them.
+
+    tune.json      the search that was asked for       trials.jsonl   one line per trial, appended as it ends
+    """
+
+    def __init__(self, out: Path, asked: dict[str, Any], resume: bool) -> None:
+        said = (json.dumps({"format": "sordino tune 1", **asked}, indent=1) + "\n").encode()
+        self.file, header = out / "trials.jsonl", out / "tune.json"
+        if not out.exists():
+            out.mkdir(parents=True)
+            durable_files.write(header, said)
+        elif not resume:
+            raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out, or add --resume")
+        elif not header.is_file() or durable_files.read(header) != said:
+            raise ConfigError(f"a search in {out} that asks for something else", "the same search", "another --out")
+        lines = self.file.read_text("utf-8").splitlines(keepends=True) if self.file.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]  # a kill may leave half a line
+        durable_files.write(self.file, "".join(whole).encode())
+        self.entries = [json.loads(line) for line in whole]
+
+    def trials(self, epsilon: float) -> Trials:
+        """The finished trials of one epsilon."""
+        mine = [entry for entry in self.entries if entry["epsilon"] == epsilon]
+        return {Hyperparameters(**entry["hyperparameters"]): tuple(entry["losses"]) for entry in mine}
+
+    def append(self, epsilon: float, wanted: Hyperparameters, losses: Losses) -> None:
+        """Write one trial down."""
+        entry = {"epsilon": epsilon, "hyperparameters": asdict(wanted), "losses": list(losses)}
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
 
 
 def tune(
@@ -140,140 +165,162 @@ def tune(
     epsilon: float,
     delta: float,
     source: Source = "public",
-    trials: int = 3,
+    seeds: int = 3,
     seed: int = 0,
     public: tuple[Declared, ...] | None = None,
     silos: tuple[Budget, ...] = (),
-    on_tried: OnTried | None = None,
+    progress: Progress | None = None,
+    done: Trials | None = None,
+    on_trial: Callable[[Hyperparameters, Losses], None] | None = None,
 ) -> Tuned:
-    """The knobs with the least loss on stand-in data, each candidate at (epsilon, delta).
+    """The hyperparameters with the least mean loss over `seeds` simulations, each candidate at (epsilon, delta).
 
     `public` says which rows of the task are public and by whose word; default: by the caller's, who made the task.
     With budgets of the `silos` every candidate gives each silo the noise of its own budget; epsilon is then the worst.
-    `on_tried` hears after every candidate how much work is done, how much there is in all, and what was tried.
+    `progress` is called after every candidate. `done` are trials of an earlier search that was stopped, which are not
+    run again; `on_trial` is called with every new one.
     """
-    if trials < 1:
-        raise ConfigError(f"--trials {trials}", "at least 1")
-    spent = cost(plan, task, source, declared_public(task) if public is None else public)
-    data = [stand_in(plan, task, source, seed + trial) for trial in range(trials)]
-    judge = _Judge(plan, data, epsilon, delta, silos)
-    rule, first = by_rule(plan)
-    curves: dict[str, list[dict[str, float]]] = {}
-    best, sweeps, before = first, _sweeps(plan), 0.0
-    for number, (name, candidates) in enumerate(sweeps):
-        asked = list(candidates(best))
-        rest = sum(_work(wanted) for _, later in sweeps[number + 1 :] for wanted in later(best))
-        tried = _tried(judge, asked, before, rest, on_tried)
-        before += sum(map(_work, asked))
-        curves[name] = [{name: _value(wanted, name), "loss": loss} for loss, wanted in tried]
-        best = min([(judge(best), best), *tried], key=lambda pair: pair[0])[1]
-    if math.isinf(judge(best)):
-        raise UnreachableError(
-            "no candidate that fits the budget", f"epsilon above {upto(epsilon, 6)}", "raise epsilon"
-        )
-    return Tuned(epsilon, delta, judge.plan_of(best), best, rule, curves, spent, silos)
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}", "at least 1")
+    cost = privacy_cost(plan, task, source, declared_public(task) if public is None else public)
+    tasks = [tuning_task(plan, task, source, seed + trial) for trial in range(seeds)]
+    rule, first = first_guess(plan)
+    search = _Search(plan, tasks, epsilon, delta, silos, dict(done or {}), progress, on_trial)
+    best, curves, edges = search.run(first)
+    if not search.losses(best):
+        needed = f"epsilon above {upto(epsilon, 6)}"
+        raise UnreachableError("no candidate that fits the budget", needed, "raise epsilon")
+    return Tuned(epsilon, delta, search.solved(best), best, rule, curves, edges, cost, silos)
 
 
-def _tried(
-    judge: _Judge, candidates: list[Knobs], before: float, rest: float, told: OnTried | None
-) -> list[tuple[float, Knobs]]:
-    """The loss of every candidate, between the work `before` and the `rest`, which the best so far stands for."""
-    found, done, total = [], before, before + sum(map(_work, candidates)) + rest
-    for wanted in candidates:
-        found.append((judge(wanted), wanted))
-        done += _work(wanted)
-        if told is not None:
-            told(done, total, f"{_said(wanted)}: loss {found[-1][0]:.4g}")
-    return found
+def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
+    """Where the papers' rules put the hyperparameters, the total number of iterations given; else the plan's own."""
+    now, reads = hyperparameters(plan), plan.local.reads
+    if plan.release.kind == "local_noise" and reads is None and now.steps is not None:
+        laplace = plan.release.mechanism.kind == "laplace"  # type: ignore[attr-defined]
+        name: Literal["laplace", "gaussian"] = "laplace" if laplace else "gaussian"
+        steps = local_steps(now.total, name)
+        power = "2/3" if name == "laplace" else "1/2"
+        return f"E = T^({power}) (paper 002)", replace(now, steps=steps, rounds=max(1, round(now.total / steps)))
+    if reads is not None and now.batch is not None:
+        rule = "all records of the smallest silo (paper 001: the larger K, the less noise)"
+        return rule, replace(now, batch=min(reads.sizes))
+    return "the plan's own", now
 
 
-def _work(wanted: Knobs) -> float:
+@dataclass
+class _Search:
+    """Coordinate search: the loss of candidates on the tuning tasks, one hyperparameter after the other."""
+
+    plan: Plan
+    tasks: list[Task]
+    epsilon: float
+    delta: float
+    silos: tuple[Budget, ...]
+    trials: Trials
+    progress: Progress | None
+    on_trial: Callable[[Hyperparameters, Losses], None] | None
+    done: float = 0.0
+
+    def run(self, best: Hyperparameters) -> tuple[Hyperparameters, dict[str, list[dict[str, Any]]], tuple[str, ...]]:
+        """The best candidate, the losses along every hyperparameter, and those whose best value is at the edge."""
+        curves: dict[str, list[dict[str, Any]]] = {}
+        edges: dict[str, bool] = {}
+        names = ["lr_factor", *(name for name in ("steps", "batch") if getattr(best, name) is not None)]
+        names += ["rounds", "lr_factor"]
+        for place, name in enumerate(names):
+            rest = sum(_work(one) for later in names[place + 1 :] for one in self.candidates(later, best))
+            tried = {one: self.mean_loss(one, rest) for one in [*self.candidates(name, best), best]}
+            for _ in range(EXTENSIONS):
+                beyond = self._beyond(name, tried)
+                if beyond is None:
+                    break
+                tried[beyond] = self.mean_loss(beyond, rest)
+            best = min(tried, key=lambda one: (tried[one], one.total))
+            edges[name] = self._beyond(name, tried) is not None
+            curves[name] = [self._point(one, name) for one in sorted(tried, key=lambda one: _value(one, name))]
+        return best, curves, tuple(name for name, edge in edges.items() if edge)
+
+    def candidates(self, name: str, best: Hyperparameters) -> Iterator[Hyperparameters]:
+        """Values of one hyperparameter around the best so far; local steps at a constant total."""
+        if name == "lr_factor":
+            yield from (replace(best, lr_factor=best.lr_factor * factor) for factor in LR_FACTORS)
+        elif name == "batch":
+            most = min(self.plan.local.reads.sizes) if self.plan.local.reads is not None else 1
+            yield from (replace(best, batch=n) for n in sorted({max(1, round(most * s)) for s in BATCH_SHARES}))
+        elif name == "steps":
+            wanted = sorted({max(1, round((best.steps or 1) * factor)) for factor in FACTORS} | {1})
+            yield from (_at_total(best, steps) for steps in wanted if steps <= best.total)
+        else:
+            wanted = sorted({max(1, round(best.rounds * factor)) for factor in FACTORS})
+            yield from (replace(best, rounds=n) for n in wanted)
+
+    def _beyond(self, name: str, tried: dict[Hyperparameters, float]) -> Hyperparameters | None:
+        """The next value where the best one is the least or the largest tried, and a further one makes sense."""
+        best = min(tried, key=lambda one: (tried[one], one.total))
+        if math.isinf(tried[best]):
+            return None
+        values = {_value(one, name) for one in tried}
+        if _value(best, name) not in (min(values), max(values)):
+            return None
+        up = _value(best, name) == max(values)
+        if name == "lr_factor":
+            return replace(best, lr_factor=float(f"{best.lr_factor * (3 if up else 1 / 3):.6g}"))
+        if name == "steps":
+            wanted = (best.steps or 1) * 2 if up else (best.steps or 1) // 2
+            return _at_total(best, wanted) if 1 <= wanted <= best.total else None
+        if name == "batch":  # the largest is the whole smallest silo
+            wanted = 0 if up else (best.batch or 1) // 2
+            return replace(best, batch=wanted) if wanted >= 1 else None
+        wanted = best.rounds * 2 if up else best.rounds // 2
+        return replace(best, rounds=wanted) if wanted >= 1 else None
+
+    def solved(self, wanted: Hyperparameters) -> Plan:
+        """The candidate, calibrated: to one epsilon, or every silo to its own."""
+        plan = with_hyperparameters(self.plan, wanted)
+        if self.silos:
+            return calibrate_silos(plan, self.silos)
+        return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
+
+    def losses(self, wanted: Hyperparameters) -> Losses:
+        """The last loss of every simulation; none for a candidate that is refused or cannot meet the budget."""
+        if wanted not in self.trials:
+            try:
+                plan = self.solved(wanted)
+                found = tuple(_last_loss(plan, task, seed) for seed, task in enumerate(self.tasks))
+            except (PlanError, UnreachableError):
+                found = ()
+            self.trials[wanted] = found if all(map(math.isfinite, found)) else ()
+            if self.on_trial is not None:
+                self.on_trial(wanted, self.trials[wanted])
+        return self.trials[wanted]
+
+    def mean_loss(self, wanted: Hyperparameters, rest: float) -> float:
+        """The mean of `losses`, infinite without; tells the progress, `rest` being the work that is to come."""
+        new, losses = wanted not in self.trials, self.losses(wanted)
+        loss = Estimate.of(losses).mean if losses else math.inf
+        self.done += _work(wanted) if new else 0.0
+        if self.progress is not None and new:
+            self.progress(self.done, self.done + rest, f"{wanted.text}: loss {loss:.4g}")
+        return loss
+
+    def _point(self, wanted: Hyperparameters, name: str) -> dict[str, Any]:
+        losses = self.losses(wanted)
+        found = Estimate.of(losses) if losses else Estimate(math.inf, None)
+        return {name: _value(wanted, name), "loss": found.mean, "half_width": found.half_width}
+
+
+def _at_total(best: Hyperparameters, steps: int) -> Hyperparameters:
+    return replace(best, steps=steps, rounds=max(1, round(best.total / steps)))
+
+
+def _work(wanted: Hyperparameters) -> float:
     """How long a candidate takes, in some unit: rounds times local steps, and a little for its calibration."""
     return float(wanted.total + 1)
 
 
-def _said(wanted: Knobs) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in asdict(wanted).items() if value is not None)
-
-
-def by_rule(plan: Plan) -> tuple[str, Knobs]:
-    """Where the papers' rules put the knobs, the total number of iterations given; the plan's own where none speaks."""
-    now = knobs(plan)
-    if isinstance(plan.release, LocalNoise) and plan.local.reads is None and now.steps is not None:
-        name: Literal["laplace", "gaussian"] = "laplace" if isinstance(plan.release.mechanism, Laplace) else "gaussian"
-        steps = local_steps(now.total, name)
-        power = "2/3" if name == "laplace" else "1/2"
-        return f"E = T^({power}) (paper 002)", replace(now, steps=steps, rounds=max(1, round(now.total / steps)))
-    if plan.local.reads is not None and now.batch is not None:
-        most = min(plan.local.reads.sizes)
-        return "all records of the smallest silo (paper 001: the larger K, the less noise)", replace(now, batch=most)
-    return "the plan's own", now
-
-
-Candidates = Callable[[Knobs], Iterable[Knobs]]
-
-
-def _sweeps(plan: Plan) -> list[tuple[str, Candidates]]:
-    """One knob after the other; local steps at a constant total, rounds at constant steps."""
-    now = knobs(plan)
-    sweeps: list[tuple[str, Candidates]] = [("pace", _paces)]
-    if now.steps is not None:
-        sweeps.append(("steps", _steps))
-    if now.batch is not None:
-        sweeps.append(("batch", lambda best: _batches(plan, best)))
-    return [*sweeps, ("rounds", _rounds), ("pace", _paces)]
-
-
-def _paces(best: Knobs) -> list[Knobs]:
-    return [replace(best, pace=best.pace * pace) for pace in PACES]
-
-
-def _steps(best: Knobs) -> list[Knobs]:
-    wanted = sorted({max(1, round((best.steps or 1) * factor)) for factor in FACTORS} | {1})
-    return [replace(best, steps=e, rounds=max(1, round(best.total / e))) for e in wanted if e <= best.total]
-
-
-def _rounds(best: Knobs) -> list[Knobs]:
-    return [replace(best, rounds=n) for n in sorted({max(1, round(best.rounds * factor)) for factor in FACTORS})]
-
-
-def _batches(plan: Plan, best: Knobs) -> list[Knobs]:
-    reads = plan.local.reads
-    most = min(reads.sizes) if reads is not None else 1
-    return [replace(best, batch=b) for b in sorted({max(1, round(most * share)) for share in (0.05, 0.2, 0.5, 1.0)})]
-
-
-def _value(wanted: Knobs, name: str) -> float:
+def _value(wanted: Hyperparameters, name: str) -> float:
     return float(getattr(wanted, name))
-
-
-class _Judge:
-    """Loss of a candidate on the stand-in tasks; infinite for one that is refused or cannot meet the budget."""
-
-    def __init__(
-        self, plan: Plan, data: list[Task], epsilon: float, delta: float, silos: tuple[Budget, ...] = ()
-    ) -> None:
-        self.plan, self.data, self.epsilon, self.delta, self.silos = plan, data, epsilon, delta, silos
-        self.known: dict[Knobs, float] = {}
-
-    def plan_of(self, wanted: Knobs) -> Plan:
-        """The candidate, calibrated: to one epsilon, or every silo to its own."""
-        if self.silos:
-            return calibrate_silos(turned(self.plan, wanted), self.silos)
-        return calibrate(turned(self.plan, wanted), epsilon=self.epsilon, delta=self.delta)
-
-    def __call__(self, wanted: Knobs) -> float:
-        if wanted not in self.known:
-            self.known[wanted] = self._loss(wanted)
-        return self.known[wanted]
-
-    def _loss(self, wanted: Knobs) -> float:
-        try:
-            plan = self.plan_of(wanted)
-        except (PlanError, UnreachableError):
-            return math.inf
-        found = mean(_last_loss(plan, task, seed) for seed, task in enumerate(self.data))
-        return found if math.isfinite(found) else math.inf
 
 
 def _last_loss(plan: Plan, task: Task, seed: int) -> float:

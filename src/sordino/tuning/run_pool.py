@@ -1,4 +1,4 @@
-"""The runs of a sweep: each in its own folder, in this process or in several; what is there is not run again."""
+"""Execution of the runs of a sweep: each in its own folder, in this process or in several; a finished run is kept."""
 
 from __future__ import annotations
 
@@ -15,22 +15,19 @@ from pathlib import Path
 from sordino.codec import plugins
 from sordino.config import Config
 from sordino.errors import BudgetError, CertificateError, ConfigError, DivergedError, SordinoError, UserError
-from sordino.tuning.spec import Cell
+from sordino.tuning.search_space import SweepRun
 
-CELLS, DIVERGED = "cells", ".diverged"
-Told = Callable[[float, float, str], None]
+RUNS, DIVERGED = "runs", ".diverged"
+Progress = Callable[[float, float, str], None]  # work done, work in all, what was done last
+Failure = tuple[str, str]  # which kind of error, and its sentence
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a cell's run is, and whether it is over."""
+class StoredRun:
+    """A run of a sweep and its folder."""
 
-    cell: Cell
+    run: SweepRun
     folder: Path
-
-    @classmethod
-    def of(cls, cell: Cell, out: Path) -> Place:
-        return cls(cell, out / CELLS / cell.name)
 
     @property
     def diverged(self) -> bool:
@@ -42,31 +39,30 @@ class Place:
         return self.diverged or (self.folder / "certificate.json").is_file()
 
 
-def run_all(places: Sequence[Place], workers: int, own: Sequence[Path], told: Told) -> None:
-    """Every cell that is not done, so many at a time."""
-    left = [place for place in places if not place.done]
-    ran = _here(left) if workers == 1 or len(left) < 2 else _elsewhere(left, workers, own)
-    for done, (place, failure) in enumerate(ran, start=1):
+def run_all(stored: Sequence[StoredRun], workers: int, own: Sequence[Path], progress: Progress) -> None:
+    """Execute every run that is not done, so many at a time."""
+    left = [one for one in stored if not one.done]
+    if workers == 1 or len(left) < 2:
+        results: Iterator[tuple[StoredRun, Failure | None]] = (
+            (one, execute_run(one.run.config, one.folder)) for one in left
+        )
+    else:
+        results = _in_processes(left, workers, own)
+    for done, (one, failure) in enumerate(results, start=1):
         if failure is not None:
-            raise _raised(place, *failure)
-        told(done, len(left), f"{place.cell.name} ({place.cell.words})" + " diverged" * place.diverged)
+            raise _error(one, *failure)
+        progress(done, len(left), f"{one.run.name} ({one.run.text})" + " diverged" * one.diverged)
 
 
-Failure = tuple[str, str]  # what sort of error, and its sentence
-
-
-def _here(places: Sequence[Place]) -> Iterator[tuple[Place, Failure | None]]:
-    for place in places:
-        yield place, run_cell(place.cell.config, place.folder)
-
-
-def _elsewhere(places: Sequence[Place], workers: int, own: Sequence[Path]) -> Iterator[tuple[Place, Failure | None]]:
+def _in_processes(
+    stored: Sequence[StoredRun], workers: int, own: Sequence[Path]
+) -> Iterator[tuple[StoredRun, Failure | None]]:
     """In processes of their own, which end with this one."""
     before = set(multiprocessing.active_children())
     fresh = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(places)), fresh, initializer=_begin, initargs=(tuple(own),))
+    pool = ProcessPoolExecutor(min(workers, len(stored)), fresh, initializer=_start_worker, initargs=(tuple(own),))
     try:
-        jobs = {pool.submit(run_cell, place.cell.config, place.folder): place for place in places}
+        jobs = {pool.submit(execute_run, one.run.config, one.folder): one for one in stored}
         for job in as_completed(jobs):
             yield jobs[job], job.result()
         pool.shutdown()
@@ -77,8 +73,8 @@ def _elsewhere(places: Sequence[Place], workers: int, own: Sequence[Path]) -> It
         raise
 
 
-def _begin(own: tuple[Path, ...]) -> None:
-    """In a process of the pool: the user's own parts, one thread, no interrupt of its own, an end with its parent."""
+def _start_worker(own: tuple[Path, ...]) -> None:
+    """In a process of the pool: load the user's own parts, ignore interrupts, end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     plugins.load()
     for file in own:
@@ -88,8 +84,8 @@ def _begin(own: tuple[Path, ...]) -> None:
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
-def run_cell(config: Config, folder: Path) -> Failure | None:
-    """Run, or finish, one cell; a model that diverged is a result, and is written down beside its folder."""
+def execute_run(config: Config, folder: Path) -> Failure | None:
+    """Run, or finish, one run; a model that diverged is a result, and is recorded beside its folder."""
     import torch
 
     from sordino.runs.execution import execute
@@ -107,8 +103,8 @@ def run_cell(config: Config, folder: Path) -> Failure | None:
     return None
 
 
-def _raised(place: Place, kind: str, sentence: str) -> SordinoError:
-    said = f"cell {place.cell.name}: {sentence.removeprefix('found ')}"
+def _error(one: StoredRun, kind: str, sentence: str) -> SordinoError:
+    said = f"run {one.run.name}: {sentence.removeprefix('found ')}"
     if kind == "user":
         return ConfigError(said)
-    return BudgetError(said) if kind == "budget" else CertificateError("cell", said)
+    return BudgetError(said) if kind == "budget" else CertificateError("run", said)

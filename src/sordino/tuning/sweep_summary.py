@@ -1,4 +1,4 @@
-"""A sweep as a report, a comparison and a reader see it: its runs, and what a look at all of them costs."""
+"""Summary of a sweep for `compare`, `report` and `explain`: its runs, and the privacy cost of reading all of them."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ def is_sweep(target: Path) -> bool:
     return (target / sweep.HEADER).is_file()
 
 
-def with_cells(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Every sweep replaced by the runs in it; and of each, certified, what a look at the whole of it costs."""
+def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Every sweep replaced by the runs in it; and of each, certified, what reading the whole of it costs."""
     runs, notes = [], []
     for target in targets:
         if not is_sweep(target):
             runs.append(target)
             continue
-        made, places = sweep.certify(target), sweep.opened(target).places
-        runs += [place.folder for place in places if not place.diverged]
-        notes.append(f"{target.name}: {_looked_at(made)}")
+        made, stored = sweep.certify(target), sweep.open_folder(target).stored
+        runs += [one.folder for one in stored if not one.diverged]
+        notes.append(f"{target.name}: {_cost(made)}")
     return runs, notes
 
 
-def _looked_at(made: dict[str, Any]) -> str:
+def _cost(made: dict[str, Any]) -> str:
     """The whole sweep in one sentence; the epsilon of a run is not that of the table it was read in."""
-    lost = sum(cell["diverged"] for cell in made["cells"])
+    lost = sum(run["diverged"] for run in made["runs"])
     left = "" if not lost else f"; {lost} of them diverged and are not shown"
     return sweep.guarantee(made) + left
 
 
-def explained(target: Path) -> dict[str, Any]:
+def explain(target: Path) -> dict[str, Any]:
     """A sweep's certificate in sentences."""
     made = sweep.certify(target)
-    judged = f"the winner was chosen by {made['metric']} on {made['chosen_by']}, reported on {made['reported_on']}"
+    chosen = (
+        f"the best setting was chosen by {made['metric']} on {made['chosen_by']}, reported on {made['reported_on']}"
+    )
     return {
-        "looked_at": sentence(_looked_at(made)),
+        "cost": sentence(_cost(made)),
         "against": [_against(line) for line in made["adversaries"]],
-        "judged": sentence(judged),
+        "chosen": sentence(chosen),
         "assumed": [sentence(text) for text in made["assumptions"]],
         "not_covered": [sentence(text) for text in made["not_covered"]],
     }
@@ -56,10 +58,10 @@ def _against(line: dict[str, Any]) -> str:
     return sentence(f"{line['adversary']}: all runs together, {found}")
 
 
-def page(said: dict[str, Any]) -> str:
+def text(said: dict[str, Any]) -> str:
     """The same as text."""
     listed = {"Against one who sees": "against", "Assumed": "assumed", "Not covered": "not_covered"}
     blocks = [
         f"{title}:\n" + "\n".join(f"- {text}" for text in said[key]) for title, key in listed.items() if said[key]
     ]
-    return "\n\n".join([said["looked_at"], said["judged"], *blocks])
+    return "\n\n".join([said["cost"], said["chosen"], *blocks])

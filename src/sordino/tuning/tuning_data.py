@@ -1,4 +1,4 @@
-"""Data to tune on that costs no privacy: public records dealt to as many clients, or made-up ones of the same shape."""
+"""Data for hyperparameter search that costs no privacy: public or synthetic records in the shape of the task."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from sordino.task import Task
 Source = Literal["public", "synthetic"]
 
 
-def cost(plan: Plan, task: Task, source: Source, public: tuple[Declared, ...]) -> str:
-    """What the search has looked at, and by whose word that costs nothing."""
+def privacy_cost(plan: Plan, task: Task, source: Source, public: tuple[Declared, ...]) -> str:
+    """What the search has read, and who declared it public."""
     read = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
     said = {
         "public": f"nothing beyond what is declared public: {read} were read; they are not protected",
-        "synthetic": "nothing: every record was made up",
+        "synthetic": "nothing: every record was synthetic",
     }[source]
     if plan.local.reads is not None:
         return said
     return f"{said}; that a client holds {_sizes(plan, task)[0]} records on average was taken as public"
 
 
-def stand_in(plan: Plan, task: Task, source: Source, seed: int) -> Task:
+def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
     """A task of the same shape: as many clients, of as many records each, and a test of its own."""
     sizes = _sizes(plan, task)
-    records, test = _public(task, seed) if source == "public" else _made_up(task, sum(sizes), seed)
+    records, test = _public(task, seed) if source == "public" else _synthetic(task, sum(sizes), seed)
     rng = Seeded(seed).at(0, "stand-in")
     index = rng.choice(len(records), sum(sizes), replace=len(records) < sum(sizes)).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -60,13 +60,13 @@ def _public(task: Task, seed: int) -> tuple[Records, Records]:
     return tuple(Records(known.x[part], known.y[part]) for part in (order[:half], order[half:]))  # type: ignore[return-value]
 
 
-def _made_up(task: Task, count: int, seed: int) -> tuple[Records, Records]:
-    """Standard normal inputs, and what a random teacher of the same architecture says of them."""
+def _synthetic(task: Task, count: int, seed: int) -> tuple[Records, Records]:
+    """Standard normal inputs, labelled by a random teacher network of the same architecture."""
     shape, rng = task.clients.records.x.shape[1:], Seeded(seed).at(0, "made up")
     if not task.clients.records.x.is_floating_point():
         raise DataError("inputs that are not numbers", "a task with numeric inputs", "use --data public")
     x = _normal((count + 1000, *shape), rng)
-    y = _taught(task, x, rng)
+    y = _labels(task, x, rng)
     return Records(x[:count], y[:count]), Records(x[count:], y[count:])
 
 
@@ -74,7 +74,7 @@ def _normal(shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
 
 
-def _taught(task: Task, x: Tensor, rng: np.random.Generator) -> Tensor:
+def _labels(task: Task, x: Tensor, rng: np.random.Generator) -> Tensor:
     teacher = copy.deepcopy(task.model).eval()
     with torch.no_grad():
         for parameter in teacher.parameters():

@@ -1,0 +1,139 @@
+"""A configuration file solved for a budget, its recipe kept: `sordino calibrate`, and sweeps at one epsilon."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tomli_w
+
+from sordino import codec
+from sordino.accounting.calibration import Budget, calibrate, calibrate_silos
+from sordino.config import Config, parse
+from sordino.errors import ConfigError, UserError
+from sordino.plan import Plan
+from sordino.recipes import RECIPES
+
+NOISE = "noise_multiplier"
+REPLACED = ("noise_multiplier", "release")  # keys of a recipe that a solved release takes the place of
+
+
+def solve(config: Config, *, epsilon: float | None, delta: float | None = None, free: str = NOISE) -> Plan:
+    """The plan of a file with one number solved: for `epsilon` at its delta, or every silo for its own budget.
+
+    Where each silo has its own delta, one noise multiplier for all is solved at the smallest, which is safe for every
+    silo; a plan that has a noise multiplier per silo keeps one per silo.
+    """
+    if config.budgets:
+        if epsilon is not None or free != NOISE:
+            found = "silos with budgets of their own, and " + ("--epsilon" if epsilon is not None else f"--free {free}")
+            raise ConfigError(found, "one of them", "drop it: every silo is solved for its own budget")
+        return calibrate_silos(config.plan, config.budgets)
+    if epsilon is None:
+        raise ConfigError("no --epsilon, and no budgets under [privacy] silos", "a target", "add --epsilon 4")
+    deltas = config.deltas if delta is None else ()
+    lowest = min(deltas or (config.delta if delta is None else delta,))
+    if free == NOISE and multipliers(config.plan):
+        each = deltas or (lowest,) * config.plan.clients.population
+        return calibrate_silos(config.plan, [Budget(epsilon, own) for own in each])
+    return calibrate(config.plan, epsilon=epsilon, delta=lowest, free=free)
+
+
+def multipliers(plan: Plan) -> tuple[float, ...]:
+    """The noise multiplier of every silo, where each has its own; else none."""
+    each = (getattr(part, "noise_multipliers", ()) for part in (plan.release, plan.local))
+    return next((tuple(own) for own in each if own), ())
+
+
+@dataclass(frozen=True)
+class CalibratedFile:
+    """A file with one number changed: as text, and what it says."""
+
+    text: str
+    config: Config
+    recipe_kept: bool
+
+
+def calibrated_file(
+    text: str, table: Mapping[str, Any], *, epsilon: float | None, delta: float | None, free: str
+) -> CalibratedFile:
+    """The file solved for its budget; `table` is what `text` says, with values changed from outside.
+
+    The output has the `[recipe]` of the input with the solved number in it, wherever the recipe can say it; else the
+    plan that the recipe builds is written out. The result is checked as `sordino plan` checks it.
+    """
+    config, given = parse(table), dict(table)
+    plan = solve(config, epsilon=epsilon, delta=delta, free=free)
+    if delta is not None:
+        given["privacy"] = {**given.get("privacy", {}), "delta": delta}
+    kept = _with_recipe(given, plan, epsilon, free)
+    if kept is None:
+        privacy = config.privacy if delta is None else replace(config.privacy, delta=delta)
+        solved = replace(config, plan=plan, privacy=privacy)
+        solved.check_budget()
+        return CalibratedFile(codec.to_toml(solved), solved, "recipe" not in table)
+    solved = parse(kept)
+    solved.check_budget()
+    return CalibratedFile(_edited(text, kept), solved, True)
+
+
+def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, free: str) -> dict[str, Any] | None:
+    """The table with other values in its recipe such that it builds `plan`; None if no value of the recipe does."""
+    recipe = table.get("recipe")
+    if not isinstance(recipe, Mapping):
+        return None
+    takes = inspect.signature(RECIPES[recipe["name"]]).parameters
+    for keys in _candidates(plan, epsilon, table.get("privacy", {}).get("delta"), free):
+        if keys.keys() <= takes.keys():
+            rest = {key: value for key, value in recipe.items() if key not in REPLACED or not keys or free != NOISE}
+            made = {**table, "recipe": {**rest, **keys}}
+            if _builds(made, plan) or {"epsilon", "epsilons"} & keys.keys():  # such a recipe solves its own noise
+                return made
+    return None
+
+
+def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: str) -> Iterator[dict[str, Any]]:
+    """Values of a recipe that may stand for the solved number."""
+    yield {}
+    if free == "rounds":
+        yield {"rounds": plan.rounds}
+    if free == "cohort":
+        clients = codec.dump(plan.clients)
+        yield {"clients": clients}
+        yield from ({key: clients[key]} for key in ("rate", "cohort") if key in clients)
+    if free != NOISE:
+        return
+    if epsilon is not None:
+        yield {"epsilon": epsilon, **({} if delta is None else {"delta": delta})}
+        yield {"epsilons": [epsilon], **({} if delta is None else {"deltas": [delta]})}
+    noisy = codec.dump(plan.local if plan.release.kind == "forward" else plan.release)
+    own = {"noise_multipliers": list(multipliers(plan))} if multipliers(plan) else {}
+    number = noisy.get(NOISE, noisy.get("mechanism", {}).get(NOISE))
+    yield {NOISE: number, **own}
+    yield {"mechanism": noisy.get("mechanism")}
+    yield {"release": codec.dump(plan.release)}
+
+
+def _builds(table: Mapping[str, Any], plan: Plan) -> bool:
+    try:
+        return parse(table).plan == plan
+    except UserError:
+        return False
+
+
+def _edited(text: str, table: dict[str, Any]) -> str:
+    """The text of the input with its one number changed, comments kept; else the table, written anew."""
+    if tomllib.loads(text) == table:
+        return text
+    recipe = table["recipe"]
+    inside = [pair for part in recipe.values() if isinstance(part, Mapping) for pair in part.items()]
+    for key, value in [*recipe.items(), *inside]:
+        if isinstance(value, int | float):
+            made = re.sub(rf"(?<![\w.-])({re.escape(key)}\s*=\s*)[-+0-9.eE_]+", rf"\g<1>{value!r}", text)
+            if tomllib.loads(made) == table:
+                return made
+    return tomli_w.dumps(table)
