@@ -1,4 +1,4 @@
-"""A convolutional net of one's own, for compare.toml: `sordino sweep examples/compare.toml --with examples/compare_model.py`."""
+"""A convolutional net of one's own for compare.toml: sordino sweep compare.toml --with compare_model.py."""
 
 from torch import nn
 
