@@ -116,14 +116,14 @@ def test_the_ledger_and_its_refusal_do_not_say_less_than_was_spent(tmp_path: Pat
         book.limit("digits", Limit(9.0, 1e-5, "client", "add_remove"))
         for run in range(12):
             book.admit(f"run-{run}", "digits", _asked(), whole=True)
-            found = book.spent("digits").epsilon
+            found = book.statement("digits").epsilon
             assert found <= said(sordino("ledger", "show", file, "digits").out, "epsilon")[0] <= found * 1.001
         book.limit("digits", Limit(found, 1e-5, "client", "add_remove"))
         with pytest.raises(BudgetError, match="would have spent epsilon") as refused:
             book.admit("one-more", "digits", _asked(), whole=True)
         book.limit("digits", Limit(99.0, 1e-5, "client", "add_remove"))
         book.admit("one-more", "digits", _asked(), whole=True)
-        assert said(str(refused.value), "epsilon")[0] >= book.spent("digits").epsilon
+        assert said(str(refused.value), "epsilon")[0] >= book.statement("digits").epsilon
 
 
 def _asked() -> Request:

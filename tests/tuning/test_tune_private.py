@@ -171,7 +171,7 @@ def test_a_ledger_pays_once_for_all_trials(tmp_path: Path, monkeypatch: pytest.M
     assert sordino(*words, "--epsilon", 20).code == 0
     made = json.loads(tuned(file, tmp_path / "best", "--json").out)["certificate"]
     with Ledger.open(ledger) as book:
-        spent = book.spent("study")
+        spent = book.statement("study")
     assert (spent.runs, [type(item.event) for item in spent.items]) == (1, [Tuned])
     assert spent.epsilon == pytest.approx(made["epsilon"], rel=1e-4)
     assert sordino("certify", tmp_path / "best").code == 0

@@ -47,7 +47,7 @@ def deltas(divergences: Array, epsilons: Array) -> Array:
 
 
 def best_of_negative_binomial(one: Array, mean: float, shape: float, gamma: float) -> Array:
-    """The best of K trials, K truncated negative binomial (eta = shape, gamma), E[K] = mean; `one`: a trial's divergences.
+    """The best of K trials, K truncated negative binomial (eta = shape, gamma), E[K] = mean; `one`: of a trial.
 
         D'_a = D_a + (1 + eta) min over b of ((1 - 1/b) D_b + log(1/gamma) / b) + log(mean) / (a - 1)
 
@@ -60,7 +60,7 @@ def best_of_negative_binomial(one: Array, mean: float, shape: float, gamma: floa
 def best_of_poisson(one: Array, mean: float) -> Array:
     """The best of K trials, K Poisson: D'_a = D_a + mean delta(log(1 + 1/(a-1))) + log(mean) / (a - 1).
 
-    delta(.) is what a trial's divergences prove. Theorem: Papernot, Steinke 2022, Theorem 6; a mean below 1 takes nothing
+    delta(.) follows from a trial's divergences. Theorem: Papernot, Steinke 2022, Theorem 6; a mean below 1 takes nothing
     off. Without a trial nothing is shown.
     """
     lost = deltas(one, np.log1p(1 / (ORDERS - 1)))

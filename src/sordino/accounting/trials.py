@@ -5,7 +5,7 @@
     Poisson                       K may be 0: then nothing is shown
 
 Guarantee: Papernot, Steinke 2022, Theorems 2 and 6 (`sordino.accounting.renyi.selected`, `selected_poisson`). It holds for the
-best of K independent trials, by any score of what a trial released, if each of them is as private as the others, and if K
+best of K independent trials, by any score of what a trial released, if each is as private as the others, and if K
 and every other trial stay secret. A table of trials that is looked at is composition instead.
 """
 

@@ -52,7 +52,7 @@ def ledger_request(config: Config, facts: Facts) -> Request:
 
 
 def _payer(config: Config, run: str) -> str:
-    """Who pays for a run: itself, or, of many trials, the tuning that they belong to; it pays once, before the first."""
+    """Who is charged for a run: itself, or, of many trials, their tuning, which is charged once, before the first."""
     best = config.privacy.selected
     return run if best is None else best.id
 
@@ -96,7 +96,7 @@ def check_all_affordable(config: Config, all_of_them: Request) -> None:
 
 
 def check_affordable(config: Config) -> None:
-    """Refuse a run that its data set cannot pay for, before anything is written; a trial was paid for with the others."""
+    """Refuse a run beyond its data set's budget, before anything is written; a trial was charged with the others."""
     named = _named(config)
     if named is not None and config.privacy.selected is None:
         with Ledger.open(named[0]) as ledger:
