@@ -60,7 +60,7 @@ def best_of_negative_binomial(one: Array, mean: float, shape: float, gamma: floa
 def best_of_poisson(one: Array, mean: float) -> Array:
     """The best of K trials, K Poisson: D'_a = D_a + mean delta(log(1 + 1/(a-1))) + log(mean) / (a - 1).
 
-    delta(.) follows from a trial's divergences. Theorem: Papernot, Steinke 2022, Theorem 6; a mean below 1 takes nothing
+    delta(.) is by a trial's divergences. Theorem: Papernot, Steinke 2022, Theorem 6; a mean below 1 takes nothing
     off. Without a trial nothing is shown.
     """
     lost = deltas(one, np.log1p(1 / (ORDERS - 1)))
