@@ -16,7 +16,7 @@ from torch import nn
 import sordino
 from sordino.accounting import accountant
 from sordino.accounting.delta import default_delta
-from sordino.engines.base import ClientJob, Collected, Worker
+from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.paths import chosen
 from sordino.errors import ConfigError, DataError, EngineError
@@ -144,7 +144,7 @@ def test_void_rounds_leave_the_model_unchanged_and_are_still_charged() -> None:
     assert result.certificate["counts"]["max_participations"] == most
 
 
-class Watch:
+class Watch(Engine):
     """An engine that writes down when it is asked for messages."""
 
     offers = frozenset({"secure_sum"})

@@ -79,7 +79,7 @@ class Timed:
     """An engine, with the seconds that each of its rounds took."""
 
     def __init__(self, engine: Any) -> None:
-        self.engine, self.offers, self.seconds = engine, engine.offers, list[float]()
+        self.engine, self.offers, self.seconds, self.leads = engine, engine.offers, list[float](), True
 
     def prepare(self, *given: Any) -> Any:
         worker = self.engine.prepare(*given)

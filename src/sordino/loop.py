@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.engines.base import ClientJob, Collected, Engine, Leads, Receipt, Remembers, Worker
+from sordino.engines.base import ClientJob, Collected, Engine, Receipt, Worker
 from sordino.engines.checks import check_reach, check_records
+from sordino.engines.client_state import personal_metrics
 from sordino.engines.diagnostics import of_release
-from sordino.engines.inprocess import InProcess
+from sordino.engines.inprocess import InProcess, public_update
 from sordino.engines.prepare import BEFORE, begin, check_prepared
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
 from sordino.layout import Layout
@@ -161,9 +162,7 @@ def run(
     first = state or State.initial(plan, task.layout.flatten(task.model))
     task, state = begin(plan, task, streams, charges.charge, first)
     worker, layout = engine.prepare(plan, task, streams), task.layout
-    if isinstance(worker, Remembers):
-        worker.recall(state.secret_state)
-    judge = worker if isinstance(worker, Leads) else task
+    worker.load_client_state(state.secret_state)
     guard = separation_guard(plan.clients, plan.release, plan.rounds, streams, state.t)
     try:
         for t in range(state.t, plan.rounds):
@@ -180,14 +179,16 @@ def run(
                 budget.add_receipts(collected.refused, [(one.client, one.charges) for one in collected.receipts], t)
             check_finite(state)
             due, result = t + 1 == plan.rounds or (t + 1) % eval_every == 0, plan.server.result(state.memory)
-            metrics = judge.evaluate(result) if due else {}
+            shared = worker.evaluate(result) if due else {}
+            metrics = task.evaluate(result) if shared is None else shared
             own = task.evaluate_clients(result) if due and train_metrics else {}
+            if due and streams.mode == "simulation" and (train_metrics or task.client_test is not None):
+                own |= personal_metrics(plan, task, state, result, train_metrics)
             spent, void = time.perf_counter() - began, not plan.release.accepts(collected.received)
             yield Round(t, state, metrics, {**collected.diagnostics, **own}, spent, void)
             check_layout(task, layout)
     finally:
-        if isinstance(worker, Leads):
-            worker.dismiss()
+        worker.close()
 
 
 def check_layout(task: Task, layout: Layout) -> None:
@@ -217,12 +218,13 @@ def one_round(
     if release.local:
         charges.charge(t, seen)
     start = plan.server.query(state.memory)
-    public = plan.public(t, len(start), state.public_state, lambda: worker.public_update(start, t))
+    public = plan.public(t, len(start), state.public_state, lambda: public_update(plan, task, streams, start, t))
     try:
         collected = worker.collect(ClientJob(public, start, cohort))
     except QuorumError as error:  # messages may have left: what they have cost is written down
         _settle(plan, charges, error.collected, charged=release.local)
         raise
+    collected.check(plan, len(start), cohort)
     if not release.local:
         charges.charge(t, seen)
     _settle(plan, charges, collected, charged=True)
@@ -241,7 +243,7 @@ def released(
     """From the sum to the next state, and what an onlooker who must not exist would have seen."""
     after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
     after = (
-        replace(after, secret_state=after.secret_state | collected.secret_state) if collected.secret_state else after
+        replace(after, secret_state=after.secret_state | collected.client_state) if collected.client_state else after
     )
     if encoded is None or collected.deployed or collected.noised:
         return after, collected
@@ -259,7 +261,7 @@ def advanced(
     encoded, noise = noised_mean(plan, collected, cohort, streams, t, state.noise)
     mean, broadcast = plan.split(plan.decode(encoded, public), public)
     if plan.postprocess:
-        std = mean_std(plan, collected.came(cohort), collected.received, public)
+        std = mean_std(plan, collected.participants(cohort), collected.received, public)
         mean = plan.refine(mean, Noised(layout, std[: len(mean)] if isinstance(std, Tensor) else std, t))
     learned = state.public_state | plan.learn(encoded, mean, public, state)
     learned |= {f"{BROADCAST}{name}": held for name, held in broadcast.items()}
@@ -279,7 +281,7 @@ def noised_sum(
     plan: Plan, collected: Collected, cohort: Cohort, streams: Streams, t: int, memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum, noised; for release on a public grid."""
-    release, came = plan.release, collected.came(cohort)
+    release, came = plan.release, collected.participants(cohort)
     silent = came[:0] if collected.noised else came  # whose noise is still to be drawn
     total, noise = release.noised(collected.total, silent, partial(streams.at, t), memory)
     return (on_grid(total, release.noise_std(came, t)) if streams.mode == "secure" else total), noise

@@ -154,6 +154,9 @@ class Plan(_Cache):
         reads, most = self.local.reads, None if self.local.reads is None else self.local.reads.max_rounds()
         if reads is None:
             return
+        if self.keeps_client_state:
+            found = f"{self.local.kind!r}, whose clients keep a state of what they read in earlier rounds"
+            raise PlanError("records", found, "messages that depend on the records of their own round alone")
         reads.check(self.clients.population)
         self.local.check_population(self.clients.population)
         spent = self.local.bound()
@@ -256,9 +259,14 @@ class Plan(_Cache):
         return length
 
     @property
+    def keeps_client_state(self) -> bool:
+        """Whether clients keep a state between their rounds."""
+        return bool(self.local.client_state(torch.zeros(1)))
+
+    @property
     def needs(self) -> frozenset[str]:
         """What an engine must offer: for the release, for the server, for clients that remember, for preparations."""
-        remembered = frozenset({"client_state"}) if self.local.state_size(1) else frozenset()
+        remembered = frozenset({"client_state"}) if self.keeps_client_state else frozenset()
         prepared = frozenset({"preparation"}) if self.prepare else frozenset()
         return self.release.needs | self.server.needs | remembered | prepared
 

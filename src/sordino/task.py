@@ -65,7 +65,9 @@ class Task:
     waiting: tuple[PendingColumn, ...] = ()  # coordinates that are scaled once the plan has released their histograms
     source: PublicSource = field(default=PublicSource(), repr=False)  # by whose word the test rows are public
     own_code: Trust | None = None  # "trusted": the user's code runs on the records as it is
+    client_test: Clients | None = None  # rows of each client that do not train: personal models are evaluated on them
     _program: Program | None = field(default=None, compare=False)
+    _layout: tuple[Any, Layout] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -83,6 +85,7 @@ class Task:
         own_code: Trust | None = None,
         partition: Partitioner | None = None,
         seed: int = 0,
+        client_test: Sequence[Any] | None = None,
     ) -> Task:
         """A task from a module and the clients' records.
 
@@ -96,6 +99,7 @@ class Task:
         targets)}; `groups` gives the public group of each test record.
         Model and loss train as graphs, captured on made-up records. `own_code="trusted"` lets code run that no graph
         can be captured of: the user vouches that nothing of one client, or record, reaches another in it.
+        `client_test` is one data set per client of rows that do not train: simulations evaluate personal models there.
         """
         model, source = (model, None) if init is None else load_initial(model, init)
         data = clients if isinstance(clients, Dataset) else None
@@ -105,10 +109,15 @@ class Task:
         elif partition is None:
             _check_one_per_client(clients)
         own, first = (clients, "client 0") if partition is None else ([clients], "the data set")
-        model, (*own, test, public), loss = _given(model, [*own, test, public], loss, pad, length, first)
+        count, rest = len(own), list(client_test or ())
+        model, (*own, test, public), loss = _given(model, [*own, *rest, test, public], loss, pad, length, first)
+        own, rest = own[:count], own[count:]
         held = Clients.of(own) if partition is None else Clients.cut(own[0], partition, data and data.groups, seed)
         numbers, names = _grouped(groups)
-        return cls(model, held, test, loss, public, source, metrics_of(metrics), numbers, names, own_code=own_code)
+        tested, asked = Clients.of(rest) if rest else None, metrics_of(metrics)
+        return cls(
+            model, held, test, loss, public, source, asked, numbers, names, own_code=own_code, client_test=tested
+        )  # fmt: skip
 
     @classmethod
     def server(
@@ -148,14 +157,15 @@ class Task:
 
     def as_server(self) -> Task:
         """The server's view of this task: no client's record."""
-        return replace(self, clients=Clients.elsewhere(self.clients.population, self.clients.records))
+        away = Clients.elsewhere(self.clients.population, self.clients.records)
+        return replace(self, clients=away, client_test=None)
 
     def as_silo(self, client: int) -> Task:
         """One client's view of this task: a copy of its own records, and no others."""
         rows, records = torch.from_numpy(self.clients.rows(client)), self.clients.records
         own = Records(records.x[rows], records.y[rows])
         alone = Clients.alone(client, self.clients.population, own)
-        return replace(self, clients=alone, test=None, public=None, metrics=(), groups=None)
+        return replace(self, clients=alone, test=None, public=None, metrics=(), groups=None, client_test=None)
 
     def __post_init__(self) -> None:
         loss_of(self.loss)
@@ -168,6 +178,9 @@ class Task:
         for records, name in ((self.test, "the test data"), (self.public, "the public data")):
             if records is not None:
                 check_finite(records, name)
+        if self.client_test is not None and self.client_test.population != self.clients.population:
+            found = f"client_test of {self.client_test.population} clients and data of {self.clients.population}"
+            raise DataError(found, "one data set of each client in both")
         if self.groups is not None and (self.test is None or len(self.groups) != len(self.test)):
             found = f"groups of {len(self.groups)} test records"
             raise DataError(found, f"one for each of the {0 if self.test is None else len(self.test)} there are")
@@ -238,7 +251,13 @@ class Task:
 
     @property
     def layout(self) -> Layout:
-        return Layout.of(self.model)
+        """Where each trained tensor lies in the vector: computed once, and again where requires_grad has changed."""
+        model = self.model
+        key = tuple((id(p), p.shape, p.requires_grad) for p in (*model.parameters(), *model.buffers()))
+        if self._layout is None or self._layout[0] != key:
+            object.__setattr__(self, "_layout", (key, Layout.of(model)))
+        assert self._layout is not None
+        return self._layout[1]
 
     @property
     def device(self) -> torch.device:

@@ -21,7 +21,7 @@ from torch import Tensor
 from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
-from sordino.engines.base import ClientJob, Collected
+from sordino.engines.base import ClientJob, Collected, Worker
 from sordino.engines.linear_clients import LinearClients
 from sordino.loop import run
 from sordino.parts import encoding
@@ -292,7 +292,7 @@ def test_all_nineteen_of_the_review_are_in_the_tables() -> None:
     assert len(set(BROKEN) | set(BEATEN)) == 24
 
 
-class Watching:
+class Watching(Worker):
     """A worker that writes down the cohorts that the loop asks it for."""
 
     def __init__(self) -> None:
@@ -310,7 +310,7 @@ def cohorts_of_a_run(clients: Sampler, seed: int) -> list[tuple[int, ...]]:
     layout = SimpleNamespace(flatten=lambda _: torch.zeros(3))
     task = SimpleNamespace(
         clients=clients, layout=layout, model=torch.nn.Linear(1, 1), evaluate=lambda _: {}, public=None, waiting=(),
-        check_code=lambda _: None,
+        check_code=lambda _: None, client_test=None,
     )  # fmt: skip
     planned = plan(clients, CentralNoise(Gaussian(1.0)))
     list(run(planned, cast(Any, task), engine=cast(Any, engine), streams=Seeded(seed)))

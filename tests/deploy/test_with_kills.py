@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tests.deploy import hospitals
 
-from sordino.engines.base import ClientJob, Collected
+from sordino.engines.base import ClientJob, Collected, Engine
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
 from sordino.federation.local_federation import LocalFederation
@@ -113,7 +113,7 @@ def test_each_is_killed_in_the_middle_of_a_round_and_the_run_goes_on(
 
 
 @dataclass(frozen=True)
-class Only:
+class Only(Engine):
     """In one process, with the clients of each round that a run across processes has reported."""
 
     came: Mapping[int, list[int]]  # by round

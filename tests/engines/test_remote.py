@@ -218,7 +218,7 @@ def test_a_mean_over_those_who_came_and_noise_of_those_who_came() -> None:
     from sordino.loop import mean_std
 
     found = collected(LOCAL, Wires.of(with_test(mlp()), lost(0, 1, 2)))
-    std = mean_std(LOCAL, found.came(np.arange(6)), found.received, Public(t=0))
+    std = mean_std(LOCAL, found.participants(np.arange(6)), found.received, Public(t=0))
     assert std == pytest.approx(math.sqrt(3) / 3)
 
 

@@ -16,7 +16,7 @@ from tests.tiny import SIZES, clients, final, mlp, plan, rounds, task
 from torch import Tensor, nn
 
 from sordino.config import Config, PrivacySpec
-from sordino.engines.diagnostics import IDS, ROWS
+from sordino.engines.client_state import IDS
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import ConfigError, EngineError, PlanError
@@ -36,6 +36,7 @@ from sordino.runs.resume import check_noise
 from sordino.task import Task
 from sordino_papers.grid import run_grid
 
+CONTROLS = "clients.control"
 LR, STEPS, ROUNDS = 0.2, 3, 5
 PATHS: tuple[Literal["batched", "sequential"], ...] = ("batched", "sequential")
 LOCAL = Scaffold(lr=LR, steps=STEPS, batch=2)
@@ -91,7 +92,7 @@ def test_without_clip_and_noise_it_is_the_papers_algorithm(
 class _Forgets(InProcess):
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         worker = super().prepare(plan, task, streams)
-        object.__setattr__(worker.kept, "put", lambda clients, rows: None)
+        object.__setattr__(worker.client_states, "put", lambda clients, states, start: None)
         return worker
 
 
@@ -103,7 +104,7 @@ def test_a_convolution_keeps_its_controls_in_the_models_own_order() -> None:
     paths = [rounds(free, data, InProcess(path=path))[-1].state for path in PATHS]
     for name in ("params",):
         assert torch.allclose(paths[0].memory[name], paths[1].memory[name], atol=1e-5)
-    assert torch.allclose(paths[0].secret_state[ROWS], paths[1].secret_state[ROWS], atol=1e-4)
+    assert torch.allclose(paths[0].secret_state[CONTROLS], paths[1].secret_state[CONTROLS], atol=1e-4)
 
 
 def test_the_bill_is_that_of_one_clipped_message_a_round() -> None:
@@ -126,20 +127,20 @@ def test_controls_move_by_what_is_sent_so_clipping_does_not_stop_the_run() -> No
     """The server's control is the mean of the clients' own, clipped or not; the sabotage clips after they moved."""
     data, tight = task(), replace(FREE, encode=(Clip(0.05),), rounds=6)
     last = rounds(tight, data)[-1].state
-    assert torch.allclose(last.public_state["broadcast.control"], last.secret_state[ROWS].mean(0), atol=1e-5)
+    assert torch.allclose(last.public_state["broadcast.control"], last.secret_state[CONTROLS].mean(0), atol=1e-5)
     late = replace(LOCAL, lr=LR)
     worker = InProcess().prepare(replace(tight, local=late, encode=(Clip(math.inf),)), data, Seeded(0))
     public, start = replace(tight.public(0, 67), clip_norm=math.inf), data.layout.flatten(data.model)
     worker.solve(np.arange(6), public, start)
-    assert float(worker.kept.of(np.arange(6), torch.device("cpu")).norm(dim=1).max()) * STEPS * LR > 0.05
+    assert float(worker.client_states.of(np.arange(6), start)["control"].norm(dim=1).max()) * STEPS * LR > 0.05
 
 
 def test_what_clients_remember_is_secret_and_what_the_server_learnt_is_public() -> None:
     last = rounds(replace(FREE, clients=RoundRobin(6, 3)), task())[-1].state
-    assert set(last.secret_state) == {IDS, ROWS}
+    assert set(last.secret_state) == {IDS, CONTROLS}
     assert set(last.public_state) == {"broadcast.control"}
     assert last.secret_state[IDS].tolist() == [0, 1, 2, 3, 4, 5]
-    assert not torch.equal(last.secret_state[ROWS][0], last.secret_state[ROWS][1])
+    assert not torch.equal(last.secret_state[CONTROLS][0], last.secret_state[CONTROLS][1])
 
 
 def test_a_run_that_is_continued_remembers(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_run_that_is_continued_remembers(tmp_path: Path) -> None:
     again = Checkpoint.of_bytes(stored).state
     ended = list(run(free, data, streams=Seeded(0), state=again))[-1].state
     assert torch.equal(ended.memory["params"], done[-1].state.memory["params"])
-    assert torch.equal(ended.secret_state[ROWS], done[-1].state.secret_state[ROWS])
+    assert torch.equal(ended.secret_state[CONTROLS], done[-1].state.secret_state[CONTROLS])
     lost = list(run(free, data, streams=Seeded(0), state=replace(again, secret_state={})))[-1].state
     assert not torch.allclose(lost.memory["params"], ended.memory["params"], atol=1e-4)
 

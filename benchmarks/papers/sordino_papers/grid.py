@@ -123,7 +123,7 @@ def _check(plans: Sequence[Plan], task: Task) -> None:
         if plan.clients.population != task.clients.population:
             found = f"a plan for {plan.clients.population} clients and data of {task.clients.population}"
             raise PlanError("grid", found, "the same population in all")
-        if plan.local.state_size(1) or plan.release.init(1):
+        if plan.keeps_client_state or plan.release.init(1):
             raise PlanError("grid", "a plan whose clients or whose noise remember", "plans without a memory")
         if plan.mask is not None or any(step.needs_slopes or step.needs_tensors for step in plan.encode):
             raise PlanError("grid", "a plan whose steps look at the model", "plans without masks")

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino import kernels
-from sordino.engines.base import ClientJob, chunks
-from sordino.engines.batches import gather
+from sordino.engines.base import ClientJob
+from sordino.engines.batches import chunks, gather
 from sordino.engines.dense_clients import DenseClients, Stage, can_chain
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.parts.clipping import row_norms

@@ -18,7 +18,7 @@ from sordino.audit.noise_test import Finding, not_examined
 from sordino.audit.rehearsal import FAR, smaller
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob, Worker
-from sordino.engines.inprocess import InProcess
+from sordino.engines.inprocess import InProcess, public_update
 from sordino.engines.paths import Path
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
@@ -133,5 +133,5 @@ def _data(plan: Plan, model: nn.Module, row: int, sign: float, others: float) ->
 def _sum(plan: Plan, task: Task, path: Path | None, streams: Seeded, t: int, cohort: Cohort) -> Tensor:
     worker: Worker = InProcess(path=path).prepare(plan, task, streams)
     start = task.layout.flatten(task.model)
-    public = plan.public(t, len(start), None, lambda: worker.public_update(start, t))
+    public = plan.public(t, len(start), None, lambda: public_update(plan, task, streams, start, t))
     return worker.collect(ClientJob(public, start, cohort)).total

@@ -70,7 +70,7 @@ def run(
             done = run_locally(config, out, resume=resume, on_round=heard(on_round))
         return say(as_json, result(done), result_text(done))
     chosen = named_engine(started.engine, threads, timeout, device)
-    leads = getattr(chosen, "leads", True)
+    leads = chosen.leads
     with (
         progress(config.plan.rounds, quiet=as_json or not leads) as on_round,
         tracked(track if leads else None, config, out) as seen,

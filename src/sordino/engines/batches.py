@@ -15,7 +15,6 @@ from torch import Tensor
 from sordino.data.clients import Clients, Records
 from sordino.parts.gradients import Batch
 from sordino.parts.local_solvers import LocalSolver
-from sordino.parts.record_samplers import AllRecords
 from sordino.parts.samplers import Cohort
 
 
@@ -92,10 +91,7 @@ Places = NDArray[np.int64]  # positions in a cohort
 
 def costs(local: LocalSolver, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Records that each client reads in one round, and one for its own sake: public sizes, whole numbers."""
-    epochs, steps, batch = (getattr(local, name, None) for name in ("epochs", "steps", "batch"))
-    whole = epochs is not None or batch is None or isinstance(local.reads, AllRecords)
-    read = sizes if whole else np.minimum(sizes, int(batch or 0))
-    return np.add(1, read * int(epochs or steps or 1), dtype=np.int64)
+    return np.asarray([1 + local.records_read(int(size)) for size in sizes], dtype=np.int64)
 
 
 def shares(loads: NDArray[np.int64], ranks: int) -> list[Places]:
@@ -109,3 +105,9 @@ def shares(loads: NDArray[np.int64], ranks: int) -> list[Places]:
         heapreplace(busy, (load + int(loads[place]), rank))
         owner[place] = rank
     return [np.flatnonzero(owner == rank) for rank in range(ranks)]
+
+
+def chunks(cohort: Cohort, size: int) -> Iterator[Cohort]:
+    """The cohort in pieces of at most `size`."""
+    for first in range(0, len(cohort), size):
+        yield cohort[first : first + size]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sordino.accounting.bounds import Bound
 from sordino.data.named_fields import NamedFieldsModel
 from sordino.dpsgd.batch_independence import FEW, Company, Lookout
 from sordino.dpsgd.tape import UnrecordableError
@@ -22,8 +23,8 @@ from sordino.errors import DataError, PlanError
 from sordino.layout import Layout, copied
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Ball, Batch
+from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.record_samplers import RecordSampler
-from sordino.parts.record_solvers import BatchGradient
 from sordino.plan import Plan
 from sordino.rng import Seeded
 from sordino.task import Task
@@ -39,8 +40,8 @@ def check_records(plan: Plan, task: Task) -> None:
     check_layers(task.model)
     task.check_code(plan.unit)
     _check_apart(task)
-    if isinstance(plan.local, BatchGradient):
-        _check_range(plan.local, task)
+    if isinstance(plan.bound, Bound):
+        _check_range(plan.local, plan.local.reads, task)
 
 
 def _check_sizes(reads: RecordSampler, task: Task) -> None:
@@ -88,7 +89,7 @@ def _check_apart(task: Task) -> None:
         look.start(Company(look.of(model), (x, y), count))
 
 
-def _check_range(local: BatchGradient, task: Task) -> None:
+def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
     """Targets far outside the clip norm' reach make every clipped gradient the same: say so, from public records only."""
     from sordino.engines.objectives import ManyClients
     from sordino.engines.paths import can_batch
@@ -100,7 +101,7 @@ def _check_range(local: BatchGradient, task: Task) -> None:
     many = ManyClients(task)
     each = Batch(x[:, None], y[:, None])  # every record a client of its own
     norms = many.clipped(many.place(start, len(x)), each, Ball()).norm(dim=1)
-    median, reach = float(norms.median()), local.unit(clip_norm) * local.records.count
+    median, reach = float(norms.median()), local.unit(clip_norm) * reads.count
     if median > SILENT * reach:
         spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
         found = (

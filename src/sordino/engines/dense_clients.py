@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.accounting.bounds import Norm
-from sordino.engines.base import Copies
+from sordino.layout import Layout
 from sordino.parts.clipping import FEW, Cast, factors, lengths, pull, summed
 from sordino.parts.gradients import Ball, Batch
 from sordino.task import Task
@@ -47,6 +47,29 @@ class Stage:
     def sizes(self, a: Tensor, norm: Norm) -> Tensor:
         """||(a, 1)|| of what the layer reads; ||a|| where it has no bias."""
         return lengths(a, norm) if self.bias is None else with_bias(lengths(a, norm), norm)
+
+
+class Copies:
+    """Rows in the layout's order: every client's row [d] begins as a copy of the start. A base of objectives."""
+
+    layout: Layout
+
+    @property
+    def trainable(self) -> int:
+        return self.layout.trainable
+
+    def place(self, start: Tensor, clients: int) -> Tensor:
+        """Rows [m, d], each a copy of `start`."""
+        return start.repeat(clients, 1)
+
+    def inward(self, start: Tensor) -> Tensor:
+        return start
+
+    def outward(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def untouched(self) -> None:
+        """The gradient is written out: no module runs, and none keeps anything."""
 
 
 class DenseClients(Copies):

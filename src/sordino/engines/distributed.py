@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
-from sordino.engines.base import ClientJob, Collected
+from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.batches import costs, shares
 from sordino.engines.diagnostics import of_updates
 from sordino.engines.group import Group, join, own_rank
@@ -38,7 +38,7 @@ class Served(SystemExit):
 
 
 @dataclass(frozen=True)
-class Distributed:
+class Distributed(Engine):
     """Every rank runs its share of each cohort the way `InProcess` would.
 
     For use in a process that torchrun or `sordino run --workers` started. Rank 0 goes through the whole run; in the
@@ -87,7 +87,7 @@ def _print(plan: Plan, task: Task, streams: Streams) -> str:
     return found.hexdigest()
 
 
-class Rank:
+class Rank(Worker):
     """One rank's part of a run; on rank 0 it is the run's worker, and leads the others."""
 
     def __init__(self, group: Group, worker: InProcessWorker, task: Task) -> None:
@@ -109,19 +109,15 @@ class Rank:
         figures = of_updates(norms, job.public.clip_norm)
         return Collected(total, int(rest[0]), figures, noised=self.worker.own_noise)
 
-    def evaluate(self, vector: Tensor) -> dict[str, float]:
+    def evaluate(self, model: Tensor) -> dict[str, float]:
         """What `Task.evaluate` finds, each rank on its part of the test records; metrics need all of them, here."""
         if self.task.test is None:
             return {}
         if self.task.metrics:
-            return self.task.evaluate(vector)
-        return figures(self._led(Order(), vector)[0].cpu())
+            return self.task.evaluate(model)
+        return figures(self._led(Order(), model)[0].cpu())
 
-    def public_update(self, start: Tensor, t: int) -> Tensor:
-        """On public records, here: what a mask is read from goes out with the order."""
-        return self.worker.public_update(start, t)
-
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """The run is over. After a failure nothing is said: the others notice that this process is gone."""
         if self.idle:
             with suppress(RankError):  # whoever is gone is not needed any more

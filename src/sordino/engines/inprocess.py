@@ -11,9 +11,10 @@ from torch import Tensor
 
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.data.clients import Clients
-from sordino.engines.base import ClientJob, Collected, chunks
-from sordino.engines.batches import Reader
-from sordino.engines.diagnostics import Kept, of_updates
+from sordino.engines.base import ClientJob, Collected, Engine, Worker
+from sordino.engines.batches import Reader, chunks
+from sordino.engines.client_state import ClientStates, States
+from sordino.engines.diagnostics import of_updates
 from sordino.engines.leak_check import witness
 from sordino.engines.objectives import OneClient
 from sordino.engines.paths import Path, Settings, Way, chosen, compiled, winograd
@@ -33,7 +34,7 @@ ROW_BYTES = 1 << 28  # what a chunk's working rows may take
 
 
 @dataclass(frozen=True)
-class InProcess:
+class InProcess(Engine):
     """Simulates every client here. It stands in for a secure sum and a shuffler, and keeps what clients remember."""
 
     path: Path | None = None
@@ -68,7 +69,7 @@ def known_device(name: str) -> torch.device:
     return device
 
 
-class InProcessWorker:
+class InProcessWorker(Worker):
     """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
 
     def __init__(
@@ -87,7 +88,7 @@ class InProcessWorker:
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
-        self.kept = Kept(plan.local.state_size(task.layout.size))
+        self.client_states = ClientStates(plan.local)
         self.witness = witness(task)
 
     @property
@@ -103,11 +104,10 @@ class InProcessWorker:
         """Run the cohort."""
         total, norms = self.fold(job)
         figures = of_updates(norms, job.public.clip_norm)
-        return Collected(total, len(job.cohort), figures, self.kept.state(), noised=self.own_noise)
+        return Collected(total, len(job.cohort), figures, self.client_states.stored(), noised=self.own_noise)
 
-    def recall(self, secret: Mapping[str, Tensor]) -> None:
-        """Clients remember what a checkpoint has kept for them."""
-        self.kept.load(secret)
+    def load_client_state(self, stored: Mapping[str, Tensor]) -> None:
+        self.client_states.load(stored)
 
     def fold(self, job: ClientJob) -> tuple[Tensor, list[Tensor]]:
         """The sum [d'] of the cohort's messages, and the norms of its updates."""
@@ -156,25 +156,30 @@ class InProcessWorker:
             self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in zip(sizes, streams, clients, strict=True)
         ]
         coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
-        batches, kept = self.reader.batches(clients, drawn), self._remembered(clients)
+        batches = self.reader.batches(clients, drawn)
+        state = self._ordered(self.client_states.of(clients, start), inward=True)
         if public.broadcast:
             public = replace(public, broadcast={name: self.objective.inward(v) for name, v in public.broadcast.items()})
-        work = Work(self.objective, own, batches, len(clients), public, coins, kept)
+        work = Work(self.objective, own, batches, len(clients), public, coins, state)
         if self.path == "batched":
             rows = self.plan.local.solve(work)
         else:
             with torch.random.fork_rng(devices=[]):  # dropout and its kin
                 torch.manual_seed(int(self.streams.at(t, "model", int(clients[0])).integers(2**63)))
                 rows = self.plan.local.solve(work)
-        if kept is not None:
-            self.kept.put(clients, self._outward(kept))
+        if state:
+            self.client_states.put(clients, self._ordered(work.state, inward=False), start)
         return self._outward(rows)
 
-    def _remembered(self, clients: Cohort) -> Tensor | None:
-        """What each of a chunk remembers, in the objective's own order; None where clients remember nothing."""
-        if not self.kept.width:
-            return None
-        return torch.stack([self.objective.inward(row) for row in self.kept.of(clients, self.device)])
+    def _ordered(self, state: States, *, inward: bool) -> States:
+        """A chunk's states with those tensors that are of the model's length in the objective's order, or back."""
+
+        def turned(rows: Tensor) -> Tensor:
+            if rows.dim() != 2 or rows.shape[1] != self.task.layout.size:
+                return rows
+            return torch.stack([self.objective.inward(row) for row in rows]) if inward else self._outward(rows)
+
+        return {name: turned(rows) for name, rows in state.items()}
 
     def _outward(self, rows: Tensor) -> Tensor:
         """Rows of one or several models each, back in the layout's order."""
@@ -200,10 +205,6 @@ class InProcessWorker:
         batch = next(iter(self.reader.batches(clients, whole)))
         w = self.objective.place(self.objective.inward(job.start), len(clients))
         return self.objective.outward(self.objective.gradient(w, batch)).nan_to_num(0.0, 0.0, 0.0)
-
-    def public_update(self, start: Tensor, t: int) -> Tensor:
-        """The update of the plan's own local solver on the task's public records: what a public mask is read from."""
-        return public_update(self.plan, self.task, self.streams, start, t)
 
 
 def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: int) -> Tensor:

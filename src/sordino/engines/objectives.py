@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from sordino.dpsgd import ClippedGradient
 from sordino.dpsgd.mixing_layers import mixes
 from sordino.dpsgd.state_guard import Steady
-from sordino.engines.base import Copies
+from sordino.engines.dense_clients import Copies
 from sordino.engines.winograd import accelerate
 from sordino.layout import Layout
 from sordino.parts.clipping import FEW, factors, row_norms

@@ -20,7 +20,7 @@ from sordino.engines.dense_clients import DenseClients, can_chain
 from sordino.engines.linear_clients import LinearClients, can_write_out
 from sordino.engines.objectives import ManyClients, OneClient
 from sordino.layout import Layout
-from sordino.parts.gradients import Batch, Moreau, Objective
+from sordino.parts.gradients import Batch, Objective
 from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task
@@ -60,12 +60,12 @@ def chosen(plan: Plan, task: Task, path: Path | None = None) -> Way:
 
 def _linear(plan: Plan, task: Task) -> bool:
     """One Linear layer under a loss whose slope is written, and its envelope where the plan asks for that."""
-    return can_write_out(task) and (not _smooths(plan) or task.losses.has_envelope)
+    return can_write_out(task) and (not plan.local.needs_envelope or task.losses.has_envelope)
 
 
 def _dense(plan: Plan, task: Task) -> bool:
     """Two or more Linear layers with ReLU, Tanh or Sigmoid between them, the same losses; no envelope."""
-    return can_chain(task) and not _smooths(plan)
+    return can_chain(task) and not plan.local.needs_envelope
 
 
 def _small(plan: Plan, task: Task) -> bool:
@@ -73,10 +73,6 @@ def _small(plan: Plan, task: Task) -> bool:
     batch = getattr(plan.local, "batch", None) or NOMINAL
     few = step_flops(task, batch) < BATCH_BELOW.get(task.device.type, ELSEWHERE)
     return few and can_batch(task)
-
-
-def _smooths(plan: Plan) -> bool:
-    return isinstance(getattr(plan.local, "gradient", None), Moreau)
 
 
 WAYS = (

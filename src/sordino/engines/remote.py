@@ -13,15 +13,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sordino import codec
-from sordino.engines.base import ClientJob, Collected, Receipt
-from sordino.engines.inprocess import public_update
+from sordino.engines.base import ClientJob, Collected, Engine, Receipt, Worker
 from sordino.engines.jobs import Job, Reply
 from sordino.errors import ConfigError, DataError, EngineError, QuorumError
 from sordino.plan import Plan
@@ -41,7 +39,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Remote:
+class Remote(Engine):
     """An engine over a transport. `quorum` is how many of a cohort must report (all of a smaller one)."""
 
     transport: Transport
@@ -50,7 +48,8 @@ class Remote:
     tries: int = 3
     timeout: float = 600.0  # seconds that one try waits
     admission: bool = True  # ask all clients before the first round whether they take part
-    paid: Mapping[int, int] = field(default_factory=dict)  # by client: its last receipt in an earlier process
+    charges: Mapping[int, int] = field(default_factory=dict)  # by client: its last receipt in an earlier process
+    deployed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.quorum < 1 or self.tries < 1 or not 0 < self.timeout < math.inf:
@@ -61,9 +60,8 @@ class Remote:
     def offers(self) -> frozenset[str]:
         return self.transport.offers
 
-    def of_run(self, run: str, paid: Mapping[int, int]) -> Remote:
-        """The same engine in the name of a run, with what clients have said that they paid for it."""
-        return replace(self, run=run, paid=paid)
+    def for_run(self, run: str, charges: Mapping[int, int]) -> Remote:
+        return replace(self, run=run, charges=charges)
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> RemoteWorker:
         """Ask who takes part; refuse what clients could not noise themselves."""
@@ -112,22 +110,18 @@ class Heard:
         return sorted(client for client, reply in self.replies.items() if reply.row is not None)
 
 
-class RemoteWorker:
+class RemoteWorker(Worker):
     """The engine, ready for one plan: it sends jobs, checks what comes back, and sums."""
 
     def __init__(self, engine: Remote, plan: Plan, task: Task, streams: Streams) -> None:
         self.engine, self.plan, self.task, self.streams = engine, plan, task, streams
-        self.length, self.paid = plan.length(task.layout.size), dict(engine.paid)
+        self.length, self.paid = plan.length(task.layout.size), dict(engine.charges)
 
     @property
     def header(self) -> dict[str, str | int]:
         known = self.task.knows_shapes
         code = self.task.program.of(self.plan.unit).header if known else {}  # each silo examines it on its own records
         return {"engine": "remote", "transport": self.engine.transport.name, "quorum": self.engine.quorum, **code}
-
-    def public_update(self, start: Tensor, t: int) -> Tensor:
-        """On the server's own public records."""
-        return public_update(self.plan, self.task, self.streams, start, t)
 
     # ---- before the first round ------------------------------------------------------------------------------------
 

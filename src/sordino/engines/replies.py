@@ -63,7 +63,7 @@ def worker_of(plan: Plan, task: Task, source: Streams) -> InProcessWorker:
     if plan.clients.population != task.clients.population:
         found = f"a plan for {plan.clients.population} clients in a silo of {task.clients.population}"
         raise DataError(found, "the federation's own number")
-    if plan.local.state_size(1):
+    if plan.keeps_client_state:
         raise EngineError(f"{plan.local.kind!r} in a silo that keeps nothing between rounds", "a solver without memory")
     check_records(plan, task)
     return InProcess(own_noise=True).prepare(plan, task, source)

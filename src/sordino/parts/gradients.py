@@ -90,6 +90,12 @@ class Gradient(Part):
         inner = getattr(self, "gradient", None)
         return is_own(self) and (inner is None or inner.any_order)
 
+    @property
+    def needs_envelope(self) -> bool:
+        """Whether it is the gradient of the loss' Moreau envelope, record by record."""
+        inner = getattr(self, "gradient", None)
+        return inner is not None and inner.needs_envelope
+
 
 @dataclass(frozen=True)
 class Plain(Gradient, kind="plain"):
@@ -197,6 +203,10 @@ class Moreau(Gradient, kind="moreau"):
         if not (positive(self.beta) and 1 <= self.steps <= MOST):
             needed = f"beta above 0, and from 1 to {MOST:,} steps"
             raise PlanError("gradient", f"beta = {brief_repr(self.beta)}, steps = {brief_repr(self.steps)}", needed)
+
+    @property
+    def needs_envelope(self) -> bool:
+        return True
 
     def at(self, objective: Objective, w: Tensor, batch: Batch, anchor: Anchor) -> Tensor:
         count = w.new_full((len(w), 1), batch.y.shape[1]) if batch.mask is None else batch.mask.sum(1, keepdim=True)

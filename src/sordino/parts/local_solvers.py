@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from sordino.accounting.events import Event
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns, tensor, tensors
 from sordino.errors import PlanError, brief_repr
+from sordino.layout import Layout
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Anchor, Batch, Gradient, Objective, Plain, is_own
@@ -59,7 +60,7 @@ class Work:
     m: int
     public: Public
     coins: Sequence[Coins] = ()  # for noise of their own
-    client_state: Tensor | None = None  # [m, state_size], what each remembers of its own rounds: updated in place
+    state: dict[str, Tensor] = field(default_factory=dict)  # [m, *shape] by name: what solve leaves here is kept
 
 
 def _update_and_shared(found: object) -> str:
@@ -112,9 +113,33 @@ class LocalSolver(Part):
         """Numbers in a message of a model with `size` of them."""
         return size
 
-    def state_size(self, size: int) -> int:
-        """Numbers that a client remembers from one of its rounds to the next: its own secret, never sent."""
-        return 0
+    @returns(lambda found, *_: tensors(found))
+    def client_state(self, start: Tensor) -> dict[str, Tensor]:
+        """Initial values, by name, of the state that a client keeps between its rounds; {}: it keeps none.
+
+        `start` [d] is the public model of the client's first round. `Work.state` holds the states of the clients at
+        work, and what `solve` leaves there is handed to it in the client's next round. A tensor of d numbers is in the
+        order of the model's coordinates. A state never leaves its client: it is in no message and in no release.
+        """
+        return {}
+
+    def personal_model(self, model: Tensor, state: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
+        """A client's own model [d], from the public `model` [d] and the client's `state`; None: it has none.
+
+        A whole model (Ditto) or single tensors of it (`layout.views`: a head). Simulations evaluate it on the
+        client's own rows, `personal_accuracy` among the diagnostics, which are not private.
+        """
+        return None
+
+    def records_read(self, size: int) -> int:
+        """Records that a client of `size` records reads in one round: work is shared out by it."""
+        return size
+
+    @property
+    def needs_envelope(self) -> bool:
+        """Whether its gradient is that of the loss' Moreau envelope."""
+        gradient = getattr(self, "gradient", None)
+        return gradient is not None and gradient.needs_envelope
 
     @returns(lambda found, *_: _update_and_shared(found))
     def split(self, mean: Tensor, public: Public, rate: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -218,6 +243,9 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
         order[:, :size] = rng.permuted(np.tile(np.arange(size), (epochs, 1)), axis=1)
         return order.reshape(-1, width)[: self.steps]
 
+    def records_read(self, size: int) -> int:
+        return size * self.epochs if self.epochs else min(size, self.batch or size) * (self.steps or 1)
+
     def solve(self, work: Work) -> Tensor:
         objective, start, public = work.objective, work.start, work.public
         varied = changes_inside(self.lr)
@@ -303,14 +331,17 @@ class Scaffold(LocalSolver, kind="scaffold"):
     def length(self, size: int) -> int:
         return 2 * size
 
-    def state_size(self, size: int) -> int:
-        return size
+    def client_state(self, start: Tensor) -> dict[str, Tensor]:
+        return {CONTROL: torch.zeros_like(start)}
+
+    def records_read(self, size: int) -> int:
+        return self._plain().records_read(size)
 
     def solve(self, work: Work) -> Tensor:
         objective, start, public, m = work.objective, work.start, work.public, work.m
         anchor, w = Anchor(start, public.clip_norm), objective.place(start, m)
         way = travelled(self.lr, public.t, self.steps)
-        own = torch.zeros_like(w) if work.client_state is None else work.client_state
+        own = work.state[CONTROL]
         control, taken = public.broadcast.get(CONTROL, torch.zeros_like(start)), w.new_zeros(m, 1)
         for lr, batch in zip(paces(self.lr, public.t, self.steps), work.batches, strict=False):
             active = w.new_ones(m, 1) if batch.active is None else batch.active[:, None]

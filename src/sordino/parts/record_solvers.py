@@ -58,6 +58,9 @@ class _Reads:
     def reads(self) -> RecordSampler | None:
         return self.records
 
+    def records_read(self, size: int) -> int:
+        return min(size, self.batch) * getattr(self, "steps", 1)
+
     @property
     def batch(self) -> int:
         """Records per step, for the engine's rule."""

@@ -22,7 +22,7 @@ from sordino.codec.durable_files import SAFE
 from sordino.config import Config
 from sordino.data import lineage
 from sordino.data.named_fields import unwrapped_model
-from sordino.engines.base import Deployed, Engine
+from sordino.engines.base import Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.group import local_rank
 from sordino.engines.inprocess import InProcess, known_device
@@ -78,7 +78,7 @@ def execute(
     engine = engine or InProcess()
     notes = () if task is not None or isinstance(config.task.model, InMemoryModel) else config.look()
     task = task or config.build()
-    if isinstance(engine, Distributed) and not engine.leads:
+    if not engine.leads:
         check(config.plan, task, engine)
         engine.prepare(config.plan, task, config.streams)
     check_run(config, task, engine)
@@ -116,11 +116,10 @@ def _run_to_end(
 ) -> Executed:
     """Run the rounds that are left, then write model and certificate."""
     folder, plan, budget = writer.folder, config.plan, config.budget
-    deployed = isinstance(engine, Deployed)
     if budget is not None:  # what earlier rounds took of a client's budget stays taken
-        budget = receipts.filter_after_charges(folder.path, plan, budget, writer.log, deployed)
-    if isinstance(engine, Deployed):
-        engine = engine.of_run(writer.header.run, receipts.last_counts(folder.path, plan, writer.log))
+        budget = receipts.filter_after_charges(folder.path, plan, budget, writer.log, engine.deployed)
+    if engine.deployed:
+        engine = engine.for_run(writer.header.run, receipts.last_counts(folder.path, plan, writer.log))
     state, refused = run_rounds(config, task, replace(start, budget=budget), engine, show)
     model, before = final_model(plan, task, state), writer.header.earlier
     attach_lineage(model, config, before)

@@ -13,7 +13,7 @@ from sordino import codec
 from sordino.certificate.build import check_provable
 from sordino.codec.boundary import named_failures
 from sordino.config import Config
-from sordino.engines.base import Deployed, Engine
+from sordino.engines.base import Engine
 from sordino.engines.prepare import begin, known
 from sordino.errors import BudgetError, CertificateError, ConfigError
 from sordino.ledger.budget import Filter
@@ -86,7 +86,7 @@ def check_run(config: Config, task: Task, engine: Engine) -> None:
     """
     check(config.plan, task, engine)
     config.check_budget()
-    if config.foreign or isinstance(engine, Deployed):
+    if config.foreign or engine.deployed:
         check_provable(config.plan, config.delta, config.deltas)
     stop = config.run.stop
     figures = task.evaluate(task.layout.flatten(task.model)) if task.metrics or stop is not None else {}
