@@ -32,7 +32,7 @@ from sordino.errors import BudgetError, ConfigError, UnreachableError
 from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 from sordino.report import cards, comparison
-from sordino.report.svg import Axis
+from sordino.report.figures import Axis
 from sordino.tuning import sweep
 
 ROOT = Path(package.__file__).parent
@@ -53,7 +53,9 @@ BOTH = {"lower_epsilon": 0.99999, "upper_epsilon": EPSILON, "delta": DELTA, "upp
 COMPARED = {
     "name": "a",
     "metrics": {},
+    "runs": ["a"],
     "epsilon": {"models": EPSILON},
+    "relations": {"models": "add_remove"},
     **dict.fromkeys(comparison.PLAIN, "x"),
     "delta": DELTA,
 }
@@ -70,7 +72,7 @@ TEXTS = {
     "ledger of a run": explain.in_all({"runs": 1, "dataset": "d", "limit": EPSILON, **LINE}),
     "explain": explain._strength(LINE, Ceiling(1.00003e-2, 0.50003), "client"),
     "audit": audited._mechanism_line({**AUDIT, **BOTH}),
-    "compare": comparison.table({"runs": [COMPARED], "settings": []}).text(),
+    "compare": comparison.table({"runs": [COMPARED], "comparison": {"metric": None, "rows": [COMPARED]}}).turned.text(),
     "canaries": audited._canary_line({**CANARIES, **BOTH}),
 }
 

@@ -106,10 +106,10 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 def test_the_command_draws_the_landscape_of_a_run(tmp_path: Path) -> None:
     file, out = federation(tmp_path), tmp_path / "a"
     assert sordino("run", file, "--out", out, "--json").code == 0
-    found = sordino("audit", out, "--landscape", "--json").json
-    assert found["landscape"]["file"] == str(out / "landscape.png")
-    assert found["landscape"]["mean_rise"] > 0
+    found = sordino("papers", "landscape", out, "--json").json
+    assert found["file"] == str(out / "landscape.png")
+    assert found["mean_rise"] > 0
     assert (out / "landscape.png").read_bytes().startswith(b"\x89PNG")
-    assert sordino("audit", out, "--landscape", "--out", tmp_path / "b.png", "--json").code == 0
+    assert sordino("papers", "landscape", out, "--out", tmp_path / "b.png", "--json").code == 0
     assert (tmp_path / "b.png").is_file()
     assert sordino("certify", out).code == 0  # a picture beside a run takes nothing from its certificate

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests import tiny
+from tests.tiny import plan, task
 
 import sordino as so
 from sordino.engines.frames import Frame, public_arrays, public_of, public_said
 from sordino.errors import PlanError
-from tests import tiny
-from tests.tiny import plan, task
 
 SEEN: list[dict[str, float]] = []
 

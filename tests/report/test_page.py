@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.commands import contents, sordino
 
@@ -22,11 +23,18 @@ from sordino.outcome import DIAGNOSTIC
 from sordino.recipes import RECIPES, starters
 from sordino.report import charts, colours, page
 from sordino.report.data import collected
+from sordino.report.figures import Axis, Chart, Series, draw, tick_label
 from sordino.report.subject import Subject
-from sordino.report.svg import GAP, Axis, Chart, Scale, Series, apart, draw
 
 VOID = {"meta", "link", "line", "path", "circle", "rect", "br"}
 BANNER = "Not private, simulation only."
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+VISION = (  # normal, protanopia, deuteranopia, tritanopia
+    ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+)
 
 
 class Page(HTMLParser):
@@ -163,7 +171,7 @@ def test_groups_have_a_figure_of_their_own(runs: dict[str, Subject]) -> None:
         {"round": t, "accuracy": 0.5, **{f"accuracy/{name}": k / 10 for k, name in enumerate(names)}} for t in (1, 2)
     ]
     said = Page(made(Subject("a", one.certificate, one.plan, one.facts, history=history))[1]).text
-    assert "The 6 lowest of 9 groups." in said
+    assert "The 7 lowest of 9 groups." in said
     assert "lowest at the end: g 0." in said
     assert "Accuracy by group: a" in said
 
@@ -171,9 +179,9 @@ def test_groups_have_a_figure_of_their_own(runs: dict[str, Subject]) -> None:
 def test_runs_that_are_too_many_for_a_figure_are_said_to_be_left_out(runs: dict[str, Subject]) -> None:
     one = runs["central"]
     many = [Subject(f"run {k}", one.certificate, one.plan, one.facts, history=one.history) for k in range(8)]
-    found = charts.metrics(collected(many)["runs"])[0]
-    assert "The first 6 of 8 runs." in found.says
-    assert len(found.series) == 6
+    found = charts.metrics(collected(many))[0]
+    assert "The first 7 of 8 settings." in found.says
+    assert len(found.series) == 7
 
 
 # ---- how it is built ------------------------------------------------------------------------------------------------
@@ -210,7 +218,7 @@ def test_a_page_needs_nothing_from_anywhere(pages: dict[str, str]) -> None:
     for text in pages.values():
         assert "default-src 'none'" in text
         assert not re.search(r"""(src|href|action|xlink:href)\s*=\s*["'](?!#|data:)""", text)
-        assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttpRequest|WebSocket", text)
+        assert not re.search(r"url\((?!#)|@import|https?://|fetch\(|XMLHttpRequest|WebSocket", text)
 
 
 def test_names_from_outside_are_text(runs: dict[str, Subject]) -> None:
@@ -253,18 +261,37 @@ def test_colours_come_from_the_themes_alone() -> None:
 
 
 def test_a_point_lands_where_the_axes_say() -> None:
-    assert [Scale(0, 10, 100, 200)(v) for v in (0, 5, 10)] == [100, 150, 200]
-    assert Scale(1, 100, 0, 10, log=True)(10) == pytest.approx(5)
-    assert Scale(0, 1, 0, 1).ticks() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    assert Scale(1e-6, 1, 0, 1, log=True).ticks()[-1] == 1
-    assert all(tick == round(tick) for tick in Scale(0, 9, 0, 1, whole=True).ticks())
+    line = Series("a", (0.0, 5.0, 10.0), (1.0, 10.0, 100.0))
+    drawn = str(draw(Chart("k", "t", "s", Axis("x", low=0.0, high=10.0), Axis("y", log=True), (line,))))
+    spots = [tuple(map(float, one)) for one in re.findall(r'cx="([0-9.]+)" cy="([0-9.]+)"', drawn)]
+    assert spots[1] == pytest.approx([(a + b) / 2 for a, b in zip(spots[0], spots[2], strict=True)], abs=0.1)
+    assert spots[0][0] < spots[2][0]
+    assert spots[0][1] > spots[2][1]
 
 
-def test_labels_are_moved_apart_and_no_further() -> None:
-    assert apart([10, 100], 300) == [10, 100]
-    found = apart([50, 50, 51, 290], 200)
-    assert all(b - a >= GAP for a, b in itertools.pairwise(found))
-    assert found[-1] == 200
+def test_text_of_a_figure_is_text_and_its_colours_are_the_page_s() -> None:
+    line = Series("the <name> of $a line$", (0.0, 1.0), (0.0, 1e-5))
+    drawn = str(draw(Chart("k", "t", "s", Axis("rounds of it"), Axis("y"), (line,))))
+    assert "the &lt;name&gt; of $a line$" in drawn
+    assert ">rounds of it</text>" in drawn
+    assert "var(--s0)" in drawn
+    assert not re.search(r"#[0-9a-f]{6}\b", drawn)
+    assert [tick_label(value) for value in (0, 1e-5, 0.25, 12000)] == ["0", "10⁻⁵", "0.25", "12,000"]
+
+
+@pytest.mark.parametrize("theme", [colours.LIGHT, colours.DARK], ids=["light", "dark"])
+def test_seven_series_differ_for_colour_blind_readers_too(theme: dict[str, str]) -> None:
+    """As Machado, Oliveira and Fernandes 2009 simulate them; distances in CIELAB."""
+    assert len(colours.SERIES) == 7
+    hexes = [theme[name] for name in colours.SERIES]
+    channels = np.array([[int(one[i : i + 2], 16) / 255 for i in (1, 3, 5)] for one in hexes])
+    light = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    for seen in VISION:
+        xyz = np.clip(light @ np.array(seen).T, 0, 1) @ XYZ.T / XYZ.sum(1)
+        f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+        lab = np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], 1)
+        apart = np.linalg.norm(lab[:, None] - lab[None], axis=-1)
+        assert apart[~np.eye(7, dtype=bool)].min() >= 25
 
 
 def test_a_chart_survives_nothing_much_to_show() -> None:
@@ -325,7 +352,9 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(folders: dict[str, Pat
 
 def test_compare_puts_runs_beside_each_other(folders: dict[str, Path]) -> None:
     said = sordino("compare", folders["central"], folders["smooth"])
-    assert said.out.splitlines()[0].split() == ["run", "central", "smooth"]
+    lines = said.out.splitlines()
+    assert lines[0].split()[:2] == ["run", "accuracy"]
+    assert [line.split()[0] for line in lines[1:3]] == ["central", "smooth"]
     assert re.search(r"plan\.postprocess\.0\.strength +- +1\.5", said.out)
     latex = sordino("compare", folders["central"], folders["smooth"], "--latex", "--bibtex").out
     assert r"\begin{tabular}" in latex

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sordino.report.comparison import Table, bibtex, differing, escaped, flat, short
+from sordino.report.comparison import differing
+from sordino.report.tables import Table, bibtex, escaped, flat, short
 
 ROOT = Path(__file__).parents[2]
 

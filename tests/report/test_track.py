@@ -13,7 +13,8 @@ from tests.commands import federation, sordino
 import sordino as so
 from sordino.errors import ConfigError, Stopped
 from sordino.outcome import DIAGNOSTIC
-from sordino.report.trackers import SINKS, Tracker, flat
+from sordino.report.tables import flat
+from sordino.report.trackers import Tracker, TrackerBackend
 
 LINE = {"round": 1, "accuracy": 0.5, "void": True, DIAGNOSTIC: {"update_norm": 2.0, "note": "words"}}
 CERTIFICATE = {
@@ -22,15 +23,15 @@ CERTIFICATE = {
 }
 
 
-class Kept:
+class Kept(TrackerBackend):
     """A library that only remembers."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path = Path()) -> None:
         self.told: list[tuple[int, dict[str, float]]] = []
 
-    def settings(self, told: dict[str, str]) -> None: ...
+    def log_settings(self, told: dict[str, str]) -> None: ...
 
-    def figures(self, round_: int, told: dict[str, float]) -> None:
+    def log_figures(self, round_: int, told: dict[str, float]) -> None:
         self.told.append((round_, told))
 
     def close(self) -> None: ...
@@ -38,7 +39,7 @@ class Kept:
 
 def told(noise: Any) -> list[tuple[int, dict[str, float]]]:
     seen, kept = Tracker.__new__(Tracker), Kept()
-    seen.noise, seen.last, seen.sink = noise, 0, kept
+    seen.noise, seen.last, seen.backend = noise, 0, kept
     seen(dict(LINE))
     seen.finish(CERTIFICATE)
     return kept.told
@@ -55,7 +56,7 @@ def test_a_run_for_release_sends_no_diagnostics() -> None:
 
 def test_a_tracker_that_was_told_nothing_sends_no_diagnostics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
-    monkeypatch.setitem(SINKS, "tensorboard", lambda folder: kept)
+    monkeypatch.setitem(TrackerBackend.members, "tensorboard", lambda folder: kept)
     seen = Tracker("tensorboard", tmp_path)
     so.train(tiny.plan(), tiny.task(), noise="secure", on_round=seen)
     assert len(kept.told) == 2
@@ -68,7 +69,7 @@ def test_an_adversary_without_a_guarantee_has_no_epsilon() -> None:
 
 def test_settings_have_dotted_names() -> None:
     table = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}, {"e": "y"}]}
-    assert dict(flat(table)) == {"a.b": "1", "a.c": "[1, 2]", "d.0.e": "x", "d.1.e": "y"}
+    assert dict(flat(table)) == {"a.b": 1, "a.c": [1, 2], "d.0.e": "x", "d.1.e": "y"}
 
 
 def run_tracked(folder: Path, kind: str) -> dict[str, Any]:
@@ -139,10 +140,10 @@ class Failing(Kept):
         if name == self.where:
             raise self.error
 
-    def settings(self, told: dict[str, str]) -> None:
+    def log_settings(self, told: dict[str, str]) -> None:
         self._call("settings")
 
-    def figures(self, round_: int, told: dict[str, float]) -> None:
+    def log_figures(self, round_: int, told: dict[str, float]) -> None:
         self._call("epsilon" if "delta" in told else f"round {round_}")
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ FAILURES: list[tuple[str, BaseException]] = [
 def test_a_tracker_that_fails_is_one_warning_and_the_run_is_certified(
     where: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(SINKS, "mlflow", lambda folder: Failing(where, error))
+    monkeypatch.setitem(TrackerBackend.members, "mlflow", lambda folder: Failing(where, error))
     said = sordino("run", federation(tmp_path), "--out", tmp_path / "a", "--track", "mlflow", "--json")
     assert said.json["last"]["round"] == 4
     assert sordino("certify", tmp_path / "a").code == 0
@@ -175,5 +176,5 @@ def test_a_tracker_that_fails_is_one_warning_and_the_run_is_certified(
 
 
 def test_a_request_to_end_is_no_failure_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SINKS, "mlflow", lambda folder: Failing("round 1", Stopped(15)))
+    monkeypatch.setitem(TrackerBackend.members, "mlflow", lambda folder: Failing("round 1", Stopped(15)))
     assert sordino("run", federation(tmp_path), "--out", tmp_path / "a", "--track", "mlflow").code == 143

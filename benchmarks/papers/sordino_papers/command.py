@@ -148,6 +148,24 @@ def check(
     _answer(" ".join(names), found, as_json)
 
 
+@app.command()
+def landscape(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path | None, typer.Option(help="The picture; default: landscape.png in the folder.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Draw the loss around the trained model of a run, along two random directions (paper 003, Figure 3)."""
+    from sordino.audit.summary import trained_run
+    from sordino_papers import landscape as surfaces
+
+    folder, task = trained_run(run)
+    file = out or folder.path / "landscape.png"
+    found = surfaces.landscape(task.model, task)
+    surfaces.draw(found, file, f"loss around {folder.path.name}")
+    said = {"file": str(file), "mean_rise": found.sharpness}
+    print(json.dumps(said) if as_json else f"written: {file}, mean rise {found.sharpness:.4g}")
+
+
 def _run_cells(cells: tuple[Cell, ...], asked: Ask, as_json: bool) -> list[Result]:
     """Run, show and keep cell by cell; what there is to say goes to standard error unless it is in the JSON."""
     from sordino_papers import kept, runner

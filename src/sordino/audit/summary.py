@@ -25,7 +25,6 @@ from sordino.rng import Seeded
 from sordino.runs.execution import with_released_columns
 from sordino.runs.folder import RunFolder
 from sordino.task import Task
-from sordino_papers.landscape import draw, landscape
 
 
 def check_changes(target: Path, changes: Sequence[str]) -> None:
@@ -75,7 +74,7 @@ def config_of(target: Path, changes: Sequence[str] = ()) -> Config:
     return folder.config()
 
 
-def trained(target: Path) -> tuple[RunFolder, Task]:
+def trained_run(target: Path) -> tuple[RunFolder, Task]:
     """A certified run and its task, the model loaded with what was trained."""
     if not target.is_dir():
         raise ConfigError(
@@ -100,7 +99,7 @@ def prepared(config: Config, target: Path) -> Task:
 
 def membership(target: Path) -> dict[str, Any]:
     """Layer 3: loss-threshold membership inference beside the ceiling that the certificate gives."""
-    folder, task = trained(target)
+    folder, task = trained_run(target)
     return of_model(task, folder.config().plan, folder.facts())
 
 
@@ -119,15 +118,6 @@ def _noise(records: int) -> float:
     return float(1.5 / records**0.5)
 
 
-def surface(target: Path, out: Path | None) -> dict[str, Any]:
-    """Loss surface and contour around the final model."""
-    folder, task = trained(target)
-    path = out or folder.path / "landscape.png"
-    found = landscape(task.model, task)
-    draw(found, path, f"loss around {folder.path.name}")
-    return {"passed": True, "landscape": {"file": str(path), "mean_rise": found.sharpness}}
-
-
 def text(found: dict[str, Any]) -> str:
     """All that was found, a line each."""
     lines = [_mechanism_line(audit) for audit in found.get("mechanism", [])]
@@ -141,8 +131,6 @@ def text(found: dict[str, Any]) -> str:
             f"{100 * rate:.2f}% of members at {float(at):.1%} false alarms" for at, rate in m["true_positives"].items()
         )
         lines.append(f"membership: AUC {m['auc']:.4f} (certificate allows {upto(m['auc_at_most'], 4)}); {rates}")
-    if "landscape" in found:
-        lines.append(f"landscape: {found['landscape']['file']}, mean rise {found['landscape']['mean_rise']:.4g}")
     return "\n".join([*lines, *_verdicts(found)])
 
 

@@ -1,15 +1,9 @@
-"""`sordino compare`: runs beside each other as one table.
-
-`sordino report`: runs as one page of HTML that opens offline.
-
-`sordino audit`: lower bounds by attack beside the certified upper bound.
-
-`sordino papers`: the papers' experiments, a package of their own (benchmarks/papers)."""
+"""Commands that read finished runs: `sordino compare`, `report` and `audit`; and `sordino papers`, where installed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,22 +16,41 @@ def compare(
     targets: RunPaths,
     latex: Annotated[bool, typer.Option("--latex", help="The table for LaTeX (booktabs).")] = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="How to cite what ran, for BibTeX.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the metric against epsilon: .png, .svg or .pdf.")] = None,
     own: Own = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Runs beside each other: metrics, epsilons, and the settings that differ; as text, LaTeX, BibTeX or JSON."""
+    """Settings beside each other: metrics with intervals over seeds, paired differences, epsilons, what differs."""
     bring(own)
     from sordino.report import comparison
-    from sordino.report import comparison as comparing
+    from sordino.report.tables import bibtex as cite
     from sordino.runs.loading import subjects
     from sordino.tuning.sweep_summary import with_runs
 
     runs, notes = with_runs(targets)
-    found = {**comparing.compared(subjects(runs)), "notes": notes}
-    made = comparing.table(found)
-    cited = comparison.bibtex([run["sordino"] for run in found["runs"]])
-    forms = [made.latex()] * latex + [cited] * bibtex
-    say(as_json, found, "\n\n".join(forms or ["\n".join([made.text(), *notes])]))
+    found = {**comparison.compare(subjects(runs)), "notes": notes}
+    made = [comparison.table(found), comparison.settings_table(found)][: 2 if found["settings"] else 1]
+    if plot is not None:
+        _plot(found, plot)
+    forms = [one.latex(f"tab:sordino-{place}") for place, one in enumerate(made)] * latex + [
+        cite([run["sordino"] for run in found["runs"]])
+    ] * bibtex
+    say(as_json, found, "\n\n".join(forms or [*(one.text() for one in made), *notes]))
+
+
+def _plot(found: dict[str, Any], file: Path) -> None:
+    """What every setting reached against its epsilon, as a picture."""
+    from sordino.report import charts
+    from sordino.report.figures import chart_figure, keep
+
+    chart = charts.utility(found)
+    if chart is None:
+        needed = "two settings or more that have an epsilon and the same metric"
+        raise ConfigError(f"--plot of {len(found['comparison']['rows'])} settings", needed)
+    try:
+        keep(chart_figure(chart), file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot {file}, which cannot be written ({error})", "a .png, .svg or .pdf") from None
 
 
 @app.command()
@@ -65,10 +78,8 @@ def report(
 @app.command()
 def audit(
     target: Annotated[Path, typer.Argument(help="The folder of a run, or (--mechanism, --canaries) a TOML file.")],
-    mechanism: Annotated[bool, typer.Option("--mechanism", help="Attack a round, test noise and coins.")] = False,
+    mechanism: Annotated[bool, typer.Option("--mechanism", help="Attack a round; test noise and sampling.")] = False,
     canaries: Annotated[bool, typer.Option("--canaries", help="Train once with planted canaries.")] = False,
-    landscape: Annotated[bool, typer.Option("--landscape", help="Draw the loss around the model.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where the picture goes.")] = None,
     values: Changes = None,
     seed: Seed = None,
     own: Own = None,
@@ -84,13 +95,13 @@ def audit(
     torch.set_num_threads(1)  # two that fight over a core are slower than one
     changes = changed(values, seed)
     summary.check_changes(target, changes)
-    layer = "mechanism" if mechanism else "canaries" if canaries else "landscape" if landscape else "membership"
-    if layer in ("mechanism", "canaries"):
-        found = (summary.mechanism if mechanism else summary.canaries)(target, changes)
+    layer = "mechanism" if mechanism else "canaries" if canaries else "membership"
+    if layer == "membership":
+        found = summary.membership(target)
     else:
-        found = summary.surface(target, out) if landscape else summary.membership(target)
+        found = (summary.mechanism if mechanism else summary.canaries)(target, changes)
     say(as_json, found, summary.text(found))
-    if target.is_dir() and layer != "landscape":
+    if target.is_dir():
         keep_audit(target, layer, finite(found))
     if not found["passed"]:
         raise typer.Exit(1)
@@ -109,9 +120,6 @@ def _papers() -> typer.Typer:
 def _no_papers() -> None:
     fix = "pip install ./benchmarks/papers in a checkout of Sordino"
     raise ConfigError("no package sordino_papers", "the papers' experiments", fix)
-
-
-app.add_typer(_papers(), name="papers")
 
 
 app.add_typer(_papers(), name="papers")

@@ -36,14 +36,14 @@ def offered() -> bool:
 
 
 @cache
-def load() -> None:
-    """Import what every installed package offers under `sordino.parts`, once."""
-    for point in importlib.metadata.entry_points(group=GROUP):
+def load(group: str = GROUP) -> None:
+    """Import what every installed package offers under a group of entry points, once."""
+    for point in importlib.metadata.entry_points(group=group):
         try:
             point.load()
         except Exception as error:
             whose = point.dist.name if point.dist is not None else point.value
-            found = f"package {whose}, whose parts cannot be loaded ({type(error).__name__}: {error})"
+            found = f"package {whose}, whose {group.rpartition('.')[2].replace('_', ' ')} cannot be loaded ({type(error).__name__}: {error})"
             raise ConfigError(found, f"{point.value} that can be imported", f"mend or uninstall {whose}") from None
 
 

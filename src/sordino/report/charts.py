@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from sordino.accounting.rounding import upto
 from sordino.data.metrics import SHARES
-from sordino.report.bars import Bars
-from sordino.report.svg import LONGEST, SERIES_MOST, Axis, Chart, Series
+from sordino.report.aggregate import Estimate
+from sordino.report.figures import LONGEST, SERIES_MOST, Axis, Bars, Chart, Series
 
 Run = dict[str, Any]
 WORDS = {"models": "released models", "cohort": "also who took part", "messages": "every message"}
@@ -20,30 +21,56 @@ def plain(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-def first_of(runs: Sequence[Run]) -> str:
-    """What is left out where runs are more than lines can be told apart."""
-    return "" if len(runs) <= SERIES_MOST else f"The first {SERIES_MOST} of {len(runs)} runs. "
+def first_of(count: int) -> str:
+    """What is left out where settings are more than lines can be told apart."""
+    return "" if count <= SERIES_MOST else f"The first {SERIES_MOST} of {count} settings. "
 
 
-def metrics(runs: Sequence[Run]) -> list[Chart]:
-    """One figure for each metric, a line for each run; those of groups have a figure of their own."""
-    names = dict.fromkeys(name for run in runs for name in run["metrics"] if "/" not in name)
+def by_setting(found: dict[str, Any]) -> list[tuple[str, list[Run]]]:
+    """The runs of every setting, under its name."""
+    known = {run["name"]: run for run in found["runs"]}
+    return [(row["name"], [known[name] for name in row["runs"]]) for row in found["comparison"]["rows"]]
+
+
+def one_of_each(found: dict[str, Any]) -> list[Run]:
+    """For every setting the run with the largest epsilon, under the setting's name."""
+    worst = [
+        (name, max(runs, key=lambda run: run["answer"]["epsilon"] or math.inf)) for name, runs in by_setting(found)
+    ]
+    return [{**run, "name": name} for name, run in worst]
+
+
+def metrics(found: dict[str, Any]) -> list[Chart]:
+    """One figure for each metric, a line for each setting: of several seeds their mean, in a band of its interval."""
+    settings = by_setting(found)
+    names = dict.fromkeys(name for run in found["runs"] for name in run["metrics"] if "/" not in name)
     charts = []
     for place, name in enumerate(names):
-        known = [
-            (Series(run["name"], plain(found["round"]), plain(found["value"]), tone), run["answer"]["evaluated_after"])
-            for tone, run in enumerate(runs[:SERIES_MOST])
-            if (found := run["metrics"].get(name))
-        ]
-        lines = tuple(one for one, _ in known)
-        word = name.replace("_", " ")
-        said = "; ".join(_end(one, last) for one, last in known)
-        says, title = (
-            f"On rows that are declared public. {first_of(runs)}{said}.",
-            f"{word[0].upper()}{word[1:]} by round",
-        )
-        charts.append(Chart(f"metric-{place}", title, says, Axis("round", whole=True), axis_of(name), lines))
+        series: list[Series] = []
+        ends = []
+        for tone, (label, runs) in enumerate(settings[:SERIES_MOST]):
+            known = [run["metrics"][name] for run in runs if name in run["metrics"]]
+            if known:
+                series += _mean_line(label, known, tone)
+                ends.append(_end(series[-1], max(run["answer"]["evaluated_after"] for run in runs)))
+        word, bands = name.replace("_", " "), any(one.kind == "band" for one in series)
+        said = "Lines are means over seeds, bands their 95% intervals. " if bands else ""
+        says = f"On rows that are declared public. {first_of(len(settings))}{said}{'; '.join(ends)}."
+        title = f"{word[0].upper()}{word[1:]} by round"
+        charts.append(Chart(f"metric-{place}", title, says, Axis("round", whole=True), axis_of(name), tuple(series)))
     return charts
+
+
+def _mean_line(label: str, known: Sequence[dict[str, list[float]]], tone: int) -> list[Series]:
+    """The mean over runs in the rounds that all of them have, above its band where there are seeds enough for one."""
+    columns = [dict(zip(one["round"], one["value"], strict=True)) for one in known]
+    rounds = sorted(set.intersection(*map(set, columns)))
+    found = [Estimate.of([column[t] for column in columns]) for t in rounds]
+    xs, means = plain(rounds), tuple(one.mean for one in found)
+    if not found or found[0].half_width is None:
+        return [Series(label, xs, means, tone)]
+    low, high = (tuple(one.mean + side * (one.half_width or 0.0) for one in found) for side in (-1, 1))
+    return [Series(f"{label}, 95%", xs, low, tone, "band", high), Series(label, xs, means, tone)]
 
 
 def _end(one: Series, last: int) -> str:
@@ -172,27 +199,26 @@ def _reach(lines: Sequence[Series], floor: float) -> float:
     return max([x for one in lines for x, y in one.points if y >= floor] or [1.0])
 
 
-def utility(runs: Sequence[Run]) -> Chart | None:
-    """What each run reached against what it cost."""
-    names = {run["answer"]["metric"] for run in runs}
-    placed = [(tone, run) for tone, run in enumerate(runs) if run["answer"]["epsilon"] is not None]
-    if len(placed) < 2 or len(names) != 1 or None in names:
+def utility(found: dict[str, Any]) -> Chart | None:
+    """What every setting reached against what it cost: a dot, with the 95% interval over its seeds."""
+    made = found["comparison"]
+    placed = [(tone, row) for tone, row in enumerate(made["rows"]) if row["epsilon"]["models"] is not None]
+    if len(placed) < 2 or made["metric"] is None:
         return None
-    axis = axis_of(names.pop())
-    dots = tuple(
-        Series(
-            run["name"],
-            (float(run["answer"]["epsilon"]),),
-            (float(run["answer"]["value"]),),
-            tone % SERIES_MOST,
-            "dots",
-        )
-        for tone, run in placed
-    )
-    says = "One dot for each run, at the epsilon to one who sees released models. Compare runs of one data set only."
-    low, high = _honest([one.ys[0] for one in dots], axis)
+    axis, relations = axis_of(made["metric"]), {row["relations"]["models"] for _, row in placed}
+    dots, values = [], []
+    for tone, row in placed:
+        own = row["metrics"][made["metric"]]
+        low, high = own["mean"] - (own["half_width"] or 0.0), own["mean"] + (own["half_width"] or 0.0)
+        values += [low, high]
+        name = row["name"] if len(relations) == 1 else f"{row['name']} ({row['relations']['models'].replace('_', ' ')})"
+        dots.append(Series(name, (float(row["epsilon"]["models"]),), (low,), tone % SERIES_MOST, "dots", (high,)))
+    says = "One dot for each setting, at the epsilon to one who sees released models; bars: 95% intervals over seeds."
+    if len(relations) > 1:
+        says += " Relations differ: an epsilon for one change of the data does not compare with one for another."
+    low, high = _honest(values, axis)
     reached = replace(axis, label=f"{axis.label} at the end", low=low, high=high)
-    return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0, bound="upper"), reached, dots)
+    return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0, bound="upper"), reached, tuple(dots))
 
 
 def _honest(values: Sequence[float], axis: Axis) -> tuple[float | None, float | None]:

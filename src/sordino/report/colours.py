@@ -2,13 +2,13 @@
 
     contrast = (L1 + 0.05) / (L2 + 0.05),   L = 0.2126 R + 0.7152 G + 0.0722 B of linear light
 
-Series colours follow Okabe and Ito's order of hues, which the common colour blindnesses tell apart, made darker for
-paper and lighter for the dark: a label in the colour of its line must be as readable as text.
+The seven series colours were searched for: as readable as text on a card, and any two at least 25 apart in CIELAB as
+normal, protanopic, deuteranopic and tritanopic eyes see them (Machado, Oliveira, Fernandes 2009).
 """
 
 from __future__ import annotations
 
-SERIES = ("s0", "s1", "s2", "s3", "s4", "s5")
+SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
 LIGHT = {
     "ground": "#f6f5f1",
     "card": "#ffffff",
@@ -23,11 +23,12 @@ LIGHT = {
     "good": "#0b5c3d",
     "good-ground": "#e6f3ec",
     "s0": "#005a9e",
-    "s1": "#ad3f00",
-    "s2": "#00704d",
-    "s3": "#8c2f7d",
-    "s4": "#6d5a00",
-    "s5": "#42474f",
+    "s1": "#ce2f65",
+    "s2": "#966b00",
+    "s3": "#8f42f8",
+    "s4": "#671400",
+    "s5": "#000045",
+    "s6": "#2c0017",
 }
 DARK = {
     "ground": "#121417",
@@ -43,11 +44,12 @@ DARK = {
     "good": "#8fdcb6",
     "good-ground": "#12301f",
     "s0": "#6fb9f2",
-    "s1": "#f79b63",
-    "s2": "#54cfa3",
-    "s3": "#e79ddb",
-    "s4": "#d9c25a",
-    "s5": "#c3c8cf",
+    "s1": "#fe5a14",
+    "s2": "#ffff3f",
+    "s3": "#b56cff",
+    "s4": "#da748a",
+    "s5": "#c9fafa",
+    "s6": "#00ff6d",
 }
 # what is written on what
 PAIRS = (

@@ -1,33 +1,26 @@
-"""Settings of runs beside each other: every key of plan.toml by its whole name, and those that differ.
+"""Runs beside each other: what they reached and what they cost, a row for every setting, and which settings differ.
 
-One table, for a terminal, for LaTeX, for machines; and how to cite what made it.
-
-Runs beside each other: what they cost, what they reached, and in which settings they differ."""
+Runs that differ in their seed only are one setting: its figures are means with 95% intervals, and differences from the
+best setting are paired by seed. Called by `sordino compare` and by the report's page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from statistics import mean
 from typing import Any
 
 from sordino import codec
 from sordino.accounting.rounding import upto
+from sordino.report.aggregate import Estimate, better
 from sordino.report.subject import Subject
-from sordino.version import __version__
+from sordino.report.tables import Table, figure, flat, short
 
-ABSENT = "-"
-
-
-def flat(table: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of every value; a list of plain values is one value; what is empty says nothing."""
-    if isinstance(table, dict):
-        for key, value in table.items():
-            yield from flat(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(table, list) and any(isinstance(item, dict) for item in table):
-        for place, item in enumerate(table):
-            yield from flat(item, f"{name}.{place}")
-    elif table not in ([], None):
-        yield name, table
+SEED = "run.seed"
+PLAIN = ("delta", "unit", "noise", "rounds")
+COLUMNS = 6  # settings that stand side by side; more stand under each other
+CAPTION = "Runs certified by Sordino: epsilon to one who sees released models, also cohorts, every message."
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,111 +31,10 @@ def differing(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if any(value != row["values"][0] for value in row["values"][1:])]
 
 
-def short(value: Any) -> str:
-    """A value as a cell of a table."""
-    if value is None:
-        return ABSENT
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list):
-        return "[" + ", ".join(short(one) for one in value[:8]) + (", ...]" if len(value) > 8 else "]")
-    return str(value)
-
-
-TITLE = "Sordino: differentially private federated learning with a certificate that is true of what ran"
-AUTHOR = "The Sordino developers"
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text, a row each; the first column names the row."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str = ""
-
-    @property
-    def turned(self) -> Table:
-        """Rows for columns."""
-        head, *rows = zip(self.head, *self.rows, strict=True)
-        return Table(head, tuple(rows), self.caption)
-
-    def text(self) -> str:
-        """Columns under each other, two spaces apart."""
-        lines = [self.head, *self.rows]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self.head))]
-        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-    def latex(self, label: str = "tab:sordino") -> str:
-        """A table of the package booktabs; numbers stand to the right."""
-        sides = "l" + "".join(self._side(place) for place in range(1, len(self.head)))
-        body = [" & ".join(map(escaped, row)) + r" \\" for row in self.rows]
-        return "\n".join([
-            r"\begin{table}  % \usepackage{booktabs}",
-            r"\centering",
-            rf"\caption{{{escaped(self.caption)}}}",
-            rf"\label{{{label}}}",
-            rf"\begin{{tabular}}{{{sides}}}",
-            r"\toprule",
-            " & ".join(map(escaped, self.head)) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ])  # fmt: skip
-
-    def _side(self, place: int) -> str:
-        return "r" if all(_number(row[place]) for row in self.rows) else "l"
-
-
-def _number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return cell in ("-", "")
-    return True
-
-
-def escaped(text: str) -> str:
-    """Text as LaTeX prints it."""
-    return "".join(_SPECIAL.get(character, character) for character in text)
-
-
-def bibtex(versions: Sequence[str] = (__version__,)) -> str:
-    """An entry for each version that ran."""
-    return "\n\n".join(_entry(version) for version in sorted(set(versions)))
-
-
-def _entry(version: str) -> str:
-    fields = {"author": f"{{{AUTHOR}}}", "title": f"{{{TITLE}}}", "version": version, "note": "Apache-2.0"}
-    lines = [f"  {name} = {{{value}}}," for name, value in fields.items()]
-    return "\n".join([f"@software{{sordino-{version},", *lines, "}"])
-
-
-def figure(value: Any, digits: int = 4) -> str:
-    """A number as a cell; nothing where there is none."""
-    return "-" if value is None else f"{value:.{digits}g}" if isinstance(value, float | int) else str(value)
-
-
-PLAIN = ("delta", "unit", "relation", "noise", "rounds")
-COLUMNS = 6  # runs that stand side by side; more stand under each other
-CAPTION = "Runs certified by Sordino: epsilon to one who sees released models, also cohorts, every message."
-
-
-def compared(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """Everything as plain data."""
-    return {"runs": [_run(one) for one in subjects], "settings": settings(subjects)}
+def compare(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """Everything as plain data: every run, the settings that differ, and the comparison by setting."""
+    runs, differ = [_run(one) for one in subjects], settings(subjects)
+    return {"runs": runs, "settings": differ, "comparison": comparison(subjects, runs, differ)}
 
 
 def settings(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
@@ -161,31 +53,157 @@ def _run(subject: Subject) -> dict[str, Any]:
         "relation": made["relation"],
         "noise": made["noise"]["mode"],
         "epsilon": {line["adversary"]: line["epsilon"] for line in made["adversaries"]},
+        "relations": {line["adversary"]: line["relation"] for line in made["adversaries"]},
         "sordino": made["sordino"],
     }
 
 
-def table(found: dict[str, Any]) -> Table:
-    """A column for every run, or a row if they are many: metrics, epsilons, and the settings that differ."""
-    runs, differ = found["runs"], found["settings"]
-    metrics = list(dict.fromkeys(name for run in runs for name in run["metrics"]))
-    adversaries = list(dict.fromkeys(name for run in runs for name in run["epsilon"]))
-    head = (
-        "run",
-        *metrics,
-        *(f"epsilon ({name})" for name in adversaries),
-        *PLAIN,
-        *(one["setting"] for one in differ),
-    )
+def comparison(
+    subjects: Sequence[Subject], runs: Sequence[dict[str, Any]], differ: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """A row for every setting; `metric` is the figure that all runs have and that they are compared by, if any."""
+    names = {one.main_metric for one in subjects}
+    metric = names.pop() if len(names) == 1 else None
+    groups = _groups(subjects)
+    labels = _labels(groups, runs, differ)
+    values = [_by_seed(group, subjects, metric) for group in groups]
+    known = [place for place, found in enumerate(values) if found]
+    promised = [place for place in known if runs[groups[place][0]]["epsilon"]["models"] is not None]
+    sign = 1.0 if metric is not None and better(metric) == "smaller" else -1.0
+    best = min(promised or known, key=lambda place: sign * mean(values[place].values()), default=None)
     rows = [
-        (
-            run["name"],
-            *(figure(run["metrics"].get(name)) for name in metrics),
-            *(upto(run["epsilon"].get(name), 4) for name in adversaries),
-            *(upto(run[key]) if key == "delta" else figure(run[key], 3) for key in PLAIN),
-            *(short(one["values"][place]) for one in differ),
-        )
-        for place, run in enumerate(runs)
+        {
+            "name": label,
+            "runs": [runs[k]["name"] for k in group],
+            "seeds": list(found),
+            "metrics": {name: _estimate([runs[k]["metrics"].get(name) for k in group]) for name in _metrics(runs)},
+            "minus_best": None if best is None or not found else _difference(found, values[best]),
+            "best": place == best,
+            **_worst(group, runs),
+            "settings": {one["setting"]: one["values"][group[0]] for one in differ if one["setting"] != SEED},
+        }
+        for place, (group, label, found) in enumerate(zip(groups, labels, values, strict=True))
     ]
-    whole = Table(head, tuple(rows), CAPTION)
-    return whole.turned if len(runs) <= COLUMNS else whole
+    return {"metric": metric, "better": None if metric is None else better(metric), "rows": rows}
+
+
+def _groups(subjects: Sequence[Subject]) -> list[list[int]]:
+    """Places of runs that differ in their seed only; a loop, which has no plan.toml, stands alone."""
+    found: dict[str, list[int]] = {}
+    for place, one in enumerate(subjects):
+        asked = {name: value for name, value in flat(one.settings) if name != SEED}
+        found.setdefault(json.dumps(asked, default=str) if asked else f"alone {place}", []).append(place)
+    return list(found.values())
+
+
+def _labels(
+    groups: Sequence[Sequence[int]], runs: Sequence[dict[str, Any]], differ: Sequence[dict[str, Any]]
+) -> list[str]:
+    """The name of a single run; of several, what their names begin with, or the settings in which they differ."""
+    found = []
+    for group in groups:
+        names = [str(runs[place]["name"]) for place in group]
+        own = [f"{one['setting'].rpartition('.')[2]} {short(one['values'][group[0]])}" for one in differ
+               if one["setting"] != SEED and one["values"][group[0]] is not None]  # fmt: skip
+        start = _common(names)
+        found.append(names[0] if len(names) == 1 else start or ", ".join(own[:3]) or names[0])
+    return found if len(set(found)) == len(found) else [str(runs[group[0]]["name"]) for group in groups]
+
+
+def _common(names: Sequence[str]) -> str:
+    """What all names begin with, without what separates a seed from it."""
+    same = next(
+        (k for k, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), min(map(len, names))
+    )
+    return names[0][:same].removesuffix("seed").rstrip("-_./ ")
+
+
+def _metrics(runs: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run["metrics"]))
+
+
+def _by_seed(group: Sequence[int], subjects: Sequence[Subject], metric: str | None) -> dict[Any, float]:
+    """The metric of every run of a setting, by its seed."""
+    if metric is None:
+        return {}
+    found = {subjects[k].settings.get("run", {}).get("seed", 0): subjects[k].evaluated[metric] for k in group}
+    return found if len(found) == len(group) else {k: subjects[k].evaluated[metric] for k in group}
+
+
+def _estimate(values: Sequence[float | None]) -> dict[str, float | None] | None:
+    """Mean and half width of the interval, where every run has the figure."""
+    known = [value for value in values if value is not None]
+    return vars(Estimate.of(known)) if known and len(known) == len(values) else None
+
+
+def _difference(own: dict[Any, float], best: dict[Any, float]) -> dict[str, float | None] | None:
+    """own - best over the seeds that both have."""
+    shared = [own[seed] - best[seed] for seed in own if seed in best]
+    return vars(Estimate.of(shared)) if shared else None
+
+
+def _worst(group: Sequence[int], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the setting costs: of its runs the one with the largest epsilon, which may depend on who took part."""
+    run = max(
+        (runs[place] for place in group),
+        key=lambda one: [float("inf") if e is None else e for e in one["epsilon"].values()],
+    )
+    return {name: run[name] for name in ("epsilon", "relations", *PLAIN)}
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The comparison as text: a row for every setting."""
+    made = found["comparison"]
+    rows, metric = made["rows"], made["metric"]
+    names = sorted(_metrics(found["runs"]), key=lambda name: name != metric)
+    seeds = any(len(row["runs"]) > 1 for row in rows)
+    gaps = metric is not None and len(rows) > 1
+    adversaries = list(dict.fromkeys(name for row in rows for name in row["epsilon"]))
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {"setting" if seeds else "run": lambda row: str(row["name"])}
+    if seeds:
+        columns["seeds"] = lambda row: str(len(row["runs"]))
+    for name in names:
+        columns[name] = lambda row, name=name: _figure(row["metrics"].get(name))  # type: ignore[misc]
+        if name == metric and gaps:
+            columns["minus best"] = _gap
+    for name in adversaries:
+        columns[f"epsilon ({name})"] = lambda row, name=name: epsilon_cell(row, name, rows)  # type: ignore[misc]
+    columns["relation"] = lambda row: str(row["relations"][adversaries[0]])
+    for name in PLAIN:
+        columns[name] = lambda row, name=name: upto(row[name]) if name == "delta" else figure(row[name], 3)  # type: ignore[misc]
+    said = " Intervals are 95% over seeds; differences are paired by seed." if seeds else ""
+    best = f" Best: {metric}, among settings with a guarantee." if gaps else ""
+    return Table(
+        tuple(columns), tuple(tuple(cell(row) for cell in columns.values()) for row in rows), CAPTION + best + said
+    )
+
+
+def settings_table(found: dict[str, Any]) -> Table:
+    """The keys of plan.toml that differ: a column for every setting, or a row if they are many."""
+    rows = found["comparison"]["rows"]
+    cells = tuple((name, *(short(row["settings"][name]) for row in rows)) for name in rows[0]["settings"])
+    head = ("setting", *(row["name"] for row in rows))
+    whole = Table(head, cells, "Keys of plan.toml whose values are not the same")
+    return whole.turned if cells and len(rows) > COLUMNS else whole
+
+
+def _figure(found: dict[str, float | None] | None) -> str:
+    if found is None:
+        return "-"
+    return (
+        figure(found["mean"])
+        if found["half_width"] is None
+        else Estimate(found["mean"] or 0.0, found["half_width"]).text()
+    )
+
+
+def _gap(row: dict[str, Any]) -> str:
+    found = row["minus_best"]
+    return "best" if row["best"] else "-" if found is None else Estimate(found["mean"], found["half_width"]).text("+")
+
+
+def epsilon_cell(row: dict[str, Any], adversary: str, rows: Sequence[dict[str, Any]]) -> str:
+    """epsilon, with its relation beside it where rows differ in that: such numbers are not of the same thing."""
+    value, relation = row["epsilon"].get(adversary), row["relations"].get(adversary)
+    differ = value is not None and len({one["relations"].get(adversary) for one in rows}) > 1
+    return f"{upto(value, 4)} ({relation})" if differ else upto(value, 4)

@@ -11,13 +11,12 @@ from sordino.certificate.explain import ALL, CHANGE, ceilings, explain
 from sordino.data.metrics import ONLY_CLASS
 from sordino.outcome import DIAGNOSTIC
 from sordino.parts.encoding import Adaptive
-from sordino.report.comparison import compared
+from sordino.report.comparison import compare
 from sordino.report.curves import delta_curve, over_rounds, trade_off
 from sordino.report.spectrum import spectrum
 from sordino.report.subject import Subject
 from sordino.version import __version__
 
-MAIN = ("accuracy", "balanced_accuracy", "rmse", "loss")  # the figure that a run is known by where none was asked for
 NORMS = ("update_norm_p10", "update_norm_p50", "update_norm_p90")
 
 
@@ -28,9 +27,8 @@ UNBOUNDED = "Nothing is clipped."
 
 def collected(subjects: Sequence[Subject], notes: Sequence[str] = ()) -> dict[str, Any]:
     """Everything of every run; `notes` are what there is to say of several of them together."""
-    found = compared(subjects)
-    runs = [told(one) for one in subjects]
-    return {"sordino": __version__, "notes": list(notes), "settings": found["settings"], "runs": runs}
+    found = compare(subjects)
+    return {"sordino": __version__, "notes": list(notes), **found, "runs": [told(one) for one in subjects]}
 
 
 def told(subject: Subject) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def told(subject: Subject) -> dict[str, Any]:
 def answer(subject: Subject, found: float) -> dict[str, Any]:
     """What is asked first."""
     made, figures = subject.certificate, subject.evaluated
-    main = next((name for name in (*subject.asked_metrics, *MAIN, *figures) if name in figures), None)
+    main = subject.main_metric
     return {
         **{key: made[key] for key in ("epsilon", "delta", "unit", "relation")},
         "change": CHANGE[made["relation"]].format(unit=made["unit"], all=ALL[made["unit"]]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
 from sordino.errors import ConfigError
-from sordino.report import charts, colours, workings
-from sordino.report.bars import Bars, draw_bars
-from sordino.report.comparison import Table, figure, short
-from sordino.report.svg import Axis, Chart, draw
+from sordino.report import charts, colours, comparison, sections, workings
+from sordino.report.figures import Axis, Bars, Chart, draw
+from sordino.report.sections import ReportSection
+from sordino.report.tables import Table, figure, short
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
 Run = dict[str, Any]
@@ -43,21 +43,23 @@ def rendered(found: dict[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"upto": upto, "figure": figure, "short": short}
-    runs = found["runs"]
+    runs, each = found["runs"], charts.one_of_each(found)
     return environment.get_template("page.html.jinja").render(
         data=found,
         runs=runs,
         light=colours.variables(colours.LIGHT),
         dark=colours.variables(colours.DARK),
-        utility=_drawn([charts.utility(runs), *charts.metrics(runs), *_each(runs, charts.groups)]),
-        privacy=_drawn([*charts.curves(runs), *_each(runs, charts.silos)]),
-        adversaries=adversaries(runs),
-        settings=settings(found),
+        comparison=comparison.table(found),
+        utility=_drawn([charts.utility(found), *charts.metrics(found), *_each(each, charts.groups)]),
+        privacy=_drawn([*charts.curves(each), *_each(each, charts.silos)]),
+        adversaries=adversaries(each),
+        settings=comparison.settings_table(found),
         audits=_drawn(_each(runs, workings.audits)),
         memberships=memberships(runs),
-        inside=_drawn([*_each(runs, workings.norms), workings.clipped(runs)]),
-        ran=_drawn(_each(runs, workings.spectra, workings.turns)),
+        inside=_drawn([*_each(each, workings.norms), workings.clipped(each)]),
+        ran=_drawn(_each(each, workings.spectra, workings.turns)),
         smooths=any(run["spectrum"] is not None for run in runs),
+        sections=[_section(place, *one) for place, one in enumerate(sections.contents_of(runs))],
     )
 
 
@@ -84,32 +86,55 @@ def _each(runs: Sequence[Run], *makers: Maker) -> list[Chart | Bars | None]:
 
 
 def _drawn(made: Sequence[Chart | Bars | None]) -> list[Figure]:
-    return [_bars(one) if isinstance(one, Bars) else _chart(one) for one in made if one is not None]
+    return [drawn(one) for one in made if one is not None]
 
 
-def _chart(chart: Chart) -> Figure:
+def drawn(made: Chart | Bars) -> Figure:
+    """A figure of the page with its numbers."""
+    numbers, left_out = (_bars(made), False) if isinstance(made, Bars) else _chart(made)
+    return Figure(made.title, made.says, draw(made), numbers, left_out)
+
+
+def _section(place: int, section: ReportSection, text: str, made: Sequence[Chart | Bars | Table]) -> dict[str, Any]:
+    """A section that another package adds."""
+    return {
+        "id": f"section-{place}",
+        "title": section.title,
+        "not_private": section.not_private,
+        "text": text,
+        "figures": _drawn(
+            [replace(one, key=f"section-{place}-{one.key}") for one in made if not isinstance(one, Table)]
+        ),
+        "tables": [one for one in made if isinstance(one, Table)],
+    }
+
+
+def _chart(chart: Chart) -> tuple[Table, bool]:
+    """The numbers of a chart, and whether some rows are left out."""
     named = [one for one in chart.series if not one.quiet]
     places = sorted({x for one in named for x in one.xs})
     every = -(-len(places) // ROWS)
     kept = places[::-1][::every][::-1]  # the last is always among them
-    columns = [dict(zip(one.xs, one.ys, strict=True)) for one in named]
-    tops = [(f"{one.name} to", dict(zip(one.xs, one.tops, strict=True))) for one in named if one.tops]
-    head = (chart.x.label, *(one.name or "from" for one in named), *(name.strip() for name, _ in tops))
-    values = [*columns, *(column for _, column in tops)]
-    rows = tuple((chart.x.number(x), *(_cell(chart.y, column.get(x)) for column in values)) for x in kept)
-    return Figure(chart.title, chart.says, draw(chart), Table(head, rows, f"{chart.title}: numbers"), every > 1)
+    columns = []
+    for one in named:
+        name = one.name or chart.y.label
+        columns.append((f"{name} from" if one.tops else name, dict(zip(one.xs, one.ys, strict=True))))
+        columns += [(f"{name} to", dict(zip(one.xs, one.tops, strict=True)))] if one.tops else []
+    head = (chart.x.label, *(name for name, _ in columns))
+    rows = tuple((chart.x.number(x), *(_cell(chart.y, column.get(x)) for _, column in columns)) for x in kept)
+    return Table(head, rows, f"{chart.title}: numbers"), every > 1
 
 
 def _cell(axis: Axis, value: float | None) -> str:
     return "-" if value is None else axis.number(value)
 
 
-def _bars(bars: Bars) -> Figure:
+def _bars(bars: Bars) -> Table:
     bounds = [(atleast(value), upto(mark)) for (_, value, _), mark in zip(bars.rows, bars.marks, strict=False)]
     cells: Sequence[tuple[str, ...]] = bounds or [(said,) for _, _, said in bars.rows]
     rows = tuple((name, *own) for (name, _, _), own in zip(bars.rows, cells, strict=True))
     head = ("", "at least", "certified at most") if bars.marks else ("", bars.axis)
-    return Figure(bars.title, bars.says, draw_bars(bars), Table(head, rows, f"{bars.title}: numbers"))
+    return Table(head, rows, f"{bars.title}: numbers")
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -136,13 +161,6 @@ def _promised(line: dict[str, Any], others: Sequence[float]) -> tuple[str, ...]:
         line["relation"].replace("_", " "),
         line["method"].upper() if line["epsilon"] is not None else "-",
     )
-
-
-def settings(found: dict[str, Any]) -> Table:
-    """What differs between the runs."""
-    names = tuple(run["name"] for run in found["runs"])
-    rows = tuple((row["setting"], *map(short, row["values"])) for row in found["settings"])
-    return Table(("setting", *names), rows, "Keys of plan.toml whose values are not the same")
 
 
 def memberships(runs: Sequence[Run]) -> Table | None:

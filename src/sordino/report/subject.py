@@ -14,7 +14,9 @@ from sordino.data.metrics import ONLY_CLASS
 from sordino.outcome import DIAGNOSTIC, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
+from sordino.report.tables import is_number
 
+MAIN = ("accuracy", "balanced_accuracy", "rmse", "loss")  # known by, where none was asked for
 UNASKED = ("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS)  # what every evaluation gives
 
 
@@ -91,12 +93,17 @@ class Subject:
         return [name for name in dict.fromkeys((*named, *own)) if name in self.evaluated]
 
     @property
+    def main_metric(self) -> str | None:
+        """The figure that a run is known by: the first that was asked for, else the usual one."""
+        return next((name for name in (*self.asked_metrics, *MAIN, *self.evaluated) if name in self.evaluated), None)
+
+    @property
     def metrics(self) -> dict[str, dict[str, list[float]]]:
         """Every public figure of the history that is a quantity: in which rounds, and what it was."""
         found: dict[str, dict[str, list[float]]] = {}
         for line in self.history:
             for name, value in line.items():
-                if name not in ("round", "void", ONLY_CLASS, DIAGNOSTIC) and _is_number(value):
+                if name not in ("round", "void", ONLY_CLASS, DIAGNOSTIC) and is_number(value):
                     series = found.setdefault(name, {"round": [], "value": []})
                     series["round"].append(line["round"])
                     series["value"].append(float(value))
@@ -105,9 +112,5 @@ class Subject:
     def diagnostic(self, name: str) -> dict[str, list[float]]:
         """A figure of unreleased data: NOT private, and never there but in a simulation."""
         lines = [(line["round"], line.get(DIAGNOSTIC, {}).get(name)) for line in self.history]
-        kept = [(t, float(value)) for t, value in lines if _is_number(value)]
+        kept = [(t, float(value)) for t, value in lines if is_number(value)]
         return {"round": [t for t, _ in kept], "value": [value for _, value in kept]}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

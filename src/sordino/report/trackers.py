@@ -8,50 +8,75 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from sordino import codec
+from sordino.codec import plugins
 from sordino.data.metrics import ONLY_CLASS
 from sordino.errors import ConfigError, SordinoError, Stopped, shorten
 from sordino.outcome import DIAGNOSTIC
+from sordino.report.tables import flat, is_number
 from sordino.rng import Mode
 
 Figures = dict[str, float]
+GROUP = "sordino.trackers"
 _LOG = logging.getLogger("sordino")
 
 
-class Sink(Protocol):
-    """One library: settings once, figures after every round, the end."""
+class TrackerBackend(ABC):
+    """One tracking library: settings once, figures after every round, the end. `kind` is its name for `--track`.
 
-    def settings(self, told: dict[str, str]) -> None: ...
-    def figures(self, round_: int, told: Figures) -> None: ...
-    def close(self) -> None: ...
+        [project.entry-points."sordino.trackers"]
+        my_pkg = "my_pkg.tracking"      # a module: importing it registers the backends that it defines
+
+    A file that `sordino run --with` names may define one too. It is made with the folder of the run.
+    """
+
+    members: ClassVar[dict[str, type[TrackerBackend]]] = {}
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        if kind:
+            TrackerBackend.members[kind] = cls
+
+    @abstractmethod
+    def __init__(self, folder: Path) -> None: ...
+
+    def log_settings(self, values: dict[str, str]) -> None:  # noqa: B027
+        """The settings of the run, by dotted names."""
+
+    @abstractmethod
+    def log_figures(self, round_: int, values: Figures) -> None:
+        """The figures of one round."""
+
+    def close(self) -> None:  # noqa: B027
+        """The end of the run."""
 
 
-class TensorBoard:
+class TensorBoard(TrackerBackend, kind="tensorboard"):
     """Event files below a folder."""
 
     def __init__(self, folder: Path) -> None:
         _needed("tensorboard", "tensorboard")
         self.writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder / "tensorboard"))
 
-    def settings(self, told: dict[str, str]) -> None:
-        self.writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in told.items()))
+    def log_settings(self, values: dict[str, str]) -> None:
+        self.writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in values.items()))
 
-    def figures(self, round_: int, told: Figures) -> None:
-        for name, value in told.items():
+    def log_figures(self, round_: int, values: Figures) -> None:
+        for name, value in values.items():
             self.writer.add_scalar(name, value, round_)
 
     def close(self) -> None:
         self.writer.close()
 
 
-class Mlflow:
+class Mlflow(TrackerBackend, kind="mlflow"):
     """The store that MLFLOW_TRACKING_URI names, else one in the folder: a database, or files for the skinny MLflow."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,17 +87,17 @@ class Mlflow:
         mlflow.set_experiment("sordino")
         self.mlflow, self.run = mlflow, mlflow.start_run(run_name=folder.stem)
 
-    def settings(self, told: dict[str, str]) -> None:
-        self.mlflow.log_params({_mlflow(name): value[:500] for name, value in told.items()})
+    def log_settings(self, values: dict[str, str]) -> None:
+        self.mlflow.log_params({_mlflow(name): value[:500] for name, value in values.items()})
 
-    def figures(self, round_: int, told: Figures) -> None:
-        self.mlflow.log_metrics({_mlflow(name): value for name, value in told.items()}, step=round_)
+    def log_figures(self, round_: int, values: Figures) -> None:
+        self.mlflow.log_metrics({_mlflow(name): value for name, value in values.items()}, step=round_)
 
     def close(self) -> None:
         self.mlflow.end_run()
 
 
-class Wandb:
+class Wandb(TrackerBackend, kind="wandb"):
     """Weights & Biases: as WANDB_MODE says; else online where WANDB_API_KEY is set, and a folder where it is not."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,21 +107,14 @@ class Wandb:
         where = str(folder / "wandb")
         self.run = wandb.init(project="sordino", name=folder.stem, dir=where, mode=mode, settings={"silent": True})
 
-    def settings(self, told: dict[str, str]) -> None:
-        self.run.config.update(told)
+    def log_settings(self, values: dict[str, str]) -> None:
+        self.run.config.update(values)
 
-    def figures(self, round_: int, told: Figures) -> None:
-        self.run.log(told, step=round_)
+    def log_figures(self, round_: int, values: Figures) -> None:
+        self.run.log(values, step=round_)
 
     def close(self) -> None:
         self.run.finish()
-
-
-SINKS: dict[str, type[TensorBoard] | type[Mlflow] | type[Wandb]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": Mlflow,
-    "wandb": Wandb,
-}
 
 
 class Tracker:
@@ -109,18 +127,19 @@ class Tracker:
     its folder is full) says so in one warning and tracks no more: the run, which is charged already, goes on.
     """
 
-    sink: Sink | None = None  # None: the library failed
+    backend: TrackerBackend | None = None  # None: the library failed
 
     def __init__(self, kind: str, folder: str | Path, settings: Any = None, noise: Mode = "secure") -> None:
-        if kind not in SINKS:
-            raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(SINKS)))
+        plugins.load(GROUP)
+        if kind not in TrackerBackend.members:
+            raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(TrackerBackend.members)))
         self.noise, self.last, self.kind = noise, 0, kind
         self._attempt(lambda: self._open(Path(folder), settings))
 
     def _open(self, folder: Path, settings: Any) -> None:
-        self.sink = SINKS[self.kind](folder)
+        self.backend = TrackerBackend.members[self.kind](folder)
         if settings is not None:
-            self.sink.settings(dict(flat(codec.dump(settings))))
+            self.backend.log_settings({name: str(value) for name, value in flat(codec.dump(settings))})
 
     def _attempt(self, call: Callable[[], None]) -> None:
         """Call the library; whatever it raises is one warning, and the end of the tracking."""
@@ -129,15 +148,15 @@ class Tracker:
         except (SordinoError, Stopped):  # a mistake of the user's, before anything has run; a request to end
             raise
         except (Exception, SystemExit) as error:
-            self.sink = None
+            self.backend = None
             why = " ".join(shorten(f"{type(error).__name__}: {error}").split())
             _LOG.warning("tracker %s failed after round %d (%s): it gets no more rounds; the run goes on.",
                          self.kind, self.last, why)  # fmt: skip
 
     def _send(self, figures: Figures) -> None:
-        sink = self.sink
-        if sink is not None:
-            self._attempt(lambda: sink.figures(self.last, figures))
+        backend = self.backend
+        if backend is not None:
+            self._attempt(lambda: backend.log_figures(self.last, figures))
 
     def __call__(self, line: dict[str, Any]) -> None:
         """One round: public figures, and, of a simulation only, diagnostics under their name."""
@@ -148,7 +167,7 @@ class Tracker:
         shown = {f"public/{name}": value for name, value in kept.items()}
         inner = line.get(DIAGNOSTIC, {}) if self.noise == "simulation" else {}
         shown |= {f"NOT PRIVATE/{name}": value for name, value in inner.items()}
-        self._send({name: float(value) for name, value in shown.items() if _number(value)})
+        self._send({name: float(value) for name, value in shown.items() if is_number(value)})
 
     def finish(self, certificate: Mapping[str, Any]) -> None:
         """The certificate's epsilons; an adversary to whom nothing is promised has none."""
@@ -162,24 +181,8 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.sink is not None:
-            self._attempt(self.sink.close)
-
-
-def flat(table: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by their dotted names."""
-    if isinstance(table, Mapping):
-        for name, value in table.items():
-            yield from flat(value, f"{where}.{name}" if where else str(name))
-    elif isinstance(table, list | tuple) and any(isinstance(value, Mapping) for value in table):
-        for i, value in enumerate(table):
-            yield from flat(value, f"{where}.{i}")
-    else:
-        yield where, str(table)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        if self.backend is not None:
+            self._attempt(self.backend.close)
 
 
 def _store(folder: Path) -> str:

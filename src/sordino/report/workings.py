@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sordino.accounting.rounding import atleast, upto
-from sordino.report.bars import Bars
 from sordino.report.charts import WORDS, Run, first_of, plain
-from sordino.report.svg import SERIES_MOST, Axis, Chart, Series
+from sordino.report.figures import SERIES_MOST, Axis, Bars, Chart, Series
+from sordino.report.tables import is_number
 
 
 def norms(run: Run, place: int) -> Chart | None:
@@ -18,7 +18,7 @@ def norms(run: Run, place: int) -> Chart | None:
         return None
     low, middle, high = found["norms"].values()
     rounds = plain(middle["round"])
-    band = Series("", rounds, plain(low["value"]), 0, "band", plain(high["value"]))
+    band = Series("10th to 90th percentile", rounds, plain(low["value"]), 0, "band", plain(high["value"]))
     lines = [band, Series("median", rounds, plain(middle["value"]), 0)]
     if found["clip_norm"] is not None:
         lines.append(Series("clip_norm", rounds, plain(found["clip_norm"]["value"]), 1))
@@ -43,7 +43,7 @@ def clipped(runs: Sequence[Run]) -> Chart | None:
     )
     if not lines:
         return None
-    says = f"{first_of(runs)}The share of a cohort's updates that were longer than the clip norm."
+    says = f"{first_of(len(runs))}The share of a cohort's updates that were longer than the clip norm."
     return Chart(
         "clipped",
         "Clipped share by round",
@@ -153,13 +153,9 @@ def lower_bounds(run: Run) -> list[dict[str, Any]]:
                 "upper": upper,
             }
         )
-    return [row for row in found if _is_number(row["lower"]) and _is_number(row["upper"])]
+    return [row for row in found if is_number(row["lower"]) and is_number(row["upper"])]
 
 
 def _attacked(one: dict[str, Any]) -> str:
     rounds, _, several = one["attack"].partition(" rounds at once")
     return f"{rounds} rounds" if several else "one round"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
