@@ -304,14 +304,25 @@ class Plan(_Cache):
 
     def cost(self, participation: Participation | None = None, only: int | None = None) -> Cost:
         """What a run with this participation cost, or cost one client of it; without one, the forecast."""
-        if participation is None:
-            return self.forecast
+        return self.forecast if participation is None else self.cost_with(participation, only)
+
+    def cost_with(
+        self,
+        participation: Participation | None = None,
+        only: int | None = None,
+        *,
+        local: LocalSolver | None = None,
+        release: Release | None = None,
+    ) -> Cost:
+        """The same with another local solver or release: calibration tries noise multipliers without building Plans."""
         self.check_fitted()
+        local, release = local or self.local, release or self.release
+        participation = participation or Participation.planned(self.clients, self.rounds)
         if self.unit == "record":
-            rounds = record_cost(self.clients, self.local, self.release, participation, only)
+            rounds = record_cost(self.clients, local, release, participation, only)
         else:
-            rounds = client_cost(self.clients, self.release, participation, only)
-        return with_preparations(rounds, self.prepare, self.release, participation.prepared)
+            rounds = client_cost(self.clients, release, participation, only)
+        return with_preparations(rounds, self.prepare, release, participation.prepared)
 
     @property
     def forecast(self) -> Cost:

@@ -63,6 +63,14 @@ def test_a_run_builds_one_plan_and_bills_it_once_before_and_once_after(
     assert counts == {"plans": 1, "costs": 2}
 
 
+def test_make_private_builds_at_most_three_plans_to_solve_for_epsilon(counts: Counter[str]) -> None:
+    from tests.dpsgd.loops import private
+
+    optimizer = private(epsilon=2.0, noise_multiplier=None, epochs=3)[1]
+    assert counts["plans"] <= 3
+    assert optimizer.certificate()["epsilon"] <= 2.0
+
+
 def test_a_budget_asks_the_same_plan(tmp_path: Path, counts: Counter[str]) -> None:
     shares = ('mechanism = { kind = "gaussian", noise_multiplier = 2.0 }', "noise_multiplier = 2.0, at_least = 1")
     limit = ("[run]", "[privacy]\nclient_epsilon = 9.0\n\n[run]")

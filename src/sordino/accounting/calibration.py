@@ -21,7 +21,7 @@ import numpy as np
 
 from sordino.accounting import accountant
 from sordino.accounting.bounds import AlreadyPrivate
-from sordino.accounting.composition import Line
+from sordino.accounting.composition import Cost, Line
 from sordino.accounting.delta import default_delta
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.rounding import upto
@@ -231,7 +231,15 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float | None = None, free: s
     if free == "cohort":
         population, least = plan.clients.population, getattr(plan.release, "at_least", 1)
         return larger(cohort(lambda n: line_of(larger(n)), epsilon, delta, population, least))
-    return noisier(plan, noise_multiplier(lambda z: line_of(noisier(plan, z)), epsilon, delta))
+    found = noise_multiplier(lambda z: _cost_with_noise(plan, z).line("models", weakest), epsilon, delta)
+    return noisier(plan, found)
+
+
+def _cost_with_noise(plan: Plan, noise_multiplier: float) -> Cost:
+    """The forecast of the plan with another noise multiplier; no Plan is built for a trial of the search."""
+    if isinstance(plan.bound, AlreadyPrivate):
+        return plan.cost_with(local=plan.local.with_noise_multiplier(noise_multiplier))
+    return plan.cost_with(release=plan.release.with_noise_multiplier(noise_multiplier))
 
 
 def _weakest(plan: Plan, delta: float, free: str) -> int:
@@ -254,7 +262,7 @@ def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
         size = plan.local.reads.size(silo) if plan.local.reads is not None else 0
         if (size, budget) not in solved:
             solved[size, budget] = noise_multiplier(
-                lambda z: noisier(plan, z).cost().line("messages", silo), budget.epsilon, budget.delta
+                lambda z: _cost_with_noise(plan, z).line("messages", silo), budget.epsilon, budget.delta
             )
         return solved[size, budget]
 
