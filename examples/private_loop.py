@@ -25,9 +25,9 @@ model, optimizer, loader = so.dpsgd.make_private(
     DataLoader(records, batch_size=128),
     epochs=15,
     epsilon=3.0,  # delta defaults to records ** -1.1, at most 1e-3
-    clip=1.0,
+    clip_norm=1.0,
     smoothing=1.0,  # 0: DP-SGD
-    physical_batch=64,  # at most so many records at once
+    max_physical_batch_size=64,  # at most so many records at once
 )
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=15)
 loss_fn = nn.CrossEntropyLoss()

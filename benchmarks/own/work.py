@@ -69,7 +69,7 @@ def dp_sgd() -> Once:
     model, data = build_seeded(DpMnistCnn(), (1, 28, 28), 10, 0), torch.randn(1024, 1, 28, 28)
     loader = DataLoader(TensorDataset(data, torch.randint(10, (1024,))), batch_size=256)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    private, stepper, batches = make_private(model, optimizer, loader, epochs=1000, noise_multiplier=1.0, clip=1.0)
+    private, stepper, batches = make_private(model, optimizer, loader, epochs=1000, noise_multiplier=1.0, clip_norm=1.0)
 
     def epoch() -> None:
         for x, y in batches:

@@ -31,7 +31,7 @@ from sordino.data.partition import Natural, Partitioner
 from sordino.data.program import Program, Trust, Unit
 from sordino.data.records import Dataset
 from sordino.errors import ConfigError, DataError
-from sordino.graph.capture import made_up
+from sordino.graph.capture import synthetic_batch
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
 
@@ -193,7 +193,9 @@ class Task:
         if len(self.clients.index) == 0:
             return self._check_public()
         records = self.clients.records
-        x, y = (made_up([side], [True], 2)[0].to(self.device) for side in (records.x, records.y))  # nobody's records
+        x, y = (
+            synthetic_batch([side], [True], 2)[0].to(self.device) for side in (records.x, records.y)
+        )  # nobody's records
         y = y if y.is_floating_point() else torch.zeros_like(y)
         refusal = self.program.refusal()
         try:

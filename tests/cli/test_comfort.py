@@ -74,7 +74,7 @@ def test_every_example_is_in_the_wheel() -> None:
 @pytest.mark.parametrize(
     ("words", "ours"),
     [
-        ({"max_grad_norm": 1.0}, "max_grad_norm is called clip here"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm is called clip_norm here"),
         ({"noise_multiplier": 1.0}, "noise_multiplier is called noise multiplier here"),
         ({"target_epsilon": 1.0}, "target_epsilon is called epsilon here"),
         ({"epsilonn": 1.0}, "did you mean 'epsilon'"),

@@ -24,7 +24,7 @@ import sordino as so
 from sordino.data.clients import Clients, Records
 from sordino.data.metrics import Predictions
 from sordino.data.records import Dataset
-from sordino.dpsgd.loader import Handed
+from sordino.dpsgd.loader import BatchPiece
 from sordino.engines.base import ClientJob
 from sordino.loop import run
 from sordino.parts.gradients import Batch
@@ -126,7 +126,7 @@ def plan() -> so.Plan:
 def public_objects(task: Task, result: Result) -> dict[str, object]:
     x, y = planted()
     model, optimizer, loader = private(dataset=TensorDataset(x, y))
-    handed = Handed(60, 0, True, x)
+    handed = BatchPiece(60, 0, True, x)
     array = x.numpy()
     whole = Dataset(x=array, y=y.numpy(), test_x=array, test_y=y.numpy(), names=("p7351",), name="planted")
     job = ClientJob(plan().public(0), x.reshape(-1), np.arange(10))
@@ -134,7 +134,7 @@ def public_objects(task: Task, result: Result) -> dict[str, object]:
     return {
         "task": task, "clients": task.clients, "records": task.test, "one silo": task.as_silo(0),
         "server": task.as_server(), "result": result, "task of the result": result.task, "kept": result.kept,
-        "loader": loader, "optimizer": optimizer, "model": model, "sampler": loader.pieces, "turn": loader.turn,
+        "loader": loader, "optimizer": optimizer, "model": model, "sampler": loader.pieces, "turn": loader.pending,
         "handed": handed, "dataset": whole, "clients' batch": Batch(x[None], y[None]), "job": job, "round": done[-1],
         "state": done[-1].state, "seen": Predictions(x, y, task.losses), "Clients.of": Clients.of([(x, y)]),
         "Records": Records(x, y), "rounds": done, "many": [Records(x, y)], "named": {"x": Records(x, y)},

@@ -89,7 +89,7 @@ def noised_gradient(parts: Parts, t: int, total: dict[str, Tensor]) -> dict[str,
     size = sum(part.numel() for part in total.values())
     release, smoothing = settings.plan.release, [getattr(step, "strength", 0.0) for step in settings.plan.postprocess]
     assert isinstance(release, CentralNoise)
-    noise = torch.from_numpy(release.mechanism.sample(size, Seeded(settings.seed).at(t, "noise"))) * settings.clip
+    noise = torch.from_numpy(release.mechanism.sample(size, Seeded(settings.seed).at(t, "noise"))) * settings.clip_norm
     pieces = torch.split(noise, [part.numel() for part in total.values()])
     return {
         name: _smoothed((part + piece.view_as(part)) / settings.records.count, sum(smoothing))

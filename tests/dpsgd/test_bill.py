@@ -18,7 +18,7 @@ from sordino.accounting import accountant
 from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.accounting.profiles import upward
 from sordino.certificate.build import line_entry
-from sordino.dpsgd.settings import loop_plan, with_noise
+from sordino.dpsgd.settings import calibrate_noise, loop_plan
 from sordino.errors import BudgetError, ConfigError, PlanError, UnreachableError
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import PoissonRecords
@@ -56,7 +56,7 @@ def test_smoothing_is_off_unless_asked_for() -> None:
 
 
 def test_smoothing_pieces_and_the_optimizer_cost_nothing() -> None:
-    runs = [private(smoothing=s, physical_batch=p, optimizer=o) for s, p, o in _VARIANTS]
+    runs = [private(smoothing=s, max_physical_batch_size=p, optimizer=o) for s, p, o in _VARIANTS]
     for run in runs:
         train(run)
     assert len({run[1].certificate()["epsilon"] for run in runs}) == 1
@@ -111,8 +111,8 @@ def test_published_settings_cost_no_more_than_the_library_itself_proves(rate: fl
     records, delta = PoissonRecords(round(rate * 60000), (60000,)), 1e-5
     steps = epochs * round(1 / records.rate(0))
     optimizer = torch.optim.SGD(mlp().parameters())
-    bare = loop_plan(epochs=epochs, records=records, clip=1.0, smoothing=1.0, optimizer=optimizer)
-    ours = line_entry(with_noise(bare, None, z, delta).cost().line("models"), delta)["epsilon"]
+    bare = loop_plan(epochs=epochs, records=records, clip_norm=1.0, smoothing=1.0, optimizer=optimizer)
+    ours = line_entry(calibrate_noise(bare, None, z, delta).cost().line("models"), delta)["epsilon"]
     event = dp_event.PoissonSampledDpEvent(records.rate(0), dp_event.GaussianDpEvent(z))
     tight, loose = pld.PLDAccountant(value_discretization_interval=1e-4), rdp.RdpAccountant()
     tight.compose(event, steps)
@@ -137,11 +137,11 @@ def test_delta_is_small_unless_asked_otherwise() -> None:
         ({"noise_multiplier": 0.0}, PlanError),
         ({"noise_multiplier": math.nan}, PlanError),
         ({"epsilon": -1.0}, UnreachableError),
-        ({"clip": 0.0}, ConfigError),
-        ({"clip": math.inf}, ConfigError),
+        ({"clip_norm": 0.0}, ConfigError),
+        ({"clip_norm": math.inf}, ConfigError),
         ({"smoothing": -1.0}, PlanError),
         ({"epochs": 0}, ConfigError),
-        ({"physical_batch": 0}, ConfigError),
+        ({"max_physical_batch_size": 0}, ConfigError),
         ({"noise": "fast"}, ConfigError),
         ({"reduction": "none"}, ConfigError),
     ],
@@ -218,7 +218,7 @@ def test_two_copies_of_one_account_are_both_billed(copied: str, monkeypatch: pyt
     "other",
     [
         {"noise_multiplier": 1.1},
-        {"clip": 2.0},
+        {"clip_norm": 2.0},
         {"smoothing": 1.0},
         {"epochs": 2},
         {"batch": 10},
@@ -239,7 +239,7 @@ def test_a_checkpoint_of_an_ordinary_optimizer_is_refused() -> None:
 
 
 def test_a_checkpoint_holds_nothing_of_an_unfinished_batch() -> None:
-    model, optimizer, loader = private(physical_batch=2)
+    model, optimizer, loader = private(max_physical_batch_size=2)
     x, y = next(iter(loader))
     torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     optimizer.step()

@@ -28,7 +28,7 @@ from sordino.version import versions
 @pytest.mark.parametrize("name", TWINS)
 def test_a_loop_is_the_plan_of_its_recipe(name: str) -> None:
     optimizer, strength = TWINS[name]
-    settings = private(optimizer=optimizer, noise_multiplier=1.3, clip=0.5, smoothing=strength)[1].account.settings
+    settings = private(optimizer=optimizer, noise_multiplier=1.3, clip_norm=0.5, smoothing=strength)[1].account.settings
     recipe = plan(name, records=PoissonRecords(12, (60,)), noise_multiplier=1.3)
     assert isinstance(settings.plan.server, TorchOptimizer)
     assert settings.plan.server.name == f"{optimizer.__module__}.{optimizer.__qualname__}"

@@ -245,7 +245,7 @@ def test_correlated_noise_leaves_less_in_the_model_at_the_same_epsilon() -> None
 
 
 def test_pieces_of_a_batch_change_nothing_and_momentum_is_in_the_bands() -> None:
-    runs = [private(epochs=2, strategy=Banded(5), physical_batch=size) for size in (None, 5)]
+    runs = [private(epochs=2, strategy=Banded(5), max_physical_batch_size=size) for size in (None, 5)]
     for parts in runs:
         train(parts, epochs=2)
     for a, b in zip(*(parts[0].parameters() for parts in runs), strict=True):

@@ -30,7 +30,7 @@ CHANGES: dict[str, Change] = {
 
 def loop(change: Change, zero: str, epochs: int = 2, physical: int | None = None) -> nn.Module:
     model, optimizer, loader = private(
-        loader=DataLoader(data(), batch_size=12, shuffle=False), epochs=epochs, physical_batch=physical
+        loader=DataLoader(data(), batch_size=12, shuffle=False), epochs=epochs, max_physical_batch_size=physical
     )
     for _ in range(epochs):
         for x, y in loader:
@@ -55,7 +55,7 @@ def test_a_change_of_gradients_that_has_no_effect_is_said_once(
 ) -> None:
     changed = loop(CHANGES[name], zero)
     assert len(warnings(caplog)) == 1
-    assert "lower clip=" in warnings(caplog)[0]
+    assert "lower clip_norm=" in warnings(caplog)[0]
     plain = loop(lambda model: None, zero)
     for one, other in zip(changed.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)  # what the warning says: no effect
@@ -71,7 +71,7 @@ def test_a_loop_that_leaves_gradients_alone_is_told_nothing(
 
 
 def test_the_zeros_that_are_watched_are_gone_after_the_step() -> None:
-    model, optimizer, loader = private(mlp(), physical_batch=3)
+    model, optimizer, loader = private(mlp(), max_physical_batch_size=3)
     left = []
     for x, y in loader:
         optimizer.zero_grad()

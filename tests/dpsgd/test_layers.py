@@ -78,7 +78,7 @@ def test_every_kind_of_layer_is_clipped_as_in_a_loop_over_records(name: str) -> 
     x, y = dataset.tensors
     x = torch.randint(9, x.shape) if name == "tokens" else x
     dataset.tensors = (x, y)
-    parts = private(model, dataset, batch=10, noise_multiplier=QUIET, smoothing=0.0, clip=CLIP)
+    parts = private(model, dataset, batch=10, noise_multiplier=QUIET, smoothing=0.0, clip_norm=CLIP)
     rows = batch_of(parts, 0)
     wanted = clipped_sum(model, x[rows], y[rows], CLIP)
     for a, b in parts[2]:

@@ -61,7 +61,7 @@ def test_any_data_set_and_workers_give_the_same_run() -> None:
     train(first)
     for workers in (0, 2):
         loader: Any = DataLoader(Pairs(data()), batch_size=12, num_workers=workers)
-        other = private(loader=loader, physical_batch=5)
+        other = private(loader=loader, max_physical_batch_size=5)
         assert other[2].num_workers == workers
         train(other)
         torch.testing.assert_close(weights(other[0]), weights(first[0]), rtol=0, atol=1e-5)
@@ -84,7 +84,7 @@ def test_a_collate_function_is_kept_and_empty_batches_have_its_shape() -> None:
 @pytest.mark.parametrize("noise", ["simulation", "secure"])
 def test_whoever_leaves_the_loop_gets_the_same_batch_again(noise: Any) -> None:
     """Nobody draws until a batch pleases: a batch belongs to its step until the step is taken."""
-    parts = private(noise=noise, physical_batch=5)
+    parts = private(noise=noise, max_physical_batch_size=5)
     looks = [next(iter(parts[2]))[0] for _ in range(4)]
     assert parts[1].steps == 0
     assert all(torch.equal(look, looks[0]) for look in looks)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-from sordino.dpsgd.reduction import Check
+from sordino.dpsgd.reduction import LossCheck
 from sordino.errors import ConfigError, DataError, PlanError
 
 WORDS, LENGTH, COUNT = 7, 5, 40
@@ -93,7 +93,7 @@ def movement(run: Callable[[Parts], None], **settings: Any) -> float:
     sums = []
     for first in (0, 1):
         part = TensorDataset(x[first:], y[first:])
-        parts = language(dataset=part, batch=len(part), noise_multiplier=QUIET, clip=clip, **settings)
+        parts = language(dataset=part, batch=len(part), noise_multiplier=QUIET, clip_norm=clip, **settings)
         before = weights(parts[0]).double()
         run(parts)
         sums.append((before - weights(parts[0])) * len(part) / 0.1)
@@ -101,13 +101,13 @@ def movement(run: Callable[[Parts], None], **settings: Any) -> float:
 
 
 def test_without_the_check_a_token_mean_moves_the_sum_by_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Check, "look", lambda *_: None)
+    monkeypatch.setattr(LossCheck, "check", lambda *_: None)
     assert movement(lambda parts: train(parts, token_mean)) > 1.5
     assert movement(steps, loss=per_record) <= 1 + 1e-3
 
 
 def test_a_loss_per_record_is_clipped_as_in_a_loop_over_records() -> None:
-    parts = language(loss=per_record, clip=0.2, noise_multiplier=QUIET)
+    parts = language(loss=per_record, clip_norm=0.2, noise_multiplier=QUIET)
     x, y = next(iter(parts[2]))
     model, before = parts[0], weights(parts[0]).clone()
     rows = batch_of(parts, 0)

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from sordino.accounting.bounds import Norm
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.loop_state import Memory
+from sordino.dpsgd.loop_state import NoiseState
 from sordino.dpsgd.reduction import clip_margin
 from sordino.errors import PlanError
 from sordino.parts.clipping import FEW, MANY
@@ -26,15 +26,15 @@ def loop_total(records: int, seed: int, monkeypatch: pytest.MonkeyPatch, **setti
     seen: list[Tensor] = []
     how = settings.get("reduction", "mean")
 
-    def spied(self: Memory, total: Tensor, t: int, coins: Any) -> Tensor:
+    def spied(self: NoiseState, total: Tensor, t: int, coins: Any) -> Tensor:
         seen.append(total.clone())
         return total
 
-    monkeypatch.setattr(Memory, "noised", spied)
+    monkeypatch.setattr(NoiseState, "noised", spied)
     torch.manual_seed(seed)
     x, y = torch.randn(3).expand(records, 3), torch.randint(4, (1,)).expand(records)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
-    loop = private(model, TensorDataset(x.contiguous(), y.contiguous()), batch=records, clip=0.01, **settings)
+    loop = private(model, TensorDataset(x.contiguous(), y.contiguous()), batch=records, clip_norm=0.01, **settings)
     train(loop, lambda out, target: nn.functional.cross_entropy(out, target, reduction=how))
     return seen[0]
 
@@ -47,7 +47,9 @@ def test_one_record_more_than_200_000_moves_the_sum_of_a_loop_by_one_clip(
     assert 0.9 < float(moved.norm()) < MOST
 
 
-@pytest.mark.parametrize("settings", [{"physical_batch": 50_000}, {"reduction": "sum"}], ids=["in pieces", "a sum"])
+@pytest.mark.parametrize(
+    "settings", [{"max_physical_batch_size": 50_000}, {"reduction": "sum"}], ids=["in pieces", "a sum"]
+)
 def test_nothing_of_the_clip_is_kept_free_for_a_mean_where_there_is_none_or_over_few(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +60,7 @@ def test_nothing_of_the_clip_is_kept_free_for_a_mean_where_there_is_none_or_over
 def test_a_mean_over_a_tiny_batch_keeps_next_to_nothing_free() -> None:
     assert clip_margin("mean", 64.0, double=False) < 4e-5
     assert clip_margin("mean", 1e6, double=True) == clip_margin("sum", 1e9, double=False) == 0.0
-    with pytest.raises(PlanError, match="physical_batch"):
+    with pytest.raises(PlanError, match="max_physical_batch_size"):
         clip_margin("mean", 3e6, double=False)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-from sordino.dpsgd.batch_independence import Lookout
-from sordino.dpsgd.passes import Passes
-from sordino.dpsgd.recording import HOW
+from sordino.dpsgd.batch_independence import IndependenceChecks
+from sordino.dpsgd.model_graphs import ModelGraphs
+from sordino.dpsgd.recording import EVIDENCE
 from sordino.errors import PlanError
 from sordino.graph import Traced
 
@@ -57,12 +57,12 @@ def moved(model: nn.Module) -> float:
 @pytest.mark.parametrize("name", list(MIXERS)[:3])
 def test_even_without_the_refusal_a_mixer_moves_a_step_by_one_clip(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graph is run for each record by itself: on one batch a record would move the sum by more."""
-    monkeypatch.setattr(Passes, "_refuse_mixing", lambda *_: None)
+    monkeypatch.setattr(ModelGraphs, "_refuse_mixing", lambda *_: None)
     torch.manual_seed(1)
     assert moved(MIXERS[name]()) <= CLIP * (1 + 1e-4)
     monkeypatch.setattr(Traced, "grade", "by construction")
     monkeypatch.setattr("sordino.graph.tracing.dependence", lambda *_: None)
-    monkeypatch.setattr(Passes, "_try", lambda *_: None)
+    monkeypatch.setattr(ModelGraphs, "_check_slices", lambda *_: None)
     torch.manual_seed(1)
     assert moved(MIXERS[name]()) > 1.05 * CLIP  # without the proof
 
@@ -127,14 +127,14 @@ def test_looks_at_trusted_code_change_no_step(monkeypatch: pytest.MonkeyPatch) -
     results = []
     for look in (True, False):
         if look:
-            monkeypatch.setattr(Lookout, "wants", lambda self, size, expected: size > 1)
+            monkeypatch.setattr(IndependenceChecks, "due", lambda self, size, expected: size > 1)
         else:
-            monkeypatch.setattr(Lookout, "wants", lambda *_: False)
-            monkeypatch.setattr(Lookout, "start", lambda *_: None)
+            monkeypatch.setattr(IndependenceChecks, "due", lambda *_: False)
+            monkeypatch.setattr(IndependenceChecks, "start", lambda *_: None)
         torch.manual_seed(2)
         parts = private(Branching(), epochs=2, own_code="trusted")
         train(parts, epochs=2)
-        assert (parts[1].recording.lookout.looks > 1) == look
+        assert (parts[1].recording.trusted_forward.checks.count > 1) == look
         results.append(weights(parts[0]))
     assert torch.equal(*results)
 
@@ -157,7 +157,7 @@ def test_the_certificate_says_what_is_proved_of_the_code_that_ran() -> None:
     train(parts, epochs=2)
     found = parts[1].certificate()
     assert found["own_code"]["grade"] == "by construction"
-    assert found["loop"]["kept_apart"] == {"how": HOW["by construction"], "looks": 0}
+    assert found["loop"]["kept_apart"] == {"how": EVIDENCE["by construction"], "looks": 0}
     trusted = private(Branching(), own_code="trusted")
     train(trusted)
     said = trusted[1].certificate()["own_code"]

@@ -134,7 +134,7 @@ def a_batch_left_out_by_its_loss(parts: Parts) -> None:
 
 
 def a_piece_left_out(parts: Parts) -> None:
-    other = private(physical_batch=3)
+    other = private(max_physical_batch_size=3)
     for n, (x, y) in enumerate(other[2]):
         if n:
             backward(other, x, y)

@@ -124,6 +124,6 @@ def test_the_grade_of_a_model(name: str) -> None:
     parts = private(build(), dataset(shape))
     train(parts)
     assert parts[1].certificate()["own_code"]["grade"] == ("per record (vmap)" if masked else "by construction")
-    way = parts[1].recording.way
+    way = parts[1].recording.graph_pass
     assert way is not None
     assert way.whole == masked

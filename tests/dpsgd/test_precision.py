@@ -38,7 +38,7 @@ def stepped(model: nn.Module, records: TensorDataset, clip: float, autocast: boo
         return torch.zeros(len(self.total))
 
     patch.setattr(PrivateOptimizer, "_noised", kept)
-    parts = private(model, records, batch=len(records), clip=clip)
+    parts = private(model, records, batch=len(records), clip_norm=clip)
     for x, y in parts[2]:
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             loss = F.cross_entropy(parts[0](x), y)
@@ -174,4 +174,4 @@ def test_one_step_is_in_one_precision() -> None:
 def test_full_precision_is_as_it_was() -> None:
     parts = private()
     train(parts)
-    assert parts[1].recording.undone is None
+    assert parts[1].recording.mean_undone is None

@@ -48,7 +48,9 @@ def trained(planned: Plan, path: Any = None) -> Result:
 def test_a_recipe_takes_the_steps_of_the_loop(name: str, path: Any) -> None:
     """With all records in every batch and no noise above rounding, nothing is left to chance."""
     optimizer, strength = TWINS[name]
-    parts = private(mlp(), data(), optimizer, batch=60, epochs=5, noise_multiplier=QUIET, clip=0.5, smoothing=strength)
+    parts = private(
+        mlp(), data(), optimizer, batch=60, epochs=5, noise_multiplier=QUIET, clip_norm=0.5, smoothing=strength
+    )
     train(parts, epochs=5)
     found = trained(plan(name), path)
     assert float((weights(found.model) - weights(mlp())).norm()) > 0.005
@@ -81,7 +83,7 @@ def test_momentum_and_weight_decay_are_torchs() -> None:
     def optimizer(parameters: Any, lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=lr, momentum=0.7, weight_decay=0.1)
 
-    parts = private(mlp(), data(), optimizer, batch=60, epochs=5, noise_multiplier=QUIET, clip=0.5, smoothing=1.0)
+    parts = private(mlp(), data(), optimizer, batch=60, epochs=5, noise_multiplier=QUIET, clip_norm=0.5, smoothing=1.0)
     train(parts, epochs=5)
     found = trained(plan("dp_ls_sgd", denoiser=LaplacianSmoothing(1.0), momentum=0.7, weight_decay=0.1))
     torch.testing.assert_close(weights(found.model), weights(parts[0]), rtol=0, atol=1e-5)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sordino.dpsgd import make_private
-from sordino.dpsgd.state_guard import SMALL, Steady, digest
+from sordino.dpsgd.state_guard import SMALL, StateGuard, digest
 from sordino.errors import PlanError
 
 
@@ -180,7 +180,7 @@ def test_a_digest_tells_any_change_apart() -> None:
 
 def test_an_attribute_that_disappears_is_found() -> None:
     model = Keeps(lambda model, x: None)
-    state = Steady(model)
+    state = StateGuard(model)
     del model.memory
     with pytest.raises(PlanError, match="attribute 'memory'"):
         state.check(full=True)

@@ -24,7 +24,7 @@ OPTIMIZERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_is_the_one_written_by_hand(optimizer: Any, smoothing: float) -> None:
     dataset, twin = data(), mlp()
-    parts = private(mlp(), dataset, optimizer, clip=CLIP, smoothing=smoothing)
+    parts = private(mlp(), dataset, optimizer, clip_norm=CLIP, smoothing=smoothing)
     by_hand, (x, y) = optimizer(twin.parameters(), lr=0.1), dataset.tensors
     for t in range(5):
         rows = batch_of(parts, t)
@@ -43,7 +43,7 @@ def test_pieces_give_the_step_of_the_whole_batch(physical: int, reduction: Any) 
     def loss(out: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(out, y, reduction=reduction)
 
-    whole, pieces = private(reduction=reduction), private(physical_batch=physical, reduction=reduction)
+    whole, pieces = private(reduction=reduction), private(max_physical_batch_size=physical, reduction=reduction)
     train(whole, loss, epochs=2)
     train(pieces, loss, epochs=2)
     assert whole[1].steps == pieces[1].steps == 10
@@ -51,7 +51,7 @@ def test_pieces_give_the_step_of_the_whole_batch(physical: int, reduction: Any) 
 
 
 def test_a_piece_that_is_not_the_last_moves_nothing_and_writes_no_gradient() -> None:
-    model, optimizer, loader = private(physical_batch=3)
+    model, optimizer, loader = private(max_physical_batch_size=3)
     before, steps = weights(model).clone(), 0
     for x, y in loader:
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ def test_a_canary_moves_the_release_by_one_clip_and_no_more() -> None:
         x[0, 0] = canary
         model = nn.Linear(3, 1, bias=False)
         parts = private(
-            model, TensorDataset(x, torch.ones(8)), _still, batch=8, clip=0.7, noise_multiplier=1.5, smoothing=0.0
+            model, TensorDataset(x, torch.ones(8)), _still, batch=8, clip_norm=0.7, noise_multiplier=1.5, smoothing=0.0
         )
         seen = []
         for _ in range(500):
@@ -147,7 +147,7 @@ def test_frozen_and_unheld_parameters_are_no_part_of_the_norm() -> None:
     held.bias.requires_grad_(False)
     own = torch.optim.SGD(held.parameters(), lr=0.1)
     parts = make_private(
-        model, own, DataLoader(dataset, 12), epochs=1, noise_multiplier=QUIET, smoothing=0.0, clip=0.05
+        model, own, DataLoader(dataset, 12), epochs=1, noise_multiplier=QUIET, smoothing=0.0, clip_norm=0.05
     )
     frozen = {name: p.clone() for name, p in model.named_parameters() if name != "0.weight"}
     rows = batch_of(parts, 0)
@@ -164,7 +164,7 @@ def test_frozen_and_unheld_parameters_are_no_part_of_the_norm() -> None:
 def test_shared_weights_are_added_before_the_norm() -> None:
     layer = nn.Linear(4, 4)
     model, dataset = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 3)), data()
-    parts = private(model, dataset, noise_multiplier=QUIET, smoothing=0.0, clip=CLIP)
+    parts = private(model, dataset, noise_multiplier=QUIET, smoothing=0.0, clip_norm=CLIP)
     rows = batch_of(parts, 0)
     wanted = clipped_sum(model, dataset.tensors[0][rows], dataset.tensors[1][rows], CLIP)
     x, y = next(iter(parts[2]))

@@ -25,7 +25,7 @@ BATCH = 10
 def private(name: str, model: nn.Module | None = None, **settings: Any) -> Parts:
     model = built(name) if model is None else model
     trained = [p for p in model.parameters() if p.requires_grad]
-    settings = {"epochs": 1, "noise_multiplier": QUIET, "clip": CLIP, "loss": kind_of_loss(name), **settings}
+    settings = {"epochs": 1, "noise_multiplier": QUIET, "clip_norm": CLIP, "loss": kind_of_loss(name), **settings}
     loader: DataLoader[Any] = DataLoader(rows(records(name)), batch_size=BATCH, shuffle=True)  # type: ignore[arg-type]
     return make_private(model, torch.optim.SGD(trained, lr=0.1), loader, **settings)
 
@@ -63,7 +63,7 @@ def test_a_step_is_the_sum_of_a_loop_over_records(name: str) -> None:
     for key, parameter in moved.items():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad.double(), wanted[key] / BATCH, rtol=0, atol=1e-5)
-    way = parts[1].recording.way
+    way = parts[1].recording.graph_pass
     assert way is not None
     assert not way.whole  # by the layers, not one copy per record
     assert parts[1].certificate()["own_code"]["grade"] == "by construction"

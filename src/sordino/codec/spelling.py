@@ -13,12 +13,12 @@ from sordino.errors import ConfigError
 Taken = ParamSpec("Taken")
 Given = TypeVar("Given")
 ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and what it may be called here
-    "max_grad_norm": ("clip", "clip_norm"),
-    "l2_norm_clip": ("clip", "clip_norm"),
-    "clipping_norm": ("clip", "clip_norm"),
-    "clipping_bound": ("clip", "clip_norm"),
+    "max_grad_norm": ("clip_norm",),
+    "l2_norm_clip": ("clip_norm",),
+    "clipping_norm": ("clip_norm",),
+    "clipping_bound": ("clip_norm",),
     "multiplier": ("noise_multiplier",),
-    "radius": ("clip_norm", "clip"),
+    "radius": ("clip_norm",),
     "noise_scale": ("noise_multiplier",),
     "target_epsilon": ("epsilon",),
     "target_delta": ("delta",),
@@ -37,11 +37,11 @@ ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and wh
     "local_epochs": ("epochs",),
     "learning_rate": ("lr",),
     "local_learning_rate": ("lr",),
-    "batch_size": ("batch", "physical_batch"),
+    "batch_size": ("batch", "max_physical_batch_size"),
     "local_batch_size": ("batch",),
-    "max_physical_batch_size": ("physical_batch",),
     "data_loader": ("loader",),
     "module": ("model",),
+    "physical_batch": ("max_physical_batch_size",),
     "secure_mode": ("noise",),
 }
 

@@ -24,7 +24,7 @@ from torch.nn.modules import module as torch_module
 from sordino import codec
 from sordino.certificate.facts import OwnCode
 from sordino.errors import PlanError
-from sordino.graph.capture import UNFIT, UntraceableError, differs, flat, made_up, torch_written
+from sordino.graph.capture import UNFIT, UntraceableError, differs, flat, synthetic_batch, torch_written
 from sordino.graph.flow import Reason
 from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, TRUSTED
 from sordino.graph.tracing import Function, Traced, Tracing, chained, in_order
@@ -211,7 +211,7 @@ class Program:
         found = self.known.get(("model", True))
         if not isinstance(found, Traced):
             return False
-        leaves, form = flat(made_up([self.x], [True], 5), {})
+        leaves, form = flat(synthetic_batch([self.x], [True], 5), {})
         return differs(found.graph, _copy(self.model).train(), leaves, form) is not None
 
     @property
@@ -261,7 +261,7 @@ class Program:
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
         """Made-up records and targets."""
-        x, y = made_up([self.x, self.y], [True, True], count)
+        x, y = synthetic_batch([self.x, self.y], [True, True], count)
         return x, y
 
     # ---- captures ---------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Program:
         try:
             traced = tracing.of(inputs, {}, own)
             for count in SIZES:
-                leaves, form = flat(made_up(inputs, own, count), {})
+                leaves, form = flat(synthetic_batch(inputs, own, count), {})
                 wrong = differs(traced.graph, tracing.module, leaves, form)
                 if wrong is not None and not wrong.startswith(UNFIT):  # some layers take no batch of one record
                     raise UntraceableError(f"for {count} records {wrong}")

@@ -27,7 +27,7 @@ from sordino.accounting.rounding import upto
 from sordino.certificate.earlier_runs import EarlierRun, cost_of
 from sordino.certificate.facts import Facts, Loop, run_cost
 from sordino.data.lineage import IN_PROCESS, Runs, register_loop
-from sordino.dpsgd.loop_state import LoopRecord, read_record, written_record
+from sordino.dpsgd.loop_state import LoopRecord, read_record, write_record
 from sordino.dpsgd.settings import Settings
 from sordino.errors import BudgetError, ConfigError, brief_repr
 from sordino.ledger.ledger import Ledger, Request
@@ -96,7 +96,7 @@ class Account:
         """What a checkpoint needs to continue the bill; `others` are bound by the same checksum."""
         payer = {} if self.ledger is None else {"dataset": self.ledger.dataset}
         before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
-        return written_record(self.settings, self.run, self.taken, **payer, **before, **others)
+        return write_record(self.settings, self.run, self.taken, **payer, **before, **others)
 
     def joined(self, record: LoopRecord) -> dict[str, int]:
         """The counts of this account, of a checkpoint, and of this process: the larger of each name's.

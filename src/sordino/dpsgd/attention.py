@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from sordino.dpsgd.layer_rules import linear
-from sordino.dpsgd.pieces import Outer, Rows, Slopes
+from sordino.dpsgd.pieces import Outer, OutputGradients, Rows
 from sordino.dpsgd.tape import Pieces, Tape, UnrecordableError
 
 
@@ -91,9 +91,9 @@ def _part(
     def use(slope: Tensor) -> Pieces:
         block = (n * slope.shape[2], (2 - n) * slope.shape[2])
         if whole is None:
-            yield weight, Outer(inputs, Slopes(slope))  # type: ignore[misc]
+            yield weight, Outer(inputs, OutputGradients(slope))  # type: ignore[misc]
         else:
-            yield whole, Outer(inputs, Slopes(F.pad(slope, block)))
+            yield whole, Outer(inputs, OutputGradients(F.pad(slope, block)))
         if bias is not None:
             yield bias, Rows(F.pad(slope.sum(1), block))
 

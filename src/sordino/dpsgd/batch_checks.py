@@ -1,23 +1,19 @@
-"""A collate_fn makes a batch of records before any model sees it: one that mixes them (mixup, CutMix) is refused.
+"""Checks that what reaches the model are the records that the loader gave: of the collate_fn, and of the loop.
 
-    collate([r_1, ..., r_k])[i] = collate([r_i])[0]    in every tensor with a row for each record, coins standing still
+A collate_fn that mixes records (mixup, CutMix) is refused before the loop begins:
 
-Rows whose length depends on the longest of the batch are padded ones; of these the model's looks have to tell.
+    collate([r_1, ..., r_k])[i] = collate([r_i])[0]    in every tensor with a row for each record, random numbers fixed
 
-Whether what reaches the model is what the loader gave: a loop that changes a batch itself may mix its records.
-
-    x[j] holds entries of record j alone    if x is the loader's tensor, a cast or a reshape of it that keeps its rows,
-                                            or a view into each row of it
-
-Each is proved by comparing with a copy that was kept when the batch was handed out: entry by entry for the first
-three, by strides for the last. Anything else that the model is given must be the same in every pass: a public constant."""
+In the loop, x[j] holds entries of record j alone if x is the loader's tensor, a cast or a reshape of it that keeps its
+rows, or a view into each row of it: found by comparing with a copy from when the batch was given out, or by strides.
+Anything else that the model is given must be the same in every pass: a public constant.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +22,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, default_collate
 
 from sordino import codec
-from sordino.dpsgd.batch_independence import SAME, distance, has_records
-from sordino.dpsgd.state_guard import still
+from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.errors import PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
 from sordino.rng import global_coins, standing_at
@@ -35,16 +30,20 @@ from sordino.rng import global_coins, standing_at
 TRIED = 4  # records
 _FAILS = (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError)
 
-Collates = Callable[[list[Any]], Any]
-
 
 def check_collate(loader: DataLoader[Any]) -> None:
-    """Refuse a collate_fn whose row for one record depends on the others; what is no row of each is looked at later."""
+    """Refuse a collate_fn whose row for one record depends on the others; padded rows are left to the model's graph."""
     dataset: Any = loader.dataset
     if loader.collate_fn is default_collate or len(dataset) < 2:
         return
-    rows = partial(_rows, loader.collate_fn, global_coins())
-    with torch.random.fork_rng(devices=[]), standing_at(global_coins()):
+    rng_state = global_coins()
+
+    def rows(some: list[Any]) -> list[Any]:
+        with frozen_rng(), standing_at(rng_state):
+            batch = loader.collate_fn(copy.deepcopy(some))
+        return tree_flatten(dict(batch) if hasattr(batch, "keys") else batch)[0]
+
+    with torch.random.fork_rng(devices=[]), standing_at(rng_state):
         records = [dataset[i] for i in range(min(TRIED, len(dataset)))]
     try:
         together = rows(records)
@@ -53,13 +52,37 @@ def check_collate(loader: DataLoader[Any]) -> None:
     try:
         alone = [rows([record]) for record in records]
     except _FAILS:
-        raise _refused() from None  # it runs in company only
-    if _same(alone[0], rows(records[:1])):  # else it has coins that are not torch's
-        _check_rows(together, alone)
+        raise _mixing_collate() from None  # it runs on several records only
+    again = zip(alone[0], rows(records[:1]), strict=False)
+    if all(_close(a, b) for a, b in again if isinstance(a, Tensor) and isinstance(b, Tensor)):
+        _check_rows(together, alone)  # else it has random numbers that are not torch's
 
 
-def collate_grade(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
-    """What is proved of a collate_fn: torch's own and those of transformers are known, any other is code of its owner.
+def _check_rows(together: list[Any], alone: list[list[Any]]) -> None:
+    """Row i of a batch is the row of record i alone, where they are of one shape."""
+    for whole, *own in zip(together, *alone, strict=False):
+        if not has_records(whole, len(own)) or not all(has_records(item, 1) for item in own):
+            continue
+        pairs = [(row, item[0]) for row, item in zip(whole, own, strict=True) if row.shape == item[0].shape]
+        if not all(_close(row, item) for row, item in pairs):
+            raise _mixing_collate()
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return relative_distance([a.double()], [b.double()]) <= SAME
+
+
+def _mixing_collate() -> PlanError:
+    return PlanError(
+        "mixing",
+        "a collate_fn whose row for one record depends on the other records of the batch",
+        "rows of one record each: a record that is in two rows moves a step by two clips",
+        "leave mixup and its kin out; turn, crop and mask each record by itself",
+    )
+
+
+def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
+    """What is proved of a collate_fn: torch's own and those of transformers are known, any other is the owner's code.
 
     It works on lists of records, so it has no graph; with `refuse` it needs its owner's word.
     """
@@ -79,56 +102,24 @@ def collate_grade(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:
     return TRUSTED, f"the collate_fn {name} runs on records"
 
 
-def _rows(collate: Collates, coins: Any, some: list[Any]) -> list[Any]:
-    """The parts of a batch; the records themselves stay as they are."""
-    with still(), standing_at(coins):
-        batch = collate(copy.deepcopy(some))
-    return tree_flatten(dict(batch) if hasattr(batch, "keys") else batch)[0]
-
-
-def _check_rows(together: list[Any], alone: list[list[Any]]) -> None:
-    """Row i of a batch is the row of record i alone, where they are of one shape."""
-    for parts in zip(together, *alone, strict=False):
-        whole, *own = parts
-        if not has_records(whole, len(own)) or not all(has_records(item, 1) for item in own):
-            continue
-        pairs = [(row, item[0]) for row, item in zip(whole, own, strict=True) if row.shape == item[0].shape]
-        if any(distance([row.double()], [item.double()]) > SAME for row, item in pairs):
-            raise _refused()
-
-
-def _same(one: list[Any], other: list[Any]) -> bool:
-    pairs = [(a, b) for a, b in zip(one, other, strict=False) if isinstance(a, Tensor) and isinstance(b, Tensor)]
-    return all(distance([a.double()], [b.double()]) <= SAME for a, b in pairs)
-
-
-def _refused() -> PlanError:
-    return PlanError(
-        "mixing",
-        "a collate_fn whose row for one record depends on the other records of the batch",
-        "rows of one record each: a record that is in two rows moves a step by two clips",
-        "leave mixup and its kin out; turn, crop and mask each record by itself",
-    )
-
-
 @codec.hides_values
 @dataclass(frozen=True)
-class Given:
-    """A tensor that the loader handed out, and a copy of it as it was then."""
+class BatchTensor:
+    """A tensor that the loader gave out, and a copy of it as it was then."""
 
     tensor: Tensor
-    kept: Tensor
+    copy: Tensor
 
     def is_source(self, x: Tensor, size: int) -> bool:
         """Whether x[j] holds entries of the j-th record of this tensor and nothing else."""
-        if not has_records(self.kept, size) or not has_records(x, size):
+        if not has_records(self.copy, size) or not has_records(x, size):
             return False
-        return self._same(x, size) or (self._views(x, size) and _equal(self.tensor, self.kept))
+        same = x.numel() == self.copy.numel()
+        if same and _equal(x.reshape(size, -1), self.copy.reshape(size, -1).to(x.dtype)):
+            return True
+        return self._is_view(x, size) and _equal(self.tensor, self.copy)
 
-    def _same(self, x: Tensor, size: int) -> bool:
-        return x.numel() == self.kept.numel() and _equal(x.reshape(size, -1), self.kept.reshape(size, -1).to(x.dtype))
-
-    def _views(self, x: Tensor, size: int) -> bool:
+    def _is_view(self, x: Tensor, size: int) -> bool:
         """Whether x reads, for each record, the memory of that record alone."""
         whole = self.tensor
         if whole.dtype != x.dtype or not whole.is_contiguous() or not whole.numel():
@@ -141,39 +132,43 @@ class Given:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Entry by entry; what is no number equals itself."""
+    """Entry by entry; nan equals nan."""
     if a.shape != b.shape:
         return False
     return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True))
 
 
-def given(batch: Any) -> tuple[Given, ...]:
+def batch_tensors(batch: Any) -> tuple[BatchTensor, ...]:
     """The tensors of a batch, with copies."""
-    if isinstance(batch, Mapping):  # a dict of transformers' own, which torch's trees do not look into
-        return tuple(found for part in batch.values() for found in given(part))
+    if isinstance(batch, Mapping):  # transformers' BatchEncoding, which torch's pytrees do not open
+        return tuple(found for part in batch.values() for found in batch_tensors(part))
     leaves = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()]
-    return tuple(Given(leaf, leaf.detach().clone()) for leaf in leaves)
+    return tuple(BatchTensor(leaf, leaf.detach().clone()) for leaf in leaves)
 
 
-class Inputs:
-    """What reaches the model in training passes; `public` is what was the same in all of them, by its place."""
+class InputCheck:
+    """Check of what reaches the model, or the loss, in training passes; `public` holds the constants by place."""
 
     def __init__(self, trusted: bool = False) -> None:
         self.trusted = trusted
         self.public: dict[int, Any] = {}
         self.changed = ""  # what a loop that is trusted made of the batches itself
 
-    def records(self, leaves: Sequence[Any], source: Sequence[Given], size: int) -> list[bool]:
+    def records(self, leaves: Sequence[Any], source: Sequence[BatchTensor], size: int) -> list[bool]:
         """Which leaves hold one slice per record; refuses what is neither the loader's nor a constant."""
-        found = [_tensor(x) and ((not size and has_records(x, 0)) or _made_of(x, source, size)) for x in leaves]
+        found = [isinstance(x, Tensor) and self._of_records(x, source, size) for x in leaves]
         for place, (x, own) in enumerate(zip(leaves, found, strict=True)):
             if not own and not self._constant(place, x, size):
-                self._change(f"input {place + 1} of the model, {_told(x)}")
+                kind = f"tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else f"value of {type(x).__name__}"
+                self._change(f"input {place + 1} of the model, a {kind}")
                 found[place] = has_records(x, size)
         if size and not any(found):
             self._change("a training pass without a tensor of the loader's batch")
             return [has_records(x, size) for x in leaves]
         return found
+
+    def _of_records(self, x: Tensor, source: Sequence[BatchTensor], size: int) -> bool:
+        return (not size and has_records(x, 0)) or any(one.is_source(x, size) for one in source)
 
     def _constant(self, place: int, x: Any, size: int) -> bool:
         if place not in self.public:
@@ -182,7 +177,8 @@ class Inputs:
             self.public[place] = x.detach().clone() if isinstance(x, Tensor) else x
         before = self.public[place]
         if isinstance(x, Tensor) or isinstance(before, Tensor):
-            return _tensor(x) and _tensor(before) and x.dtype == before.dtype and _equal(x, before)
+            both = isinstance(x, Tensor) and isinstance(before, Tensor)
+            return both and x.dtype == before.dtype and _equal(x, before)
         return type(x) is type(before) and bool(x == before)
 
     def _change(self, found: str) -> None:
@@ -195,15 +191,3 @@ class Inputs:
                 "give what is done to each record as make_private(..., transform=f), which is traced; or "
                 'own_code="trusted", if you vouch for the loop: the certificate will say so',
             )
-
-
-def _tensor(x: Any) -> bool:
-    return isinstance(x, Tensor)
-
-
-def _made_of(x: Tensor, source: Sequence[Given], size: int) -> bool:
-    return any(one.is_source(x, size) for one in source)
-
-
-def _told(x: Any) -> str:
-    return f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else f"a value of type {type(x).__name__}"

@@ -1,155 +1,137 @@
-"""A record alone and in company: what a model says of a record may not depend on the other records of the batch.
+"""Checks that a model's output for a record does not depend on the other records of the batch; alarms, not the proof.
 
-Some records are run once in the whole batch and once by themselves, with the coins standing still. Compared are
+The proof is the model's graph (`sordino.graph`). These checks look at code without a graph, which its owner vouches
+for, and at `ClippedGradient`: some records run once in the whole batch and once by themselves, with torch's random
+numbers frozen, and f(batch)[some] is compared with f(batch[some]). Where they agree, the clipped sum with a record and
+without it differ by that record's own clipped gradient, so by at most the clip norm.
 
-    values    f(batch)[some]                    and   f(batch[some])
-    slopes    sum_{j in some} r_j g_j           the same sum, from the pass over all and from the pass over some
-
-`r` and the slopes at the outputs are random and public. Where a model agrees, the sum with a record and the sum without
-it differ by that record's own clipped gradient, so by at most the clip norm.
-
-When to look whether a model keeps records apart: at the start, at random passes, and before a certificate.
-
-At the start parameters are shaken too (on a copy), so that mixing behind a weight of zero shows at once. Later passes
-are chosen by coins that the model does not see, so often that those looks cost half a percent of the work.
-A model that is made of torch's own layers in a row needs no second look (`apart`)."""
+A model is checked at its first batch, there also with perturbed parameters, so that mixing behind a weight of zero
+shows, and in later batches chosen by random numbers that it does not see: half a percent of the work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from sordino import codec
-from sordino.dpsgd.mixing_layers import kept_apart
-from sordino.dpsgd.pieces import HALF, sums_in
-from sordino.dpsgd.state_guard import still
-from sordino.dpsgd.tape import Tape, UnrecordableError
+from sordino.dpsgd.mixing_layers import keeps_records_apart
+from sordino.dpsgd.pieces import HALF
+from sordino.dpsgd.tape import UnrecordableError
 from sordino.errors import PlanError
 from sordino.layout import copied
-from sordino.rng import Secure, Seeded
+from sordino.rng import Secure
 
 SOME = 8  # records that are run by themselves
-FEW = 16  # records that are company enough for a look at a copy of the model
-ROUNDING, COARSE = 1e-5, 3e-3  # of values: above the first, ask in float64 too; above the second, float32 is enough
-SAME = 1e-6  # of values of one question asked twice: equal, but for a library that adds up in another order
-TURNED = 0.05  # of sums of gradients: a kink or a tie may fall on either side
+FEW = 16  # records of a small batch, enough for most checks
+WORK = 0.005  # of the records of a run are run once more
+WHOLE = 0.25  # of the later checks take the whole batch, and check gradients too
+ROUNDING, COARSE = 1e-5, 3e-3  # of values: above the first, compare in float64 too; above the second, float32 is enough
+HALVED = 0.1  # the same as COARSE, of models in half precision
+SAME = 1e-6  # of values of one pass run twice: equal, but for a library that adds up in another order
+
+Forward = Callable[[Any], Any]
+_aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Gap:
-    """How far a pass in company is from a pass alone, relative to its size."""
+class FrozenRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode in which torch's random numbers are constants: 0.5, Bernoulli draws 1, indices the smallest there are.
 
-    values: float
-    slopes: float = 0.0
-    random: bool = False  # whether the pass asked for coins
-
-
-@dataclass(frozen=True)
-class Company:
-    """`forward(inputs)` answers for `size` records: every tensor of that length in `inputs` has one slice for each.
-
-    With a `tape` that the pass is recorded on, gradients are compared too; `during` is entered for each pass.
-    `whole` are places among the inputs of tensors that are as long by coincidence, and known to be no records.
+    Dropout keeps every entry, and a random permutation becomes a shift by one, so that mixing by it still shows.
     """
 
-    forward: Callable[[Any], Any]
-    inputs: Any
-    size: int
-    tape: Tape | None = None
-    during: Callable[[], AbstractContextManager[object]] = nullcontext
-    slopes: bool = True  # whether gradients are compared, where there is a tape
-    random: bool = True  # whether coins have to stand still
-    whole: frozenset[int] = frozenset()
-
-    def gap(self, some: Tensor, coins: np.random.Generator) -> Gap:
-        """The distance for `some` records; the smaller one where some inputs seem to be no records."""
-        readings = [frozenset[int](), self.whole] if self.whole else [self.whole]
-        return min((self._gap(some, coins, whole) for whole in readings), key=lambda gap: gap.values)
-
-    def steady(self) -> bool:
-        """Whether the same pass gives the same answer twice; coins from elsewhere than torch do not stand still."""
-        everyone, weights = torch.arange(self.size), torch.zeros(self.size)
-        first, second = (self._answer(self.inputs, self.size, everyone, weights, 0).outputs for _ in range(2))
-        return distance(first, second) <= ROUNDING
-
-    def few(self, some: Tensor) -> Company:
-        """A smaller company."""
-        return replace(self, inputs=taken(self.inputs, self.size, some, self.whole), size=len(some))
-
-    def _gap(self, some: Tensor, coins: np.random.Generator, whole: frozenset[int]) -> Gap:
-        weights = torch.from_numpy(coins.normal(size=len(some)))
-        seed = int(coins.integers(2**32))
-        together = self._answer(self.inputs, self.size, some, weights, seed)
-        chosen = torch.arange(len(some))
-        own = taken(self.inputs, self.size, some, whole)
-        try:
-            alone = self._answer(own, len(some), chosen, weights, seed, together.slopes)
-        except UnrecordableError:
-            raise
-        except (RuntimeError, ValueError, IndexError):  # it runs in company only
-            return Gap(float("inf"))
-        return Gap(distance(together.outputs, alone.outputs), _turned(together.total, alone.total), together.met)
-
-    def _answer(
-        self,
-        inputs: Any,
-        size: int,
-        some: Tensor,
-        weights: Tensor,
-        seed: int,
-        slopes: list[Tensor] | None = None,
-    ) -> _Answer:
-        with self.during(), _aside(self.tape, size), still(self.random):
-            before = torch.get_rng_state()
-            leaves = [y for y in tree_flatten(self.forward(inputs))[0] if has_records(y, size) and _real(y)]
-            kept = [y.detach()[some].clone() for y in leaves]
-            met = not torch.equal(before, torch.get_rng_state())
-            if self.tape is None or not self.slopes or not any(y.requires_grad for y in leaves):
-                return _Answer(kept, {}, [], met)
-            slopes = _slopes(leaves, seed) if slopes is None else slopes
-            moving = [(y * s).sum() for y, s in zip(leaves, slopes, strict=True) if y.requires_grad]
-            torch.autograd.grad(torch.stack(moving).sum(), self.tape.anchor, allow_unused=True)
-            with torch.autocast("cpu", enabled=False):
-                pieces = self.tape.pieces().items()
-                total = {p: piece.at(some).weighted(weights.to(sums_in(p))).clone() for p, piece in pieces}
-            return _Answer(kept, total, [s[some] for s in slopes], met)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if packet is _aten.native_dropout:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if packet in (_aten.rrelu_with_noise, _aten.rrelu_with_noise_):
+            args[1].copy_(torch.where(args[0] > 0, 1.0, (args[2] + args[3]) / 2))  # the slopes that its backward takes
+            return args[0] * args[1]
+        if func is _aten.bernoulli.p:  # how vmap writes dropout: the tensor is only a shape
+            return torch.ones_like(args[0])
+        if packet in (_aten.bernoulli, _aten.normal) and isinstance(args[0], Tensor):
+            return args[0].clone()
+        return _constant(func(*args, **(kwargs or {})), packet, args)
 
 
-@codec.hides_values
-@dataclass(frozen=True)
-class _Answer:
-    outputs: list[Tensor]
-    total: dict[nn.Parameter, Tensor]
-    slopes: list[Tensor]  # at the outputs of `some`
-    met: bool  # whether the pass asked for coins
+def _constant(drawn: Any, packet: Any, args: Any) -> Any:
+    if not isinstance(drawn, Tensor):
+        return drawn
+    if packet is _aten.randperm:
+        return drawn.copy_(torch.arange(len(drawn)).roll(1))
+    if packet is _aten.bernoulli_ or drawn.dtype == torch.bool:
+        return drawn.fill_(1)
+    if drawn.is_floating_point():
+        return drawn.fill_(0.5)
+    bounds = [a for a in args if isinstance(a, int)]
+    return drawn.fill_(bounds[0] if packet is _aten.randint and len(bounds) > 1 else 0)
 
 
 @contextmanager
-def _aside(tape: Tape | None, size: int) -> Iterator[None]:
-    """What the tape holds is put aside, and put back."""
-    if tape is None:
+def frozen_rng(random: bool = True) -> Iterator[None]:
+    """Gradients on, random numbers frozen (where there are any: `random`), torch's generator as it was afterwards."""
+    mode = FrozenRng() if random else nullcontext()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), mode:
         yield
-        return
-    calls, batch, tape.calls = tape.calls, tape.batch, []
-    tape.begin(size)
-    try:
-        yield
-    finally:
-        tape.calls = calls
-        tape.begin(batch)
 
 
-def _slopes(leaves: list[Tensor], seed: int) -> list[Tensor]:
-    """Public, and not by torch's generator: its coins stand still."""
-    rng = Seeded(seed).at(0, "slopes")
-    return [torch.as_tensor(rng.normal(size=tuple(y.shape))).to(y.dtype) for y in leaves]
+@dataclass(frozen=True)
+class BatchPass:
+    """One forward pass over a batch, which can be repeated for some of its records.
+
+    Every tensor of length `size` in `inputs` has one slice for each record, but for those at the places `constants`:
+    they are as long by coincidence.
+    """
+
+    forward: Forward
+    inputs: Any
+    size: int
+    random: bool = True  # whether random numbers have to be frozen
+    constants: frozenset[int] = frozenset()
+
+    def gap(self, some: Tensor) -> tuple[float, bool]:
+        """How far `some` records' values are from those alone, relative to their size; whether it drew random numbers.
+
+        The smaller distance where some inputs seem to be no records.
+        """
+        together, drew = self._values(self.inputs, self.size, some)
+        readings = [frozenset[int](), self.constants] if self.constants else [self.constants]
+        return min(self._distance_alone(together, some, whole) for whole in readings), drew
+
+    def repeats(self) -> bool:
+        """Whether the same pass gives the same values twice; random numbers from elsewhere than torch do not."""
+        first, second = (self._values(self.inputs, self.size, torch.arange(self.size))[0] for _ in range(2))
+        return relative_distance(first, second) <= ROUNDING
+
+    def few(self, some: Tensor) -> BatchPass:
+        """The pass over some of the records."""
+        return replace(self, inputs=select_records(self.inputs, self.size, some, self.constants), size=len(some))
+
+    def _distance_alone(self, together: list[Tensor], some: Tensor, whole: frozenset[int]) -> float:
+        try:
+            inputs = select_records(self.inputs, self.size, some, whole)
+            alone, _ = self._values(inputs, len(some), torch.arange(len(some)))
+        except UnrecordableError:
+            raise
+        except (RuntimeError, ValueError, IndexError):  # it runs on the whole batch only
+            return float("inf")
+        return relative_distance(together, alone)
+
+    def _values(self, inputs: Any, size: int, some: Tensor) -> tuple[list[Tensor], bool]:
+        with frozen_rng(self.random):
+            before = torch.get_rng_state()
+            leaves = [y for y in tree_flatten(self.forward(inputs))[0] if has_records(y, size)]
+            drew = not torch.equal(before, torch.get_rng_state())
+            return [y.detach()[some].clone() for y in leaves if y.is_floating_point()], drew
 
 
 def has_records(item: Any, size: int) -> bool:
@@ -157,32 +139,28 @@ def has_records(item: Any, size: int) -> bool:
     return isinstance(item, Tensor) and item.dim() > 0 and len(item) == size
 
 
-def _real(item: Tensor) -> bool:
-    return item.is_floating_point()
-
-
-def taken(inputs: Any, size: int, some: Tensor, whole: Collection[int] = ()) -> Any:
-    """The inputs of some records; what stands at the places `whole` is no record's, and is left as it is."""
+def select_records(inputs: Any, size: int, some: Tensor, constants: Collection[int] = ()) -> Any:
+    """The inputs of some records; what stands at the places `constants` is no record's, and is left as it is."""
     leaves, form = tree_flatten(inputs)
-    own = [has_records(x, size) and i not in whole for i, x in enumerate(leaves)]
+    own = [has_records(x, size) and i not in constants for i, x in enumerate(leaves)]
     return tree_unflatten([x[some] if cut else x for x, cut in zip(leaves, own, strict=True)], form)
 
 
-def constants(before: Sequence[Any], now: Any, size: int) -> frozenset[int]:
+def constant_inputs(before: Sequence[Any], now: Any, size: int) -> frozenset[int]:
     """Places of tensors that are as long as the batch and no records of it: a batch of other records had the same."""
+
+    def equal(a: Any, b: Any) -> bool:
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b)
+
     leaves = tree_flatten(now)[0]
     long = [i for i, x in enumerate(leaves) if has_records(x, size)]
-    if len(before) != len(leaves) or not long or _equal(before[long[0]], leaves[long[0]]):
+    if len(before) != len(leaves) or not long or equal(before[long[0]], leaves[long[0]]):
         return frozenset()
-    return frozenset(i for i in long[1:] if _equal(before[i], leaves[i]))
+    return frozenset(i for i in long[1:] if equal(before[i], leaves[i]))
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b)
-
-
-def distance(together: list[Tensor], alone: list[Tensor]) -> float:
-    """The largest difference over the largest value; infinite where the answers have other shapes or are not finite."""
+def relative_distance(together: list[Tensor], alone: list[Tensor]) -> float:
+    """The largest difference over the largest value; infinite where shapes, or places that are not finite, differ."""
     if len(together) != len(alone) or any(a.shape != b.shape for a, b in zip(together, alone, strict=True)):
         return float("inf")
     gaps = [0.0]
@@ -195,31 +173,14 @@ def distance(together: list[Tensor], alone: list[Tensor]) -> float:
     return max(gaps)
 
 
-def _turned(together: dict[nn.Parameter, Tensor], alone: dict[nn.Parameter, Tensor]) -> float:
-    """|sum - sum| over the larger of the two."""
-    parameters = together.keys() | alone.keys()
-    pairs = [(together.get(p), alone.get(p)) for p in parameters]
-    difference, size = 0.0, 0.0
-    for a, b in pairs:
-        a, b = (torch.zeros_like(b) if a is None else a), (torch.zeros_like(a) if b is None else b)  # type: ignore[arg-type]
-        difference += float((a - b).double().square().sum())
-        size += float(torch.maximum(a.double().square().sum(), b.double().square().sum()))
-    return 0.0 if size == 0 or not np.isfinite(size) else float((difference / size) ** 0.5)
-
-
-def subset(size: int, coins: np.random.Generator, count: int) -> Tensor:
-    """So many of the records of a batch, chosen at random."""
-    return torch.from_numpy(np.sort(coins.choice(size, count, replace=False)))
-
-
 @contextmanager
-def shaken(model: nn.Module, coins: np.random.Generator) -> Iterator[None]:
+def perturbed_parameters(model: nn.Module, rng: np.random.Generator) -> Iterator[None]:
     """Public noise on every trained parameter, so that nothing hides behind a weight of zero; then as before."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.data for p in parameters]  # put back as they are: a graph that somebody holds stays whole
     for p in parameters:
         scale = 0.05 + 0.5 * float(p.data.std(correction=0)) if p.numel() else 0.0
-        p.data = p.data + torch.as_tensor(coins.normal(size=tuple(p.shape)) * scale).to(p.dtype)
+        p.data = p.data + torch.as_tensor(rng.normal(size=tuple(p.shape)) * scale).to(p.dtype)
     try:
         yield
     finally:
@@ -227,15 +188,7 @@ def shaken(model: nn.Module, coins: np.random.Generator) -> Iterator[None]:
             p.data = kept
 
 
-def precise(model: nn.Module) -> nn.Module | None:
-    """A copy in float64; None where there cannot be one."""
-    try:
-        return copied(model).double()
-    except (RuntimeError, TypeError, AttributeError, NotImplementedError):
-        return None
-
-
-def refused() -> PlanError:
+def mixing_error() -> PlanError:
     return PlanError(
         "mixing",
         "a model whose output for one record depends on the other records of the batch",
@@ -244,104 +197,89 @@ def refused() -> PlanError:
     )
 
 
-WORK = 0.005  # of the records of a run are run once more
-WHOLE = 0.25  # of the looks have the whole batch for company, and compare gradients too
+class IndependenceChecks:
+    """Schedule and execution of the checks of one model; `of(model)` is the forward pass of it, or of a copy."""
 
-HALVED = 0.1  # the same as COARSE, of models in half precision
-
-Forward = Callable[[Any], Any]
-
-
-class Lookout:
-    """Looks at one model; `of(model)` is the pass over (inputs) of that model or of a copy of it."""
-
-    def __init__(self, model: nn.Module, of: Callable[[nn.Module], Forward], coins: np.random.Generator | None) -> None:
+    def __init__(self, model: nn.Module, of: Callable[[nn.Module], Forward], rng: np.random.Generator | None) -> None:
         self.model, self.of = model, of
-        self.coins = Secure().at(0, "mixing") if coins is None else coins
-        self.looks = 0
-        self.random = False  # whether a pass has asked torch for coins
+        self.rng = Secure().at(0, "mixing") if rng is None else rng
+        self.count = 0  # of comparisons so far
+        self.random = False  # whether a pass has drawn random numbers from torch
 
-    def wants(self, size: int, expected: float) -> bool:
-        """A coin for this pass; `expected` is the public size of a batch."""
-        due = self.coins.random() < WORK / (WHOLE + (1 - WHOLE) * min(1.0, FEW / expected) + min(1.0, SOME / expected))
-        return due and size > 1
+    def due(self, size: int, expected: float) -> bool:
+        """Whether this pass is checked, at random; `expected` is the public size of a batch."""
+        work = WHOLE + (1 - WHOLE) * min(1.0, FEW / expected) + min(1.0, SOME / expected)
+        return self.rng.random() < WORK / work and size > 1
 
     def needed(self) -> bool:
-        """Whether the model could mix records at a later pass: not if it is made of layers that never do."""
-        return not kept_apart(self.model)
+        """Whether the model could mix records in a later pass: not if it is made of layers that never do."""
+        return not keeps_records_apart(self.model)
 
-    def start(self, company: Company) -> None:
-        """The first batch as it is, then a few records with shaken parameters."""
-        self.compare(company, min(SOME, company.size - 1))
-        self._shaken(self._few(company))
+    def start(self, batch: BatchPass) -> None:
+        """Check the first batch as it is, then a few of its records with perturbed parameters."""
+        self.compare(batch, min(SOME, batch.size - 1))
+        self._compare_perturbed(self._few(batch))
 
-    def again(self, company: Company) -> None:
-        """A later batch; any disagreement is a refusal now, for steps have been taken."""
-        company = company if self.coins.random() < WHOLE else replace(self._few(company), slopes=False)
+    def again(self, batch: BatchPass) -> bool:
+        """Check a later batch; whether it was the whole batch, of which the caller then checks gradients too."""
+        whole = bool(self.rng.random() < WHOLE)
+        batch = batch if whole else self._few(batch)
         try:
-            self.compare(company, int(self.coins.integers(1, min(SOME, company.size - 1) + 1)))
+            self.compare(batch, int(self.rng.integers(1, min(SOME, batch.size - 1) + 1)))
         except UnrecordableError:
-            raise refused() from None
+            raise mixing_error() from None
+        return whole
 
-    def _few(self, company: Company) -> Company:
-        if company.size <= FEW:
-            return company
-        return company.few(subset(company.size, self.coins, FEW))
-
-    def compare(self, company: Company, count: int) -> None:
-        """Refuse values that depend on the company; `UnrecordableError` where only the rules of the layers fail."""
-        some = subset(company.size, self.coins, count)
-        gap = replace(company, random=self.random).gap(some, self.coins)
-        if gap.random and not self.random:
+    def compare(self, batch: BatchPass, count: int) -> None:
+        """Refuse values that depend on the batch; `UnrecordableError` where random numbers are not torch's."""
+        some = self._subset(batch.size, count)
+        gap, drew = replace(batch, random=self.random).gap(some)
+        if drew and not self.random:
             self.random = True
-            gap = replace(company, random=True).gap(some, self.coins)
-        self.looks += 1
-        if gap.values > ROUNDING and self._confirmed(company, some, gap.values):
-            if not replace(company, random=self.random).steady():
-                raise UnrecordableError("a model with coins that are not torch's")
-            raise refused()
-        if gap.slopes > TURNED:
-            raise UnrecordableError("layers whose gradient for one record touches other records")
+            gap, _ = replace(batch, random=True).gap(some)
+        self.count += 1
+        if gap > ROUNDING and self._confirmed(batch, some, gap):
+            if not replace(batch, random=self.random).repeats():
+                raise UnrecordableError("a model with random numbers that are not torch's")
+            raise mixing_error()
 
-    def _confirmed(self, company: Company, some: torch.Tensor, found: float) -> bool:
-        """What float32 may have rounded is asked again in float64."""
+    def _few(self, batch: BatchPass) -> BatchPass:
+        return batch if batch.size <= FEW else batch.few(self._subset(batch.size, FEW))
+
+    def _subset(self, size: int, count: int) -> Tensor:
+        return torch.from_numpy(np.sort(self.rng.choice(size, count, replace=False)))
+
+    def _confirmed(self, batch: BatchPass, some: Tensor, gap: float) -> bool:
+        """What float32 may have rounded is compared again in float64."""
         half = torch.is_autocast_enabled("cpu") or any(p.dtype in HALF for p in self.model.parameters())
-        if found > (HALVED if half else COARSE):
+        if gap > (HALVED if half else COARSE):
             return True
-        exact = self._exact(company, precise(self.model), some)
+        exact = self._in_float64(batch, some)
         return exact is not None and exact > ROUNDING
 
-    def _exact(self, company: Company, twin: nn.Module | None, some: torch.Tensor) -> float | None:
-        """The distance of values in a copy in float64; None where it does not run."""
-        if twin is None:
-            return None
-        inputs = tree_map(_double, company.inputs)
+    def _in_float64(self, batch: BatchPass, some: Tensor) -> float | None:
+        """The distance of values of a copy in float64; None where there is none, or it does not run."""
+
+        def double(item: Any) -> Any:
+            return item.double() if isinstance(item, Tensor) and item.is_floating_point() else item
+
         try:
-            twins = replace(company, forward=self.of(twin), inputs=inputs, tape=None, during=nullcontext)
-            return replace(twins, random=self.random).gap(some, self.coins).values
-        except (RuntimeError, ValueError, NotImplementedError):
+            forward, inputs = self.of(copied(self.model).double()), tree_map(double, batch.inputs)
+            return replace(batch, forward=forward, inputs=inputs, random=self.random).gap(some)[0]
+        except (RuntimeError, TypeError, AttributeError, ValueError, NotImplementedError):
             return None
 
-    def _shaken(self, few: Company) -> None:
-        """Refuse what shows with shaken parameters: in float32, and in a copy in float64 where that may be rounding."""
-        some = subset(few.size, self.coins, (few.size + 1) // 2)
-        with shaken(self.model, self.coins):
-            found = self._plainly(few, some)
-            if found is not None and found <= ROUNDING:
-                return
-            exact = self._exact(few, precise(self.model), some)
-        if (found is not None and found > COARSE) if exact is None else (exact > ROUNDING):
-            raise refused()
-
-    def _plainly(self, few: Company, some: torch.Tensor) -> float | None:
-        """The distance of values by the model's own layers; 0 if coins from elsewhere move it, None if it won't run."""
-        plain = replace(few, forward=self.of(self.model), tape=None, during=nullcontext, random=self.random)
-        try:
-            found = plain.gap(some, self.coins).values
-            return found if found <= ROUNDING or plain.steady() else 0.0
-        except (RuntimeError, ValueError, NotImplementedError):
-            return None
-
-
-def _double(item: Any) -> Any:
-    return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
+    def _compare_perturbed(self, few: BatchPass) -> None:
+        """Refuse what shows with perturbed parameters: in float32, and in float64 where that may be rounding."""
+        some = self._subset(few.size, (few.size + 1) // 2)
+        plain = replace(few, forward=self.of(self.model), random=self.random)
+        with perturbed_parameters(self.model, self.rng):
+            try:
+                gap: float | None = plain.gap(some)[0]
+                if gap is not None and (gap <= ROUNDING or not plain.repeats()):
+                    return
+            except (RuntimeError, ValueError, NotImplementedError):
+                gap = None
+            exact = self._in_float64(few, some)
+        if (gap is not None and gap > COARSE) if exact is None else (exact > ROUNDING):
+            raise mixing_error()

@@ -1,12 +1,7 @@
-"""The clipped sum of per-record gradients, sum_j g_j min(1, clip norm / ||g_j||), from pieces.
+"""Exact clipped gradient of a batch, for any module and any loss with one value per record; the engines' DP-SGD path.
 
-One norm over all parameters. The fast norms decide for almost every record; a record whose fast norm cannot be trusted
-(huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again on its own.
-A record whose gradient is not finite counts as zero; its norm stays visible as inf or nan.
-
-The exact clipped gradient of a batch, for any module and any loss that gives one value per record.
-
-total = sum_j g_j min(1, clip norm / ||g_j||),    g_j = d loss_j / d w      (one backward pass; nothing draws noise)"""
+total = sum_j g_j min(1, C / ||g_j||),    g_j = d loss_j / d w,    C the clip norm      (one backward pass, no noise)
+"""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.accounting.bounds import Norm
-from sordino.dpsgd.batch_independence import Company, Lookout, refused
+from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixing_error
 from sordino.dpsgd.clipped_sum import Clipped, Recorder
 from sordino.dpsgd.tape import UnrecordableError
 from sordino.errors import DataError
@@ -31,55 +26,49 @@ class ClippedGradient:
 
     Layers go by their own rules where the records can be told apart in every layer; a model that uses a parameter
     outside its layer, or a layer without records, is run whole, each record with its own copy of the parameters.
-    A model or a loss that mixes records is refused: at the first batch, or in a later one that `coins` choose.
-    `proved` says that no record can reach another in model and loss, by their operations: then no look is needed.
+    A model or a loss that mixes records is refused: at the first batch, or in a later one chosen at random by `rng`.
+    `proved` says that no record can reach another in model and loss, by their operations: then no check is needed.
     """
 
     def __init__(
-        self, model: nn.Module, losses: Losses, coins: np.random.Generator | None = None, proved: bool = False
+        self, model: nn.Module, losses: Losses, rng: np.random.Generator | None = None, proved: bool = False
     ) -> None:
         self.model = model
         self.losses = losses
-        self.lookout, self.proved = Lookout(model, self._passing, coins), proved
-        self.asked = False  # whether the next batch is looked at, whatever the coins say
+        self.checks, self.proved = IndependenceChecks(model, self._passing, rng), proved
+        self.asked = False  # whether the next batch is checked, whatever the random numbers say
         self.recorder = Recorder(model, verify=False)
         self.whole = False
         self.trusted = False  # whether a batch has shown that the records are kept apart
+        self.recheck = False  # whether the gradients of the next pass are checked again
         self.channels_last = True  # until a model turns out to need the usual order
 
     def sum(self, x: Any, y: Tensor, clip_norm: float, mask: Tensor | None = None, norm: Norm = 2) -> Clipped:
         """The clipped sum over the records of x (a tensor, or a tuple of the model's inputs) that `mask` keeps."""
         inputs = x if isinstance(x, tuple) else (x,)
         if mask is not None:
-            return self._kept(inputs, y, clip_norm, mask.bool(), norm)
-        self._follow()
+            return self._masked(inputs, y, clip_norm, mask.bool(), norm)
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if named.keys() != self.recorder.named.keys() or any(p is not named[n] for n, p in self.recorder.named.items()):
+            self._restart()  # parameters were frozen or unfrozen
         if not len(y):
-            return self._nothing(y)
+            total = {name: torch.zeros_like(p) for name, p in named.items()}
+            return Clipped(total, torch.zeros(0, dtype=torch.float64), torch.zeros(0))
         try:
-            self._look(inputs, y)
+            self._check(inputs, y)
             return self._recorded(inputs, y, clip_norm, norm)
         except UnrecordableError:
             return self._run_whole(inputs, y, clip_norm, norm)
 
-    def _kept(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, mask: Tensor, norm: Norm) -> Clipped:
+    def _masked(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, mask: Tensor, norm: Norm) -> Clipped:
         """Masked records are left out of the forward pass; their norms and losses read zero."""
         part = self.sum(tuple(item[mask] for item in inputs), y[mask], clip_norm, norm=norm)
         norms, losses = part.norms.new_zeros(len(y)), part.losses.new_zeros(len(y))
         norms[mask], losses[mask] = part.norms, part.losses
         return Clipped(part.total, norms, losses)
 
-    def _follow(self) -> None:
-        """Look again at a model whose parameters were frozen or unfrozen."""
-        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        if named.keys() != self.recorder.named.keys() or any(p is not named[n] for n, p in self.recorder.named.items()):
-            self._restart()
-
     def _restart(self) -> None:
         self.recorder, self.trusted = Recorder(self.model, self.whole, verify=False), False
-
-    def _nothing(self, y: Tensor) -> Clipped:
-        total = {name: torch.zeros_like(p) for name, p in self.recorder.named.items()}
-        return Clipped(total, torch.zeros(0, dtype=torch.float64), torch.zeros(0))
 
     def _recorded(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
         with torch.enable_grad(), self.recorder as recorder:
@@ -94,26 +83,30 @@ class ClippedGradient:
     def _verified(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
         """The losses; on the first batch of two or more, the first and the last must depend on no other record."""
         losses = self._arranged(inputs, y)
-        if not self.trusted:
-            self.recorder.verify(losses[0], losses[-1])
-            self.trusted = len(losses) > 1 and bool(losses.isfinite().all())
+        if not self.trusted or self.recheck:
+            try:
+                self.recorder.tape.check_slices([losses], (0, len(losses) - 1))
+            except UnrecordableError:
+                if self.recheck:  # steps have been taken
+                    raise mixing_error() from None
+                raise
+            self.trusted, self.recheck = self.trusted or (len(y) > 1 and bool(losses.isfinite().all())), False
         return losses
 
-    def _look(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """At the first batch, and in some after it, a record alone is compared with the record in company."""
-        chosen = self.lookout.wants(len(y), max(len(y), 1)) or self.asked
+    def _check(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        """At the first batch, and in some after it, a record alone is compared with the record among others."""
+        due = self.checks.due(len(y), max(len(y), 1)) or self.asked
         if self.whole or self.proved or len(y) < 2:
             return
+        batch = BatchPass(self._recorded_losses, (inputs, y), len(y))
         if not self.trusted:
-            self.lookout.start(self._company(inputs, y))
-        elif chosen:
-            self.asked = False
-            self.lookout.again(self._company(inputs, y))
+            self.checks.start(batch)
+        elif due:
+            self.asked, self.recheck = False, self.checks.again(batch)
 
-    def _company(self, inputs: tuple[Tensor, ...], y: Tensor) -> Company:
-        return Company(
-            lambda pair: self._arranged(*pair), (inputs, y), len(y), self.recorder.tape, lambda: self.recorder
-        )
+    def _recorded_losses(self, pair: Any) -> Tensor:
+        with self.recorder:
+            return self._arranged(*pair)
 
     def _passing(self, model: nn.Module) -> Callable[[Any], Tensor]:
         """The losses of the model, or of a copy of it."""
@@ -134,17 +127,16 @@ class ClippedGradient:
     def _losses(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
         losses = self.losses(self.model(*inputs), y)
         if losses.shape != (len(y),):
-            raise DataError(
-                f"a loss of shape {list(losses.shape)} for {len(y)} records", "one value per record", 'reduction="none"'
-            )
+            found = f"a loss of shape {list(losses.shape)} for {len(y)} records"
+            raise DataError(found, "one value per record", 'reduction="none"')
         return losses
 
     def _run_whole(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
         """From now on each record has its own copy of all parameters; a model that mixes records is refused."""
         if self.whole:
-            raise refused()
+            raise mixing_error()
         if len(y) > 1 and not self.proved:
-            self.lookout.start(Company(self._passing(self.model), (inputs, y), len(y)))
+            self.checks.start(BatchPass(self._passing(self.model), (inputs, y), len(y)))
         self.whole = True
         self._restart()
         return self._recorded(inputs, y, clip_norm, norm)

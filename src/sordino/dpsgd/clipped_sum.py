@@ -1,10 +1,19 @@
-"""The clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), and a recorder of ordinary backward passes."""
+"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), and the recorder of ordinary backward passes.
+
+One norm over all parameters. Fast norms decide for almost every record; a record whose fast norm cannot be trusted
+(huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again on its own.
+A record whose gradient is not finite counts as zero; its norm stays visible as inf or nan.
+
+    with Recorder(model) as recorder:
+        losses(model(x), y).mean().backward()
+        clipped = recorder.clipped_sum(clip_norm=1.0, scale=len(x))        # scale undoes the mean
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,8 +25,8 @@ from sordino import codec
 from sordino.accounting.bounds import Norm
 from sordino.dpsgd.mixing_layers import refuse_mixing
 from sordino.dpsgd.pieces import ROOM, Piece, sums_in, wide
-from sordino.dpsgd.rule_table import Site, sites
-from sordino.dpsgd.tape import Tape, UnrecordableError
+from sordino.dpsgd.rule_table import run_by_rules, sites
+from sordino.dpsgd.tape import Tape
 from sordino.errors import ConfigError, PlanError
 from sordino.kernels.allocator import tune
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
@@ -30,7 +39,7 @@ Pieces = Mapping[nn.Parameter, Piece]
 @codec.hides_values
 @dataclass(frozen=True)
 class Clipped:
-    """What one batch gives: `total` by parameter name, and per record the norm before the clip and the loss."""
+    """Clipped sum of one batch by parameter name, and of each record its norm before the clip and its loss."""
 
     total: dict[str, Tensor]
     norms: Tensor  # [b], float64; zero where masked
@@ -121,7 +130,7 @@ def _add_carefully(
 
 
 class Recorder:
-    """Records a model while attached; the backward pass then writes no `.grad` of the model's parameters.
+    """Recorder of a model's per-record gradients; while attached, backward passes write no `.grad` of its parameters.
 
     The first batch of two or more is checked: in every layer, a record's gradient must touch that record alone.
     Every forward since the last `clipped_sum` is a use by the same records, so one batch at a time.
@@ -137,38 +146,23 @@ class Recorder:
         self.sites = sites(model, whole)
         self.outside: set[str] = set()
         self.idle: list[str] = []  # trained parameters that the last batch's loss did not depend on
-        self.before: list[Any] = []
-        self.handles: list[RemovableHandle] = []
+        self.attached = ExitStack()
         self.trusted = not verify  # whether a batch has shown that every layer keeps the records apart
 
-    def attach(self) -> Recorder:
+    def __enter__(self) -> Recorder:
         """Run every site by its rule."""
-        if self.handles:
-            return self
-        self.before = [vars(site.module).get("forward") for site in self.sites]
-        for site in self.sites:
-            site.module.forward = _recorded(self.tape, site)
-        self.handles = [self.model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)]
-        self.handles += [self.model.register_forward_hook(self._verify)]
-        self.handles += [_note(p, self.outside, name) for name, p in self.named.items()]
+        self.attached.enter_context(run_by_rules(self.tape, self.sites))
+        handles = [self.model.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True)]
+        handles += [self.model.register_forward_hook(self._verify)]
+        handles += [note_gradient(p, self.outside, name) for name, p in self.named.items()]
+        for handle in handles:
+            self.attached.callback(handle.remove)
         return self
 
-    def detach(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the model as it was."""
-        for handle in self.handles:
-            handle.remove()
-        for site, own in zip(self.sites, self.before, strict=True) if self.handles else ():
-            del site.module.forward
-            if own is not None:
-                site.module.forward = own
-        self.handles = []
+        self.attached.close()
         self.clear()
-
-    def __enter__(self) -> Recorder:
-        return self.attach()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.detach()
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled():
@@ -177,14 +171,14 @@ class Recorder:
         self.tape.begin(0 if first is None else len(first))
 
     def _verify(self, module: nn.Module, args: Any, output: Any) -> None:
-        """On the first batch of two or more: the first record's output must depend on no other record's layers."""
+        """On the first batch of two or more: the first and last record's output must depend on no other record."""
         batch = self.tape.batch
         if self.trusted or batch < 2 or not torch.is_grad_enabled():
             return
         leaves = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor) and y.requires_grad and y.dim()]
-        seen = [y for y in leaves if len(y) == batch]
-        if seen:
-            self.verify(*(torch.stack([y[j].sum() for y in seen]).sum() for j in (0, batch - 1)))
+        outputs = [y for y in leaves if len(y) == batch]
+        if outputs:
+            self.tape.check_slices(outputs, (0, batch - 1))
             self.trusted = all(bool(y.isfinite().all()) for y in leaves)
 
     def clear(self) -> None:
@@ -192,21 +186,8 @@ class Recorder:
         self.tape.clear()
         self.outside.clear()
 
-    def verify(self, first: Tensor, last: Tensor) -> None:
-        """Refuse if the gradient of a figure of the first, or the last, record alone touches another in some layer.
-
-        A rule that took the wrong axis for the records, or a layer that mixes them, shows itself here.
-        """
-        for own, figure in ((0, first), (self.tape.batch - 1, last)):
-            torch.autograd.grad(figure, self.tape.anchor, retain_graph=True, allow_unused=True)
-            leaks = any(call.leaks(self.tape.batch, own) for call in self.tape.calls)
-            for call in self.tape.calls:
-                call.slope = None
-            if leaks:
-                raise UnrecordableError("layers whose gradient for one record touches other records")
-
     def clipped_sum(self, clip_norm: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
-        """sum_j scale g_j min(1, clip norm / ||scale g_j||) after the backward; `scale` is b for a mean, 1 for a sum."""
+        """sum_j scale g_j min(1, C / ||scale g_j||) after the backward pass; `scale` is b for a mean, 1 for a sum."""
         if self.outside and self.tape.batch:
             raise PlanError(
                 "per-record",
@@ -221,22 +202,11 @@ class Recorder:
         return Clipped(total, norms)
 
 
-def _note(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
-    """A gradient that autograd computed for a parameter itself came from a use that no site saw."""
+def note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> RemovableHandle:
+    """Note a gradient that autograd computes for a parameter itself: it comes from a use that no site recorded."""
 
     def note(slope: Tensor) -> None:
         outside.add(name)
 
     handle: RemovableHandle = parameter.register_hook(note)  # type: ignore[no-untyped-call]
     return handle
-
-
-def _recorded(tape: Tape, site: Site) -> Any:
-    plain = site.module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return plain(*args, **kwargs)
-        return site.rule(tape, site.module, site.axis, *args, **kwargs)
-
-    return forward

@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from sordino.dpsgd import small_convolutions
 from sordino.dpsgd.layer_rules import fixed
-from sordino.dpsgd.pieces import Outer, Rows, Slopes, wide
+from sordino.dpsgd.pieces import Outer, OutputGradients, Rows, wide
 from sordino.dpsgd.tape import Pieces, Tape
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -53,11 +53,14 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
 
 def _direct(tape: Tape, module: Any, x: Tensor) -> Tensor:
     """By compiled loops, from a padded input; no patches."""
-    spot, kept = small_convolutions.where(module, x), x.detach()
+    spot, kept = small_convolutions.window_offsets(module, x), x.detach()
 
     def use(slope: Tensor) -> Pieces:
         cut = partial(patches, module, kept)
-        yield module.weight, small_convolutions.Convolved(cut, Slopes(slope), _Turn(module), image=kept, spot=spot)
+        yield (
+            module.weight,
+            small_convolutions.Convolved(cut, OutputGradients(slope), _Turn(module), image=kept, spot=spot),
+        )
         if module.bias is not None:
             yield module.bias, Rows(slope.sum(1))
 
@@ -132,7 +135,7 @@ class _Turn:
 def _piece(module: Conv, cut: Tensor | Callable[[], Tensor], outputs: Tensor) -> Outer | Rows:
     turn = _Turn(module)
     if module.groups == 1:
-        return Outer(cut, Slopes(outputs), turn)
+        return Outer(cut, OutputGradients(outputs), turn)
     whole = wide(cut if isinstance(cut, Tensor) else cut())
     split = whole.view(
         *whole.shape[:2], prod(module.kernel_size), module.groups, -1

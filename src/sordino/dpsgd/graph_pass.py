@@ -1,16 +1,15 @@
-"""A captured graph run with a tape: layers by their rules, the rest of the parameters by regions, or record by record.
+"""A captured graph run with a tape: layers by their rules, other parameters by regions, or the whole by record.
 
 A trained parameter that no layer with a rule holds belongs to some module's own forward. The nodes of one call of that
 module are a region: they run under vmap, each record with its own copy of the region's parameters. Where even that is
 not possible the whole graph is the region. Which of them it is follows from the graph and from where records lie in it
-(`Layout`), never from values.
+(`Layout`), never from values. Called by `ModelGraphs`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -21,12 +20,11 @@ from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino import codec
-from sordino.dpsgd.clipped_sum import _recorded
-from sordino.dpsgd.layer_rules import foreign_rule
-from sordino.dpsgd.rule_table import Site, sites
+from sordino.dpsgd.layer_rules import third_party_rule
+from sordino.dpsgd.rule_table import Site, run_by_rules, sites
 from sordino.dpsgd.small_convolutions import max_pool
 from sordino.dpsgd.tape import Tape, UnrecordableError
-from sordino.dpsgd.vmap_fallback import Anything
+from sordino.dpsgd.vmap_fallback import VmapRule
 from sordino.graph import Captured, Layout, Traced
 from sordino.graph.capture import flat
 from sordino.graph.rules import Rows
@@ -45,17 +43,13 @@ class Part(nn.Module):
 
 def owners(model: nn.Module) -> list[nn.Module]:
     """Modules whose own forward uses trained parameters."""
-    return [site.module for site in sites(model) if _anything(site)]
+    return [site.module for site in sites(model) if site.by_vmap]
 
 
 def rule_leaves(model: nn.Module) -> frozenset[int]:
     """Layers of other libraries that run by a rule of ours, whatever their own code says: by identity."""
     found = [part for part in model.modules() if any(p.requires_grad for p in part.parameters(recurse=False))]
-    return frozenset(id(part) for part in found if foreign_rule(part) is not None)
-
-
-def _anything(site: Site) -> bool:
-    return isinstance(getattr(site.rule, "__self__", None), Anything)
+    return frozenset(id(part) for part in found if third_party_rule(part) is not None)
 
 
 @codec.hides_values
@@ -80,7 +74,7 @@ class GraphPass:
         if self.graph.source == "layers" and not self.whole:
             return self._alone(tape, model, args, kwargs)
         inputs = self.graph.fed(flat(args, kwargs)[0] if leaves is None else leaves)
-        with _by_rules(tape, self.sites):
+        with run_by_rules(tape, self.sites):
             return self.graph.answered(self.function(tape, model, *inputs))
 
     def _alone(self, tape: Tape, model: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -88,13 +82,13 @@ class GraphPass:
         for site in self.sites:
             if site.module is model:
                 return site.rule(tape, model, site.axis, *args, **kwargs)
-        with _by_rules(tape, self.sites):
+        with run_by_rules(tape, self.sites):
             return type(model).forward(model, *args, **kwargs)
 
 
 def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
     """Layers by their rules and the other parameters by regions; `UnrecordableError` where records cannot be told."""
-    found = [site for site in sites(model) if not _anything(site)]
+    found = [site for site in sites(model) if not site.by_vmap]
     for site in found:
         if site.rule is not max_pool:
             _check_place(site, traced.layout)
@@ -110,7 +104,7 @@ def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, 
     tensors = [own for own, tensor in zip(records, graph.tensors, strict=True) if tensor]
     function = _of_layer(args, kwargs) if graph.source == "layers" else graph.function
     part = Part(model, function)
-    rule = Anything(part, [*tensors, *(False for _ in graph.constants)]).rule
+    rule = VmapRule(part, [*tensors, *(False for _ in graph.constants)]).rule
 
     def run(tape: Tape, module: nn.Module, *inputs: Tensor) -> Any:
         return rule(tape, part, 0, *inputs)
@@ -144,21 +138,6 @@ class _Holder:
 
     module: nn.Module
     regions: Any = None
-
-
-@contextmanager
-def _by_rules(tape: Tape, found: Sequence[Site]) -> Iterator[None]:
-    """While it lasts, each site runs by its rule."""
-    before = [vars(site.module).get("forward") for site in found]
-    for site in found:
-        vars(site.module)["forward"] = _recorded(tape, site)
-    try:
-        yield
-    finally:
-        for site, own in zip(found, before, strict=True):
-            del vars(site.module)["forward"]
-            if own is not None:
-                vars(site.module)["forward"] = own
 
 
 def _check_place(site: Site, layout: Layout) -> None:
@@ -279,7 +258,7 @@ def _region(
         copies[node] = inner.node_copy(node, lambda n: copies[n])
     inner.output([copies[n] for n in given])
     part = Part(model, _compiled(inner, model))
-    rule = Anything(part, records, _parameters(inside, part)).rule
+    rule = VmapRule(part, records, _parameters(inside, part)).rule
     return lambda tape, *inputs: rule(tape, part, 0, *inputs)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.dpsgd.pieces import Lookup, Outer, Rows, Slopes, transposed
+from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Rows, transposed
 from sordino.dpsgd.tape import Pieces, Tape
 
 
@@ -33,7 +33,7 @@ def linear(tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | Non
 
     def use(slope: Tensor) -> Pieces:
         outputs = tape.records(slope, axis, 2)
-        yield weight, Outer(inputs, Slopes(outputs))
+        yield weight, Outer(inputs, OutputGradients(outputs))
         if bias is not None:
             yield bias, Rows(outputs.sum(1) if outputs.shape[1] > 1 else outputs[:, 0])
 
@@ -108,24 +108,24 @@ def _affine(normal: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
 
 
-def foreign_rule(module: nn.Module) -> Rule | None:
+def third_party_rule(module: nn.Module) -> Rule | None:
     """The rule of a layer of another library."""
     kind, names = type(module).__name__, module._parameters.keys()
     if kind == "Conv1D" and names == {"weight", "bias"} and _agrees(module, _product):
-        return turned_linear
+        return transposed_linear
     if kind.endswith("RMSNorm") and names == {"weight"} and _eps(module) and _agrees(module, _normal):
         return rms_norm
     return None
 
 
-def turned_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
+def transposed_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """x W + c:  dW_j = sum_t x_jt (x) g_jt,  dc_j = sum_t g_jt."""
     x = _only(args, kwargs)
     inputs = tape.records(x, axis, 2)
 
     def use(slope: Tensor) -> Pieces:
         outputs = tape.records(slope, axis, 2)
-        yield module.weight, Outer(inputs, Slopes(outputs), transposed)
+        yield module.weight, Outer(inputs, OutputGradients(outputs), transposed)
         yield module.bias, Rows(outputs.sum(1))
 
     output = torch.addmm(fixed(module.bias), x.reshape(-1, x.shape[-1]), fixed(module.weight))  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from sordino.ledger.totals import Item
 from sordino.plan import Plan
 
 LARGEST = 4 << 20  # bytes
-TOLD = (  # all the facts that a loop has
+FACTS = (  # all the facts that a loop has
     *("delta", "noise", "charged", "loop", "public", "environment", "ledger", "earlier", "own_code"),
 )
 
@@ -44,7 +44,7 @@ def _whole(plan: Plan, facts: Facts) -> dict[str, Any]:
     return {
         "certificate": certificate(plan, facts),
         "plan": codec.dump(plan),
-        "facts": {name: told[name] for name in TOLD if name in told},
+        "facts": {name: told[name] for name in FACTS if name in told},
     }
 
 

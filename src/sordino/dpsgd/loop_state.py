@@ -23,14 +23,14 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.certificate.earlier_runs import EarlierRun
-from sordino.dpsgd.settings import Settings, differing
+from sordino.dpsgd.settings import Settings, first_difference
 from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.release_base import Release
 
 ALL = np.zeros(1, dtype=np.int64)  # the one holder of the data
 
 
-class Memory:
+class NoiseState:
     """The release of a loop with its state. Secret: whoever holds it can take the noise off later steps.
 
     One step, one draw: where the count of charged steps and that of draws differ (a step that failed half-way, a
@@ -105,7 +105,7 @@ class LoopRecord:
     order: dict[str, str] = field(default_factory=dict)  # of the data set's rows, under correlated noise
 
 
-def written_record(settings: Settings, run: str, taken: Mapping[str, int], **others: Any) -> dict[str, Any]:
+def write_record(settings: Settings, run: str, taken: Mapping[str, int], **others: Any) -> dict[str, Any]:
     """The record as plain data, with its checksum."""
     table = {"format": FORMAT, "run": run, "settings": codec.dump(settings), "taken": dict(taken), **others}
     return {**table, "checksum": checksum(table)}
@@ -140,7 +140,7 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
         raise ConfigError(found, "one that a private optimizer saved", "start a new run")
     _check_checksum(state)
     _check_fields(state)
-    other = differing(settings, state["settings"])
+    other = first_difference(settings, state["settings"])
     if other:
         raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
     dataset = state.get("dataset", "")

@@ -45,7 +45,7 @@ _WHEN: dict[type[nn.Module], Callable[[Any], bool]] = {
 }
 
 
-def kept_apart(model: nn.Module) -> bool:
+def keeps_records_apart(model: nn.Module) -> bool:
     """Whether no record can reach another in this model, by what it is made of."""
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return False
@@ -75,7 +75,7 @@ def refuse_mixing(model: nn.Module) -> None:
             raise PlanError("mixing", f"{where}, {found}", "layers that keep the records of a batch apart", fix)
 
 
-def mixes(model: nn.Module) -> bool:
+def has_mixing_layer(model: nn.Module) -> bool:
     """Whether a layer is known to mix the records of a batch."""
     return any(_mixes(module) is not None for module in model.modules())
 

@@ -1,4 +1,4 @@
-"""Any torch optimizer, fed with nothing but noised gradients."""
+"""The private optimizer of `make_private`: any torch optimizer, fed with nothing but noised gradients."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sordino.data import lineage
 from sordino.data.initial_weights import declared_frozen
 from sordino.dpsgd import loop_certificate
 from sordino.dpsgd.account import Account
-from sordino.dpsgd.batch_checks import Inputs
-from sordino.dpsgd.loader import Turn
-from sordino.dpsgd.loop_state import ALL, Memory, read_record
-from sordino.dpsgd.record_loss import RecordLoss
-from sordino.dpsgd.recording import Recording, stale
-from sordino.dpsgd.reduction import Check, clip_margin
+from sordino.dpsgd.batch_checks import InputCheck
+from sordino.dpsgd.loader import PendingBatch
+from sordino.dpsgd.loop_state import ALL, NoiseState, read_record
+from sordino.dpsgd.own_code import RecordLoss, stale_code
+from sordino.dpsgd.recording import Recording
+from sordino.dpsgd.reduction import LossCheck, clip_margin
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
 from sordino.layout import Layout, Slot
@@ -44,10 +44,10 @@ _PROVED = "every operation of the graph of the model, and of the loss, leaves th
 
 
 class PrivateOptimizer(Optimizer):
-    """step():  p.grad = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  then the inner step.
+    """step():  p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch,  then the inner step.
 
-    The sum is over the batch that the private loader handed out, g_j one record's gradient over all trained
-    parameters. A step that was not handed a batch, or that cannot be clipped record by record, raises and moves
+    The sum is over the batch that the private loader piece out, g_j one record's gradient over all trained
+    parameters. A step that was not piece a batch, or that cannot be clipped record by record, raises and moves
     nothing. Guarantee: each step is one release of PoissonSampled(rate, Gaussian(z)), add or remove one record,
     counted before its noise is drawn; what the inner optimizer does with it is post-processing. Under correlated noise
     all steps together are one Gaussian release, replace one record.
@@ -60,20 +60,20 @@ class PrivateOptimizer(Optimizer):
         inner: Optimizer,
         recording: Recording,
         account: Account,
-        turn: Turn,
+        pending: PendingBatch,
         streams: Streams,
         own: RecordLoss | None = None,
     ) -> None:
         self.__setstate__({"inner": inner})  # torch's own way to set up an optimizer without groups of its own
-        self.recording, self.account, self.turn, self.streams = recording, account, turn, streams
+        self.recording, self.account, self.pending, self.streams = recording, account, pending, streams
         self.layout, recording.mean = _layout(recording.named), account.settings.reduction == "mean"
-        self.memory = Memory(account.settings.plan.release, self.layout.size)
+        self.noise_state = NoiseState(account.settings.plan.release, self.layout.size)
         self.total = torch.zeros(self.layout.size, dtype=torch.float64)  # of this batch so far, in units of the clip
-        self.check = Check(account.settings.reduction, account.settings.records.count, recording.own_code)
+        self.check = LossCheck(account.settings.reduction, account.settings.records.count, recording.own_code)
         kinds = {p.dtype for p in recording.named.values()}
         self.margin = clip_margin(account.settings.reduction, recording.expected, double=kinds == {torch.float64})
-        self.own, recording.check = own, self.check if own is None else None
-        self.targets = Inputs(recording.own_code)
+        self.own, recording.loss_check = own, self.check if own is None else None
+        self.targets = InputCheck(recording.own_code)
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
         self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
         self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
@@ -81,7 +81,7 @@ class PrivateOptimizer(Optimizer):
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
         self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
-        self.first, recording.guard.leaving = lineage.tensor_hashes(recording.model), self._remember
+        self.first, recording.guard.on_export = lineage.tensor_hashes(recording.model), self._remember
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -110,44 +110,44 @@ class PrivateOptimizer(Optimizer):
         """Sum the clipped gradients; after the last piece of a batch, noise, smooth, and step."""
         if closure is not None:
             raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
-        self.recording.gradients.end()
+        self.recording.warning.end()
         self._check_loop()
-        self.recording.guard.look(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, nobody knows which
+        self.recording.guard.check(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, nobody knows which
         settings = self.account.settings
         self._check_loss()
-        mean = settings.reduction == "mean" and not self.recording.undone
-        scale = float(self.turn.handed.size) if self.turn.handed and mean else 1.0
-        clipped = self.recording.clipped_sum(settings.clip * (1.0 - self.margin), scale=scale or 1.0)
+        mean = settings.reduction == "mean" and not self.recording.mean_undone
+        scale = float(self.pending.piece.size) if self.pending.piece and mean else 1.0
+        clipped = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale=scale or 1.0)
         self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
         self._report_idle()
         self._add(clipped.total)
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
         """The mean of the loss that make_private was given, each record by itself: call backward() on it."""
-        handed = self.turn.handed
-        if self.own is None or handed is None:
+        piece = self.pending.piece
+        if self.own is None or piece is None:
             found = "optimizer.loss without a loss or without a batch"
             raise _loop(found, "make_private(..., loss=...), and a batch of its loader")
         self._refuse_stale_loss()
-        records = self.targets.records(tree_flatten(targets)[0], handed.given, handed.size)
-        return self.own(output, targets, self.recording.given, handed.size, records)
+        records = self.targets.records(tree_flatten(targets)[0], piece.tensors, piece.size)
+        return self.own(output, targets, self.recording.outputs, piece.size, records)
 
     def _refuse_stale_loss(self, always: bool = False) -> None:
         """Once in each loop over the loader: has its owner changed the loss since its graph was captured?"""
-        if self.own is None or (self.compared == self.turn.loops and not always):
+        if self.own is None or (self.compared == self.pending.loops and not always):
             return
-        self.compared = self.turn.loops
-        if self.own.is_stale():
+        self.compared = self.pending.loops
+        if self.own.tracing.is_stale():
             if not self.recording.own_code:
-                raise stale("loss")
+                raise stale_code("loss")
             self.own.capture_again()
 
     def _check_loss(self) -> None:
         """Refuse a loss that is not a sum of terms of one record each."""
-        if self.own is not None and self.turn.handed is not None and self.turn.handed.size:
+        if self.own is not None and self.pending.piece is not None and self.pending.piece.size:
             self.own.verify()
         elif self.own is None:
-            self.check.look(self.recording.seen, self.turn.handed)
+            self.check.check(self.recording.gradients, self.pending.piece)
 
     def _report(self, lost: int) -> None:
         """Say how many records counted as zero. The step goes on: to stop here would tell what was in the batch."""
@@ -162,7 +162,7 @@ class PrivateOptimizer(Optimizer):
     def _report_idle(self) -> None:
         """Say once which parameters noise alone would move."""
         idle = self.recording.idle
-        if idle and not self.idle and self.turn.handed is not None and self.turn.handed.size:
+        if idle and not self.idle and self.pending.piece is not None and self.pending.piece.size:
             self.idle = len(idle)
             _LOG.warning(
                 "The loss does not depend on %d of %d trained tensors (first: %s): they get noise alone. Freeze "
@@ -171,12 +171,12 @@ class PrivateOptimizer(Optimizer):
 
     def _add(self, total: dict[str, Tensor]) -> None:
         """One piece of the batch; the last one makes the step."""
-        if self.turn.pieces == 0:
+        if self.pending.summed == 0:
             self.total.zero_()
         flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
-        self.total.add_(flat.double(), alpha=1 / self.account.settings.clip)
+        self.total.add_(flat.double(), alpha=1 / self.account.settings.clip_norm)
         self.recording.stepped()
-        if self.turn.take().last:
+        if self.pending.take().last:
             self._release()
 
     def _release(self) -> None:
@@ -188,12 +188,12 @@ class PrivateOptimizer(Optimizer):
             self.inner.step()
         finally:
             self.released = False
-            self.recording.guard.moved()
+            self.recording.guard.stepped_on()
 
     def _noised(self, t: int) -> Tensor:
-        """A^-1 (total + N(0, z^2)) * clip / batch, [d]: the plan's release, decode and post-processing."""
+        """A^-1 (total + N(0, z^2)) * C / batch, [d]: the plan's release, decode and post-processing."""
         plan, public = self.account.settings.plan, self.account.settings.plan.public(t)
-        noised = self.memory.noised(self.total, t, lambda _: self.streams.at(t, "noise"))
+        noised = self.noise_state.noised(self.total, t, lambda _: self.streams.at(t, "noise"))
         self.total.zero_()
         std = plan.release.noise_std(ALL, t)
         if self.streams.mode == "secure":
@@ -216,32 +216,30 @@ class PrivateOptimizer(Optimizer):
 
     def _check_loop(self) -> None:
         """Refuse a step that the bill would not be true of; nothing has moved yet."""
-        recording, handed = self.recording, self.turn.handed
+        recording, piece = self.recording, self.pending.piece
         known = set(recording.named.values())
         if any(p.requires_grad and p not in known for p in self._parameters()):
             found = "a parameter that was added or unfrozen after make_private"
             raise _loop(found, "the parameters it began with", "call make_private again, for a new bill")
-        if handed is None:
-            where = "outside the private loader" if recording.stray is not None else "without a new batch"
+        if piece is None:
+            where = "outside the private loader" if recording.other_records is not None else "without a new batch"
             raise _loop(f"a step {where}", "one step for each batch of the loader that make_private returned")
         if recording.outside:
             found = f"parameter '{min(recording.outside)}' in the loss by another way than model(x)"
             fix = "use weight_decay for a penalty on the weights; call the whole model, once per batch"
             raise _loop(found, "gradients that come from model(x) alone", fix)
         if recording.backwards != 1:
-            raise self._not_once(handed.size)
-        if handed.piece != self.turn.pieces:
-            raise _loop(
-                f"piece {handed.piece + 1} of a batch whose earlier pieces had no step", "a step for each piece"
-            )
+            raise self._not_once(piece.size)
+        if piece.index != self.pending.summed:
+            raise _loop(f"piece {piece.index + 1} of a batch whose earlier pieces had no step", "a step for each piece")
 
     def _not_once(self, size: int) -> PlanError:
         recording = self.recording
         if recording.backwards > 1:
             found = f"{recording.backwards} backward passes before a step"
             return _loop(found, "one", "add the losses up, then call backward() once")
-        if recording.stray is not None:
-            found = f"a training pass over {recording.stray} records where the loader gave {size}"
+        if recording.other_records is not None:
+            found = f"a training pass over {recording.other_records} records where the loader gave {size}"
             return _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
         return _loop("a step without a backward pass", "loss.backward() before step()")
 
@@ -262,21 +260,21 @@ class PrivateOptimizer(Optimizer):
 
         Under correlated noise also what the noise remembers, which is not to be published.
         """
-        self.recording.guard.look()
-        order = {} if self.turn.order is None else self.turn.order.state()
-        return {**self.inner.state_dict(), "sordino": self.account.state(**self.memory.state(), **order)}
+        self.recording.guard.check()
+        order = {} if self.pending.order is None else self.pending.order.state()
+        return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a run of the same settings, bill and all; a record that is not as it was saved is refused."""
         stored = state_dict.get("sordino") if isinstance(state_dict, dict) else None
         record = read_record(stored, self.account.settings)
-        self.memory.check(record.secret, sum(self.account.joined(record).values()))
-        if self.turn.order is not None:
-            self.turn.order.check_state(record.order)
+        self.noise_state.check(record.secret, sum(self.account.joined(record).values()))
+        if self.pending.order is not None:
+            self.pending.order.check_state(record.order)
         self._load_inner({name: part for name, part in state_dict.items() if name != "sordino"})
         self.account.accept(record)
-        self.memory.load(record.secret)
-        self.turn.reset()
+        self.noise_state.load(record.secret)
+        self.pending.reset()
         self.recording.forget()
 
     def _load_inner(self, state: dict[str, Any]) -> None:
@@ -296,14 +294,14 @@ class PrivateOptimizer(Optimizer):
 
     def _facts(self) -> Facts:
         """What the loop adds to its plan, looked at once more."""
-        if self.turn.handed is not None:
+        if self.pending.piece is not None:
             found = "a certificate asked for while a batch waits for its step"
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
-        self.recording.guard.look()
+        self.recording.guard.check()
         self._remember()
         self.recording.refuse_stale()
         self._refuse_stale_loss(always=True)
-        how, looks = self.recording.vouch()
+        how, looks = self.recording.evidence()
         check = _KNOWN.format(found=self.check.found) if self.own is None else _EACH
         facts = self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
         return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
@@ -322,7 +320,7 @@ class PrivateOptimizer(Optimizer):
 
     def _public_inputs(self) -> str:
         """What the loop gave beside records: nothing proves that it was not computed from them."""
-        given = [*self.recording.given_inputs.public.values(), *self.targets.public.values()]
+        given = [*self.recording.inputs.public.values(), *self.targets.public.values()]
         count = sum(isinstance(item, Tensor) for item in given)
         return f"; {count} further inputs, the same in every step, are taken for public" if count else ""
 

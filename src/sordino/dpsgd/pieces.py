@@ -112,7 +112,7 @@ def transposed(rows: Tensor) -> Tensor:
     return rows.transpose(-1, -2)
 
 
-class Slopes:
+class OutputGradients:
     """Output gradients [b, T, O], with what the parameters of one layer share: Gram matrices and the scaled copy."""
 
     def __init__(self, value: Tensor) -> None:
@@ -149,7 +149,7 @@ class Outer:
     """
 
     inputs: Tensor | Callable[[], Tensor]  # patches are cut when needed: those of all layers would fill the memory
-    outputs: Slopes
+    outputs: OutputGradients
     turn: Callable[[Tensor], Tensor] = _same
     kept: Tensor | None = field(init=False, default=None)
     slack: Tensor | float = field(init=False, default=0.0)
@@ -205,7 +205,7 @@ class Outer:
     def at(self, index: Tensor) -> Piece:
         if self.kept is not None:
             return Rows(self.turn(self.kept[index]))
-        return Outer(self.read()[index], Slopes(self.outputs.value[index]), self.turn)
+        return Outer(self.read()[index], OutputGradients(self.outputs.value[index]), self.turn)
 
 
 def gram_is_cheaper(b: int, t: int, i: int, o: int) -> bool:
@@ -317,7 +317,7 @@ def _tied(pieces: Sequence[Piece]) -> Tied | None:
     return Tied(outer, lookup) if fits else None  # type: ignore[arg-type]
 
 
-def merged(pieces: Sequence[Piece]) -> Piece:
+def merge_pieces(pieces: Sequence[Piece]) -> Piece:
     """A parameter used several times: its per-record gradient is the sum of the uses, taken BEFORE the norm."""
     first = pieces[0]
     if len(pieces) == 1:
@@ -325,7 +325,7 @@ def merged(pieces: Sequence[Piece]) -> Piece:
     if isinstance(first, Outer) and all(isinstance(p, Outer) and p.turn == first.turn for p in pieces):
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
-        return Outer(torch.cat([p.read() for p in uses], 1), Slopes(slopes), first.turn)
+        return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.turn)
     tied = _tied(pieces)
     if tied is not None:
         return tied

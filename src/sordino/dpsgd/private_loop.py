@@ -16,13 +16,12 @@ from sordino.data import lineage
 from sordino.data.compatibility import check_labels, refuse_compiled, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
-from sordino.dpsgd.batch_checks import check_collate, collate_grade
-from sordino.dpsgd.loader import PrivateLoader, Turn
+from sordino.dpsgd.batch_checks import check_collate, grade_collate
+from sordino.dpsgd.loader import PendingBatch, PrivateLoader
 from sordino.dpsgd.optimizer import PrivateOptimizer
-from sordino.dpsgd.record_loss import PerRecord, RecordLoss, named_loss
-from sordino.dpsgd.recording import Gate, Recording
-from sordino.dpsgd.settings import Reduction, Settings, batches, checked_delta, loop_plan, with_noise
-from sordino.dpsgd.transform import RecordTransform, Transforms
+from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, Transforms, named_loss
+from sordino.dpsgd.recording import RecordedForward, Recording
+from sordino.dpsgd.settings import Reduction, Settings, batches, calibrate_noise, checked_delta, loop_plan
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.ledger.ledger import Ledger
 from sordino.parts.strategies import Strategy
@@ -38,13 +37,13 @@ def make_private(
     epochs: int,
     epsilon: float | None = None,
     delta: float | None = None,
-    clip: float = 1.0,
+    clip_norm: float = 1.0,
     smoothing: float = 0.0,
     noise: Mode = "simulation",
     seed: int = 0,
     noise_multiplier: float | None = None,
     strategy: Strategy | None = None,
-    physical_batch: int | None = None,
+    max_physical_batch_size: int | None = None,
     reduction: Reduction = "mean",
     loss: str | PerRecord | None = None,
     allow_large_delta: bool = False,
@@ -57,7 +56,7 @@ def make_private(
 
     `epsilon` is solved for the noise, or `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3). `smoothing`
     is the strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes
-    the expected size of a Poisson batch; `physical_batch` caps what is computed at once and changes nothing else.
+    the expected size of a Poisson batch; `max_physical_batch_size` caps what is computed at once and changes nothing else.
     `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record or a
     kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
     optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
@@ -80,8 +79,8 @@ def make_private(
     _check_words(noise, reduction, own_code)
     if loss is not None and reduction != "mean":
         raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
-    if physical_batch is not None and physical_batch < 1:
-        raise ConfigError(f"physical_batch = {physical_batch}", "a whole number of at least 1")
+    if max_physical_batch_size is not None and max_physical_batch_size < 1:
+        raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     size = _check_loader(loader)
     refuse_compiled(model)
     _refuse_checkpointing(model)
@@ -93,13 +92,13 @@ def make_private(
     bare = loop_plan(
         epochs=epochs,
         records=batches(loader.batch_size or 0, size, strategy),
-        clip=float(clip),
+        clip_norm=float(clip_norm),
         smoothing=float(smoothing),
         optimizer=optimizer,
         strategy=strategy,
     )
     settings = Settings(
-        plan=with_noise(bare, epsilon, noise_multiplier, delta),
+        plan=calibrate_noise(bare, epsilon, noise_multiplier, delta),
         delta=delta,
         noise=noise,
         seed=seed if noise == "simulation" else 0,
@@ -110,18 +109,18 @@ def make_private(
     account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_of_model(model, records))
     _name_runs(model, account)
     _freeze_the_rest(model, optimizer)
-    turn, coins = Turn(), streams(noise, seed)
-    expected = min(settings.records.count, physical_batch or settings.records.count)
+    pending, rng = PendingBatch(), streams(noise, seed)
+    expected = min(settings.records.count, max_physical_batch_size or settings.records.count)
     trusted = own_code == "trusted"
-    recording = Recording(model, turn, coins.at(0, "mixing"), expected, trusted)
+    recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
     own = None if loss is None else _record_loss(loss, model, trusted)
     change = None if transform is None else RecordTransform(transform, trusted)
-    collate = collate_grade(loader, own_code is None and noise == "secure")
-    private = PrivateOptimizer(optimizer, recording, account, turn, coins, own)
+    collate = grade_collate(loader, own_code is None and noise == "secure")
+    private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
     private.records = records
     private.batch_code = lambda: [collate, *([] if change is None else [change.grade])]
-    return model, private, PrivateLoader(loader, account, turn, coins, physical_batch, change)
+    return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
 
 
 def _check_words(noise: str, reduction: str, own_code: str | None) -> None:
@@ -149,7 +148,7 @@ def _refuse_checkpointing(model: nn.Module) -> None:
     for name, part in model.named_modules():
         if getattr(part, "gradient_checkpointing", False) is True:
             found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
-            fix = "model.gradient_checkpointing_disable(), and physical_batch for the memory"
+            fix = "model.gradient_checkpointing_disable(), and max_physical_batch_size for the memory"
             raise PlanError("per-record", found, "layers that run once for each batch", fix)
 
 
@@ -161,7 +160,7 @@ def _check_loader(loader: DataLoader[Any]) -> int:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise DataError("a data set that can only be iterated", "one with a length and an index", "list it first")
     if loader.batch_size is None:
-        fix = "pass DataLoader(dataset, batch_size=...): batches are drawn anew, as the bill says"
+        fix = "pass DataLoader(dataset, batch_size=...): batches are drawn anew, as the cost assumes"
         raise DataError("a loader with a batch_sampler of its own, or without batches", "a batch_size", fix)
     if not _plain_order(loader.sampler, len(dataset)):
         found = f"a loader with sampler {type(loader.sampler).__name__}, which would not be used"
@@ -180,7 +179,9 @@ def _plain_order(sampler: Any, size: int) -> bool:
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     hooks = [getattr(hook, "__self__", None) for hook in optimizer._optimizer_step_pre_hooks.values()]
-    if any(isinstance(part, PrivateOptimizer | Gate) for part in (optimizer, vars(model).get("forward"), *hooks)):
+    if any(
+        isinstance(part, PrivateOptimizer | RecordedForward) for part in (optimizer, vars(model).get("forward"), *hooks)
+    ):
         raise ConfigError("a model or an optimizer that is private already", "new ones", "detach() the model")
     if isinstance(optimizer, LBFGS):
         raise ConfigError("LBFGS, which looks at the loss many times per step", "one gradient per step", "use SGD")

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_map
 
 from sordino.dpsgd.layer_rules import linear
-from sordino.dpsgd.pieces import Outer, Rows, Slopes
+from sordino.dpsgd.pieces import Outer, OutputGradients, Rows
 from sordino.dpsgd.tape import Pieces, Tape
 from sordino.errors import PlanError
 
@@ -90,7 +90,7 @@ def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tup
     inputs, before = tape.records(x, 1, 2), [start[0].detach()]
 
     def use(slope: Tensor) -> Pieces:
-        gates = Slopes(tape.records(slope, 1, 2))
+        gates = OutputGradients(tape.records(slope, 1, 2))
         yield of.w, Outer(inputs, gates)
         yield of.v, Outer(before[0].transpose(0, 1), gates)
         sums = Rows(gates.value.sum(1))

@@ -1,8 +1,8 @@
-"""Is the loss a mean or a sum over the records? Read off its gradient, in every step.
+"""How the loop's loss adds up records: mean or sum, recognised from its gradient in every step, and undone.
 
 The number that undoes a mean is the size of the batch, which is secret: taken for a sum, every record's gradient
-would depend on how many others came, and the clip would bound nothing that the bill speaks of. Just so where a mean
-divides by the tokens that count, or where records are compared: a loss that is not recognised is refused, and
+would depend on how many others there are, and the clip norm would bound nothing that the cost speaks of. Just so where
+a mean divides by the tokens that count, or where records are compared: a loss that is not recognised is refused, and
 make_private(..., loss=...) is the way for any other.
 
 Once a loss is recognised, with the constant c before it, what enters the model in the backward pass is
@@ -11,6 +11,10 @@ Once a loss is recognised, with the constant c before it, what enters the model 
 
 and not what the loop computed: the latter is compared with it and must agree. So whatever else the loop's own loss
 does, a record's gradient is that of a known loss of this record.
+
+In half precision 1 / b would be rounded to eight bits on its way into the model, another number for every b: one record
+more would change what all the others add, by up to b / 512 clip norms. So the model's output is widened to float32, and
+its gradient multiplied by b there.
 """
 
 from __future__ import annotations
@@ -24,17 +28,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino import codec
-from sordino.dpsgd.loader import Handed
+from sordino.dpsgd.loader import BatchPiece
+from sordino.dpsgd.pieces import HALF
 from sordino.dpsgd.settings import Reduction
 from sordino.errors import PlanError
 from sordino.graph import BY_CONSTRUCTION, TRUSTED, Grade
 from sordino.parts.losses import IGNORED, Absolute, CrossEntropy, Hinge, Logistic, LossFunction, Mse
 
 NEXT = "cross_entropy of the next token"
-COMPANY_ROUNDING = 2.0**-22  # clips that a record's clipped gradient may change by when a mean over b is one over b + 1
+MEAN_ROUNDING = 2.0**-22  # clip norms that a record's clipped gradient may change by, from a mean over b to b + 1
 _SURE = "make_private(..., loss=f) with f(output, target) -> one value per record, and optimizer.loss(model(x), y)"
+_TERM = "a loss in which each record has a term of its own"
 
 
 def _tokens(out: Tensor, y: Tensor) -> Tensor:
@@ -55,30 +62,69 @@ KNOWN: dict[str, LossFunction] = {
 
 
 def clip_margin(declared: Reduction, expected: float, *, double: bool) -> float:
-    """How far inside the clip every record's gradient is pulled, in clips; `expected` records are computed at once.
+    """How far inside the clip norm C every record's gradient is pulled, in units of C; `expected` records at once.
 
     A mean hands each record 1 / b, which float32 rounds: with one record more, each of the others adds another number.
-    Measured 1.0e-7 clips each, all the same way where records are equal: the sum of 100,000 moved by 1.010. The public
+    Measured 1.0e-7 C each, all the same way where records are equal: the sum of 100,000 moved by 1.010 C. The public
     expected number and eight deviations more, times 2^-22, is kept free for that. A sum has no such factor.
     """
     if declared == "sum" or double:
         return 0.0
-    margin = COMPANY_ROUNDING * (expected + 8.0 * math.sqrt(expected))
+    margin = MEAN_ROUNDING * (expected + 8.0 * math.sqrt(expected))
     if margin > 0.5:
         found = f"a mean over about {expected:,.0f} records at once, whose gradients float32 rounds by their number"
-        raise PlanError("reduction", found, "at most 2,000,000", 'reduction = "sum", or physical_batch = 100_000')
+        fix = 'reduction = "sum", or max_physical_batch_size = 100_000'
+        raise PlanError("reduction", found, "at most 2,000,000", fix)
     return margin
 
 
-def counts(target: Tensor | None) -> bool:
+class _WidenedOutputs(torch.autograd.Function):
+    """Float32 copies of the outputs, whose backward runs the model's own with gradients times `scale`.
+
+    The two autograd graphs are apart, so a loss that reaches into the model past the copies is a second backward pass,
+    which is refused.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, scale: float, inner: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.inner, ctx.scale = inner, scale
+        ctx.set_materialize_grads(False)
+        return tuple(y.detach().float() if y.dtype in HALF else y.detach().clone() for y in inner)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor, None, None]:
+        pairs = [(y, (s * ctx.scale).to(y.dtype)) for y, s in zip(ctx.inner, slopes, strict=True) if s is not None]
+        torch.autograd.backward([y for y, _ in pairs], [s for _, s in pairs], retain_graph=True)
+        return torch.zeros(()), None, None
+
+
+def is_half_precision(output: Any) -> bool:
+    """Whether an output that is trained on is in half precision."""
+    return any(y.dtype in HALF for y in tree_flatten(output)[0] if _live(y))
+
+
+def widen_outputs(output: Any, scale: float) -> Any:
+    """The output in float32; its gradients come back times `scale`."""
+    leaves, form = tree_flatten(output)
+    inner = [y for y in leaves if _live(y)]
+    anchor = torch.zeros((), requires_grad=True)
+    supply = iter(_WidenedOutputs.apply(anchor, scale, inner))  # type: ignore[no-untyped-call]
+    return tree_unflatten([next(supply) if _live(y) else y for y in leaves], form)
+
+
+def _live(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.requires_grad
+
+
+def has_ignored_targets(target: Tensor | None) -> bool:
     """Whether some targets are left out, so that a mean would divide by how many are not."""
     return target is not None and target.dtype == torch.int64 and bool((target == IGNORED).any())
 
 
 @codec.hides_values
 @dataclass
-class Seen:
-    """A model's output [b, ...], the targets the loader gave with it, and d loss / d output once it is known."""
+class OutputGradient:
+    """A model's output [b, ...] with its targets, and d loss / d output once the backward pass has reached it."""
 
     output: Tensor
     target: Tensor | None = None
@@ -88,35 +134,33 @@ class Seen:
     agrees: bool = False  # whether the two are the same
 
     @classmethod
-    def of(cls, output: Any, live: Sequence[Tensor], handed: Handed, check: Check) -> list[Seen]:
-        """One for each tensor of the answer; the targets belong to the only one, or to its logits."""
+    def of(cls, output: Any, live: Sequence[Tensor], piece: BatchPiece, check: LossCheck) -> list[OutputGradient]:
+        """One for each tensor of the output; the targets belong to the only one, or to its logits."""
         main = getattr(output, "logits", output)
         found = []
-        for one in live if handed.size else ():
-            seen = cls(one.detach(), handed.target if one is main else None, size=handed.size)
-            one.register_hook(partial(seen._keep, check))  # type: ignore[no-untyped-call]
+        for one in live if piece.size else ():
+            seen = cls(one.detach(), piece.target if one is main else None, size=piece.size)
+            one.register_hook(partial(seen._replace, check))  # type: ignore[no-untyped-call]
             found.append(seen)
         return found
 
-    def _keep(self, check: Check, slope: Tensor) -> Tensor | None:
+    def _replace(self, check: LossCheck, slope: Tensor) -> Tensor | None:
         self.slope = slope.detach()
         self.due = check.due(self)
         return self.due
 
-    def finite(self) -> Seen:
-        """Without the records whose output or slope is not finite: they count as zero anyway."""
+    def finite(self) -> OutputGradient:
+        """Without the records whose output or gradient is not finite: they count as zero anyway."""
         assert self.slope is not None
         assert self.target is not None
         good = (self.output.isfinite() & self.slope.isfinite()).flatten(1).all(1)
-        return (
-            self
-            if bool(good.all())
-            else replace(self, output=self.output[good], target=self.target[good], slope=self.slope[good])
-        )
+        if bool(good.all()):
+            return self
+        return replace(self, output=self.output[good], target=self.target[good], slope=self.slope[good])
 
 
-class Check:
-    """Compares what was declared with what is seen, and puts the gradient of the known loss in its place.
+class LossCheck:
+    """Recognises the loop's loss, compares it with what was declared, and replaces its gradient by the known loss's.
 
     factor = slope / slope of the summed loss: in every batch factor * b is the same for a mean, factor for a sum.
     """
@@ -124,135 +168,142 @@ class Check:
     def __init__(self, declared: Reduction, expected: float, trusted: bool = False) -> None:
         self.declared, self.expected, self.trusted = declared, expected, trusted
         self.found = "declared"
-        self.first: tuple[int, float] | None = None
+        self.first: tuple[int, float] | None = None  # size and factor of the first batch
         self.known: tuple[str, float] | None = None  # the loss, and the constant c
-        self.own = ""  # what the loop's own loss was, where none is known and its owner vouches for it
+        self.own = ""  # the loop's own loss, where none is known and its owner vouches for it
 
     @property
     def grade(self) -> tuple[Grade, str]:
-        """What is proved of the loop's own loss: that of a known one is put in its place, where one is known."""
+        """What is proved of the loop's own loss: it is replaced by a known one, where one is known."""
         return (TRUSTED, self.own) if self.own else (BY_CONSTRUCTION, "")
 
-    def due(self, seen: Seen) -> Tensor | None:
-        """The slope of the known loss; None where none is recognised."""
+    def due(self, seen: OutputGradient) -> Tensor | None:
+        """The gradient of the known loss; None where none is recognised."""
         if seen.target is None or seen.slope is None:
             return None
-        due = None if self.known is None else self._slope(seen, self.known)
-        seen.agrees = due is not None and _alike(seen.slope, due)
-        if seen.agrees:
-            return due
-        kept = seen.finite()
-        if self.known is None:
-            self.known = self._recognised(kept)
-        elif not self._agrees(kept, self.known):
-            other = self._recognised(kept)  # of two losses that looked alike so far, it is the other one
-            if other is not None and _near(other[1], self.known[1]):
-                self.known = other
-        return None if self.known is None else self._slope(seen, self.known)
+        seen.agrees = self._agrees(seen)
+        if not seen.agrees:
+            kept = seen.finite()
+            if self.known is None:
+                self.known = self._recognise(kept)
+            elif not self._agrees(kept):
+                other = self._recognise(kept)  # of two losses that looked alike so far, it is the other one
+                if other is not None and _near(other[1], self.known[1]):
+                    self.known = other
+        return self._slope(seen)
 
-    def _recognised(self, seen: Seen) -> tuple[str, float] | None:
-        assert seen.target is not None
+    def _recognise(self, seen: OutputGradient) -> tuple[str, float] | None:
         assert seen.slope is not None
-        known = recognised(seen.output, seen.target, seen.slope) if bool(seen.slope.any()) else None
-        if known is None:
+        found = recognise_loss(seen) if bool(seen.slope.any()) else None
+        if found is None:
             return None
         size, width = seen.size, seen.output[0].numel()
-        constant = known[1] * size if self.declared == "mean" else known[1]
+        constant = found[1] * size if self.declared == "mean" else found[1]
         usual = any(_near(constant, wanted) for wanted in (1.0, float(width)))
-        return (known[0], float(f"{constant:.4g}")) if usual or size > 1 else None
+        return (found[0], float(f"{constant:.4g}")) if usual or size > 1 else None
 
-    def _slope(self, seen: Seen, known: tuple[str, float]) -> Tensor | None:
-        name, constant = known
-        assert seen.target is not None
-        own = _own_slope(name, seen.output, seen.target)
-        return None if own is None else own * (constant / seen.size if self.declared == "mean" else constant)
+    def _slope(self, seen: OutputGradient) -> Tensor | None:
+        own = None if self.known is None else _summed_slope(self.known[0], seen)
+        if own is None or self.known is None:
+            return None
+        return own * (self.known[1] / seen.size if self.declared == "mean" else self.known[1])
 
-    def _agrees(self, seen: Seen, known: tuple[str, float]) -> bool:
-        due = self._slope(seen, known)
-        return due is not None and seen.slope is not None and _alike(seen.slope, due)
+    def _agrees(self, seen: OutputGradient) -> bool:
+        """Whether the gradient is that of the known loss, within what its constant was rounded to."""
+        due, slope = self._slope(seen), seen.slope
+        if due is None or slope is None or slope.shape != due.shape:
+            return False
+        return float((slope - due).norm()) <= 2e-3 * float(due.norm())
 
-    def look(self, seen: Sequence[Seen], handed: Handed | None) -> None:
+    def check(self, outputs: Sequence[OutputGradient], piece: BatchPiece | None) -> None:
         """Refuse a loss that is not reduced as declared, or not known."""
-        reached = [one for one in seen if one.slope is not None]
-        if handed is None or not handed.size:
+        if piece is None or not piece.size:
             return
-        if not any(one.target is not None for one in reached) or any(
-            one.target is None and bool(one.slope.any()) for one in reached if one.slope is not None
-        ):
+        reached = [one for one in outputs if one.slope is not None]
+        others = [one.slope for one in reached if one.target is None]
+        if len(others) == len(reached) or any(slope is not None and bool(slope.any()) for slope in others):
             raise _unknown("a loss of something else than one output tensor and the batch's last tensor")
         for one in reached:
             if one.target is not None:
-                self._look(one)
+                self._check(one)
 
-    def _look(self, seen: Seen) -> None:
-        if seen.agrees and self.first is not None and not counts(seen.target):
+    def _check(self, seen: OutputGradient) -> None:
+        ignored = has_ignored_targets(seen.target)
+        if seen.agrees and self.first is not None and not ignored:
             return
-        size, due, seen = seen.size, seen.due, seen.finite()
+        due, seen = seen.due, seen.finite()
         assert seen.slope is not None
-        assert seen.target is not None
         if not len(seen.output) or (due is None and not bool(seen.slope.any())):
             return
-        if size == 1 and (self.known is None or self._confirmed(seen)):
+        confirmed = self._agrees(seen)
+        if seen.size == 1 and (self.known is None or confirmed):
             return  # of one record, a mean is a sum
-        if counts(seen.target) or self.first is None or not self._confirmed(seen):
-            known = recognised(seen.output, seen.target, seen.slope)
-            if known is None:
-                return self._weighted(seen)
-            self._judge(*known, size, seen)
-        if self.known is not None and not self._confirmed(seen):
-            raise _unknown("a loss that is another one, or has another weight, than in earlier batches")
+        if ignored or self.first is None or not confirmed:
+            found = recognise_loss(seen)
+            if found is None:
+                return self._refuse_weighted(seen)
+            self._check_reduction(*found, seen)
         if self.known is not None:
+            if not self._agrees(seen):
+                raise _unknown("a loss that is another one, or has another weight, than in earlier batches")
             self.found = f"recognised: {self.known[0]}"
 
-    def _confirmed(self, seen: Seen) -> bool:
-        return self.known is not None and self._agrees(seen, self.known)
+    def _refuse_weighted(self, seen: OutputGradient) -> None:
+        """Not proportional to a known loss: a sum with a weight for each class is allowed, if its owner vouches.
 
-    def _weighted(self, seen: Seen) -> None:
-        """Not proportional to a known loss: a sum with a weight for each class is one too, if its owner says so."""
-        assert seen.slope is not None
-        assert seen.target is not None
-        _refuse_weighted_mean(seen.output, seen.target, seen.slope)
-        by_class = self.declared == "sum" and _by_class(seen.output, seen.target, seen.slope)
+        With class weights torch divides the mean by the weights of the batch: a record's share depends on the others.
+        """
+        target, slope, expected = seen.target, seen.slope, _summed_slope("cross_entropy", seen)
+        assert target is not None
+        assert slope is not None
+        by_class = False
+        if expected is not None and seen.output.dim() == 2 and expected.shape == slope.shape and target.dim() == 1:
+            shares = (slope * expected).sum(1) / expected.square().sum(1)  # w_j; of a mean w_j / sum of w
+            total, alike = float(shares.sum()), _proportional(slope, shares[:, None] * expected)
+            if alike and _near(total, 1.0) and float(shares.std()) > 1e-3 * float(shares.mean()):
+                raise PlanError(
+                    "reduction",
+                    "a cross-entropy with class weights, whose mean divides by the weights of the batch",
+                    _TERM,
+                    'reduction="sum" in the loss and in make_private',
+                )
+            means = torch.stack([shares[target == c].mean() for c in target])
+            by_class = self.declared == "sum" and _proportional(slope, means[:, None] * expected)
         if not by_class or self.known is not None:
             raise _unknown("a loss that is not one of those whose terms are known to be a record's own")
         self.own = "a cross-entropy with a weight for each class, computed by the loop"
         if not self.trusted:
             raise _unknown(f"{self.own}: the weights are not known")
 
-    def _judge(self, name: str, factor: float, size: int, seen: Seen) -> None:
+    def _check_reduction(self, name: str, factor: float, seen: OutputGradient) -> None:
         assert seen.target is not None
-        _refuse_counted(seen.target[:, 1:] if name == NEXT else seen.target, factor)
-        said = self._alone(factor, size, seen.output[0].numel()) if self.first is None else self._beside(factor, size)
-        if said is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
+        target, size = seen.target[:, 1:] if name == NEXT else seen.target, seen.size
+        if has_ignored_targets(target) and _near(factor * float((target != IGNORED).sum()), 1.0):
+            found = f"a mean over the targets that are not {IGNORED}: their number is that of all records together"
+            raise PlanError("reduction", found, _TERM, _SURE)
+        apparent = self._apparent(factor, size, seen.output[0].numel())
+        if apparent is None and self.first is not None and not _near(size / self.first[0], 1.0, 0.01):
             raise _unknown(f"a loss ({name}) over a number that is neither constant nor the size of the batch")
         self.first = self.first or (size, factor)
-        if said is not None and said != self.declared:
+        if apparent is not None and apparent != self.declared:
             self.first = self.known = None
             raise PlanError(
                 "reduction",
-                f"a loss ({name}) that is the {said} over a batch, and reduction = {self.declared!r}",
+                f"a loss ({name}) that is the {apparent} over a batch, and reduction = {self.declared!r}",
                 "the reduction that the loss has",
-                f'make_private(..., reduction="{said}")',
+                f'make_private(..., reduction="{apparent}")',
             )
 
-    def _alone(self, factor: float, size: int, width: int) -> Reduction | None:
-        """What the usual factors say: 1 / b, or 1 (of mean squares, the width); not where a constant may be meant."""
-        if _near(factor * size, 1.0) and size != self.expected:
-            return "mean"
-        return "sum" if _near(factor, 1.0) or _near(factor, float(width)) else None
-
-    def _beside(self, factor: float, size: int) -> Reduction | None:
-        """What two batches of different sizes say, whatever constant the loss was multiplied by."""
-        assert self.first is not None
+    def _apparent(self, factor: float, size: int, width: int) -> Reduction | None:
+        """Mean or sum by the usual factors, 1 / b or 1 (of mean squares, the width); or by two sizes of batches."""
+        if self.first is None:  # says nothing where a constant may be meant
+            if _near(factor * size, 1.0) and size != self.expected:
+                return "mean"
+            return "sum" if _near(factor, 1.0) or _near(factor, float(width)) else None
         before, other = self.first
         if _near(size / before, 1.0, 0.01):
             return None
         return "mean" if _near(factor * size, other * before) else "sum" if _near(factor, other) else None
-
-
-def _alike(slope: Tensor, due: Tensor) -> bool:
-    """Within what the constant was rounded to."""
-    return slope.shape == due.shape and float((slope - due).norm()) <= 2e-3 * float(due.norm())
 
 
 def _near(value: float, wanted: float, tolerance: float = 1e-3) -> bool:
@@ -260,60 +311,36 @@ def _near(value: float, wanted: float, tolerance: float = 1e-3) -> bool:
 
 
 def _unknown(found: str) -> PlanError:
-    return PlanError("reduction", found, "a loss in which each record has a term of its own, for sure", _SURE)
+    return PlanError("reduction", found, f"{_TERM}, for sure", _SURE)
 
 
-def _refuse_counted(target: Tensor, factor: float) -> None:
-    """With targets left out torch divides the mean by how many are not: a record's share depends on the others."""
-    if counts(target) and _near(factor * float((target != IGNORED).sum()), 1.0):
-        found = f"a mean over the targets that are not {IGNORED}: their number is that of all records together"
-        raise PlanError("reduction", found, "a loss in which each record has a term of its own", _SURE)
-
-
-def _by_class(output: Tensor, target: Tensor, slope: Tensor) -> bool:
-    """Whether the slope is that of a cross-entropy with one weight for each class."""
-    expected = _own_slope("cross_entropy", output, target)
-    if expected is None or output.dim() != 2 or expected.shape != slope.shape or target.dim() != 1:
-        return False
-    shares = (slope * expected).sum(1) / expected.square().sum(1)
-    means = torch.stack([shares[target == c].mean() for c in target])
-    return float((slope - means[:, None] * expected).norm()) < 1e-3 * float(slope.norm())
-
-
-def recognised(output: Tensor, target: Tensor, slope: Tensor) -> tuple[str, float] | None:
-    """The known loss whose summed gradient is proportional to `slope`, and the factor."""
+def recognise_loss(seen: OutputGradient) -> tuple[str, float] | None:
+    """The known loss whose summed gradient is proportional to the slope, and the factor."""
+    slope = seen.slope
+    assert slope is not None
     for name in KNOWN:
-        expected = _own_slope(name, output, target)
+        expected = _summed_slope(name, seen)
         if expected is None or expected.shape != slope.shape or not bool(expected.any()):
             continue
         factor = float((slope * expected).sum() / expected.square().sum())
-        if factor and float((slope - factor * expected).norm()) < 1e-3 * float(slope.norm()):
+        if factor and _proportional(slope, factor * expected):
             return name, factor
     return None
 
 
-def _refuse_weighted_mean(output: Tensor, target: Tensor, slope: Tensor) -> None:
-    """With class weights torch divides the mean by the weights that came: a record's share depends on the others."""
-    expected = _own_slope("cross_entropy", output, target)
-    if expected is None or output.dim() != 2 or expected.shape != slope.shape:
-        return
-    shares = (slope * expected).sum(1) / expected.square().sum(1)  # w_j / sum of w, which add up to 1
-    alike = float((slope - shares[:, None] * expected).norm()) < 1e-3 * float(slope.norm())
-    if alike and _near(float(shares.sum()), 1.0) and float(shares.std()) > 1e-3 * float(shares.mean()):
-        raise PlanError(
-            "reduction",
-            "a cross-entropy with class weights, whose mean divides by the weights of the batch",
-            "a loss in which each record has a term of its own",
-            'reduction="sum" in the loss and in make_private',
-        )
+def _proportional(slope: Tensor, expected: Tensor) -> bool:
+    return float((slope - expected).norm()) < 1e-3 * float(slope.norm())
 
 
-def _own_slope(name: str, output: Tensor, target: Tensor) -> Tensor | None:
+def _summed_slope(name: str, seen: OutputGradient) -> Tensor | None:
     """d sum of the losses / d output; None where the loss does not fit."""
+    output, target = seen.output, seen.target
+    assert target is not None
+    plain = output.dim() == 2 and target.shape == output.shape[:1]
     with torch.enable_grad():
         point = output.clone().requires_grad_()
         try:
-            if name == CROSS.kind and output.dim() == 2 and target.shape == output.shape[:1] and not counts(target):
+            if name == CROSS.kind and plain and not has_ignored_targets(target):
                 return CROSS.slope(output, target)
             return torch.autograd.grad(KNOWN[name](point, target).sum(), point)[0]
         except (RuntimeError, ValueError, IndexError):

@@ -1,59 +1,87 @@
-"""Rule table: which rule records the gradients of each layer of a model, chosen from the model alone."""
+"""Table of the rules that record each layer's per-record gradients, chosen from the model alone; used by the recorders.
+
+A layer with a rule of its own is one site. Any other module that owns parameters is one site together with all that
+is inside it, run by `VmapRule`. A max pool has no parameters: it is a site only where a compiled one is faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
 from sordino.dpsgd.attention import attention
 from sordino.dpsgd.convolution import convolution
-from sordino.dpsgd.layer_rules import Rule, embedding, foreign_rule, group_norm, layer_norm, linear_layer
+from sordino.dpsgd.layer_rules import Rule, embedding, group_norm, layer_norm, linear_layer, third_party_rule
 from sordino.dpsgd.recurrent import recurrence
 from sordino.dpsgd.small_convolutions import max_pool, pools
-from sordino.dpsgd.vmap_fallback import Anything
+from sordino.dpsgd.tape import Tape
+from sordino.dpsgd.vmap_fallback import VmapRule
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear_layer,
-    nn.Conv1d: convolution,
-    nn.Conv2d: convolution,
-    nn.Conv3d: convolution,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), convolution),
     nn.Embedding: embedding,
-    nn.LayerNorm: layer_norm,
-    nn.RMSNorm: layer_norm,
-    nn.GroupNorm: group_norm,
-    nn.InstanceNorm1d: group_norm,
-    nn.InstanceNorm2d: group_norm,
-    nn.InstanceNorm3d: group_norm,
-    nn.LSTM: recurrence,
-    nn.GRU: recurrence,
-    nn.RNN: recurrence,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), layer_norm),
+    **dict.fromkeys((nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), group_norm),
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), recurrence),
     nn.MultiheadAttention: attention,
 }
-
-
-_SEQUENCES = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
-
-
-_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_TRANSFORMERS = (
+    *(nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder),
+    *(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
+)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A module, its rule, and where the records lie in its input."""
+    """A module, its rule, and the axis of its input along which records lie."""
 
     module: nn.Module
     rule: Rule
     axis: int
 
+    @property
+    def by_vmap(self) -> bool:
+        return isinstance(getattr(self.rule, "__self__", None), VmapRule)
+
 
 def sites(model: nn.Module, whole: bool = False) -> list[Site]:
     """The sites of a model; with `whole`, the model itself is the only one."""
     if whole:
-        return [Site(model, Anything(model).rule, 0)]
+        return [Site(model, VmapRule(model).rule, 0)]
     axes = _axes(model)
     return [Site(module, rule, axes.get(module, 0)) for module, rule in dict(_visit(model)).items()]
+
+
+@contextmanager
+def run_by_rules(tape: Tape, found: Sequence[Site]) -> Iterator[None]:
+    """While it lasts, the forward of each site is its rule; without gradients, its own."""
+    before = [vars(site.module).get("forward") for site in found]
+    for site in found:
+        vars(site.module)["forward"] = _recorded(tape, site)
+    try:
+        yield
+    finally:
+        for site, own in zip(found, before, strict=True):
+            del vars(site.module)["forward"]
+            if own is not None:
+                vars(site.module)["forward"] = own
+
+
+def _recorded(tape: Tape, site: Site) -> Any:
+    plain = site.module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        return site.rule(tape, site.module, site.axis, *args, **kwargs)
+
+    return forward
 
 
 def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
@@ -64,7 +92,7 @@ def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
     if rule is not None:
         yield module, rule
     elif _owns(module):
-        yield module, Anything(module).rule
+        yield module, VmapRule(module).rule
     else:
         for child in module.children():
             yield from _visit(child)
@@ -82,29 +110,23 @@ def _owns(module: nn.Module) -> bool:
 
 def rule_of(module: nn.Module) -> Rule | None:
     """The rule of a layer that runs exactly as torch wrote it, with all its parameters in their usual place."""
-    for kind, rule in RULES.items():
-        if isinstance(module, kind) and type(module).forward is kind.forward:
-            return rule if _usual(module) else None
-    return foreign_rule(module) if _usual(module) else None
-
-
-def _usual(module: nn.Module) -> bool:
-    """No parametrization, no old-style weight norm, no projection, no renormalised embedding."""
-    if hasattr(module, "parametrizations") or module._forward_pre_hooks:
-        return False
-    if isinstance(module, nn.Embedding):
-        return module.max_norm is None
-    if isinstance(module, nn.LSTM):
-        return not module.proj_size
-    weight = getattr(module, "weight", None)
-    return weight is None or isinstance(weight, nn.Parameter)
+    if hasattr(module, "parametrizations") or module._forward_pre_hooks:  # the latter: old-style weight norm
+        return None
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return None
+    if isinstance(module, nn.LSTM) and module.proj_size:
+        return None
+    if not isinstance(getattr(module, "weight", None), nn.Parameter | None):
+        return None
+    kinds = [kind for kind in RULES if isinstance(module, kind) and type(module).forward is kind.forward]
+    return RULES[kinds[0]] if kinds else third_party_rule(module)
 
 
 def _axes(model: nn.Module) -> dict[nn.Module, int]:
-    """Inside torch's transformers the records lie along axis 1, unless batch_first."""
+    """Inside torch's transformers records lie along axis 1, unless batch_first."""
     axes: dict[nn.Module, int] = {}
     for part in model.modules():
-        if isinstance(part, _SEQUENCES + _BLOCKS):
+        if isinstance(part, _TRANSFORMERS):
             attend = next((m for m in part.modules() if isinstance(m, nn.MultiheadAttention)), None)
             if attend is not None and not attend.batch_first:
                 axes.update(dict.fromkeys(part.modules(), 1))

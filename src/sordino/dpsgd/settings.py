@@ -36,7 +36,7 @@ Batches = PoissonRecords | RecordsInTurn
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`plan`:  g = A^-1 (sum_j g_j min(1, clip / ||g_j||) + N(0, (z clip)^2)) / batch,  a round is a step.
+    """`plan`:  g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch,  a round is a step.
 
     `epsilon` is the target, where the noise multiplier z was solved for. Under correlated noise row t of C^-1 Z takes the
     place of N, and the batches come in one fixed order.
@@ -61,7 +61,7 @@ class Settings:
         return self.plan.local.reads
 
     @property
-    def clip(self) -> float:
+    def clip_norm(self) -> float:
         """The clip norm of one record's gradient."""
         assert isinstance(self.plan.local, BatchGradient)
         assert isinstance(self.plan.local.clip_norm, float)
@@ -111,7 +111,7 @@ def loop_plan(
     *,
     epochs: int,
     records: Batches,
-    clip: float,
+    clip_norm: float,
     smoothing: float,
     optimizer: Optimizer,
     strategy: Strategy | None = None,
@@ -122,19 +122,19 @@ def loop_plan(
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
-    if not 0 < clip < math.inf:
-        raise ConfigError(f"clip = {clip}", "a positive finite number", "1.0 is a good start")
+    if not 0 < clip_norm < math.inf:
+        raise ConfigError(f"clip_norm = {clip_norm}", "a positive finite number", "1.0 is a good start")
     return alone(
         _server(optimizer, strategy),
         rounds=epochs * steps_per_epoch(records),
         records=records,
-        clip_norm=clip,
+        clip_norm=clip_norm,
         release=_release(strategy),
         denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
     )
 
 
-def with_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
+def calibrate_noise(plan: Plan, epsilon: float | None, noise_multiplier: float | None, delta: float) -> Plan:
     """The plan with the smallest noise multiplier that costs `epsilon`, or with the one that is given."""
     if epsilon is not None and noise_multiplier is None:
         return calibrate(plan, epsilon=epsilon, delta=delta)
@@ -154,7 +154,7 @@ def checked_delta(delta: float | None, population: int, allow_large: bool) -> fl
     return found
 
 
-def differing(ours: Settings, stored: Any) -> str:
+def first_difference(ours: Settings, stored: Any) -> str:
     """The first setting in which a stored run differs from this one; empty if none does."""
     mine, other = dict(_leaves(codec.dump(ours))), dict(_leaves(stored))
     for name in [*mine, *(name for name in other if name not in mine)]:

@@ -53,7 +53,7 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Where:
+class WindowOffsets:
     """What a convolution reads of a padded record [H, W, C]: entry place_t + inside_i, at position t for weight i."""
 
     place: NDArray[np.int64]
@@ -62,7 +62,7 @@ class Where:
     sides: tuple[int, int]
 
 
-def where(module: nn.Conv2d, x: Tensor) -> Where:
+def window_offsets(module: nn.Conv2d, x: Tensor) -> WindowOffsets:
     """For a padded input [b, C, H, W]."""
     return _where(tuple(x.shape[1:]), tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation))
 
@@ -70,7 +70,7 @@ def where(module: nn.Conv2d, x: Tensor) -> Where:
 @lru_cache(256)
 def _where(
     shape: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> Where:
+) -> WindowOffsets:
     channels, _, width = shape
     sizes = zip(shape[1:], kernel, stride, dilation, strict=True)
     high, wide = (max(0, (n - d * (k - 1) - 1) // s + 1) for n, k, s, d in sizes)
@@ -78,7 +78,9 @@ def _where(
     place = np.add.outer(np.arange(high) * stride[0] * down, np.arange(wide) * stride[1] * right)
     rows = np.add.outer(np.arange(kernel[0]) * dilation[0] * down, np.arange(kernel[1]) * dilation[1] * right)
     inside = np.add.outer(rows, np.arange(channels))
-    return Where(place.ravel(), inside.ravel(), channels * kernel[1] if dilation[1] == 1 else channels, (high, wide))
+    return WindowOffsets(
+        place.ravel(), inside.ravel(), channels * kernel[1] if dilation[1] == 1 else channels, (high, wide)
+    )
 
 
 def small(module: Any) -> bool:
@@ -97,7 +99,7 @@ def fits(module: Any, x: Tensor) -> bool:
     channels, entries = module.out_channels, prod(module.kernel_size) * x.shape[1]
     right = tuple(module.weight.shape) == (channels, x.shape[1], *module.kernel_size)
     right = right and (module.bias is None or tuple(module.bias.shape) == (channels,))
-    return right and channels >= LEAST and entries >= LEAST and prod(where(module, x).sides) >= POSITIONS
+    return right and channels >= LEAST and entries >= LEAST and prod(window_offsets(module, x).sides) >= POSITIONS
 
 
 def _plain(*tensors: Tensor | None) -> bool:
@@ -117,7 +119,7 @@ class Convolution(torch.autograd.Function):
     """y [b, T, O] from a padded input x; the weight and the bias are constants."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, spot: Where) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, spot: WindowOffsets) -> Tensor:
         ctx.shape, ctx.spot, ctx.weight = x.shape, spot, weight.permute(0, 2, 3, 1).flatten()
         entries, offset = flat(x).numpy(), weight.new_zeros(len(weight)) if bias is None else bias
         turned, out = weight.permute(2, 3, 1, 0).flatten().numpy(), x.new_empty(len(x), len(spot.place), len(weight))
@@ -149,7 +151,7 @@ class Convolved(Outer):
     """`Outer` of a convolution: if materialised, straight from the padded images [b, C, H, W], no patches cut."""
 
     image: Tensor = field(kw_only=True)
-    spot: Where = field(kw_only=True)
+    spot: WindowOffsets = field(kw_only=True)
 
     def squares(self) -> Tensor:
         (b, t, o), i = self.outputs.value.shape, len(self.spot.inside)
@@ -167,7 +169,7 @@ class Convolved(Outer):
         return self.turn(weighted_rows(weights, made.flatten(1)).view(made.shape[1:]).T)
 
 
-def _weight_gradients(x: Tensor, slopes: Tensor, spot: Where, made: Tensor, found: Tensor) -> None:
+def _weight_gradients(x: Tensor, slopes: Tensor, spot: WindowOffsets, made: Tensor, found: Tensor) -> None:
     """made [b, I, O] and found [b], the squared norms."""
     arrays = flat(x), slopes.contiguous().flatten(1), made.flatten(1), found
     entries, outputs, rows, squares = (item.numpy() for item in arrays)

@@ -1,25 +1,21 @@
-"""Coins that stand still: while this mode is on, every random operation of torch gives constants.
-
-A record's forward pass can then be compared with the same pass in other company: dropout keeps every entry in both, and
-what differs comes from the records. A random permutation becomes a turn by one, so that mixing by it still shows.
-
-What a module keeps beside what is stepped: noted once, compared with what is there later, refused if it changed.
+"""Guards of a model between private steps: nothing that it holds may change but by a step of the private optimizer.
 
 A module may hide records anywhere: in frozen parameters, in buffers of any type, in tensors, arrays and numbers among
 its attributes; and a write through `.data` or numpy leaves no trace in a tensor's version. So contents are compared:
 
     digest(t) = the blocks of t's memory, each a sum of 8-byte words times random odd numbers, modulo 2^64
 
-A word that changed changes its block's sum for sure; several changes cancel with probability about 2^-63."""
+A word that changed changes its block's sum for sure; several changes cancel with probability about 2^-63.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import types
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,78 +23,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sordino import codec
 from sordino.errors import PlanError
 
-_SEEDED = torch.Tag.nondeterministic_seeded
-_aten = torch.ops.aten
-
-
-class Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Random numbers are 0.5, coins 1, random indices the smallest there are."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _SEEDED not in func.tags:
-            return func(*args, **(kwargs or {}))
-        packet = func.overloadpacket
-        if packet is _aten.native_dropout:
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if packet in (_aten.rrelu_with_noise, _aten.rrelu_with_noise_):
-            args[1].copy_(torch.where(args[0] > 0, 1.0, (args[2] + args[3]) / 2))  # the slopes that its backward takes
-            return args[0] * args[1]
-        if func is _aten.bernoulli.p:  # how vmap writes dropout: the tensor is only a shape
-            return torch.ones_like(args[0])
-        if packet in (_aten.bernoulli, _aten.normal) and isinstance(args[0], Tensor):
-            return args[0].clone()
-        return _constant(func(*args, **(kwargs or {})), packet, args)
-
-
-def _constant(drawn: Any, packet: Any, args: Any) -> Any:
-    if not isinstance(drawn, Tensor):
-        return drawn
-    if packet is _aten.randperm:
-        return drawn.copy_(torch.arange(len(drawn)).roll(1))
-    if packet is _aten.bernoulli_ or drawn.dtype == torch.bool:
-        return drawn.fill_(1)
-    if drawn.is_floating_point():
-        return drawn.fill_(0.5)
-    bounds = [a for a in args if isinstance(a, int)]
-    return drawn.fill_(bounds[0] if packet is _aten.randint and len(bounds) > 1 else 0)
-
-
-@contextmanager
-def still(random: bool = True) -> Iterator[None]:
-    """Gradients on, coins standing still (if there are any: `random`), torch's own generator left as it was."""
-    mode = Still() if random else nullcontext()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), mode:
-        yield
-
-
+_LOG = logging.getLogger("sordino")
 BLOCK = 4096
-_KEY = np.frombuffer(os.urandom(8 * BLOCK), dtype=np.int64) | 1  # no noise: it only tells contents apart
+_KEY = np.frombuffer(os.urandom(8 * BLOCK), dtype=np.int64) | 1  # only tells contents apart
 _OWN = frozenset(vars(nn.Module())) | {"forward", "state_dict", "load_state_dict"}  # what torch and we keep there
 _VALUES = (int, float, str, type(None), bool, complex, bytes)
 _NONE: frozenset[str] = frozenset()
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-FEW, SMALL, DEEP = 64, 1 << 22, 4  # items and entries that every look reads; how far attributes of attributes go
+FEW, SMALL, DEEP = 64, 1 << 22, 4  # items and entries that every check reads; how far attributes of attributes go
 
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Mark:
-    """A tensor as it was: where it lay, how often torch had written it, and its content."""
+class TensorDigest:
+    """Address, version counter and content of a tensor at one time."""
 
     tensor: Tensor
     place: tuple[int, int]
     digest: Any
 
 
-class Steady:
-    """The state of a module at one time. `moving` is stepped by us: of it, only that it lies where it lay.
+class StateGuard:
+    """State of a module at one time, compared with later ones. Of `moving`, which is stepped, only where it lies.
 
-    `check` reads small tensors and everything's place; `check(full=True)` reads all.
+    `check` reads small tensors and everything's address; `check(full=True)` reads all.
     """
 
     def __init__(self, model: nn.Module, moving: Collection[Tensor] = (), doing: str = "", fix: str = "") -> None:
@@ -108,40 +60,40 @@ class Steady:
         self.note()
 
     def note(self) -> None:
-        """From now on, this is how it was."""
-        self.marks = {name: self._mark(item) for name, item in kept(self.model, full=True)}
+        """Take the present state as the reference."""
+        self.marks = {name: self._mark(item) for name, item in module_state(self.model, full=True)}
 
     def note_tensors(self, tensors: Collection[Tensor]) -> None:
-        """These are now as they are."""
+        """Take the present content of these tensors as the reference."""
         stepped = {id(tensor) for tensor in tensors}
         for name, mark in self.marks.items():
-            if isinstance(mark, Mark) and id(mark.tensor) in stepped:
+            if isinstance(mark, TensorDigest) and id(mark.tensor) in stepped:
                 self.marks[name] = self._mark(mark.tensor)
 
     def note_values(self) -> bool:
-        """Numbers and words anew: a loop may set them between passes, as a schedule does. Whether it has."""
-        now = {name: item for name, item in kept(self.model) if isinstance(item, _VALUES)}
+        """Take numbers and texts anew: a loop may set them between passes, as a schedule does. Whether it has."""
+        now = {name: item for name, item in module_state(self.model) if isinstance(item, _VALUES)}
         changed = any(name not in self.marks or self.marks[name] != item for name, item in now.items())
         self.marks.update(now)
         return changed
 
     def check(self, full: bool = False) -> None:
-        """Refuse what is not as it was."""
+        """Refuse a state that differs from the reference."""
         seen = 0
-        for name, item in kept(self.model, full):
+        for name, item in module_state(self.model, full):
             seen += 1
             if name not in self.marks or not self._same(self.marks[name], item, full):
                 raise self._refusal(name)
         if full and seen != len(self.marks):
-            raise self._refusal(min(self.marks.keys() - {name for name, _ in kept(self.model, full)}))
+            raise self._refusal(min(self.marks.keys() - {name for name, _ in module_state(self.model, full)}))
 
     def _mark(self, item: Any) -> Any:
         if not isinstance(item, Tensor):
             return item if isinstance(item, _VALUES) else digest(item)
-        return Mark(item, _place(item), None if id(item) in self.moving else digest(item))
+        return TensorDigest(item, _place(item), None if id(item) in self.moving else digest(item))
 
     def _same(self, mark: Any, item: Any, full: bool) -> bool:
-        if isinstance(item, Tensor) and isinstance(mark, Mark):
+        if isinstance(item, Tensor) and isinstance(mark, TensorDigest):
             if id(item) in self.moving or id(mark.tensor) in self.moving:
                 return item is mark.tensor and _place(item)[0] == mark.place[0]
             large = item.numel() > SMALL and not full
@@ -194,7 +146,7 @@ def content(array: Any) -> int:
     return zlib.crc32((words @ _KEY).tobytes(), zlib.crc32(memory[whole:]))
 
 
-def kept(model: nn.Module, full: bool = False) -> Iterator[tuple[str, Any]]:
+def module_state(model: nn.Module, full: bool = False) -> Iterator[tuple[str, Any]]:
     """Everything a module holds, by name: parameters, buffers, and the values, tensors and arrays of attributes."""
     known: set[int] = set()
     yield from _of_module(model, "", full, known)
@@ -254,3 +206,112 @@ def _inside(item: Any) -> dict[Any, Any] | None:
     if isinstance(item, (list, tuple, deque, set, frozenset)):
         return dict(enumerate(item))
     return getattr(item, "__dict__", None)
+
+
+_FIX = (
+    "remove it, or freeze it in eval mode; what the first pass builds, build before make_private; "
+    "change weights in the step of the optimizer that you pass in, or by model.load_state_dict"
+)
+
+
+class GuardedMethod:
+    """A method of the model with a call before and after it; copies and pickles of the model get the plain method."""
+
+    def __init__(self, model: nn.Module, name: str, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self.model, self.name, self.before, self.after = model, name, before, after
+        self.plain: Callable[..., Any] = getattr(model, name)
+        setattr(model, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.before()
+        found = self.plain(*args, **kwargs)
+        self.after()
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return types.MethodType(getattr(type(self.model), self.name), memo.get(id(self.model), self.model))
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.model, self.name)
+
+
+class ModelGuard:
+    """Guard of a model in a private loop: checked at each step and before `state_dict`, renewed by `load_state_dict`."""
+
+    def __init__(self, model: nn.Module, stepped: Iterable[Tensor]) -> None:
+        self.state, self.stepped = StateGuard(model, doing="without a step of the private optimizer", fix=_FIX), stepped
+        self.inside = 0  # passes under way: nothing that they load is taken for the owner's
+        self.on_export: Callable[[], None] = lambda: None  # called whenever weights leave by state_dict
+        calls = {"state_dict": (self._export, lambda: None), "load_state_dict": (lambda: None, self.accept)}
+        self.methods = [GuardedMethod(model, name, *calls[name]) for name in calls if name not in vars(model)]
+
+    def check(self, full: bool = True) -> None:
+        """Refuse a model that changed without a step of the private optimizer."""
+        if self.methods:
+            self.state.check(full)
+
+    def _export(self) -> None:
+        self.check()
+        self.on_export()
+
+    def accept(self) -> None:
+        """Take over a checkpoint that the owner loaded."""
+        if not self.inside:
+            self.state.note()
+
+    def begin(self) -> bool:
+        """Begin a pass; whether numbers were set since the last one, as a schedule does."""
+        return self.state.note_values()
+
+    def stepped_on(self) -> None:
+        """Take over the weights after a private step."""
+        self.state.note_tensors(list(self.stepped))
+
+    def remove(self) -> None:
+        """A last check, and the model is its owner's."""
+        self.check()
+        for method in self.methods:
+            delattr(method.model, method.name)
+        self.methods = []
+
+
+class GradientChangeWarning:
+    """Warning, once, that .grad was changed between a backward pass and the step, where a change is lost.
+
+    During a private loop .grad holds nothing of the batch: gradients are recorded record by record, and step()
+    replaces .grad by the noised mean. So in place of None the smallest trained parameter is given a .grad of zeros,
+    whose version counter tells of any change in place (clip_grad_norm_ multiplies whatever the norm is), and whose
+    identity tells of a replacement. A change of other parameters' gradients alone goes unnoticed.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.watched = min(parameters, key=lambda p: p.numel(), default=None)
+        self.zeros: Tensor | None = None  # the .grad that was put in place of None
+        self.before: tuple[Tensor, int] | None = None  # the .grad after the backward pass, and its version
+        self.warned = False
+
+    def begin(self) -> None:
+        """Remember .grad as it is after a backward pass."""
+        if self.watched is None or not self.watched.requires_grad:
+            return
+        if self.watched.grad is None:
+            self.zeros = self.watched.grad = torch.zeros_like(self.watched)
+        self.before = self.watched.grad, self.watched.grad._version
+
+    def end(self) -> None:
+        """Before a step: warn if .grad is another one, and take the zeros away."""
+        before, self.before = self.before, None
+        if before is None or self.watched is None:
+            return
+        now = self.watched.grad
+        changed = now is not None and (now is not before[0] or now._version != before[1])
+        if changed and not self.warned:
+            self.warned = True
+            _LOG.warning(
+                "The gradients were changed between backward() and step() (torch.nn.utils.clip_grad_norm_ or the like)."
+                " That has no effect: a private step clips every record's gradient to clip_norm= of make_private, and "
+                "sets .grad itself, noised. Remove the call; to clip tighter, lower clip_norm=."
+            )
+        if now is self.zeros:
+            self.watched.grad = None
+        self.zeros = None

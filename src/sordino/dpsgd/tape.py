@@ -1,17 +1,12 @@
-"""What one forward pass leaves behind, so that the backward pass yields per-record gradients.
+"""Tape of one forward pass, from which the backward pass yields per-record gradients; filled by the layer rules.
 
-Layers run on detached weights and hand their outputs to `Tape.watch`; the backward pass then computes no weight
-gradient at all, only d loss / d output of every layer, from which the layer's rule makes its pieces.
-
-A model recorded inside an ordinary PyTorch loop: forward, loss.backward(), then the clipped sum.
-
-with Recorder(model) as recorder:
-    losses(model(x), y).mean().backward()
-    clipped = recorder.clipped_sum(clip_norm=1.0, scale=len(x))        # scale undoes the mean"""
+Layers run on detached weights and pass their outputs to `Tape.watch`; the backward pass then computes no weight
+gradient at all, only d loss / d output of every layer, from which the layer's rule makes its `Piece`s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import codec
-from sordino.dpsgd.pieces import Piece, merged, wide
+from sordino.dpsgd.pieces import Piece, merge_pieces, wide
 from sordino.errors import PlanError
 
 Pieces = Iterable[tuple[nn.Parameter | None, Piece]]
@@ -30,7 +25,7 @@ Use = Callable[[Tensor], Pieces]  # from d loss / d output to the pieces of the 
 @codec.hides_values
 @dataclass
 class Call:
-    """One use of a layer: its rule, and the gradient of its output once the backward pass has been."""
+    """One use of a layer: its rule, and the gradient of its output once the backward pass has run."""
 
     use: Use
     shape: tuple[int, ...]
@@ -40,12 +35,12 @@ class Call:
     slope: Tensor | None = None
 
     def add(self, slope: Tensor) -> None:
-        """One more backward pass reached the output."""
+        """Add the gradient of one backward pass."""
         slope = slope.view(self.shape) if slope.shape != self.shape else slope
         self.slope = slope if self.slope is None else self.slope + slope
 
     def pieces(self) -> Pieces:
-        """What the rule says, unless what it needs was overwritten."""
+        """The rule's pieces; refused where its input was overwritten."""
         if self.slope is None:
             return ()
         if self.kept is not None and self.kept._version != self.version:
@@ -63,7 +58,7 @@ class Call:
 
 
 class UnrecordableError(PlanError):
-    """Layers that the rules cannot tell records apart in: the whole model must run record by record."""
+    """Layers in which the rules cannot tell records apart: the whole model must run record by record."""
 
     def __init__(self, found: str) -> None:
         fix = "keep the batch as the first axis, or pass whole=True to run the model record by record"
@@ -119,9 +114,23 @@ class Tape:
         self.calls = []
         self.anchor.grad = None
 
-    def anchored(self, item: Any) -> Any:
-        """What a pass over no record gave, with a backward pass that leads nowhere."""
-        return item + self.anchor if isinstance(item, Tensor) and item.is_floating_point() else item
+    def check_slices(self, leaves: Sequence[Tensor], rows: Iterable[int], parameters: Sequence[Tensor] = ()) -> None:
+        """Refuse layers in which the gradient of one record's output reaches other records' slices.
+
+        `leaves` are outputs [b, ...]. Found is a rule that takes the wrong axis for the records, a layer that mixes
+        them, and a use of `parameters` past the layers.
+        """
+        for row in rows:
+            figure = torch.stack([y[row].float().sum() for y in leaves]).sum()
+            wanted = [self.anchor, *parameters]
+            slopes = torch.autograd.grad(figure, wanted, allow_unused=True, retain_graph=True)
+            if any(slope is not None for slope in slopes[1:]):
+                raise UnrecordableError("a parameter used outside the layer that owns it")
+            leaks = any(call.leaks(self.batch, row) for call in self.calls)
+            for call in self.calls:
+                call.slope = None
+            if leaks:
+                raise UnrecordableError("layers whose gradient for one record touches other records")
 
     def records(self, x: Tensor, axis: int, tail: int) -> Tensor:
         """[b, T, ...] from a tensor with the records along `axis`; the last tail - 1 dimensions stay."""
@@ -170,4 +179,4 @@ class Tape:
                 for parameter, piece in call.pieces():
                     if parameter is not None and parameter.requires_grad:
                         uses.setdefault(parameter, []).append(piece)
-            return {parameter: merged(pieces) for parameter, pieces in uses.items()}
+            return {parameter: merge_pieces(pieces) for parameter, pieces in uses.items()}

@@ -1,9 +1,11 @@
-"""Any module: each record gets its own copy of the parameters, and autograd hands over their gradients.
+"""Record by record: any module, loss or transform by vmap, or one record at a time where vmap cannot.
+
+As the rule of a module without another one, each record gets its own copy of the parameters:
 
     y_j = f(x_j; w_j) with w_j = w      so   dw_j is the per-record gradient
 
-One forward, so coins (dropout) are those of the backward; through vmap, or one record at a time where vmap cannot.
-The copies are an expanded view: only their gradients take memory.
+One forward, so random numbers (dropout) are those of the backward. The copies are an expanded view: only their
+gradients take memory.
 """
 
 from __future__ import annotations
@@ -20,9 +22,68 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sordino.dpsgd.pieces import Rows
 from sordino.dpsgd.tape import Pieces, Tape
 
+Dims = Sequence[int | None]  # of each leaf: where records lie; None for what all records share
+_FAILS = (RuntimeError, ValueError, NotImplementedError, UserWarning)  # vmap warns where it would loop slowly
 
-class Anything(nn.Module):
-    """A module as `rule(tape, module, axis, ...)`; remembers whether vmap can run it."""
+
+def each_record(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int = 0) -> Any:
+    """function(*leaves) for each record by itself; its tensors, batches of one along `axis`, are joined along it."""
+    try:
+        return by_vmap(function, leaves, dims, axis)
+    except _FAILS:
+        return one_by_one(function, leaves, dims, axis)
+
+
+def by_vmap(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
+    """`each_record` by vmap alone."""
+    one, forms = _flat(function, leaves, dims)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        in_dims = tuple(d for d in dims if d is not None)
+        run = vmap(one, in_dims=in_dims, out_dims=axis, randomness="different")
+        joined = [y.flatten(axis, axis + 1) for y in run(*_moving(leaves, dims))]
+    return _nested(joined, forms[0])
+
+
+def one_by_one(function: Callable[..., Any], leaves: Sequence[Any], dims: Dims, axis: int) -> Any:
+    """`each_record` by a loop."""
+    one, forms = _flat(function, leaves, dims)
+    moving, places = _moving(leaves, dims), [d for d in dims if d is not None]
+    rows = [
+        one(*(x.select(d, j) for x, d in zip(moving, places, strict=True))) for j in range(moving[0].shape[places[0]])
+    ]
+    return _nested([torch.cat(parts, axis) for parts in zip(*rows, strict=True)], forms[0])
+
+
+def _moving(leaves: Sequence[Any], dims: Dims) -> list[Tensor]:
+    return [x for x, d in zip(leaves, dims, strict=True) if d is not None]
+
+
+def _flat(
+    function: Callable[..., Any], leaves: Sequence[Any], dims: Dims
+) -> tuple[Callable[..., list[Tensor]], list[Any]]:
+    """The function from the leaves of one record to its tensors, and how its answers were nested."""
+    forms: list[Any] = []
+
+    def one(*items: Tensor) -> list[Tensor]:
+        supply = iter(items)
+        answer = function(*[x if d is None else next(supply) for x, d in zip(leaves, dims, strict=True)])
+        found, form = tree_flatten(answer)
+        forms.append(([isinstance(x, Tensor) for x in found], form))
+        return [x for x in found if isinstance(x, Tensor)]
+
+    return one, forms
+
+
+def _nested(tensors: list[Tensor], nesting: tuple[list[bool], Any]) -> Any:
+    """Tensors as the answer had them; None in place of what is no tensor (a cache of keys)."""
+    is_tensor, form = nesting
+    supply = iter(tensors)
+    return tree_unflatten([next(supply) if tensor else None for tensor in is_tensor], form)
+
+
+class VmapRule(nn.Module):
+    """Rule of any module: `rule(tape, module, axis, ...)`; remembers whether vmap can run it."""
 
     def __init__(
         self, unit: nn.Module, records: Sequence[bool] | None = None, names: Collection[str] | None = None
@@ -37,31 +98,34 @@ class Anything(nn.Module):
         return self.run(*args, **kwargs)
 
     def rule(self, tape: Tape, module: nn.Module, axis: int, *args: Any, **kwargs: Any) -> Any:
-        """The module's output, one record's at a time in effect."""
+        """The module's output, computed for each record by itself."""
         if tape.batch == 0:
             with torch.no_grad():
                 empty = self.run(*args, **kwargs)
-            return tree_map(tape.anchored, empty)
+            return tree_map(lambda y: y + tape.anchor if _real(y) else y, empty)
         own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         copies = {f"unit.{name}": _copies(tape, p) for name, p in own if self.names is None or name in self.names}
         leaves, form = tree_flatten((args, kwargs))
-        mapped = [isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] == tape.batch for x in leaves]
-        mapped = mapped if self.records is None else list(self.records)
+        holds = [isinstance(x, Tensor) and x.dim() > axis and x.shape[axis] == tape.batch for x in leaves]
+        holds = holds if self.records is None else list(self.records)
 
-        def one(own: dict[str, Tensor], *items: Any) -> Any:
-            back = [x.unsqueeze(axis) if m else x for x, m in zip(items, mapped, strict=True)]
-            one_args, one_kwargs = tree_unflatten(back, form)
-            return functional_call(self, own, one_args, one_kwargs)
+        def one(*items: Any) -> Any:
+            weights = dict(zip(copies, items[: len(copies)], strict=True))
+            inputs = [x.unsqueeze(axis) if own else x for x, own in zip(items[len(copies) :], holds, strict=True)]
+            one_args, one_kwargs = tree_unflatten(inputs, form)
+            return functional_call(self, weights, one_args, one_kwargs)
 
-        return self._each(one, copies, leaves, mapped, axis)
-
-    def _each(self, one: Any, copies: dict[str, Tensor], leaves: list[Any], mapped: list[bool], axis: int) -> Any:
+        dims = [*[0] * len(copies), *(axis if own else None for own in holds)]
         if self.batched:
             try:
-                return _through_vmap(one, copies, leaves, mapped, axis)
-            except (RuntimeError, ValueError, NotImplementedError, UserWarning):
+                return by_vmap(one, [*copies.values(), *leaves], dims, axis)
+            except _FAILS:
                 self.batched = False
-        return _through_loop(one, copies, leaves, mapped, axis)
+        return one_by_one(one, [*copies.values(), *leaves], dims, axis)
+
+
+def _real(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.is_floating_point()
 
 
 def _copies(tape: Tape, parameter: nn.Parameter) -> Tensor:
@@ -69,46 +133,3 @@ def _copies(tape: Tape, parameter: nn.Parameter) -> Tensor:
         yield parameter, Rows(slope)
 
     return tape.copies(parameter, use)
-
-
-def _through_vmap(one: Any, copies: dict[str, Tensor], leaves: list[Any], mapped: list[bool], axis: int) -> Any:
-    fixed = [None if m else x for x, m in zip(leaves, mapped, strict=True)]
-
-    def inner(own: dict[str, Tensor], *moving: Tensor) -> Any:
-        supply = iter(moving)
-        return one(own, *[next(supply) if m else x for x, m in zip(fixed, mapped, strict=True)])
-
-    forms: list[Any] = []
-
-    def tensors(own: dict[str, Tensor], *moving: Tensor) -> list[Tensor]:
-        found, form = _parted(inner(own, *moving))
-        forms.append(form)
-        return found
-
-    moving = [x for x, m in zip(leaves, mapped, strict=True) if m]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # vmap warns where it would loop slowly
-        run = vmap(tensors, in_dims=(0, *[axis] * len(moving)), out_dims=axis, randomness="different")
-        return _whole([y.flatten(axis, axis + 1) for y in run(copies, *moving)], forms[0])
-
-
-def _through_loop(one: Any, copies: dict[str, Tensor], leaves: list[Any], mapped: list[bool], axis: int) -> Any:
-    outputs = []
-    for j in range(len(next(iter(copies.values())))):
-        items = [x.select(axis, j) if m else x for x, m in zip(leaves, mapped, strict=True)]
-        outputs.append(_parted(one({name: rows[j] for name, rows in copies.items()}, *items)))
-    joined = [torch.cat(parts, axis) for parts in zip(*[found for found, _ in outputs], strict=True)]
-    return _whole(joined, outputs[0][1])
-
-
-def _parted(answer: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of what a module answered, and its form; what else it holds (a cache of keys) stays behind."""
-    leaves, form = tree_flatten(answer)
-    return [x for x in leaves if isinstance(x, Tensor)], ([isinstance(x, Tensor) for x in leaves], form)
-
-
-def _whole(tensors: list[Tensor], parted: tuple[list[bool], Any]) -> Any:
-    """The inverse of `_parted`, with None where no tensor was."""
-    there, form = parted
-    supply = iter(tensors)
-    return tree_unflatten([next(supply) if tensor else None for tensor in there], form)

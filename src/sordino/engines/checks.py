@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sordino.accounting.bounds import Bound
 from sordino.data.named_fields import NamedFieldsModel
-from sordino.dpsgd.batch_independence import FEW, Company, Lookout
+from sordino.dpsgd.batch_independence import FEW, BatchPass, IndependenceChecks
 from sordino.dpsgd.tape import UnrecordableError
 from sordino.errors import DataError, PlanError
 from sordino.layout import Layout, copied
@@ -84,9 +84,11 @@ def _check_apart(task: Task) -> None:
     rows = torch.from_numpy(np.asarray(task.clients.index[:count]))
     x, y = (side[rows].to(task.device) for side in (task.clients.records.x, task.clients.records.y))
     model = copy.deepcopy(task.model).train()
-    look = Lookout(model, lambda own: lambda pair: task.losses(own(pair[0]), pair[1]), Seeded(0).at(0, "mixing"))
+    look = IndependenceChecks(
+        model, lambda own: lambda pair: task.losses(own(pair[0]), pair[1]), Seeded(0).at(0, "mixing")
+    )
     with suppress(UnrecordableError):  # coins that are not torch's: the engine runs it record by record
-        look.start(Company(look.of(model), (x, y), count))
+        look.start(BatchPass(look.of(model), (x, y), count))
 
 
 def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sordino.dpsgd.batch_independence import SAME, distance
-from sordino.dpsgd.state_guard import still
+from sordino.dpsgd.batch_independence import SAME, frozen_rng, relative_distance
 from sordino.errors import PlanError
 from sordino.layout import Layout, copied
 from sordino.rng import global_coins, standing_at
@@ -58,7 +57,7 @@ class Witness:
     def _check(self) -> None:
         """Refuse an answer that is not what it was; a graph goes on where the code it was captured of fails."""
         now = self._answer()
-        if self.said and (now or self.trusted) and not distance(self.said, now) <= SAME:
+        if self.said and (now or self.trusted) and not relative_distance(self.said, now) <= SAME:
             found = "a model or a loss that says something else of a made-up record than before"
             needed = "one that remembers nothing of the records it saw: the next client would be told, without noise"
             raise PlanError("state", found, needed, _FIX)
@@ -68,7 +67,7 @@ class Witness:
         for buffer, first in self.buffers:
             buffer.data.copy_(first)
         try:
-            with still(), standing_at(self.coins), torch.no_grad():
+            with frozen_rng(), standing_at(self.coins), torch.no_grad():
                 scores = self.model(self.x)
                 return [scores.clone(), self.losses(scores, self.y).clone()]
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
@@ -83,7 +82,7 @@ def words_of(task: Task) -> tuple[float, ...]:
 
 def same_words(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether it is what was said before, on whatever machine; who said nothing then is not asked now."""
-    return not one or distance([torch.tensor(one)], [torch.tensor(other)]) <= MACHINES
+    return not one or relative_distance([torch.tensor(one)], [torch.tensor(other)]) <= MACHINES
 
 
 def _copied(model: nn.Module) -> nn.Module:

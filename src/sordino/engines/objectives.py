@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.mixing_layers import mixes
-from sordino.dpsgd.state_guard import Steady
+from sordino.dpsgd.mixing_layers import has_mixing_layer
+from sordino.dpsgd.state_guard import StateGuard
 from sordino.engines.dense_clients import Copies
 from sordino.engines.winograd import accelerate
 from sordino.layout import Layout
@@ -164,10 +164,10 @@ class OneClient:
         return self.losses(self.model(x), y).mean()
 
 
-def watched(model: nn.Module, rows: Iterable[Tensor] = ()) -> Steady:
+def watched(model: nn.Module, rows: Iterable[Tensor] = ()) -> StateGuard:
     """The module as it is before its first client; the tensors of `rows` move with every client."""
     fix = "keep what a client needs in parameters or float buffers: they begin anew for each and are clipped and noised"
-    return Steady(model, list(rows), "while a client trained, so that the next would see it", fix)
+    return StateGuard(model, list(rows), "while a client trained, so that the next would see it", fix)
 
 
 class ManyClients(Copies):
@@ -247,7 +247,7 @@ class RecordSums:
 
 def one_pass(task: Task) -> bool:
     """Whether clipped gradients may come from one backward pass: all is trained, and no record reaches another."""
-    whole = task.layout.trainable == task.layout.size and not mixes(task.model)
+    whole = task.layout.trainable == task.layout.size and not has_mixing_layer(task.model)
     return whole and (task.program.trusted or task.program.apart)
 
 

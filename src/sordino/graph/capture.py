@@ -111,7 +111,7 @@ def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSp
     return leaves, form
 
 
-def made_up(inputs: Sequence[Any], records: Sequence[bool], count: int) -> list[Any]:
+def synthetic_batch(inputs: Sequence[Any], records: Sequence[bool], count: int) -> list[Any]:
     """So many records of the same kind as `inputs`, with none of their values: random numbers, zeros and ones."""
     coins = torch.Generator().manual_seed(count)
     return [_like(x, count, coins) if own else x for x, own in zip(inputs, records, strict=True)]
@@ -163,11 +163,11 @@ def capture(
     `records` says which leaves of the arguments hold one slice per record. `leaf` names the modules that stay whole.
     """
     inputs, form = flat(args, kwargs)
-    sample = made_up(inputs, records, RECORDS)
+    sample = synthetic_batch(inputs, records, RECORDS)
     reasons: list[str] = []
     for way in (_by_fx, _by_export):
         try:
-            with unchanged(module):
+            with restored_state(module):
                 return _verified(way, module, sample, form, records, leaf)
         except UntraceableError as error:
             reasons.append(str(error))
@@ -195,7 +195,7 @@ def _repeats(first: Captured, way: Callable[..., Captured], *given: Any) -> bool
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
+def restored_state(module: nn.Module) -> Iterator[None]:
     """Attributes of the module, its parts and their classes that forward writes while it is captured are put back."""
     parts = list(module.modules())
     tables = [vars(part) for part in parts]
@@ -554,7 +554,7 @@ def differs(captured: Captured, module: nn.Module, sample: list[Any], form: Tree
 def _with_gradients(run: Any, module: nn.Module, sample: list[Any], form: TreeSpec) -> list[Tensor | None]:
     args, kwargs = tree_unflatten(sample, form)
     parameters = [p for p in module.parameters() if p.requires_grad]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), unchanged(module):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), restored_state(module):
         torch.manual_seed(0)
         outputs = [y for y in tree_flatten(run(module, args, kwargs))[0] if isinstance(y, Tensor)]
         moving = [y.float().square().sum() for y in outputs if y.requires_grad]

@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from sordino.graph.capture import Captured, made_up, pinned
+from sordino.graph.capture import Captured, pinned, synthetic_batch
 from sordino.graph.rules import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM, Call, MixesError, Rows, pointwise
 
 BATCHES = (5, 7)  # records of the two made-up batches
@@ -74,7 +74,7 @@ def dependence(
     `inputs` are the flat arguments of the graph and `records` says which of them hold one slice per record. Every
     tensor of the output must hold the records along its first dimension. `layout` is filled in, if one is given.
     """
-    runs = [made_up(inputs, records, count) for count in BATCHES]
+    runs = [synthetic_batch(inputs, records, count) for count in BATCHES]
     try:
         first = _Run(BATCHES[0], None)
         _Reader(graph, first, records).run(runs[0])

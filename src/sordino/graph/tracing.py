@@ -1,12 +1,13 @@
-"""Whether a model is a chain of layers, x -> layer -> layer -> scores: read off its graph, or off its Sequential.
+"""The graphs of one module, one for each kind of arguments, and what each proves; used by dpsgd, engines and data.
 
-The graphs of one module: one for each kind of arguments, captured before the module sees such a record.
-
-`Traced.grade` says what is proved of it:
+`Traced.grade` says what is proved of a module:
 
     by construction          no record reaches another: read off the operations (`flow`)
     per record (vmap)        the graph has no state and no branch on data; it is run for each record by itself
-    own code, trusted        no graph: the user's Python runs on the records, and the user vouches for it"""
+    own code, trusted        no graph: the user's Python runs on the records, and the user vouches for it
+
+`chained` reads off a graph whether a model is a chain of layers, x -> layer -> layer -> scores.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import TreeSpec
 
 from sordino import codec
 from sordino.graph.capture import (
@@ -30,7 +32,8 @@ from sordino.graph.capture import (
     close,
     differs,
     flat,
-    made_up,
+    restored_state,
+    synthetic_batch,
     torch_layer,
 )
 from sordino.graph.flow import Layout, Reason, dependence
@@ -88,11 +91,11 @@ def _layer(node: fx.Node, module: nn.Module) -> nn.Module | None:
 @codec.hides_values
 @dataclass(frozen=True)
 class Traced:
-    """A graph, and why an output for one record may depend on other records (None: proved that it does not)."""
+    """A graph, and the reason why an output for one record may depend on others (None: proved that it does not)."""
 
     graph: Captured
     reason: Reason | None
-    alone: bool = True  # whether made-up records get the same answer in a batch and by themselves
+    alone: bool = True  # whether synthetic records get the same answer in a batch and by themselves
     layout: Layout = field(default_factory=Layout)
 
     @property
@@ -101,7 +104,7 @@ class Traced:
 
 
 class Tracing:
-    """All graphs of a module. `of` finds or captures the one for some arguments; no value of a record is looked at.
+    """All graphs of a module; `of` finds or captures the one for some arguments, and reads no value of a record.
 
     `watched` are layers of the module: where records lie in what they are given is noted in `Traced.layout`.
     """
@@ -110,6 +113,7 @@ class Tracing:
         self.module, self.leaf, self.watched = module, leaf, watched
         self.graphs: dict[Any, Captured] = {}
         self.known: dict[Any, Traced] = {}
+        self.samples: list[tuple[Captured, Any, list[Any], TreeSpec]] = []  # synthetic arguments of each, and its modes
         self.closed = False  # whether the module's own Python has run on data: then no new graph is captured
 
     def graph(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
@@ -127,7 +131,20 @@ class Tracing:
             reason = dependence(graph, flat(args, kwargs)[0], records, layout)
             alone = reason is None or self._alone(graph, args, kwargs, records)
             self.known[key] = Traced(graph, reason, alone, layout)
+            inputs, form = flat(args, kwargs)
+            self.samples.append((graph, self._modes(), synthetic_batch(inputs, records, RECORDS), form))
         return self.known[key]
+
+    def is_stale(self) -> bool:
+        """Whether the module answers synthetic records otherwise than its graphs: a number was set, for one."""
+        with restored_state(self.module):
+            now = self._modes()
+            samples = [(graph, sample, form) for graph, modes, sample, form in self.samples if modes == now]
+            return any(differs(graph, self.module, sample, form) is not None for graph, sample, form in samples)
+
+    def forget(self) -> None:
+        """Forget all graphs: the module is captured again at its next call."""
+        self.graphs, self.known, self.samples = {}, {}, []
 
     @property
     def grade(self) -> Grade:
@@ -142,14 +159,14 @@ class Tracing:
     def _reused(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured | None:
         """A graph for other shapes that answers as the module does for these too."""
         inputs, form = flat(args, kwargs)
-        modes, sample = self._modes(), made_up(inputs, records, RECORDS)
+        modes, sample = self._modes(), synthetic_batch(inputs, records, RECORDS)
         alike = [] if self.closed else [one for key, one in self.graphs.items() if key[:2] == (modes, form)]
         return next((graph for graph in alike if differs(graph, self.module, sample, form) is None), None)
 
     def _alone(self, graph: Captured, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> bool:
         """Whether a record by itself gets the answer that it gets among others; True where coins decide."""
         inputs, form = flat(args, kwargs)
-        sample = made_up(inputs, records, RECORDS)
+        sample = synthetic_batch(inputs, records, RECORDS)
         singles = [[x[j : j + 1] if own else x for x, own in zip(sample, records, strict=True)] for j in range(RECORDS)]
         whole, again = (answers(graph, self.module, sample, form, seed) for seed in (0, 1))
         if not close(whole, again):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from sordino.dpsgd import ClippedGradient, Recorder
-from sordino.dpsgd.pieces import Lookup, Outer, Slopes, row_squares
+from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, row_squares
 from sordino.models import CharLstm, DpMnistCnn, ResNet18
 
 BATCH, LENGTH = 5, 4
@@ -193,7 +193,7 @@ def test_recorder_in_an_ordinary_loop_equals_the_direct_path(name: str) -> None:
 @pytest.mark.parametrize(("t", "i", "o"), [(2, 30, 30), (40, 3, 4), (7, 8, 8)])
 def test_gram_and_materialised_norms_agree(t: int, i: int, o: int) -> None:
     torch.manual_seed(1)
-    outer = Outer(torch.randn(BATCH, t, i), Slopes(torch.randn(BATCH, t, o)))
+    outer = Outer(torch.randn(BATCH, t, i), OutputGradients(torch.randn(BATCH, t, o)))
     expected = row_squares(outer.rows())
     torch.testing.assert_close(outer.by_gram(outer.read()), expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(outer.materialised(outer.read()), expected, rtol=1e-5, atol=0)

@@ -13,8 +13,8 @@ from tests.dpsgd.per_record.oracle import classes
 from torch import Tensor, nn
 
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.batch_independence import Lookout
-from sordino.dpsgd.mixing_layers import kept_apart
+from sordino.dpsgd.batch_independence import IndependenceChecks
+from sordino.dpsgd.mixing_layers import keeps_records_apart
 from sordino.errors import PlanError
 from sordino.models import ARCHITECTURES, build_seeded
 
@@ -38,15 +38,15 @@ def moved(engine: ClippedGradient, x: Tensor, y: Tensor) -> float:
 def test_a_model_that_mixes_records_is_refused_at_the_first_batch(name: str) -> None:
     torch.manual_seed(1)
     with pytest.raises(PlanError, match="other records"):
-        ClippedGradient(MIXERS[name](), classes, coins=np.random.default_rng(0)).sum(*batch(), RADIUS)
+        ClippedGradient(MIXERS[name](), classes, rng=np.random.default_rng(0)).sum(*batch(), RADIUS)
 
 
 @pytest.mark.parametrize("name", [name for name in MIXERS if "zeros" not in name and name != "mixup"])
 def test_without_the_look_one_record_would_move_the_sum_beyond_the_radius(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lookout, "start", lambda *_: None)
-    monkeypatch.setattr(Lookout, "again", lambda *_: None)
+    monkeypatch.setattr(IndependenceChecks, "start", lambda *_: None)
+    monkeypatch.setattr(IndependenceChecks, "again", lambda *_: None)
     torch.manual_seed(1)
     assert moved(ClippedGradient(MIXERS[name](), classes), *batch()) > 1.05 * RADIUS
     assert moved(ClippedGradient(Own(), classes), *batch()) <= RADIUS
@@ -102,7 +102,7 @@ def test_honest_models_are_never_taken_for_mixing(name: str) -> None:
     for count in (COUNT, 5, 2, 23):
         engine.sum(*batch(count, shape), RADIUS)
         engine.asked = True
-    assert engine.lookout.looks > 1 or engine.whole or not engine.lookout.needed()
+    assert engine.checks.count > 1 or engine.whole or not engine.checks.needed()
 
 
 @pytest.mark.parametrize("name", ["char_lstm", "resnet18", "dp_mnist_cnn", "small_cnn", "mlp"])
@@ -117,18 +117,18 @@ def test_the_papers_models_are_never_taken_for_mixing(name: str) -> None:
     for _ in range(3):
         engine.sum(torch.randint(10, (12, 20)) if name == "char_lstm" else x, y, RADIUS)
         engine.asked = True
-    assert engine.lookout.looks > 1
+    assert engine.checks.count > 1
 
 
 def test_only_torch_s_own_layers_in_a_row_need_no_second_look() -> None:
     plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), nn.Dropout(0.5))
-    assert kept_apart(plain)
-    assert not kept_apart(Own())
-    assert not kept_apart(nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=0)))
-    assert not kept_apart(nn.Sequential(nn.Flatten(0)))
-    assert not kept_apart(nn.Sequential(nn.LayerNorm((5, 4))))
+    assert keeps_records_apart(plain)
+    assert not keeps_records_apart(Own())
+    assert not keeps_records_apart(nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=0)))
+    assert not keeps_records_apart(nn.Sequential(nn.Flatten(0)))
+    assert not keeps_records_apart(nn.Sequential(nn.LayerNorm((5, 4))))
     plain[1].register_forward_hook(lambda module, args, out: out - out.mean(0))
-    assert not kept_apart(plain)
+    assert not keeps_records_apart(plain)
 
 
 def test_a_look_moves_neither_parameters_nor_coins() -> None:

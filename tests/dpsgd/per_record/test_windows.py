@@ -69,7 +69,7 @@ def exact(clipped: Clipped) -> tuple[dict[str, Tensor], Tensor]:
 def test_a_convolution_and_its_gradient_are_torchs(name: str, sides: tuple[int, int]) -> None:
     layer, x = CONVOLUTIONS[name](), draw(sides)[0].contiguous(memory_format=torch.channels_last).requires_grad_()
     padded = _padded(layer, x)
-    spot = small_convolutions.where(layer, padded)
+    spot = small_convolutions.window_offsets(layer, padded)
     got = small_convolutions.Convolution.apply(padded, layer.weight.detach(), layer.bias, spot)  # type: ignore[no-untyped-call]
     expected = layer(x)
     torch.testing.assert_close(got.view(BATCH, *spot.sides, -1).movedim(-1, 1), expected, rtol=1e-5, atol=1e-5)
@@ -217,7 +217,7 @@ def test_norms_of_long_gradients_have_all_their_digits() -> None:
     )
     layer = nn.Conv2d(64, 64, 3)
     made, found = torch.empty(1, 576, 64), torch.empty(1, dtype=torch.float64)
-    small_convolutions._weight_gradients(x, slopes, small_convolutions.where(layer, x), made, found)
+    small_convolutions._weight_gradients(x, slopes, small_convolutions.window_offsets(layer, x), made, found)
     assert float(found) == pytest.approx(float(made.double().square().sum()), rel=1e-6)
 
 

@@ -8,7 +8,7 @@ from tests.dpsgd.per_record.oracle import assert_equal, clipped_loop, middle_cli
 from torch import Tensor, nn
 
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.pieces import Lookup, Outer, Slopes, Tied, merged, row_squares
+from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Tied, merge_pieces, row_squares
 
 BATCH, LENGTH, WORDS = 6, 4, 7
 
@@ -76,12 +76,12 @@ def table(seed: int) -> tuple[Outer, Lookup]:
     coins = torch.Generator().manual_seed(seed)
     inputs, slopes = torch.randn(BATCH, 3, 5, generator=coins), torch.randn(BATCH, 3, WORDS, generator=coins)
     index = torch.randint(WORDS, (BATCH, LENGTH), generator=coins)
-    return Outer(inputs, Slopes(slopes)), Lookup(index, torch.randn(BATCH, LENGTH, 5, generator=coins), WORDS)
+    return Outer(inputs, OutputGradients(slopes)), Lookup(index, torch.randn(BATCH, LENGTH, 5, generator=coins), WORDS)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_tied_table_has_the_norms_and_sums_of_its_gradients(order: int) -> None:
-    piece = merged(table(3)[::order])
+    piece = merge_pieces(table(3)[::order])
     assert isinstance(piece, Tied)
     rows, weights = piece.rows(), torch.rand(BATCH)
     torch.testing.assert_close(piece.squares(), row_squares(rows), rtol=1e-5, atol=0)
@@ -94,7 +94,7 @@ def test_a_tied_table_whose_uses_cancel_is_in_doubt() -> None:
     index = torch.arange(BATCH)[:, None]
     slopes = torch.nn.functional.one_hot(index, WORDS).float()
     outputs = torch.randn(BATCH, 1, 5)
-    piece = merged([Outer(-outputs, Slopes(slopes)), Lookup(index, outputs, WORDS)])
+    piece = merge_pieces([Outer(-outputs, OutputGradients(slopes)), Lookup(index, outputs, WORDS)])
     squares, doubt = piece.squares(), piece.doubt()
     assert isinstance(doubt, Tensor)
     assert bool((squares <= doubt).all())
