@@ -75,7 +75,7 @@ def test_every_example_is_in_the_wheel() -> None:
     ("words", "ours"),
     [
         ({"max_grad_norm": 1.0}, "max_grad_norm is called clip_norm here"),
-        ({"noise_multiplier": 1.0}, "noise_multiplier is called noise multiplier here"),
+        ({"multiplier": 1.0}, "multiplier is called noise_multiplier here"),
         ({"target_epsilon": 1.0}, "target_epsilon is called epsilon here"),
         ({"epsilonn": 1.0}, "did you mean 'epsilon'"),
     ],
@@ -88,9 +88,9 @@ def test_the_words_of_opacus_are_understood(words: dict[str, float], ours: str) 
 
 
 def test_the_words_of_others_are_understood_in_a_file(tmp_path: Path) -> None:
-    said = sordino("plan", federation(tmp_path, ("noise_multiplier = 2.0", "noise_multiplier = 2.0")))
+    said = sordino("plan", federation(tmp_path, ("noise_multiplier = 2.0", "multiplier = 2.0")))
     assert said.code == 2
-    assert "noise_multiplier is called noise multiplier here" in said.sentence
+    assert "multiplier is called noise_multiplier here" in said.sentence
 
 
 def test_a_word_of_ours_is_never_taken_for_another() -> None:

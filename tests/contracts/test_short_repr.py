@@ -84,7 +84,7 @@ def test_every_class_that_can_hold_records_prints_shapes_alone() -> None:
     from sordino.codec.short_repr import hides
 
     found = holders(dataclasses_of_the_package())
-    expected = {"Records", "Clients", "Task", "Dataset", "Result", "Handed", "Batch", "Round", "Silo", "Call"}
+    expected = {"Records", "Clients", "Task", "Dataset", "Result", "BatchPiece", "Batch", "Round", "Silo", "Call"}
     assert expected <= {c.__name__ for c in found}
     values = sorted(f"{c.__module__}.{c.__qualname__}" for c in found if not hides(c))
     assert values == [], "put @codec.hides_values above their @dataclass"
@@ -126,7 +126,7 @@ def plan() -> so.Plan:
 def public_objects(task: Task, result: Result) -> dict[str, object]:
     x, y = planted()
     model, optimizer, loader = private(dataset=TensorDataset(x, y))
-    handed = BatchPiece(60, 0, True, x)
+    piece = BatchPiece(60, 0, True, x)
     array = x.numpy()
     whole = Dataset(x=array, y=y.numpy(), test_x=array, test_y=y.numpy(), names=("p7351",), name="planted")
     job = ClientJob(plan().public(0), x.reshape(-1), np.arange(10))
@@ -134,8 +134,8 @@ def public_objects(task: Task, result: Result) -> dict[str, object]:
     return {
         "task": task, "clients": task.clients, "records": task.test, "one silo": task.as_silo(0),
         "server": task.as_server(), "result": result, "task of the result": result.task, "kept": result.kept,
-        "loader": loader, "optimizer": optimizer, "model": model, "sampler": loader.pieces, "turn": loader.pending,
-        "handed": handed, "dataset": whole, "clients' batch": Batch(x[None], y[None]), "job": job, "round": done[-1],
+        "loader": loader, "optimizer": optimizer, "model": model, "sampler": loader.pieces, "pending": loader.pending,
+        "piece": piece, "dataset": whole, "clients' batch": Batch(x[None], y[None]), "job": job, "round": done[-1],
         "state": done[-1].state, "seen": Predictions(x, y, task.losses), "Clients.of": Clients.of([(x, y)]),
         "Records": Records(x, y), "rounds": done, "many": [Records(x, y)], "named": {"x": Records(x, y)},
     }  # fmt: skip
