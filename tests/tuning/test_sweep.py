@@ -22,7 +22,7 @@ from sordino.config import load_config
 from sordino.config.holdout import HoldoutPart
 from sordino.errors import ConfigError, DataError
 from sordino.ledger.ledger import Ledger
-from sordino.report.aggregate import Estimate, Row, best_of, seeds_text
+from sordino.report.aggregate import Estimate, Row, best_of, seeds_text, table
 from sordino.runs.folder import RunFolder
 from sordino.tuning import sweep_cost
 from sordino.tuning.search_space import Axis, Interval, Sweep, combinations, random_combinations
@@ -353,3 +353,103 @@ def test_intervals_are_students_and_differences_are_taken_seed_by_seed() -> None
     assert [gap.mean, gap.half_width] == pytest.approx([-0.1, 0.0], abs=1e-12)
     assert best_of([one, two], "accuracy") is two
     assert best_of([one, two], "rmse") is one
+
+
+# ---- algorithms compared at one epsilon ------------------------------------------------------------------------------
+
+COMPARE = """
+[task]
+dataset = "digits"
+options = { train = 120 }
+partition = { kind = "iid", clients = 30 }
+model = { kind = "own", name = "digit_cnn", options = { channels = 2 } }
+[recipe]
+rounds = 2
+clients = { kind = "poisson", population = 30, rate = 0.5 }
+lr = 0.1
+clip_norm = 0.5
+epochs = 1
+batch = 4
+[sweep]
+epsilon = 8
+seeds = [0, 1, 2]
+recipe = [
+    "dp_fed_avg", "dp_fed_ls", { name = "dp_fed_sam", rho = [0.05, 0.1] }, "dp_fed_sam_top_k", "fed_smp", "blur",
+    { name = "best", population = 30, rate = 0.5 },
+]
+"""
+MODEL = Path(__file__).parents[2] / "examples" / "compare_model.py"
+
+
+def test_seven_methods_are_compared_at_one_epsilon_on_a_net_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "compare.toml"
+    file.write_text(COMPARE)
+    found = sordino("sweep", file, "--with", MODEL, "--out", tmp_path / "a", "--json").json
+    names = [row["values"]["recipe.name"] for row in found["table"]]
+    assert len(names) == 8
+    assert set(names) == {"dp_fed_avg", "dp_fed_ls", "dp_fed_sam", "dp_fed_sam_top_k", "fed_smp", "blur", "best"}
+    for row in found["table"]:
+        assert 0.98 * 8 < row["epsilon_of_one_run"] <= 8
+        assert row["relation"] == "add_remove"
+        assert row["half_width"] is not None
+    assert [row["minus_best_half_width"] is None for row in found["table"]] == [True] + [False] * 7
+    for folder in (tmp_path / "a" / "runs").iterdir():  # the noise that ran is what was solved
+        assert 0.98 * 8 < RunFolder.open(folder).certify()["epsilon"] <= 8
+    latex = (tmp_path / "a" / "table.tex").read_text()
+    assert r"\toprule" in latex
+    assert r"dp\_fed\_sam\_top\_k" in latex
+    assert "add" in latex
+    assert "<svg" in (tmp_path / "a" / "sweep.svg").read_text()
+
+
+def test_the_shipped_comparison_has_seven_methods_that_load() -> None:
+    from sordino.codec import plugins
+
+    plugins.load_file(MODEL)
+    asked = Sweep.read(MODEL.with_name("compare.toml"))
+    settings = asked.spec.settings()
+    assert len({one["recipe.name"] for one in settings}) == 7
+    spent = {asked.config(one).plan.cost().line("models").entries for one in settings}
+    assert len(spent) == 1  # one sampler, one noise: one epsilon for all
+
+
+def compared(sweep: dict[str, Any], **recipe: Any) -> Sweep:
+    shared = {key: value for key, value in _RECIPE.items() if key not in ("name", "noise_multiplier")}
+    return Sweep.of({"sweep": sweep, "recipe": {**shared, **recipe}})
+
+
+def test_a_recipe_takes_common_keys_that_it_knows_and_its_own() -> None:
+    asked = compared({"recipe": ["dp_fed_avg", {"name": "scaffold", "steps": [2, 3]}], "epsilon": 20}, epochs=2)
+    configs = [asked.config(one) for one in asked.spec.settings()]
+    assert [getattr(config.plan.local, "epochs", None) for config in configs] == [2, None, None]
+    assert [getattr(config.plan.local, "steps", None) for config in configs] == [None, 2, 3]
+    tables = compared({"epsilon": 20, "recipe": {"dp_fed_avg": {}, "scaffold": {"steps": [2, 3]}}})
+    assert tables.spec.settings() == asked.spec.settings()
+    crossed = compared({"recipe": ["dp_fed_avg", "scaffold"], "epsilon": 20, "grid": {"recipe.epochs": [1, 2]}})
+    assert [one.get("recipe.epochs") for one in crossed.spec.settings()] == [1, 2, None]  # scaffold has none
+    with pytest.raises(ConfigError, match="did you mean 'epochs'"):
+        compared({"recipe": ["dp_fed_avg", "scaffold"], "epsilon": 20}, epoch=2).runs()
+    with pytest.raises(ConfigError, match="did you mean 'scaffold'"):
+        compared({"recipe": ["scafold"], "epsilon": 20}).runs()
+    with pytest.raises(ConfigError, match="a name, or"):
+        compared({"recipe": [3]}).spec.settings()
+
+
+def test_every_epsilon_of_a_list_is_solved_at_the_delta_of_the_run() -> None:
+    asked = compared({"recipe": ["dp_fed_avg"], "epsilon": [4.0, 16.0]})
+    for changes, target in zip(asked.spec.settings(), (4.0, 16.0), strict=True):
+        config = asked.config(changes)
+        line = config.plan.cost().line("models")
+        assert accountant.epsilon(line.entries, line.relation, config.delta).value == pytest.approx(target, rel=0.01)
+
+
+def test_rows_whose_neighbours_differ_say_so_beside_their_epsilon() -> None:
+    rows = [Row(k, {"k": k}, (0,), (0.5,), 1.0, name) for k, name in enumerate(("add_remove", "zero_out"))]
+    text = table(rows, "accuracy").text().splitlines()
+    assert text[0].split()[-1] == "relation"
+    assert [line.split()[-1] for line in text[1:]] == ["add_remove", "zero_out"]
+
+
+def test_a_band_is_the_mean_and_interval_of_every_round_that_all_seeds_have() -> None:
+    row = Row(0, {}, (0, 1, 2), (0.3, 0.5, 0.9), 1.0, "add_remove", (((1, 0.1), (2, 0.3)), ((2, 0.5),), ((2, 0.9),)))
+    assert row.band() == [(2, Estimate.of([0.3, 0.5, 0.9]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from sordino.plan import Plan
 from sordino.recipes import client_side_fed_avg, dp_fed_avg, noisy_minibatch_sgd, silo
 from sordino.task import Task
 from sordino.tuning import tune
-from sordino.tuning.tune import Hyperparameters, first_guess, hyperparameters, with_hyperparameters
+from sordino.tuning.tune import Hyperparameters, _Search, first_guess, hyperparameters, with_hyperparameters
 from sordino.tuning.tuning_data import tuning_task
 
 FILE = """
@@ -194,3 +195,63 @@ def test_silos_with_noise_of_their_own_keep_what_each_spends() -> None:
     plan = silo(sizes=(30, 40, 50), epsilons=(1.0, 2.0, 4.0), rounds=2)
     config = Config(task=TaskSpec(dataset="digits", partition=Iid(3)), plan=plan)
     assert [budget.epsilon for budget in own_budgets(config)] == pytest.approx([1.0, 2.0, 4.0], rel=0.02)
+
+
+# ---- the edge of the search, and a search that was stopped -----------------------------------------------------------
+
+
+def with_losses(monkeypatch: pytest.MonkeyPatch, loss: Any) -> list[Hyperparameters]:
+    """Trials of made-up losses; the candidates that were really run."""
+    ran: list[Hyperparameters] = []
+
+    def losses(self: _Search, wanted: Hyperparameters) -> tuple[float, ...]:
+        if wanted not in self.trials:
+            ran.append(wanted)
+            self.trials[wanted] = tuple(loss(wanted) + seed for seed in (0.0, 0.1, 0.3))
+            if self.on_trial is not None:
+                self.on_trial(wanted, self.trials[wanted])
+        return self.trials[wanted]
+
+    monkeypatch.setattr(_Search, "losses", losses)
+    return ran
+
+
+def test_the_search_goes_on_beyond_an_edge_and_says_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_losses(monkeypatch, lambda one: abs(math.log(one.lr_factor / 27)) + 1 / one.rounds)
+    found = tune(client_side(), digits(), epsilon=50.0, delta=0.01)
+    assert found.chosen.lr_factor == pytest.approx(27)  # the first values end at 3
+    assert "lr_factor" not in found.at_edge
+    assert "rounds" in found.at_edge  # more is always better: bounded, and said
+    assert found.chosen.rounds == 9 * 4 * 2**3  # nine rounds of one step, four times as many, doubled three times
+    assert all(row["half_width"] > 0 for rows in found.curves.values() for row in rows)
+
+
+def test_a_search_that_was_stopped_goes_on_without_repeating_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fed.toml").write_text(FILE)
+    words = ["tune", tmp_path / "fed.toml", "--epsilon", 40, "--json", "--out"]
+    ran = with_losses(monkeypatch, lambda one: abs(math.log(one.lr_factor)) + abs(one.rounds - 4) / 9)
+    whole = sordino(*words, tmp_path / "whole").json
+    count = len(ran)
+    out = tmp_path / "stopped"
+    assert sordino(*words, out).code == 0
+    lines = (out / "trials.jsonl").read_text().splitlines(keepends=True)
+    (out / "trials.jsonl").write_text("".join(lines[:5]) + lines[5][:9])  # killed while it wrote the sixth
+    (out / "tuned.toml").unlink()
+    ran.clear()
+    again = sordino(*words, out, "--resume").json
+    assert len(ran) == count - 5
+    assert again["tuned"] == whole["tuned"]
+    assert (out / "tuned.toml").read_bytes() == (tmp_path / "whole" / "tuned.toml").read_bytes()
+    assert "which exists" in sordino(*words, out).sentence
+    other = [words[0], words[1], "--epsilon", 41, *words[4:]]
+    assert "asks for something else" in sordino(*other, out, "--resume").sentence
+
+
+def test_the_text_has_intervals_and_names_the_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fed.toml").write_text(FILE)
+    with_losses(monkeypatch, lambda one: 1 / one.rounds)
+    text = sordino("tune", tmp_path / "fed.toml", "--epsilon", 40).out
+    assert "at the edge of what was tried: rounds" in text
+    assert " +- " in text
