@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.accounting.matrix_oracles import every_pattern
 
 from sordino.accounting.composition import Participation
 from sordino.accounting.matrix import sensitivity
@@ -21,14 +22,14 @@ def test_bands_of_up_to_three_separations_have_the_sensitivity_of_their_worst_pa
     coins, allowed = np.random.default_rng(bands), Patterns(12, most, apart)
     for column in (RISING[:bands], np.append(1.0, coins.uniform(-1, 1, bands - 1))):
         gram = np.abs(sensitivity._gram(column, 12))
-        worst = np.sqrt(max(gram[np.ix_(p, p)].sum() for p in sensitivity.every_pattern(allowed)))
+        worst = np.sqrt(max(gram[np.ix_(p, p)].sum() for p in every_pattern(allowed)))
         assert worst <= sensitivity.sensitivity_bound(gram, allowed) <= worst * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("most", "apart"), [(7, 2), (3, 2), (5, 3), (14, 1), (4, 1)])
 def test_wider_bands_are_never_below_their_worst_pattern_and_close_to_it(most: int, apart: int) -> None:
     coins, allowed, ratios = np.random.default_rng(7), Patterns(14, most, apart), []
-    every = sensitivity.every_pattern(allowed)
+    every = every_pattern(allowed)
     for _ in range(10):
         gram = np.abs(sensitivity._gram(np.append(1.0, coins.uniform(-1, 1, 13)), 14))
         worst = np.sqrt(max(gram[np.ix_(p, p)].sum() for p in every))
@@ -41,7 +42,7 @@ def test_wider_bands_are_never_below_their_worst_pattern_and_close_to_it(most: i
 def test_forgetting_rounds_before_the_last_would_fall_below_the_worst_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sabotage: what a round sees of earlier rounds than the last two is counted."""
     allowed, gram = Patterns(14, 14, 1), np.abs(sensitivity._gram(np.ones(9), 14))
-    worst = np.sqrt(max(gram[np.ix_(p, p)].sum() for p in sensitivity.every_pattern(allowed)))
+    worst = np.sqrt(max(gram[np.ix_(p, p)].sum() for p in every_pattern(allowed)))
     assert sensitivity.sensitivity_bound(gram, allowed) >= worst
     monkeypatch.setattr(sensitivity, "_earlier", lambda size, apart: np.zeros_like(size))
     assert sensitivity.sensitivity_bound(gram, allowed) < 0.95 * worst

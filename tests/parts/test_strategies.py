@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.accounting.matrix_oracles import every_pattern, root_mean_square
 
 from sordino.accounting.matrix import optimize, sensitivity, toeplitz, trees
 from sordino.accounting.matrix.optimize import Goal, best_bands, best_buffers
@@ -127,7 +128,7 @@ def test_no_pattern_moves_more_than_the_sensitivity(strategy: Strategy | str, mo
     else:
         claimed = strategy.sensitivity(allowed)
         gram = trees.gram(rounds) if isinstance(strategy, Tree) else sensitivity._gram(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
-    worst = max(np.abs(gram[np.ix_(p, p)]).sum() for p in sensitivity.every_pattern(allowed))
+    worst = max(np.abs(gram[np.ix_(p, p)]).sum() for p in every_pattern(allowed))
     assert claimed >= np.sqrt(worst) - 1e-12
     if isinstance(strategy, BandedSquareRoot):
         assert claimed == pytest.approx(np.sqrt(worst))  # falls: exact
@@ -145,7 +146,7 @@ def test_no_pattern_moves_more_than_columns_of_one_length(bands: Strategy, most:
     assert isinstance(bands, Banded)
     allowed, made = Patterns(rounds, most, apart), np.linalg.inv(bands.noise_matrix(rounds))
     gram = np.abs(made.T @ made)
-    worst = max(gram[np.ix_(p, p)].sum() for p in sensitivity.every_pattern(allowed))
+    worst = max(gram[np.ix_(p, p)].sum() for p in every_pattern(allowed))
     assert bands.ends == 10
     assert bands.sensitivity(allowed) >= np.sqrt(worst) - 1e-12
     assert bands.max_column_norm >= np.sqrt(gram.max()) - 1e-12
@@ -235,11 +236,11 @@ def test_optimised_strategies_are_no_worse_than_a_second_library(
     allowed = Patterns(rounds, -(-rounds // apart), apart)
     goal = Goal(allowed, np.ones(rounds))
     made = best_bands(goal, apart), best_buffers(goal, 2).column(rounds), best_buffers(goal, 3).column(rounds)
-    found = [toeplitz.root_mean_square(c, rounds, sensitivity.toeplitz_sensitivity(c, allowed)) for c in made]
+    found = [root_mean_square(c, rounds, sensitivity.toeplitz_sensitivity(c, allowed)) for c in made]
     for ours, theirs in zip(found, (bands, *buffers), strict=True):
         assert ours <= theirs * 1.0001
     root = toeplitz.square_root(apart)
-    assert found[0] < toeplitz.root_mean_square(root, rounds, sensitivity.toeplitz_sensitivity(root, allowed))
+    assert found[0] < root_mean_square(root, rounds, sensitivity.toeplitz_sensitivity(root, allowed))
 
 
 @pytest.mark.parametrize("rounds", [1000, 4097])

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from tests.accounting import oracles
+from tests.accounting.pld.shuffled_round import shuffled_delta, shuffled_epsilon
 
 from sordino.accounting.pld import shuffle
-from sordino.accounting.pld.shuffle import shuffled_delta, shuffled_epsilon
 from sordino.errors import SideConditionError
 
 local_epsilons = st.floats(0.01, 8.0)

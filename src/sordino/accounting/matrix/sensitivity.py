@@ -1,28 +1,20 @@
-"""The most that the pairs of rounds of one pattern add up to, by dynamic programming over the pattern's last rounds.
+"""Sensitivity of a matrix mechanism: how far one client moves C X, over all patterns of rounds it may be in.
 
-    max over t_1 < t_2 < ...  of  sum_i G_ii + 2 sum_{i < j} G_ij,    G nonnegative and symmetric
-
-A pattern's rounds are at least `apart` from each other. `earlier[t, u]` is the most that row t of G gathers from rounds
-up to u of any pattern: each row chooses for itself, so it is never below what one common pattern gives.
-
-Guarantee: `pairs_of_pattern` is never below the maximum, and equal to it where G_st = 0 for |s - t| >= 3 apart.
-
-Sensitivity: how far one client moves C X, over all patterns of rounds that it may be in.
-
-A pattern has at most `most` rounds of T, any two of them at least `apart` rounds from each other. A client adds u_t,
+A pattern has at most `max_participations` rounds of T, any two at least `min_separation` apart. A client adds u_t,
 ||u_t|| <= 1, in each of its rounds, so it moves C X by at most
 
-    max_pattern sqrt(sum_{s, t in pattern} |<C[:, s], C[:, t]>|)
+    max over patterns of sqrt(sum_{s, t in pattern} |G_st|),    G = C^T C
 
-with equality where no inner product is negative. `toeplitz_sensitivity` is exact for entries that are nonnegative and
-never rise, and for columns of one pattern that do not meet; `sensitivity_bound` is for any matrix, and exact for bands
-of at most three times the separation."""
+with equality where no inner product of two columns is negative. `toeplitz_sensitivity` is exact for entries that are
+nonnegative and never rise, and for columns of one pattern that do not overlap. `sensitivity_bound` is for any matrix: it
+maximises over patterns by dynamic programming over their last rounds, is never below the maximum, and equals it where
+G_st = 0 for |s - t| >= 3 min_separation. Called by the strategies of `parts`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,25 +23,6 @@ from sordino.accounting.matrix.toeplitz import Floats, padded
 from sordino.errors import PlanError
 
 _ENTRIES = 4_000_000  # of a table of all pairs of gaps; above it only the last gap is kept
-
-
-def pairs_of_pattern(size: Floats, apart: int, most: int) -> float:
-    """Of patterns with at most `most` rounds, at least one."""
-    gaps = np.arange(apart, max(_width(size), apart + 1))
-    if len(size) * len(gaps) ** 2 <= _ENTRIES:
-        return _by_two_gaps(size, gaps, most)
-    return _by_one_gap(size, apart, most)
-
-
-def is_exact(size: Floats, apart: int) -> bool:
-    """Whether no round sees one before the last two of its pattern, and all pairs of gaps fit."""
-    width = _width(size)
-    return width <= 3 * apart and len(size) * max(width - apart, 1) ** 2 <= _ENTRIES
-
-
-def _width(size: Floats) -> int:
-    """Rounds so far from each other, or farther, do not see each other."""
-    return max((k + 1 for k in range(len(size)) if size.diagonal(k).any()), default=1)
 
 
 def _earlier(size: Floats, apart: int) -> Floats:
@@ -115,12 +88,15 @@ class Patterns:
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.min_separation) < 1 or self.max_participations < 0:
-            found = f"rounds {self.rounds}, most {self.max_participations}, apart {self.min_separation}"
-            raise PlanError("correlated noise", found, "rounds and apart of at least 1, most of at least 0")
+            found = (
+                f"{self.rounds} rounds, max_participations {self.max_participations}, separation {self.min_separation}"
+            )
+            needed = "rounds and min_separation of at least 1, max_participations of at least 0"
+            raise PlanError("correlated noise", found, needed)
 
     @property
     def reachable(self) -> int:
-        """The most rounds that fit: never more than 1 + (T - 1) // apart."""
+        """The most rounds that fit: never more than 1 + (T - 1) // min_separation."""
         return min(self.max_participations, 1 + (self.rounds - 1) // self.min_separation)
 
     @property
@@ -130,7 +106,7 @@ class Patterns:
 
     @property
     def earliest(self) -> NDArray[np.int64]:
-        """0, apart, 2 apart, ...: the pattern that begins at once and never waits."""
+        """0, s, 2 s, ..., s = min_separation: the pattern that begins at once and never waits."""
         return np.arange(self.reachable, dtype=np.int64) * self.min_separation
 
 
@@ -142,31 +118,24 @@ def is_decreasing(column: Floats) -> bool:
 def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     """Of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
 
-    Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j apart]||. Columns that
-    do not meet (bands <= apart) need no order: sqrt(sum_j ||C[:, j apart]||^2). All else gets the bound for any matrix.
+    Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j s]||, s the
+    min_separation. Columns that do not overlap (bands <= s) need no order: sqrt(sum_j ||C[:, j s]||^2). All else gets the
+    bound for any matrix.
     """
     if patterns.reachable == 0:
         return 0.0
     column = np.trim_zeros(column[: patterns.rounds], "b")
-    if len(column) <= patterns.min_separation:
-        return _apart(column, patterns)
-    if is_decreasing(column):
-        return float(np.linalg.norm(_together(padded(column, patterns.rounds), patterns)))
-    return sensitivity_bound(_gram(column, patterns.rounds), patterns)
-
-
-def _apart(column: Floats, patterns: Patterns) -> float:
-    """Columns that do not meet; later ones are cut off at the end of the run and count for no more."""
-    energy = np.cumsum(column**2)
-    left = np.minimum(patterns.rounds - patterns.earliest, len(column))
-    return math.sqrt(float(energy[left - 1].sum()))
-
-
-def _together(column: Floats, patterns: Patterns) -> Floats:
-    total = np.zeros(patterns.rounds)
+    if (
+        len(column) <= patterns.min_separation
+    ):  # no two overlap; later ones are cut off at the end and count for no more
+        left = np.minimum(patterns.rounds - patterns.earliest, len(column))
+        return math.sqrt(float(np.cumsum(column**2)[left - 1].sum()))
+    if not is_decreasing(column):
+        return sensitivity_bound(_gram(column, patterns.rounds), patterns)
+    whole, total = padded(column, patterns.rounds), np.zeros(patterns.rounds)
     for start in patterns.earliest:
-        total[start:] += column[: patterns.rounds - start]
-    return total
+        total[start:] += whole[: patterns.rounds - start]
+    return float(np.linalg.norm(total))
 
 
 def _gram(column: Floats, rounds: int) -> Floats:
@@ -178,35 +147,33 @@ def _gram(column: Floats, rounds: int) -> Floats:
 
 
 def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
-    """For any C, from C^T C: never below the truth; exact where bands are at most three times the separation.
+    """Sensitivity of any C, from C^T C: never below the truth; exact where bands are at most three separations wide.
 
-    The most that sum_{s, t} |G_st| is over patterns (accounting/matrix/sensitivity.py); of a whole period, over its `apart` beginnings.
+    Of patterns that hold every round of their period, the most over the first rounds; of others by dynamic programming.
+    The root is raised by 1e-12, above what adding up has rounded off.
     """
     if patterns.reachable == 0:
         return 0.0
-    size = np.abs(gram)
+    size, apart = np.abs(gram), patterns.min_separation
     if patterns.whole_periods:
-        every = patterns.min_separation
-        return _root(max(float(size[first::every, first::every].sum()) for first in range(every)))
-    found = pairs_of_pattern(size, patterns.min_separation, patterns.reachable)
-    return _root(found if is_exact(size, patterns.min_separation) else min(found, _best_rows(size, patterns)))
-
-
-def _root(squared: float) -> float:
-    """The root, above what adding up has rounded off."""
-    return math.sqrt(squared) * (1 + 1e-12)
+        found = max(float(size[first::apart, first::apart].sum()) for first in range(apart))
+        return math.sqrt(found) * (1 + 1e-12)
+    width = max(
+        (k + 1 for k in range(len(size)) if size.diagonal(k).any()), default=1
+    )  # rounds so far apart never meet
+    gaps = np.arange(apart, max(width, apart + 1))
+    if len(size) * len(gaps) ** 2 <= _ENTRIES:
+        found, exact = _by_two_gaps(size, gaps, patterns.reachable), width <= 3 * apart
+    else:
+        found, exact = _by_one_gap(size, apart, patterns.reachable), False
+    return math.sqrt(found if exact else min(found, _best_rows(size, patterns))) * (1 + 1e-12)
 
 
 def _best_rows(size: Floats, patterns: Patterns) -> float:
     """At most the best sum, over patterns, of each row's own best pattern: another bound, for wide bands."""
-    rows = np.array([_best(np.where(_allowed(i, patterns), row, 0.0), patterns, i) for i, row in enumerate(size)])
-    return _best(rows, patterns)
-
-
-def _allowed(i: int, patterns: Patterns) -> NDArray[np.bool_]:
-    """Rounds that may stand beside round i in one pattern, and i itself."""
-    away = np.abs(np.arange(patterns.rounds) - i)
-    return np.asarray((away >= patterns.min_separation) | (away == 0))
+    away = np.abs(np.subtract.outer(np.arange(len(size)), np.arange(len(size))))
+    together = np.where((away >= patterns.min_separation) | (away == 0), size, 0.0)  # rounds that one pattern may hold
+    return _best(np.array([_best(row, patterns, i) for i, row in enumerate(together)]), patterns)
 
 
 def _best(gains: Floats, patterns: Patterns, through: int | None = None) -> float:
@@ -228,14 +195,4 @@ def _table(gains: Floats, patterns: Patterns, most: int) -> Floats:
             taken[patterns.min_separation :] += found[j - 1, : -patterns.min_separation]
         found[j] = np.maximum.accumulate(taken)
         found[j] = np.maximum(found[j], found[j - 1])
-    return found
-
-
-def every_pattern(patterns: Patterns) -> list[tuple[int, ...]]:
-    """All of them: for small sizes."""
-    found: list[tuple[int, ...]] = []
-    for count in range(patterns.reachable + 1):
-        for chosen in combinations(range(patterns.rounds), count):
-            if all(b - a >= patterns.min_separation for a, b in pairwise(chosen)):
-                found.append(chosen)
     return found

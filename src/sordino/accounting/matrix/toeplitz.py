@@ -63,11 +63,6 @@ def errors(column: Floats, rounds: int, work: Floats | None = None) -> Floats:
     return np.asarray(np.cumsum(made**2))
 
 
-def root_mean_square(column: Floats, rounds: int, sensitivity: float, work: Floats | None = None) -> float:
-    """The noise in a model, averaged over the rounds, per unit of noise multiplier: sensitivity * sqrt(mean of `errors`)."""
-    return float(sensitivity * np.sqrt(errors(column, rounds, work).mean()))
-
-
 def dense(column: Floats, rounds: int) -> Floats:
     """The matrix itself: for tests, small sizes and other workloads."""
     from scipy.linalg import toeplitz

@@ -29,7 +29,6 @@ its numerical analysis, and the theorem for approximate randomisers. The "strong
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -42,7 +41,6 @@ from sordino.errors import SideConditionError
 _SLACK = 1e-11  # relative error allowed for the chances: each is moved against us by it
 _TAIL = 80.0  # outcomes rarer than exp(-80) are not listed: their loss counts as infinite
 _BLOCK = 2e-3  # values of C that differ by less than this share count as the least of them
-_STEPS = 32  # grid points, then halvings, of the search for epsilon
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,7 @@ def _outcomes(reports: int, epsilon0: float) -> tuple[Array, Array, Array]:
     counts, chances, missed = _clone_counts(reports - 1, math.exp(-epsilon0))
     firsts, halves, cut = _halves(counts + 1)
     share, other = firsts / (counts + 1)[:, None], math.exp(-epsilon0)
-    with_it, without = (
-        share + other * (1 - share),
-        other * share + (1 - share),
-    )  # a r + (1-a)(1-r), times 1 + exp(-eps0)
+    with_it, without = share + other * (1 - share), other * share + (1 - share)  # times 1 + exp(-eps0)
     with np.errstate(divide="ignore"):
         losses = np.log1p(-math.expm1(-epsilon0) * (2 * share - 1) / without).ravel()
     order = np.argsort(losses)
@@ -120,66 +115,6 @@ def _from_ratios(logs: Array, inside: NDArray[np.bool_] | None = None) -> Array:
     heights = heights if inside is None else np.where(inside, heights, -np.inf)
     masses = np.exp(heights - np.max(heights, axis=-1, keepdims=True))
     return np.asarray(masses / np.sum(masses, axis=-1, keepdims=True))
-
-
-def shuffled_epsilon(*, reports: int, epsilon0: float, delta: float, delta0: float = 0.0) -> float:
-    """An upper bound on the eps of one shuffled round at `delta`, at most epsilon0.
-
-        eps = the least e with delta(e) <= delta, found to about 1e-9 and rounded up
-
-    If shuffling proves nothing, the local epsilon is the answer: shuffling is a post-processing of (eps0, delta0)-DP.
-    Raises SideConditionError for delta < delta0, where not even that holds.
-    """
-    _require(reports=reports, epsilon0=epsilon0, delta0=delta0)
-    if not (0 < delta < 1 and delta0 <= delta):
-        raise SideConditionError(f"delta = {delta}", f"0 < delta < 1 and delta >= delta0 = {delta0}")
-
-    def holds(epsilon: float) -> bool:
-        return shuffled_delta(epsilon, reports=reports, epsilon0=epsilon0, delta0=delta0) <= delta
-
-    return _least(holds, epsilon0)
-
-
-def _least(holds: Callable[[float], bool], largest: float) -> float:
-    """The least of [0, largest] where `holds`, rounded up to a value where it does; `largest` if none is found.
-
-    For delta0 > 0 the bound is not monotone but convex in exp(e): `holds` is true on an interval, which a grid finds.
-    """
-    grid = largest * np.union1d(np.geomspace(1e-7, 1, _STEPS), np.linspace(0, 1, _STEPS))
-    low, high = 0.0, float(largest)
-    for epsilon in grid[:-1].tolist():
-        if holds(epsilon):
-            high = epsilon
-            break
-        low = epsilon
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
-
-
-def shuffled_delta(epsilon: float, *, reports: int, epsilon0: float, delta0: float = 0.0) -> float:
-    """An upper bound on the delta of one shuffled round at `epsilon` >= 0.
-
-        delta(e) <= min( P(L > e) - exp(e) Q(L > e) + (exp(e) + 1) * replacement,
-                         delta0 + (1 - delta0) (exp(eps0) - exp(e))_+ / (exp(eps0) + 1) )
-
-    The second is the local curve (Kairouz, Oh, Viswanath 2015), which shuffling, a post-processing, cannot worsen.
-    """
-    pair = clones(reports=reports, epsilon0=epsilon0, delta0=delta0)
-    if not epsilon >= 0:
-        raise SideConditionError(f"epsilon = {epsilon}", "epsilon >= 0")
-    if epsilon >= epsilon0:
-        return delta0
-    local = delta0 + (1 - delta0) * _first_gap(epsilon, epsilon0) * (1 + _SLACK)
-    some, other = (math.exp(float(each[0])) for each in pair.tails(np.asarray([epsilon])))
-    near = (math.exp(min(epsilon, 700.0)) + 1) * pair.total_variation
-    return min(1.0, local, max(0.0, some * (1 + _SLACK) - math.exp(min(epsilon, 700.0)) * other * (1 - _SLACK)) + near)
-
-
-def _first_gap(epsilon: float, epsilon0: float) -> float:
-    """a - exp(e) (1 - a), the hockey stick of randomised response itself: (1 - exp(e - eps0)) / (1 + exp(-eps0))."""
-    return -math.expm1(epsilon - epsilon0) / (1 + math.exp(-epsilon0))
 
 
 def replacement(*, reports: int, epsilon0: float, delta0: float) -> float:
