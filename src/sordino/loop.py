@@ -262,7 +262,8 @@ def advanced(
     mean, broadcast = plan.split(plan.decode(encoded, public), public)
     if plan.postprocess:
         std = mean_std(plan, collected.participants(cohort), collected.received, public)
-        mean = plan.refine(mean, Noised(layout, std[: len(mean)] if isinstance(std, Tensor) else std, t))
+        std = std[: len(mean)] if isinstance(std, Tensor) else std
+        mean = plan.refine(mean, Noised(layout, std, t, plan.signal_norm(public)))
     learned = state.public_state | plan.learn(encoded, mean, public, state)
     learned |= {f"{BROADCAST}{name}": held for name, held in broadcast.items()}
     secret = state.secret_state | {f"{NOISE}{name}": held for name, held in noise.items()}

@@ -33,7 +33,7 @@ from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.preparation import Preparation
 from sordino.parts.release_base import Release
 from sordino.parts.samplers import Sampler
-from sordino.parts.schedules import Schedule, finite, positive
+from sordino.parts.schedules import Schedule, at, finite, positive
 from sordino.parts.server_optimizers import Memory, ServerOptimizer
 from sordino.parts.sparsify import PublicMask
 
@@ -250,6 +250,10 @@ class Plan(_Cache):
         broadcast = {name.removeprefix(BROADCAST): held for name, held in known.items() if name.startswith(BROADCAST)}
         clip_norm = self.clip.clip_norm_at(t, learned.get("clip_norm")) if self.clip else math.inf
         return Public(t, clip_norm, size, self._mask(t, size, known, update), broadcast, state=learned)
+
+    def signal_norm(self, public: Public) -> float:
+        """The largest norm of a clipped update, or of a record's clipped gradient: no noiseless mean is longer."""
+        return min(public.clip_norm, *(at(clip_norm, public.t) for clip_norm in (math.inf, *self.local.clip_norms)))
 
     def length(self, size: int) -> int:
         """Numbers in an encoded message of a model with `size` of them."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from tests.tiny import noise, plan
+from tests.tiny import noise, plan, task
 from torch import Tensor, nn
 
 from sordino.certificate.build import certificate
@@ -24,7 +24,15 @@ from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Adaptive, Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Noised, Postprocess, SoftThreshold, SparsifyMean
+from sordino.parts.postprocess import (
+    JamesStein,
+    LaplacianSmoothing,
+    Noised,
+    Postprocess,
+    SoftThreshold,
+    SparsifyMean,
+    WhenNoisy,
+)
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
@@ -32,6 +40,7 @@ from sordino.parts.server_optimizers import Sgd
 from sordino.parts.sparsify import PublicMask
 from sordino.parts.strategies import Identity, Strategy, Tree
 from sordino.plan import Plan
+from sordino.recipes import dp_fed_ls
 from sordino.rng import Seeded
 from sordino.task import Task
 
@@ -254,3 +263,26 @@ def test_an_order_permutes_smooths_densely_and_permutes_back(order: tuple[int, .
 def test_an_order_that_is_no_permutation_is_refused(order: tuple[int, ...]) -> None:
     with pytest.raises(PlanError, match="order"):
         LaplacianSmoothing(1.0, order)
+
+
+def test_smoothing_by_the_noise_to_signal_ratio_of_the_plan_and_the_model() -> None:
+    """z sqrt(d) / S of 100 clients and 105 parameters: on one side of 15 the mean stays, on the other it is smoothed."""
+    layout, smooth = Layout.of(nn.Linear(20, 5)), LaplacianSmoothing(1.0)
+    mean = torch.linspace(-1, 1, layout.size)
+    for z, smoothed in ((100.0, False), (200.0, True)):
+        known = Noised(layout, z * 0.5 / 100, 0, clip_norm=0.5)
+        assert known.noise_to_signal == pytest.approx(z * 105**0.5 / 100)
+        found = WhenNoisy(smooth).apply(mean, known)
+        assert torch.equal(found, smooth.apply(mean, known) if smoothed else mean)
+    assert torch.equal(WhenNoisy(smooth).apply(mean, Noised(layout, 1e9, 0)), mean)  # nothing is known of the signal
+
+
+@pytest.mark.parametrize(("noise_multiplier", "smoothed"), [(1.0, False), (60.0, True)])
+def test_a_run_of_dp_fed_ls_smooths_where_the_ratio_is_large(noise_multiplier: float, smoothed: bool) -> None:
+    """The tiny task has 15 parameters and six clients: the ratio is 0.65 z."""
+    usual: dict[str, Any] = {"rounds": 1, "clients": Everyone(6), "lr": 0.1, "clip_norm": 0.5}
+    usual["noise_multiplier"] = noise_multiplier
+    plans = [dp_fed_ls(**usual), dp_fed_ls(**usual, denoiser=LaplacianSmoothing(1.0))]
+    runs = [list(run(one, task()))[-1].state for one in plans]
+    same = torch.equal(runs[0].memory["params"], runs[1].memory["params"])
+    assert same == smoothed

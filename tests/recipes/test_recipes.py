@@ -27,7 +27,15 @@ from sordino.parts.encoding import Adaptive, Clip, Step
 from sordino.parts.gradients import Blur, Bounded, Gradient, Moreau, Plain, Proximal, Sam
 from sordino.parts.local_solvers import LocalSgd, Scaffold
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Noised, Postprocess, SoftThreshold, SparsifyMean
+from sordino.parts.postprocess import (
+    JamesStein,
+    LaplacianSmoothing,
+    Noised,
+    Postprocess,
+    SoftThreshold,
+    SparsifyMean,
+    WhenNoisy,
+)
 from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.release_base import Release
@@ -206,7 +214,7 @@ def test_fed_smp_takes_its_mask_from_where_it_says() -> None:
 
 
 def test_dp_fed_ls_projects_every_step_and_puts_one_denoiser_in_the_place_of_smoothing() -> None:
-    assert dp_fed_ls(**USUAL).postprocess == (LaplacianSmoothing(1.0),)
+    assert dp_fed_ls(**USUAL).postprocess == (WhenNoisy(LaplacianSmoothing(1.0)),)
     assert dp_fed_ls(**USUAL, denoiser=None).postprocess == ()
     for denoiser in (LaplacianSmoothing(2.0, (0, 2, 3, 1)), JamesStein(), SoftThreshold()):
         planned = dp_fed_ls(**USUAL, denoiser=denoiser)
@@ -246,6 +254,7 @@ def by_hand() -> list[tuple[Plan, Plan]]:
     sam = replace(sgd, momentum=0.5, weight_decay=5e-4, gradient=Sam(0.5))
     mask = PublicMask(0.4, ReleasedMask())
     smooth: dict[str, Any] = {"postprocess": (LaplacianSmoothing(1.0),)}
+    noisy_only: dict[str, Any] = {"postprocess": (WhenNoisy(LaplacianSmoothing(1.0)),)}
     silos: dict[str, Any] = {"rounds": 2, "clients": Everyone(3), "release": LocalNoise(QUIET)}
     batch, forward = BatchGradient(FixedRecords(2, FIVE), 0.5), {**silos, "release": Forward()}
     spent = NoisyLocalSgd(FixedRecords(2, FIVE), 0.5, 0.2, 0.1, steps=2)
@@ -255,7 +264,7 @@ def by_hand() -> list[tuple[Plan, Plan]]:
     bounded = LocalSgd(lr=0.1, steps=2, gradient=Bounded(0.5, 1))
     return [
         (dp_fed_avg(**USUAL), Plan(**fed, local=sgd, encode=clip)),
-        (dp_fed_ls(**USUAL), Plan(**fed, local=replace(sgd, project=True), encode=clip, **smooth)),
+        (dp_fed_ls(**USUAL), Plan(**fed, local=replace(sgd, project=True), encode=clip, **noisy_only)),
         (dp_fed_sam(**USUAL), Plan(**fed, local=sam, encode=clip)),
         (dp_fed_sam_top_k(**USUAL), Plan(**fed, local=sam, encode=(mask, *clip))),
         (fed_smp(**USUAL), Plan(**fed, local=replace(sam, gradient=Plain()), encode=(PublicMask(0.4), *clip))),
@@ -397,8 +406,8 @@ def test_a_strangers_denoiser_stands_in_the_file_of_a_recipe_and_runs() -> None:
         '{ kind = "laplacian_smoothing", strength = 1.0 }', '{ kind = "thinned_in_test_recipes", share = 0.5 }'
     )
     made = from_recipe(tomllib.loads(text)["recipe"])
-    assert made.postprocess == (Thinned(0.5),)
-    small = replace(made, rounds=1, clients=Everyone(N), release=NoNoise())
+    assert made.postprocess == (WhenNoisy(Thinned(0.5)),)
+    small = replace(made, postprocess=(Thinned(0.5),), rounds=1, clients=Everyone(N), release=NoNoise())
     whole = replace(small, postprocess=())
     start, *ends = (task_end(plan) for plan in (None, small, whole))
     torch.testing.assert_close(ends[0] - start, 0.5 * (ends[1] - start), rtol=1e-4, atol=1e-6)

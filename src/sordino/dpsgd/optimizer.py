@@ -200,7 +200,7 @@ class PrivateOptimizer(Optimizer):
             noised = on_grid(noised, std)
         own = next(iter(self.recording.named.values())).dtype
         mean = plan.decode(noised, public).to(torch.promote_types(own, torch.float32))
-        return plan.refine(mean, Noised(self.layout, std * plan.local.unit(public), t))
+        return plan.refine(mean, Noised(self.layout, std * plan.local.unit(public), t, plan.signal_norm(public)))
 
     def _hand_over(self, mean: Tensor) -> None:
         """Every gradient the inner optimizer can see is a part of `mean`, or none."""

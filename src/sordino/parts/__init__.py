@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sordino.parts.postprocess import Postprocess as Postprocess
     from sordino.parts.postprocess import SoftThreshold as SoftThreshold
     from sordino.parts.postprocess import SparsifyMean as SparsifyMean
+    from sordino.parts.postprocess import WhenNoisy as WhenNoisy
     from sordino.parts.preparation import Histogram as Histogram
     from sordino.parts.preparation import Preparation as Preparation
     from sordino.parts.record_samplers import AllRecords as AllRecords

@@ -29,6 +29,12 @@ class Noised:
     layout: Layout
     std: NoiseStd  # exact standard deviation of the noise in every coordinate of the mean
     t: int
+    clip_norm: float = math.inf  # of a client's update, or of a record's gradient: the mean is no longer than that
+
+    @property
+    def noise_to_signal(self) -> float:
+        """The norm of the noise over the largest norm of the mean: z sqrt(d) / S for S clients, or records."""
+        return float(self.each().square().sum().sqrt()) / self.clip_norm
 
     def each(self) -> Tensor:
         """The deviation of every coordinate [d], float64."""
@@ -166,6 +172,26 @@ class SoftThreshold(Postprocess, kind="soft_threshold"):
             level = std * math.sqrt(2 * math.log(max(int((std > 0).sum()), 2)))
             part.copy_(part.sign() * (part.abs() - level).clamp(min=0.0))
         return shrunk
+
+
+@dataclass(frozen=True)
+class WhenNoisy(Postprocess, kind="when_noisy"):
+    """`denoiser` in a round whose noise-to-signal ratio z sqrt(d) / S is above `above`; else the mean as it is.
+
+    z is the noise multiplier, d the number of parameters, S the expected cohort (or batch). Laplacian smoothing wins
+    above a ratio of about 15 and loses below it. The ratio is public: it depends on the plan and the model alone.
+    """
+
+    denoiser: Postprocess
+    above: float = 15.0
+    needs_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not natural(self.above):
+            raise PlanError("denoising", f"above = {self.above}", "a finite number of at least 0")
+
+    def apply(self, mean: Tensor, known: Noised) -> Tensor:
+        return self.denoiser.apply(mean, known) if known.noise_to_signal > self.above else mean
 
 
 @dataclass(frozen=True)
