@@ -127,7 +127,7 @@ def test_a_superlink_that_is_gone_is_one_sentence() -> None:
 
 
 def test_to_hand_a_run_to_a_superlink_that_is_gone_is_one_sentence(federation: LocalFederation, tmp_path: Path) -> None:
-    other = replace(federation, home=tmp_path, port=free_port(), running={}, began={}, nodes={})
+    other = replace(federation, home=tmp_path, port=free_port(), running={}, log_start={}, nodes={})
     with pytest.raises(EngineError, match="Connection to the SuperLink is unavailable") as caught:
         other.submit(tmp_path / "runs" / "a")
     assert "\n" not in str(caught.value)

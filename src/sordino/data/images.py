@@ -1,9 +1,8 @@
-"""The idx format of MNIST and its kin.
+"""Image data sets: MNIST (and by writer), Fashion-MNIST, FEMNIST, EMNIST, CIFAR-10 and -100, SVHN. Called by `datasets`.
 
-Images in archives: CIFAR-10 and CIFAR-100, SVHN, EMNIST. Read in memory: nothing is unpacked to a path of theirs,
-no pickle of theirs can run code. Pixels are uint8 here; `finish` divides by 255.
-
-Images: MNIST, also by writer, Fashion-MNIST, FEMNIST, CIFAR-10. Pixels are uint8 here; `finish` divides by 255."""
+Archives are read in memory: nothing is unpacked to a path that they name, and none of their pickles can run code.
+Pixels are uint8 here; `check_dataset` divides by 255.
+"""
 
 from __future__ import annotations
 
@@ -37,23 +36,21 @@ def idx(content: bytes) -> Array:
     return np.frombuffer(raw, kind, offset=4 + 4 * axes).reshape(shape)
 
 
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
-_SVHN = "http://ufldl.stanford.edu/housenumbers/"
-CIFAR10 = Source(
-    "cifar10/cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a", f"{_CIFAR}cifar-10-python.tar.gz"
-)
-CIFAR100 = Source(
-    "cifar100/cifar-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85", f"{_CIFAR}cifar-100-python.tar.gz"
-)
+def _source(folder: str, base: str, name: str, md5: str) -> Source:
+    return Source(f"{folder}/{name}", f"md5:{md5}", base + name)
+
+
+_KRIZ = "https://www.cs.toronto.edu/~kriz/"
+CIFAR10 = _source("cifar10", _KRIZ, "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")
+CIFAR100 = _source("cifar100", _KRIZ, "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85")
+_HOUSE_NUMBERS = "http://ufldl.stanford.edu/housenumbers/"
 SVHN = {
-    "train": Source("svhn/train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373", f"{_SVHN}train_32x32.mat"),
-    "test": Source("svhn/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3", f"{_SVHN}test_32x32.mat"),
-    "extra": Source("svhn/extra_32x32.mat", "md5:a93ce644f1a588dc4d68dda5feec44a7", f"{_SVHN}extra_32x32.mat"),
+    "train": _source("svhn", _HOUSE_NUMBERS, "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+    "test": _source("svhn", _HOUSE_NUMBERS, "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+    "extra": _source("svhn", _HOUSE_NUMBERS, "extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7"),
 }
-EMNIST = Source(
-    "emnist/gzip.zip",
-    "md5:58c8d27c78d21e728a6bc7b3cc06412e",
-    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+EMNIST = _source(
+    "emnist", "https://biometrics.nist.gov/cs_links/EMNIST/", "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
 )
 Split = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 EMNIST_CLASSES: dict[str, int] = {
@@ -169,13 +166,15 @@ def _emnist_part(held: zipfile.ZipFile, split: str, part: str) -> tuple[Array, I
 
 
 def _member(held: zipfile.ZipFile, name: str) -> bytes:
-    """One packed member, if what it unpacks to is no more than fits."""
+    """One packed member, if its unpacked size is within the limit."""
     packed = held.read(name)
     with gzip.open(io.BytesIO(packed)) as unpacked:
         if len(unpacked.read(MOST + 1)) > MOST:
             raise DataError(f"{name}, which unpacks to more than {MOST:,} bytes", "the canonical archive")
     return packed
 
+
+# ---- MNIST and the data sets in its format ---------------------------------------------------------------------------
 
 _FILES = (
     "train-images-idx3-ubyte.gz",
@@ -228,16 +227,8 @@ FASHION_MNIST = _four(
 )
 WRITERS = Source("mnist/mnist_writers.npz", "sha256:b779726f22dba99b6b69afac5e362a6aee1cae9ad0c97ae003d166ed35d8fdb0")
 QMNIST = (
-    Source(
-        "mnist/qmnist-train-labels-idx2-int.gz",
-        "md5:0058f8dd561b90ffdd0f734c6a30e5e4",
-        _QMNIST + "qmnist-train-labels-idx2-int.gz",
-    ),
-    Source(
-        "mnist/qmnist-test-labels-idx2-int.gz",
-        "md5:5b5b05890a5e13444e108efe57b788aa",
-        _QMNIST + "qmnist-test-labels-idx2-int.gz",
-    ),
+    _source("mnist", _QMNIST, "qmnist-train-labels-idx2-int.gz", "0058f8dd561b90ffdd0f734c6a30e5e4"),
+    _source("mnist", _QMNIST, "qmnist-test-labels-idx2-int.gz", "5b5b05890a5e13444e108efe57b788aa"),
 )
 FEMNIST = Source(
     "femnist/femnist_leaf_subset.npz",
@@ -274,13 +265,10 @@ def _from_idx(sources: tuple[Source, ...]) -> Dataset:
 
 def mnist_writers() -> Dataset:
     """MNIST with the NIST writer of every image as its group; test writers are other people."""
-    data = _from_idx(MNIST)
     train, test = _writer_numbers()
     groups = np.unique(train, return_inverse=True)[1].astype(np.int64)
     test_groups = np.unique(test, return_inverse=True)[1].astype(np.int64) + groups.max() + 1
-    return Dataset(
-        x=data.x, y=data.y, test_x=data.test_x, test_y=data.test_y, groups=groups, test_groups=test_groups, classes=10
-    )
+    return replace(_from_idx(MNIST), groups=groups, test_groups=test_groups)
 
 
 def _writer_numbers() -> tuple[Array, Array]:
@@ -314,10 +302,8 @@ def femnist() -> Dataset:
 
 def cifar10() -> Dataset:
     """Ten kinds of objects, canonical order: the first 20,000 where the data folder has sheets, else all 50,000."""
-    return _cifar_from_sheets() if find(CIFAR10_LABELS) else cifar10_archive()
-
-
-def _cifar_from_sheets() -> Dataset:
+    if not find(CIFAR10_LABELS):
+        return cifar10_archive()
     with np.load(io.BytesIO(read(CIFAR10_LABELS))) as file:
         y, test_y = file["y_train"], file["y_test"]
     *train, test_x = (_tiles(read(sheet)) for sheet in CIFAR10_SHEETS)

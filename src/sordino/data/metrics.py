@@ -1,12 +1,12 @@
-"""What a model gets right, as sums over records: parts of a test set are added, and the figures follow from the whole.
+"""Metrics of a released model on public test records; they cost no epsilon. Called by `task` and the run configuration.
 
-    accuracy = sum_c right_c / sum_c there_c        balanced_accuracy = mean of right_c / there_c over classes there
+Loss, accuracy and balanced accuracy follow from sums over records, so parts of a test set can be added:
 
-On skewed classes the first alone misleads: a model that always says the larger class has the larger class's share.
+    accuracy = sum_c right_c / sum_c present_c      balanced_accuracy = mean of right_c / present_c over present classes
 
-Metrics of a released model on public test records, beside loss and accuracy; scikit-learn computes them.
-
-They look at nothing else, so they cost nothing. A class that the test records do not have has no share in a mean."""
+Accuracy alone misleads on skewed classes: a model that always predicts the larger class has that class's share. Further
+metrics are parts (`Metric`), computed by scikit-learn; a class without test records has no share in a mean.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sordino.codec.boundary import numbers_by_name, returns
 from sordino.errors import DataError
 from sordino.parts.losses import IGNORED, Loss
 
-ONLY_CLASS = "only_class"  # a figure's name: the one class that a model predicts for every record, if it does
+ONLY_CLASS = "only_class"  # metric: the class that a model predicts for every record, if there is one
 HEAD = 4  # entries before those of the classes: records, summed loss, summed squares, labels
 Keep = Callable[[Tensor, Tensor], None]
 
@@ -34,11 +34,11 @@ Keep = Callable[[Tensor, Tensor], None]
 def evaluation_sums(
     model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], losses: Loss, keep: Keep | None = None
 ) -> Tensor:
-    """Sums over all records: [records, loss, squares, labels, right_c, there_c, said_c]; numbers have no classes c.
+    """Sums over all records: [records, loss, squares, labels, right_c, present_c, predicted_c]; c only for labels.
 
-    `keep` is handed every part's outputs and targets.
+    `keep` receives outputs and targets of every batch.
     """
-    records, loss, squares, classes, told = 0, 0.0, 0.0, 0, list[tuple[Tensor, Tensor]]()
+    records, loss, squares, classes, pairs_seen = 0, 0.0, 0.0, 0, list[tuple[Tensor, Tensor]]()
     with torch.no_grad():
         for x, y in pairs:
             out, labels = model(x), labels_of(y, losses)
@@ -47,56 +47,56 @@ def evaluation_sums(
                 squares += float((out.reshape(y.shape) - y).square().double().sum())
             else:
                 found, classes = predicted_classes(out, labels)
-                told.append((labels.flatten(), found.flatten()))
+                pairs_seen.append((labels.flatten(), found.flatten()))
             if keep is not None:
                 keep(out, y)
-    return _summed([records, loss, squares], told, classes)
+    return _summed([records, loss, squares], pairs_seen, classes)
 
 
-def _summed(head: list[float], told: list[tuple[Tensor, Tensor]], classes: int) -> Tensor:
-    """The sums as one vector; a label that no class stands for is in none, and padding is not counted at all."""
-    if not told:
+def _summed(head: list[float], pairs: list[tuple[Tensor, Tensor]], classes: int) -> Tensor:
+    """The sums as one vector; a label outside the classes counts in none of them, padding is not counted."""
+    if not pairs:
         return torch.tensor([*head, 0.0], dtype=torch.float64)
-    labels, found = (torch.cat([pair[side] for pair in told]).cpu() for side in (0, 1))
+    labels, found = (torch.cat([pair[side] for pair in pairs]).cpu() for side in (0, 1))
     if bool((labels == IGNORED).any()):
         counted = labels != IGNORED
         labels, found = labels[counted], found[counted]
     places = (labels.clamp(-1, classes) + 1) * 2 + (labels == found)
     missed, right = torch.bincount(places.long(), minlength=2 * classes + 4)[2:-2].view(-1, 2).T.double()
-    said = torch.bincount(found, minlength=classes).double()
-    return torch.cat([torch.tensor([*head, len(labels)], dtype=torch.float64), right, missed + right, said])
+    predicted = torch.bincount(found, minlength=classes).double()
+    return torch.cat([torch.tensor([*head, len(labels)], dtype=torch.float64), right, missed + right, predicted])
 
 
 def labels_of(y: Tensor, losses: Loss) -> Tensor | None:
-    """Targets as class numbers; None where they are numbers. Of a loss for two sides, 0.0 and 1.0 are classes too."""
+    """Targets as class numbers; None for real targets. For a binary loss 0.0 and 1.0 are classes too."""
     if not y.is_floating_point():
         return y
     return (y > 0.5).long() if losses.targets == "side" else None
 
 
 def predicted_classes(out: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """The class that a model says, for every label, and how many it can say: one score per class, or one for two."""
+    """Predicted class of every label, and the number of classes: one score per class, or one for two classes."""
     if has_class_scores(out, labels):
         return out.argmax(-1), out.shape[-1]
     return (out.reshape(labels.shape) > 0).long(), 2
 
 
 def has_class_scores(out: Tensor, labels: Tensor) -> bool:
-    """Whether every label has one score per class; else one score says which of two it is."""
+    """Whether every label has one score per class, not one score for two classes."""
     return out.dim() == labels.dim() + 1 and out.shape[-1] > 1
 
 
 def figures(sums: Tensor) -> dict[str, float]:
-    """Loss; for classes accuracy and its mean over classes, and the only class that is ever said; for numbers rmse."""
+    """Metrics of the sums: loss; accuracy, balanced accuracy and the only predicted class, or rmse."""
     records, loss, squares, labels = sums[:HEAD].tolist()
     if len(sums) == HEAD:
         return {"loss": loss / records, "rmse": (squares / records) ** 0.5}
-    right, there, said = sums[HEAD:].view(3, -1)
-    present = there > 0
-    recall = float((right[present] / there[present]).mean()) if bool(present.any()) else 0.0
+    right, count, predicted = sums[HEAD:].view(3, -1)
+    present = count > 0
+    recall = float((right[present] / count[present]).mean()) if bool(present.any()) else 0.0
     found = {"loss": loss / records, "accuracy": float(right.sum()) / max(labels, 1.0), "balanced_accuracy": recall}
-    one = int((said > 0).sum()) == 1 and int(present.sum()) > 1
-    return {**found, **({ONLY_CLASS: int(said.argmax())} if one else {})}
+    one = int((predicted > 0).sum()) == 1 and int(present.sum()) > 1
+    return {**found, **({ONLY_CLASS: int(predicted.argmax())} if one else {})}
 
 
 Array = NDArray[Any]
@@ -105,7 +105,7 @@ SHARES = (  # between 0 and 1
     *("accuracy", "balanced_accuracy", "auc", "average_precision", "f1", "token_accuracy", "worst_group"),
 )
 LOWER = ("loss", "rmse", "mae")  # the smaller the better
-TAKEN = (  # what a line of history holds anyway
+RESERVED = (  # keys of every line of the history
     *("round", "void", "diagnostic, not private"),
     *("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS),
 )
@@ -114,7 +114,7 @@ TAKEN = (  # what a line of history holds anyway
 @codec.hides_values
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of all test records, and what is true of them; `groups` says which group each belongs to."""
+    """Outputs of a model on all test records, their targets, and the public group of each record."""
 
     outputs: Tensor
     targets: Tensor
@@ -124,7 +124,7 @@ class Predictions:
 
     @property
     def labels(self) -> Tensor:
-        """Targets as classes, or a sentence."""
+        """Targets as classes; real targets are refused."""
         found = labels_of(self.targets, self.losses)
         if found is None:
             raise DataError("targets that are numbers", "classes", "use r2 or mae")
@@ -132,29 +132,29 @@ class Predictions:
 
     @property
     def numbers(self) -> tuple[Array, Array]:
-        """True and said numbers, or a sentence."""
+        """Real targets and predictions; classes are refused."""
         if labels_of(self.targets, self.losses) is not None:
             raise DataError("targets that are classes", "numbers", "use auc, f1 or balanced_accuracy")
         return self.targets.double().numpy(), self.outputs.reshape(self.targets.shape).double().numpy()
 
     @property
     def pairs(self) -> tuple[Array, Array]:
-        """True and said classes, one by one; padding is left out."""
+        """True and predicted classes, without padding."""
         labels = self.labels
-        said, counted = predicted_classes(self.outputs, labels)[0], labels != IGNORED
-        return labels[counted].numpy(), said[counted].numpy()
+        predicted, counted = predicted_classes(self.outputs, labels)[0], labels != IGNORED
+        return labels[counted].numpy(), predicted[counted].numpy()
 
     @property
-    def sides(self) -> tuple[Array, Array]:
-        """Each class against the rest: is it there [k, classes], and how likely is it said to be."""
+    def one_vs_rest(self) -> tuple[Array, Array]:
+        """Each class against the rest: whether it is present, [k, classes], and its score."""
         labels = self.labels
         if not has_class_scores(self.outputs, labels):
             return _columns(labels), _columns(self.outputs.reshape(labels.shape).double())
         counted = labels != IGNORED
-        chances = torch.softmax(self.outputs[counted].double(), -1)
-        there = torch.nn.functional.one_hot(labels[counted].long(), chances.shape[-1])
-        pair = there.shape[1] == 2  # of two classes one side says it all
-        return _columns(there[:, 1:] if pair else there), _columns(chances[:, 1:] if pair else chances)
+        scores = torch.softmax(self.outputs[counted].double(), -1)
+        present = torch.nn.functional.one_hot(labels[counted].long(), scores.shape[-1])
+        first = 1 if present.shape[1] == 2 else 0  # of two classes the second suffices
+        return _columns(present[:, first:]), _columns(scores[:, first:])
 
 
 def _columns(side: Tensor) -> Array:
@@ -162,33 +162,33 @@ def _columns(side: Tensor) -> Array:
 
 
 class Metric(Part):
-    """A figure of a model, or several by name; of public records only."""
+    """Metric of a model on public test records: one value, or several by name."""
 
     @property
     def called(self) -> str:
-        """What the figure is called in the history."""
+        """Its key in the history."""
         return self.kind
 
     @abstractmethod
     @returns(lambda found, *_: numbers_by_name(found))
     def values(self, seen: Predictions) -> dict[str, float]:
-        """Every figure with its name."""
+        """Values by name."""
 
 
 def _each(seen: Predictions, name: str, score: Callable[[Array, Array], float], each: bool) -> dict[str, float]:
-    """The mean of a score over classes or labels that are sometimes there and sometimes not; on request one by one."""
-    there, chances = seen.sides
-    columns = [c for c in range(there.shape[1]) if 0 < there[:, c].sum() < len(there)]
+    """Mean of a score over the classes with positive and negative records; with `each`, every class too."""
+    present, scores = seen.one_vs_rest
+    columns = [c for c in range(present.shape[1]) if 0 < present[:, c].sum() < len(present)]
     if not columns:
         raise DataError(f"test records of one class only, for {name}", "at least two")
-    found = {c: float(score(there[:, c], chances[:, c])) for c in columns}
+    found = {c: float(score(present[:, c], scores[:, c])) for c in columns}
     own = {f"{name}/{c}": value for c, value in found.items()} if each and len(found) > 1 else {}
     return {name: float(np.mean(list(found.values()))), **own}
 
 
 @dataclass(frozen=True)
 class Auc(Metric, kind="auc"):
-    """Area under the ROC curve; of several classes (each against the rest) or labels their mean. `each` shows them."""
+    """Area under the ROC curve; for several classes (each against the rest) or labels the mean; `each`: every one."""
 
     each: bool = False
 
@@ -212,13 +212,13 @@ class AveragePrecision(Metric, kind="average_precision"):
 
 @dataclass(frozen=True)
 class BalancedAccuracy(Metric, kind="balanced_accuracy"):
-    """The mean over classes of the share that is found; reported for classes even if it is not asked for."""
+    """Mean recall over classes; always reported for classes."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import recall_score
 
-        true, said = seen.pairs
-        return {self.called: float(recall_score(true, said, labels=np.unique(true), average="macro"))}
+        true, predicted = seen.pairs
+        return {self.called: float(recall_score(true, predicted, labels=np.unique(true), average="macro"))}
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,13 @@ class F1(Metric, kind="f1"):
     def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import f1_score
 
-        true, said = seen.pairs
-        return {self.called: float(f1_score(true, said, average=self.average, zero_division=0.0))}
+        true, predicted = seen.pairs
+        return {self.called: float(f1_score(true, predicted, average=self.average, zero_division=0.0))}
 
 
 @dataclass(frozen=True)
 class TokenAccuracy(Metric, kind="token_accuracy"):
-    """The share of tokens whose label is found, padding left out; `accuracy` of sequences is the same."""
+    """Share of tokens that are predicted, without padding; equals `accuracy` of sequences."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import accuracy_score
@@ -252,23 +252,17 @@ class GroupAccuracy(Metric, kind="group_accuracy"):
         if seen.groups is None:
             raise DataError("test records without groups", "a public group of each", "Task.of(..., groups=...)")
         right = predicted_classes(seen.outputs, seen.labels)[0] == seen.labels
-        shares = {
-            self._called(int(group), seen): self._share(right, seen, seen.groups == group)
-            for group in np.unique(seen.groups.numpy())
-        }
+        shares = {}
+        for group in np.unique(seen.groups.numpy()).tolist():
+            own = seen.groups == group
+            name = seen.names[group] if group < len(seen.names) else str(group)
+            shares[name] = float(right[own][(seen.labels != IGNORED)[own]].double().mean())
         return {**{f"accuracy/{group}": share for group, share in shares.items()}, "worst_group": min(shares.values())}
-
-    def _share(self, right: Tensor, seen: Predictions, own: Tensor) -> float:
-        counted = (seen.labels != IGNORED)[own]
-        return float(right[own][counted].double().mean())
-
-    def _called(self, group: int, seen: Predictions) -> str:
-        return seen.names[group] if group < len(seen.names) else str(group)
 
 
 @dataclass(frozen=True)
 class R2(Metric, kind="r2"):
-    """1 - sum of squared errors / sum of squared deviations from the mean, for numbers: 0 is what the mean gets."""
+    """R^2 of real targets: 1 - sum of squared errors / sum of squared deviations from the mean."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import r2_score
@@ -278,7 +272,7 @@ class R2(Metric, kind="r2"):
 
 @dataclass(frozen=True)
 class Mae(Metric, kind="mae"):
-    """Mean absolute error, for numbers."""
+    """Mean absolute error of real targets."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
         from sklearn.metrics import mean_absolute_error
@@ -288,7 +282,7 @@ class Mae(Metric, kind="mae"):
 
 @dataclass(frozen=True)
 class RegisteredMetric(Metric, kind="own"):
-    """A function that `sordino.add_metric(name)` has added: (outputs, targets) -> a number, or numbers by name."""
+    """A function registered by `sordino.add_metric(name)`: (outputs, targets) -> a number, or numbers by name."""
 
     name: str
 
@@ -300,7 +294,7 @@ class RegisteredMetric(Metric, kind="own"):
         return self.name
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        return _told(self.name, plugins.find("metric", self.name), seen)
+        return _call_metric(self.name, plugins.find("metric", self.name), seen)
 
     def rests_on(self) -> tuple[Foreign, ...]:
         return (plugins.origin("metric", self.name),)
@@ -308,7 +302,7 @@ class RegisteredMetric(Metric, kind="own"):
 
 @dataclass(frozen=True)
 class FunctionMetric(Metric):
-    """A function of a script, by the name that the script gives it."""
+    """A function (outputs, targets) -> value that a script passed, under the script's name for it."""
 
     name: str
     function: MetricFunction
@@ -318,27 +312,27 @@ class FunctionMetric(Metric):
         return self.name
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        return _told(self.name, self.function, seen)
+        return _call_metric(self.name, self.function, seen)
 
 
-def _told(name: str, function: MetricFunction, seen: Predictions) -> dict[str, float]:
-    """What a user's function says; its failure is one sentence."""
+def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict[str, float]:
+    """Values of a user's function; what it raises becomes a `DataError`."""
     try:
-        found = function(seen.outputs.clone(), seen.targets.clone())  # whatever it writes there, it alone reads
+        found = function(seen.outputs.clone(), seen.targets.clone())  # it may write into its copies
         numbers = found if isinstance(found, Mapping) else {name: found}
-        told = {str(key): float(value) for key, value in numbers.items()}
+        values = {str(key): float(value) for key, value in numbers.items()}
     except Exception as error:  # whatever a stranger's function raises
         what = f"metric {name!r} that fails ({type(error).__name__}: {str(error).strip()[:200]})"
         raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
-    taken = next((key for key in told if key in TAKEN), None)
+    taken = next((key for key in values if key in RESERVED), None)
     if taken is not None:
-        found = f"metric {name!r} that says something of {taken!r}, which the history has already"
+        found = f"metric {name!r} that returns {taken!r}, which the history has already"
         raise DataError(found, "a name of its own", f'for one "my_{taken}"')
-    return told
+    return values
 
 
 def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tuple[Metric, ...]:
-    """Metrics as parts: functions by name, or kinds and parts in a list."""
+    """Metrics as parts, of functions by name, or of a list of kinds and parts."""
     if asked is None:
         return ()
     if isinstance(asked, Mapping):
@@ -349,7 +343,7 @@ def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tu
 
 
 def add_metric(name: str) -> Callable[[MetricFunction], MetricFunction]:
-    """A decorator: a function of (outputs, targets) that a file may name, metrics = [{ kind = "own", name = ... }]."""
+    """Decorator that registers a function of (outputs, targets); a file names it: { kind = "own", name = ... }."""
 
     def keep(function: MetricFunction) -> MetricFunction:
         plugins.add("metric", name, function)

@@ -1,10 +1,10 @@
-"""Shakespeare's plays as roles: who says what, by LEAF's rule, from Project Gutenberg's text of 1994.
+"""Shakespeare's roles as clients, next-character prediction, by LEAF's rule from Gutenberg's text of 1994.
 
 A play begins at a line "by William Shakespeare", its title stands two to seven lines above. Two blanks, a name and a
 full stop begin a speech, four blanks continue it; The Comedy of Errors is printed without them. A role is a client if
 it has three lines or more and more than 80 characters. Sonnets, contents and what comes after the plays are left out.
-
-Text: the roles of Shakespeare's plays, next-character prediction (LEAF)."""
+Called by `datasets`.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
 ROLES = Source("shakespeare/roles.jsonl", "sha256:8780a0e6c6009d1753aa2b3f102a59309977e3565756213af5bbbd61b38e8020")
-PLAYS = Source(  # no sum of the archive is published; that of the text in it is checked (plays.TEXT_SUM)
+PLAYS = Source(  # no sum of the archive is published; that of the text in it is checked (TEXT_SUM)
     "shakespeare/1994-01-100.zip", "", "https://www.gutenberg.org/files/100/old/old/1994-01-100.zip"
 )
 

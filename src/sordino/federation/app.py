@@ -1,4 +1,4 @@
-"""The two sides of the Flower app that `sordino federation new` writes: a server that runs the plan, and no client."""
+"""ServerApp and ClientApp of the Flower app that `sordino federation new` writes; the ClientApp refuses to run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sordino.runs.execution import Executed, execute
 
 
 def server_app(file: Path) -> Any:
-    """A ServerApp that runs the plan of `file` by the plan's own loop, into the folder `out` of the run's config."""
+    """A ServerApp that runs the plan of `file` into the folder `out` of the run's config."""
     f = flower()
     app = f.ServerApp()
 
@@ -39,25 +39,25 @@ def server_app(file: Path) -> Any:
 
 
 def log_line(out: Path, line: str) -> None:
-    """One line in OUT.log, beside the run's folder: Flower keeps what a ServerApp prints to itself."""
+    """Append a line to OUT.log beside the run's folder; Flower does not show what a ServerApp prints."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with open(out.with_name(f"{out.name}.log"), "a", encoding="utf-8") as log:
         log.write(f"{line}\n")
 
 
-def run_plan(config: Config, link: FlowerTransport, out: Path, resume: bool = False) -> Executed:
-    """The whole run. Success is the certificate in `out`: how Flower's own commands end says nothing of it."""
+def run_plan(config: Config, transport: FlowerTransport, out: Path, resume: bool = False) -> Executed:
+    """Run the plan. Success is the certificate in `out`; the exit codes of Flower's commands do not tell."""
     assert config.federation is not None
     spec = config.federation
     kind = SecAggEngine if "secure_sum" in config.plan.needs else Remote
-    engine = kind(link, quorum=spec.quorum or len(spec.silos), tries=spec.tries, timeout=spec.timeout)
+    engine = kind(transport, quorum=spec.quorum or len(spec.silos), tries=spec.tries, timeout=spec.timeout)
 
-    def told(line: dict[str, Any]) -> None:
+    def log_round(line: dict[str, Any]) -> None:
         figures = " ".join(f"{name}={line[name]:.4f}" for name in ("loss", "accuracy", "rmse") if name in line)
         log_line(out, f"round {line['round']}/{config.plan.rounds} {figures}")
 
     task = server_task(config)
-    return execute(config, out, resume=resume, engine=engine, task=task, on_round=told)
+    return execute(config, out, resume=resume, engine=engine, task=task, on_round=log_round)
 
 
 def silos_of(config: Config) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def silos_of(config: Config) -> tuple[str, ...]:
 
 
 def unused_client_app() -> Any:
-    """A ClientApp that does nothing: a node that would run it has no silo process beside it."""
+    """A ClientApp that refuses: a node that runs it has no silo process beside it."""
     app = flower().ClientApp()
 
     @app.train()  # type: ignore[untyped-decorator]

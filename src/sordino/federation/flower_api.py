@@ -1,7 +1,7 @@
-"""Every name of Flower that Sordino uses stands in this file, public or not.
+"""Flower's API as far as Sordino uses it: every name of flwr, public or not, is in this file. Called by federation/.
 
-Flower's Runtime API is not a promise to outsiders: a new release may move any of these names. `lost()` says which, and
-tests/deploy/test_internals.py fails with that sentence; nothing else of the house has to be read.
+Flower's Runtime API is not a stable interface: a release may move any of these names. `missing_names()` lists them, and
+tests/deploy/test_internals.py fails with that list.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ NAMES = {
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 RECORD, ARRAY = "sordino", "bytes"
 REFUSED = 0  # an error of no kind that Flower knows
-JOINED = "SuperNode ID:"  # what a node says when it was let in
-BEAT = 10.0  # seconds between the signs of life of a task: Flower gives a task up after 30
+JOINED = "SuperNode ID:"  # a node's log line once the SuperLink has admitted it
+HEARTBEAT = 10.0  # seconds between heartbeats: Flower gives a task up after 30
 
 
 def installed() -> tuple[int, ...]:
-    """flwr's version, or one sentence."""
+    """The version of the installed flwr; others than the supported ones are refused."""
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def installed() -> tuple[int, ...]:
 
 
 def missing_names() -> list[str]:
-    """Names of this file that the installed flwr does not have, as module:name."""
+    """Names used here that the installed flwr does not have, as module:name."""
     missing = []
     for module, names in NAMES.items():
         try:
@@ -81,7 +81,7 @@ def missing_names() -> list[str]:
 
 @cache
 def flower() -> Any:
-    """All of them, by their last name; one sentence if flwr is missing, of another version, or has lost one."""
+    """Namespace of all names in `NAMES`; refuses a missing or unsupported flwr."""
     installed()
     gone = missing_names()
     if gone:
@@ -91,19 +91,19 @@ def flower() -> Any:
 
 
 def pack(data: bytes) -> Any:
-    """Bytes as the content of a message: one array, which Flower sends in chunks."""
+    """Bytes as the content of a Flower message: one array, which Flower sends in chunks."""
     f = flower()
     array = f.Array(dtype="uint8", shape=(len(data),), stype="sordino", data=data)
     return f.RecordDict({RECORD: f.ArrayRecord({ARRAY: array})})
 
 
 def node_failed(message: Any) -> bool:
-    """Whether Flower says that a node or a task ended before it answered; what a silo refuses has another code."""
+    """Whether a node or task ended before it answered; a silo's refusal has another code."""
     return bool(message.has_error()) and message.error.code != REFUSED
 
 
 def unpack(message: Any) -> bytes | None:
-    """The bytes of a message; None if it carries an error, or something that is not ours."""
+    """The bytes of a message; None if it carries an error or other content."""
     try:
         return bytes(message.content[RECORD][ARRAY].data)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -113,7 +113,7 @@ def unpack(message: Any) -> bytes | None:
 @codec.hides_values
 @dataclass(frozen=True)
 class NodeTask:
-    """One task of a node: what it was asked, and how to answer. The code that the run ships is neither read nor run."""
+    """One task of a node: its bytes, and how to answer. The code that the run ships is neither read nor run."""
 
     data: bytes | None
     run: int
@@ -122,21 +122,21 @@ class NodeTask:
     client: Any
 
     def reply(self, data: bytes) -> None:
-        """Hand the answer to the SuperNode, and say that the task is done."""
-        f = flower()
-        f.push_message(self.client, f.Message(pack(data), reply_to=self.message), self.context)
-        f.push_task_output(self.client, self.context, f.SubStatus.COMPLETED, "")
+        """Send the answer to the SuperNode and complete the task."""
+        self._complete(pack(data))
 
     def refuse(self, why: str) -> None:
-        """Hand over an error: a SuperNode waits for the answer to its message before it asks for the next."""
+        """Answer with an error: a SuperNode waits for an answer before it asks for the next task."""
+        self._complete(flower().Error(code=REFUSED, reason=why))
+
+    def _complete(self, content: Any) -> None:
         f = flower()
-        error = f.Error(code=REFUSED, reason=why)
-        f.push_message(self.client, f.Message(error, reply_to=self.message), self.context)
+        f.push_message(self.client, f.Message(content, reply_to=self.message), self.context)
         f.push_task_output(self.client, self.context, f.SubStatus.COMPLETED, "")
 
     @contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """Signs of life while the answer is computed."""
+        """Send heartbeats while the answer is computed."""
         done = threading.Event()
         beat = threading.Thread(target=self._beat, args=(done,), daemon=True)
         beat.start()
@@ -152,13 +152,13 @@ class NodeTask:
         while not done.is_set():
             with suppress(f.HTTPError):
                 self.client.SendTaskHeartbeat(f.SendTaskHeartbeatRequest())
-            done.wait(BEAT)
+            done.wait(HEARTBEAT)
 
 
 @codec.hides_values
 @dataclass(frozen=True)
 class Node:
-    """The Runtime API of a SuperNode that runs with --isolation process: the tasks of this node wait there."""
+    """Runtime API of a SuperNode with --isolation process, which holds the tasks of this node."""
 
     address: str
     secret: bytes | None = None  # of --superexec-auth-secret-file: keeps other users of the machine out
@@ -169,7 +169,7 @@ class Node:
         return f.RuntimeHttpClient.from_server_address(self.address, True, None, [version, *interceptors])
 
     def poller(self) -> Callable[[], NodeTask | None]:
-        """A function that takes the next task, or None where none waits; `HTTPError` where nobody answers."""
+        """A function that acquires the next task, or returns None; `HTTPError` where the node does not answer."""
         f = flower()
         signed = [] if self.secret is None else [
             f.SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=frozenset({ACQUIRE}))
@@ -192,7 +192,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OnlineNode:
-    """A node that is online: its number, the name that its key was registered under, and since when it is."""
+    """A node that is online: its id, the name of its registered key, and the time of its activation."""
 
     number: int
     name: str
@@ -200,17 +200,17 @@ class OnlineNode:
 
 
 def nodes(grid: Any) -> list[OnlineNode]:
-    """All of them."""
+    """The nodes that are online."""
     return [OnlineNode(int(node.node_id), str(node.name), str(node.last_activated_at)) for node in grid.get_nodes()]
 
 
 def train_message(data: bytes, node: int, group: str, ttl: float) -> Any:
-    """A message to a node; the SuperLink forgets it after `ttl` seconds."""
+    """A train message to a node; the SuperLink drops it after `ttl` seconds."""
     return flower().Message(pack(data), dst_node_id=node, message_type="train", ttl=ttl, group_id=group)
 
 
 def register(address: str, ca: bytes, public: bytes, name: str) -> None:
-    """What `flwr supernode register KEY.pub --name NAME` does, in this process; a known key stays known."""
+    """Register a node's public key, as `flwr supernode register` does; a known key is no error."""
     f = flower()
     version = f.RuntimeVersionHttpInterceptor(component_name="flwr")
     client = f.ControlHttpClient.from_server_address(address, False, ca, [version])

@@ -1,12 +1,12 @@
-"""The other direction: a Flower app of somebody else gets a clip, noise and a certificate, by five changed lines.
+"""DP for an existing Flower app: a strategy and a client mod that clip, add noise and make a certificate.
 
     client.py   app = ClientApp(mods=[private_mod])
     server.py   strategy = Private(plan)        strategy.start(grid, arrays, num_rounds=plan.rounds)
                 strategy.save_certificate("certificate.json")
 
-The app trains as it always did; its update passes the plan's encode steps inside the client, and the sum the plan's
-release and server. Nothing else leaves a client: metrics and example counts are dropped, and nodes are
-not asked to evaluate. The unit is the client; the plan's own local solver does not run, and nothing rests on it.
+The app's own training runs unchanged. Its update passes the plan's encode steps inside the client, and the sum the
+plan's release and server optimizer. Nothing else leaves a client: metrics and example counts are dropped, and nodes are
+not asked to evaluate. The unit is the client; the plan's local solver does not run, and the guarantee does not need it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ else:
     try:
         Base = flower().Strategy
     except EngineError:
-        Base = object  # who makes a Private is told
+        Base = object  # Private() refuses with the reason
 
 OURS, ROW = "sordino", "row"
 OWN = "the update is the app's own: the plan's local solver did not run, and the clip bounds whatever came"
@@ -55,13 +55,13 @@ OWN = "the update is the app's own: the plan's local solver did not run, and the
 
 
 def float_arrays(record: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a record that are aggregated: those of numbers with a point."""
+    """The floating-point arrays of a record, which are the ones that are aggregated."""
     held = {name: array.numpy() for name, array in record.items()}
     return {name: array for name, array in held.items() if np.issubdtype(array.dtype, np.floating)}
 
 
 def flatten(record: Any) -> Tensor:
-    """They one after another, [d], float32."""
+    """The floating-point arrays of a record as one vector, [d] float32."""
     parts = [
         torch.from_numpy(np.ascontiguousarray(array)).reshape(-1).float() for array in float_arrays(record).values()
     ]
@@ -71,7 +71,7 @@ def flatten(record: Any) -> Tensor:
 
 
 def unflatten(record: Any, vector: Tensor) -> Any:
-    """The same record with the vector's numbers; what is not aggregated stays."""
+    """A record with the vector's numbers in its floating-point arrays."""
     f, place, made = flower(), 0, {}
     for name, array in record.items():
         old = array.numpy()
@@ -84,14 +84,14 @@ def unflatten(record: Any, vector: Tensor) -> Any:
 
 
 def layout_of(record: Any) -> Layout:
-    """Where each array lies: for steps that work on one tensor after another."""
+    """The place of each array in the vector, for steps that work tensor by tensor."""
     slots: list[Slot] = []
     for name, array in float_arrays(record).items():
         slots.append(Slot(name, torch.Size(array.shape), slots[-1].stop if slots else 0, True))
     return Layout(tuple(slots))
 
 
-# ---- the client's side -----------------------------------------------------------------------------------------------
+# ---- client --------------------------------------------------------------------------------------------------------
 
 
 def model_arrays(content: Any) -> Any:
@@ -103,7 +103,7 @@ def model_arrays(content: Any) -> Any:
 
 
 def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """A mod for a ClientApp: of the reply only the encoded update leaves, with the client's own noise if it has any."""
+    """A mod for a ClientApp: the reply is replaced by the encoded update, with the client's noise if it has any."""
     f = flower()
     if OURS not in message.content.config_records:
         raise EngineError("a message without Sordino's plan", "the strategy sordino.federation.Private on the server")
@@ -121,19 +121,19 @@ def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]
 
 
 def encode_update(plan: Plan, update: Tensor, public: Public, client: int) -> Tensor:
-    """What leaves one client: clip and the other steps, then its own noise where the release is local."""
+    """The message of one client: clip and the other encode steps, then its noise where the release is local."""
     rows = finite_rows(update, row_norms(update))
     for step in plan.encode:
         rows = step.encode(rows, public)
-    coins = Secure().at(public.t, "client noise", client)
-    return own_message(plan.release, rows[0], client, public.t, coins, secure=True).float()
+    rng = Secure().at(public.t, "client noise", client)
+    return own_message(plan.release, rows[0], client, public.t, rng, secure=True).float()
 
 
-# ---- the server's side -----------------------------------------------------------------------------------------------
+# ---- server --------------------------------------------------------------------------------------------------------
 
 
 class Private(Base):  # type: ignore[misc]
-    """A Flower strategy that runs a client-level plan of Sordino on the updates of an app's own training."""
+    """A Flower strategy: a client-level plan on the updates of an app's own training."""
 
     def __init__(self, plan: Plan, *, delta: float | None = None, allow_large_delta: bool = False) -> None:
         flower()
@@ -146,7 +146,7 @@ class Private(Base):  # type: ignore[misc]
         self._asked: tuple[Any, Public, Cohort, dict[int, int]] | None = None
 
     def summary(self) -> None:
-        """What it costs, if all rounds run."""
+        """Print the release and the number of rounds, as Flower asks of a strategy."""
         print(f"sordino: {self.plan.release.kind}, {self.plan.rounds} rounds, unit client", flush=True)
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
@@ -165,10 +165,10 @@ class Private(Base):  # type: ignore[misc]
         if plan.release.local:
             self._charge(t, cohort)
         state = json.dumps(dict(public.state))
-        told = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm, "state": state}
+        fields = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm, "state": state}
         return [
             f.Message(
-                f.RecordDict({"arrays": arrays, "config": config, OURS: f.ConfigRecord({**told, "client": client})}),
+                f.RecordDict({"arrays": arrays, "config": config, OURS: f.ConfigRecord({**fields, "client": client})}),
                 dst_node_id=node,
                 message_type="train",
             )
@@ -180,7 +180,7 @@ class Private(Base):  # type: ignore[misc]
         self.tally.charge(t, cohort if seen else None)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, None]:
-        """Sum what came, charge, add the server's noise, decode, step: by the same code as in a simulation."""
+        """Sum the rows, charge, add the server's noise, decode and step, by the same code as in a simulation."""
         assert self._asked is not None
         assert self.state is not None
         arrays, public, cohort, asked = self._asked
@@ -195,27 +195,27 @@ class Private(Base):  # type: ignore[misc]
         return unflatten(arrays, self.plan.server.query(self.state.memory)), None
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-        """Nobody is asked: what nodes would answer is not noised, and so not billed. Use `evaluate_fn`."""
+        """No node evaluates: its answer would be a release without noise. Use `evaluate_fn`."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> None:
-        """Nothing came."""
+        """No node was asked."""
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """Of the rounds that were run."""
+        """The certificate of the rounds that were run."""
         known = Facts(self.delta, self.streams.mode, 0, environment=(versions(),))
         facts = facts_of_charges(self.plan, self.tally.rounds, self.tally.cohorts, known)
         made = certificate(self.plan, facts)
         return {**made, "assumptions": [*made["assumptions"], OWN]}
 
     def save_certificate(self, path: str | Path) -> None:
-        """As a JSON file."""
+        """Write the certificate as a JSON file."""
         Path(path).write_text(json.dumps(self.certificate, indent=2) + "\n")
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse what an app's own training cannot be certified for."""
+    """Refuse a plan that an app's own training cannot be certified for."""
     if plan.unit != "client":
         found = f"a plan for unit {plan.unit!r}"
         raise PlanError("bound", found, "unit client: an app's own training bounds nothing per record")
@@ -227,7 +227,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def usable_rows(replies: Iterable[Any], length: int) -> list[tuple[int, Tensor]]:
-    """Node and row of every reply that can be used; what is of another shape or not finite never reaches the sum."""
+    """Node and row of every usable reply; rows of another shape or not finite are dropped."""
     found = []
     for reply in replies:
         held = {} if reply.has_error() else dict(reply.content.array_records.items())

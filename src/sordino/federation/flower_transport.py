@@ -84,7 +84,9 @@ class FlowerTransport:
             return
         there, pending.last_poll = self.nodes(), now
         asked = pending.due(there)
-        messages = [flower_api.train_message(pending.bodies[silo], there[silo].number, str(silo), ttl) for silo in asked]
+        messages = [
+            flower_api.train_message(pending.bodies[silo], there[silo].number, str(silo), ttl) for silo in asked
+        ]
         for number, silo in zip(self.grid.push_messages(messages) if messages else (), asked, strict=False):
             pending.sent[str(number)] = silo, there[silo]
             pending.waiting.discard(silo)

@@ -19,7 +19,7 @@ DAYS = 30
 
 
 def write_private(path: Path, data: bytes) -> Path:
-    """For its owner only."""
+    """Write a file that only its owner may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
     return path
@@ -39,7 +39,7 @@ def _pem(key: Any) -> bytes:
 
 
 def write_node_key(path: Path) -> Path:
-    """A node's key pair, as `ssh-keygen -t ecdsa -b 384` writes it: path and path.pub; what is there is kept."""
+    """A node's key pair, as `ssh-keygen -t ecdsa -b 384` writes it, in path and path.pub; an existing key is kept."""
     from cryptography.hazmat.primitives import serialization as form
 
     if not path.exists():
@@ -83,7 +83,7 @@ def write_certificates(folder: Path) -> Path:
 
 
 def read_public_key(path: Path) -> bytes:
-    """The public half of a node's key as Flower names nodes by, or one sentence."""
+    """The public half of a node's key in the form that Flower registers."""
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     try:

@@ -1,8 +1,7 @@
-"""A whole federation on this machine: SuperLink, a SuperNode and a silo process per silo, over TLS, with node keys.
+"""A federation on one machine, for `sordino run --engine flower`: SuperLink, and a SuperNode and silo process per silo.
 
-Everything listens on 127.0.0.1. Whatever happens, no process is left behind.
-
-`sordino run fed.toml --engine flower`: the plan over Flower on this machine, every silo a process of its own."""
+All processes talk over TLS on 127.0.0.1, with node keys; when the run ends, however it ends, all of them are stopped.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +32,26 @@ from sordino.runs.execution import Executed
 from sordino.runs.folder import RunFolder
 
 HERE = "127.0.0.1"
-PATIENCE = 180.0  # seconds until a process that does not come up is given up
-GRACE = 3.0
+START_TIMEOUT = 180.0  # seconds in which a process must listen
+GRACE = 3.0  # seconds between SIGTERM and SIGKILL
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind((HERE, 0))
         return int(probe.getsockname()[1])
 
 
 def is_listening(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens on a port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HERE, port)) == 0
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that one has started, and those that they have."""
+    """Process ids of all descendants of a process."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
@@ -64,7 +63,7 @@ def descendants(process: int) -> list[int]:
 
 
 def kill_all(processes: list[int]) -> None:
-    """Kill them; who has ended already is no error."""
+    """Kill processes; one that has ended already is no error."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -73,7 +72,7 @@ def kill_all(processes: list[int]) -> None:
 @codec.hides_values
 @dataclass
 class LocalFederation:
-    """The folder of `sordino federation new`, brought to life; `silos` are its names in the plan's order."""
+    """Processes of the folder that `sordino federation new` wrote; `silos` are its names in the plan's order."""
 
     folder: Path
     silos: tuple[str, ...]
@@ -81,7 +80,7 @@ class LocalFederation:
     port: int = field(default_factory=free_port)
     nodes: dict[str, int] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    began: dict[str, int] = field(default_factory=dict)  # how long each log was when its process was last started
+    log_start: dict[str, int] = field(default_factory=dict)  # size of each log when its process was last started
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -110,9 +109,9 @@ class LocalFederation:
         return {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1", **own}
 
     def start(self, name: str, command: list[str], changes: Mapping[str, str] | None = None) -> None:
-        """One process in a group of its own, its output in home/NAME.log."""
+        """Start a process in a group of its own; its output goes to home/NAME.log."""
         with open(self.home / f"{name}.log", "ab") as log:
-            self.began[name] = log.tell()
+            self.log_start[name] = log.tell()
             self.running[name] = subprocess.Popen(
                 command,
                 cwd=self.home,
@@ -124,7 +123,7 @@ class LocalFederation:
             )
 
     def kill(self, name: str) -> None:
-        """A process, and what it has started, at once."""
+        """Kill a process and its descendants."""
         process = self.running.pop(name, None)
         if process is not None:
             started = descendants(process.pid)
@@ -132,7 +131,7 @@ class LocalFederation:
             process.wait()
 
     def stop(self) -> None:
-        """All of them, and what they have started: asked first, then killed."""
+        """Stop all processes and their descendants: SIGTERM first, then SIGKILL."""
         started = [one for process in self.running.values() for one in descendants(process.pid)]
         for process in self.running.values():
             with suppress(ProcessLookupError):
@@ -151,10 +150,10 @@ class LocalFederation:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # ---- who is who ------------------------------------------------------------------------------------------------
+    # ---- roles -----------------------------------------------------------------------------------------------------
 
     def superlink(self) -> None:
-        """The SuperLink, with a database, and closed to keys that were not registered."""
+        """Start the SuperLink, with a database, closed to keys that are not registered."""
         if is_listening(self.port):
             raise EngineError(f"port {self.port} of {HERE}, which is taken", "a free port", "set [federation] port")
         command = [
@@ -172,7 +171,7 @@ class LocalFederation:
         self.wait_for("superlink", self.port)
 
     def supernode(self, name: str, link: int | None = None) -> None:
-        """The node of a silo; it runs no code."""
+        """Start the SuperNode of a silo; it runs no code of a run."""
         port = self.nodes[name]
         command = [flower_command("flower-supernode"), "--isolation", "process", "--host", HERE, "--port", str(port)]
         command += ["--superlink", f"{HERE}:{link or self.port}", "--root-certificates", "ca.crt"]
@@ -180,19 +179,19 @@ class LocalFederation:
         self.start(f"node.{name}", command)
 
     def silo(self, name: str, among: Path | None = None) -> None:
-        """The process that holds a silo's data and decides what they may spend."""
+        """Start the process that holds a silo's data, policy and ledger."""
         folder = (among or self.folder) / "silos" / name
         where = ["--node", f"{HERE}:{self.nodes[name]}", "--secret", str(self.home / f"{name}.secret")]
         self.start(f"silo.{name}", [sys.executable, "-P", "-m", "sordino", "silo", "serve", str(folder), *where])
 
     def register(self) -> None:
-        """Bind every silo's key to its name."""
+        """Register every silo's node key under its name."""
         ca = (self.home / "ca.crt").read_bytes()
         for name in self.silos:
             register(f"{HERE}:{self.port}", ca, keys.read_public_key(self.home / f"{name}.pub"), name)
 
     def up(self) -> None:
-        """All of it."""
+        """Start all processes."""
         self.superlink()
         for name in self.silos:
             self.silo(name)  # they take longest to load
@@ -201,7 +200,7 @@ class LocalFederation:
             self.supernode(name)
 
     def flwr(self, *words: str) -> str:
-        """A command of Flower's, to its end; what it said."""
+        """Run a `flwr` command to its end and return its output."""
         done = subprocess.run(
             [flower_command("flwr"), *words],
             cwd=self.home,
@@ -211,27 +210,26 @@ class LocalFederation:
             check=False,
         )
         if done.returncode:
-            said = " ".join((done.stderr or done.stdout).split())
-            raise EngineError(f"flwr {words[0]} that ended with code {done.returncode} ({said})")
+            reason = " ".join((done.stderr or done.stdout).split())
+            raise EngineError(f"flwr {words[0]} that ended with code {done.returncode} ({reason})")
         return done.stdout
 
     def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> int:
-        """Hand the app to the SuperLink; Flower's number of the run. Its end says nothing: look for the certificate."""
+        """Submit the app to the SuperLink and return Flower's id of the run; success is the certificate in `out`."""
         given = f"out={json.dumps(str(out))} resume={json.dumps(resume)}"
-        said = self.flwr("run", str(app or self.folder), "here", "--run-config", given, "--format", "json")
+        output = self.flwr("run", str(app or self.folder), "here", "--run-config", given, "--format", "json")
         try:
-            told = json.loads(said)
-            return int(told["run-id"])
+            answer = json.loads(output)
         except ValueError:
-            told = {}
-        except KeyError:
-            pass
-        why = " ".join(str(told.get("error-message", said)).split())
+            answer = {}
+        if "run-id" in answer:
+            return int(answer["run-id"])
+        why = " ".join(str(answer.get("error-message", output)).split())
         raise EngineError(f"a run that the SuperLink was not given ({why})", "a SuperLink that answers")
 
     def wait_for(self, name: str, port: int) -> None:
-        """Until a process listens; what it said last, if it ends instead."""
-        until = time.monotonic() + PATIENCE
+        """Wait until a process listens; if it ends instead, raise with the end of its log."""
+        until = time.monotonic() + START_TIMEOUT
         while not is_listening(port):
             process = self.running[name]
             if process.poll() is not None or time.monotonic() > until:
@@ -239,58 +237,58 @@ class LocalFederation:
             time.sleep(0.1)
 
     def joined(self, name: str) -> bool:
-        """Whether the SuperLink has let in a silo's node since it was last started."""
+        """Whether the SuperLink has admitted a silo's node since its last start."""
         return f"node.{name}" in self.running and JOINED in self.log_text(f"node.{name}")
 
     def join(self, name: str, link: int | None = None, seconds: float = 300.0) -> None:
-        """A silo's node, started until it is let in: for a minute the key of one that was killed counts as in use."""
+        """Start a silo's node until it is admitted: the key of a killed node stays in use for a minute."""
         until = time.monotonic() + seconds
         while not self.joined(name):
             process = self.running.get(f"node.{name}")
             if time.monotonic() > until:
-                raise EngineError(f"the node of {name!r}, which is not let in ({self.log_tail(f'node.{name}')})")
+                raise EngineError(f"the node of {name!r}, which is not admitted ({self.log_tail(f'node.{name}')})")
             if process is None or process.poll() is not None:
                 self.supernode(name, link)
             time.sleep(0.2)
 
     def leave(self, name: str) -> None:
-        """Ask a silo's node to go: it signs off, and its key is free at once."""
+        """Terminate a silo's node: it deregisters, and its key is free at once."""
         process = self.running[f"node.{name}"]
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
+            process.wait(START_TIMEOUT)
         self.kill(f"node.{name}")
 
     def check(self) -> None:
-        """Refuse to wait for a process that has ended."""
+        """Raise if a process has ended."""
         for name, process in self.running.items():
             if process.poll() is not None:
                 raise EngineError(f"{name} that has ended ({self.log_tail(name)})", "", "add --resume")
 
     def log_text(self, name: str) -> str:
-        """What a process has said since it was last started."""
-        return (self.home / f"{name}.log").read_bytes()[self.began.get(name, 0) :].decode(errors="replace")
+        """The log of a process since its last start."""
+        return (self.home / f"{name}.log").read_bytes()[self.log_start.get(name, 0) :].decode(errors="replace")
 
     def log_tail(self, name: str) -> str:
-        """The end of a log, in one line."""
+        """The end of a log in one line."""
         return " ".join(self.log_text(name).split())[-400:]
 
 
 def flower_command(name: str) -> str:
-    """A command that came with flwr: beside this Python."""
+    """Path of a command of flwr, which is installed beside this Python."""
     found = Path(sys.executable).with_name(name)
     if not found.exists():
         raise EngineError(f"no {name} beside {sys.executable}", "flwr", "pip install 'sordino[flower]'")
     return str(found)
 
 
-LOADING = 300.0  # seconds that all processes may take to come up and to load
+LOADING = 300.0  # seconds that all processes may take to start and to load
 PULSE = 0.2
 OnRound = Callable[[dict[str, Any]], None]
 
 
 def with_federation(config: Config) -> Config:
-    """The file with a federation: its own, or one whose silos are the plan's clients."""
+    """The configuration with its [federation], or one whose silos are the plan's clients."""
     if config.federation is not None:
         return config
     names = config.task.silos or tuple(f"silo{i}" for i in range(config.plan.clients.population))
@@ -298,12 +296,12 @@ def with_federation(config: Config) -> Config:
 
 
 def home_of(out: Path) -> Path:
-    """Where silos keep their ledgers, and the federation its keys and logs: beside the run's folder."""
+    """The folder of keys, logs and the silos' ledgers, beside the run's folder."""
     return out.absolute().with_name(f"{out.name}-federation")
 
 
 def run_locally(config: Config, out: Path, *, resume: bool = False, on_round: OnRound | None = None) -> Executed:
-    """Build the federation's folder, bring it to life, hand in the app, and wait for the certificate."""
+    """Write the federation's folder, start its processes, submit the app and wait for the certificate."""
     flower()
     config, out = with_federation(config), out.absolute()
     assert config.federation is not None
@@ -322,7 +320,7 @@ def run_locally(config: Config, out: Path, *, resume: bool = False, on_round: On
 
 
 def write_local_federation(config: Config, home: Path) -> None:
-    """The folder of `sordino federation new`, whose silos cut their rows out of the file's own data set."""
+    """Write the federation's folder; its silos cut their rows out of the file's own data set."""
     write_federation(home / "app", config, codec.to_toml(config))
     for name in config.federation.silos if config.federation else ():
         file = home / "app" / "silos" / name / "silo.toml"
@@ -331,31 +329,31 @@ def write_local_federation(config: Config, home: Path) -> None:
 
 
 def wait_for_certificate(federation: LocalFederation, out: Path, config: Config, show: OnRound) -> None:
-    """Until the certificate is there; a sentence of the server's, or a silence that is too long, is an error."""
+    """Wait for the certificate; an error of the server, or no new round for too long, is raised."""
     assert config.federation is not None
-    spec, log, shown = config.federation, out.with_name(f"{out.name}.log"), 0
+    spec, log, reported = config.federation, out.with_name(f"{out.name}.log"), 0
     began = log.stat().st_size if log.exists() else 0
     until = time.monotonic() + LOADING + spec.tries * spec.timeout
     while not (out / "certificate.json").exists():
         federation.check()
-        said = log.read_text("utf-8")[began:].splitlines() if log.exists() else []
-        wrong = next((line for line in said if line.startswith("sordino: ") and "certificate.json" not in line), None)
+        logged = log.read_text("utf-8")[began:].splitlines() if log.exists() else []
+        wrong = next((line for line in logged if line.startswith("sordino: ") and "certificate.json" not in line), None)
         if wrong is not None:
             raise EngineError(f"a run that stopped: {wrong.removeprefix('sordino: ')}")
         lines = history(out)
-        for line in lines[shown:]:
+        for line in lines[reported:]:
             show(line)
-        if len(lines) > shown:
-            shown, until = len(lines), time.monotonic() + LOADING + spec.tries * spec.timeout
+        if len(lines) > reported:
+            reported, until = len(lines), time.monotonic() + LOADING + spec.tries * spec.timeout
         if time.monotonic() > until:
-            raise EngineError(f"a run that says nothing ({federation.log_tail('superlink')})", "add --resume")
+            raise EngineError(f"a run without a new round ({federation.log_tail('superlink')})", "add --resume")
         time.sleep(PULSE)
-    for line in history(out)[shown:]:
+    for line in history(out)[reported:]:
         show(line)
 
 
 def history(out: Path) -> list[dict[str, Any]]:
-    """The whole lines of a history that is being written."""
+    """The complete lines of a history that is being written."""
     file = out / "history.jsonl"
     text = file.read_text("utf-8") if file.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

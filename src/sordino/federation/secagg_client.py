@@ -139,7 +139,7 @@ class SecAggClient:
         given = {str(one): pair[0 if one in sent else 1].hex() for one, pair in session.shares.items()}
         return {"shares": given}, b""
 
-    # ---- checks -------------------------------------------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def _check(self, session: ClientSession, job: Job) -> None:
         if job.admission or job.client != self.client or session.sent:

@@ -1,6 +1,8 @@
-"""A silo's counter: policy and ledger are asked before anything is computed, and no message leaves that was not paid.
+"""A silo's service: policy and ledger are checked before anything is computed, and every message is charged first.
 
 job -> answered before? the same bytes -> policy -> admission -> solve -> charge -> noise -> store -> send
+
+Called by `sordino silo serve`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
 from sordino.engines.jobs import Job
-from sordino.engines.replies import InMemoryReplyStore, ReplyStore, Silo
+from sordino.engines.replies import InMemoryReplyStore, Silo
 from sordino.errors import ConfigError
 from sordino.federation.flower_api import Node, installed
 from sordino.federation.secagg_client import SecAggClient
@@ -29,11 +31,11 @@ from sordino.ledger.policy import Policy
 from sordino.parts.releases import NoNoise
 from sordino.task import Task
 
-OPEN = "no policy: these data are served without a limit, so they had better be public"
+NO_POLICY = "no policy: these data are served without a limit, which only public data should be"
 
 
 def model_hash(config: Config) -> str:
-    """sha256 of what the federation's file says of the model and the loss: what a policy names it by."""
+    """sha256 of model and loss in the federation's file; a policy lists the models it allows by it."""
     spec = config.federation
     shape = {} if spec is None else {"inputs": list(spec.inputs), "classes": spec.classes}
     return codec.digest({"model": config.task.model, "loss": config.task.loss, **shape})
@@ -42,14 +44,14 @@ def model_hash(config: Config) -> str:
 @codec.hides_values
 @dataclass
 class LedgerReplyStore:
-    """A till over a ledger: every message is charged to the silo's data before its noise is drawn."""
+    """Reply store with a ledger: every message is charged to the silo's data before its noise is drawn."""
 
     ledger: Ledger
     policy: Policy
     silo: int
     model: str
-    say: Callable[[str], None]
-    code: Callable[[Unit], OwnCode]  # what is proved of model and loss, with this as the unit
+    log: Callable[[str], None]
+    code: Callable[[Unit], OwnCode]  # what is proved of model and loss, by unit of privacy
     receipts: dict[str, Receipt] = field(default_factory=dict)
     admitted: set[str] = field(default_factory=set)
 
@@ -57,7 +59,7 @@ class LedgerReplyStore:
         return self.ledger.replay(job)
 
     def allows(self, job: Job) -> None:
-        """The policy, and that the ledger can pay for the run; one that came late is admitted by its first job."""
+        """Refuse a job against the policy or over the ledger's limit; the first job of a run admits the run."""
         grade = self.code(job.plan.unit).grade
         refused = self.policy.check(job.plan, noise=job.mode, silo=self.silo, model=self.model, own_code=grade)
         if refused is not None:
@@ -67,30 +69,30 @@ class LedgerReplyStore:
             cost = self._cost(job)
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
             self.admitted.add(key)
-            self.say(f"run {job.run}: admitted")
-        self._check_receipts(job)
-
-    def _check_receipts(self, job: Job) -> None:
-        """The server has seen this ledger: one with fewer charges of the run than its receipts said is an older one."""
-        known = sum(self.ledger.charges(job.run).values())
-        if known < job.paid:
+            self.log(f"run {job.run}: admitted")
+        known = self._charges(job)
+        if known < job.paid:  # the server has seen this ledger with more charges: it is an older copy
             found = f"{known} charges of this run in the silo's ledger, where its own receipts say {job.paid}"
             raise ConfigError(found, "a ledger that is as new as its receipts", RESTORES)
 
     def charge(self, job: Job) -> int:
-        assert job.public is not None
-        t = job.public.t
-        receipt = self.ledger.charge(job.run, job.id, self._cost(job).job(t), round=t)
-        self.receipts = {job.id: receipt}
-        self.say(f"run {job.run}: round {job.public.t + 1} charged")
-        return sum(self.ledger.charges(job.run).values())
+        """Charge one job; the number of charges of its run in the ledger."""
+        self.receipts = {job.id: self._charge(job, job.id)}
+        return self._charges(job)
 
     def charge_session(self, job: Job, session: str) -> int:
-        """For one session of a secure sum: its noise is drawn anew, and so paid anew."""
+        """Charge one session of secure aggregation: its noise is drawn anew, so it is a release of its own."""
+        self._charge(job, f"{job.id}.{session}")
+        return self._charges(job)
+
+    def _charge(self, job: Job, name: str) -> Receipt:
         assert job.public is not None
         t = job.public.t
-        self.ledger.charge(job.run, f"{job.id}.{session}", self._cost(job).job(t), round=t)
-        self.say(f"run {job.run}: round {job.public.t + 1} charged")
+        receipt = self.ledger.charge(job.run, name, self._cost(job).job(t), round=t)
+        self.log(f"run {job.run}: round {t + 1} charged")
+        return receipt
+
+    def _charges(self, job: Job) -> int:
         return sum(self.ledger.charges(job.run).values())
 
     def store(self, job: Job, reply: bytes) -> None:
@@ -103,54 +105,52 @@ class LedgerReplyStore:
 @codec.hides_values
 @dataclass(frozen=True)
 class SiloService:
-    """A silo with two desks: jobs that are answered alone, and letters of secure sums."""
+    """Entry of a silo: routes single jobs, and messages of secure aggregation."""
 
     silo: Silo
-    member: SecAggClient
+    secagg: SecAggClient
 
     def reply(self, data: bytes) -> bytes:
-        return self.member.reply(data) if is_secagg(data) else self.silo.reply(data)
+        return self.secagg.reply(data) if is_secagg(data) else self.silo.reply(data)
 
 
-def open_silo(folder: Path, spec: SiloSpec, say: Callable[[str], None]) -> SiloService:
-    """The silo of a folder: its data in memory, its policy read, its ledger open and holding the policy's limit."""
+def open_silo(folder: Path, spec: SiloSpec, log: Callable[[str], None]) -> SiloService:
+    """The service of a silo's folder: data loaded, policy read, ledger open and holding the policy's limit."""
     config = load_config(folder / "fed.toml")
-    return silo_service_of(folder, spec, silo_task(config, spec), model_hash(config), say)
+    return silo_service_of(folder, spec, silo_task(config, spec), model_hash(config), log)
 
 
-def silo_service_of(folder: Path, spec: SiloSpec, task: Task, model: str, say: Callable[[str], None]) -> SiloService:
+def silo_service_of(folder: Path, spec: SiloSpec, task: Task, model: str, log: Callable[[str], None]) -> SiloService:
     """The same for data that are in memory already."""
-    own = int(task.clients.held[0])
+    client = int(task.clients.held[0])
     if not spec.policy:
-        say(OPEN)
-        drawer = InMemoryReplyStore()
-        pays = SecAggClient(own, task, refuse_release, lambda job, session: drawer.charge(job), time.time)
-        return SiloService(Silo(task, drawer, refuse_release), pays)
+        log(NO_POLICY)
+        store = InMemoryReplyStore()
+        secagg = SecAggClient(client, task, refuse_release, lambda job, session: store.charge(job), time.time)
+        return SiloService(Silo(task, store, refuse_release), secagg)
     policy = policies.load(folder / spec.policy)
     ledger = Ledger.open(folder / spec.ledger, create=True)
     ledger.limit(policy.dataset, policy.limit)
-    till = LedgerReplyStore(ledger, policy, own, model, say, task.program.of)
-    kept: ReplyStore = till
-    return SiloService(
-        Silo(task, kept, till.allows), SecAggClient(own, task, till.allows, till.charge_session, time.time)
-    )
+    charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of)
+    secagg = SecAggClient(client, task, charged.allows, charged.charge_session, time.time)
+    return SiloService(Silo(task, charged, charged.allows), secagg)
 
 
 def refuse_release(job: Job) -> None:
-    """Without a ledger a silo that was started anew has forgotten what it sent: its receipts would be false."""
+    """Refuse a run for release without a ledger: after a restart its receipts would be false."""
     if job.mode == "secure" and job.plan.release.kind != NoNoise.kind:
         raise ConfigError("a run for release in a silo without a policy", "a policy and a ledger", "see docs/silos.md")
 
 
 def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
-    """`sordino silo serve`: until it is stopped."""
+    """`sordino silo serve`: answer jobs until the process is stopped."""
     installed()
-    spec, say = SiloSpec.read(folder), StatusPrinter(as_json)
-    counter = open_silo(folder, spec, say)
+    spec, log = SiloSpec.read(folder), StatusPrinter(as_json)
+    service = open_silo(folder, spec, log)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:
         shared = None if place is None else place.read_bytes()
     except OSError as error:
         raise ConfigError(f"{place}, which cannot be read ({error.strerror})", "the node's secret", "key.sh") from None
-    say(f"silo {spec.name}: {len(counter.silo.task.clients.index)} records, node {node or spec.node}")
-    serve(Node(node or spec.node, shared), counter.reply, say)
+    log(f"silo {spec.name}: {len(service.silo.task.clients.index)} records, node {node or spec.node}")
+    serve(Node(node or spec.node, shared), service.reply, log)

@@ -1,8 +1,10 @@
-"""`sordino silo serve DIR`: a silo's post. It takes its node's tasks itself, and no code that a run ships is run here.
+"""A silo's process, `sordino silo serve DIR`: its data, and the loop that answers its Flower node's tasks.
+
+The process takes tasks from its node itself; no code that a run ships is executed. Called by `silo_service` and `app`.
 
 DIR/silo.toml     this silo's name, where its node is, and its data
 DIR/fed.toml      the federation's file: which model, how many silos
-DIR/policy.toml   what its data may be used for        DIR/ledger.db   what they have spent
+DIR/policy.toml   what its data may be used for        DIR/ledger.db   what was charged to them
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 
 from sordino import codec
-from sordino.config import Config, FederationSpec
+from sordino.codec import toml
+from sordino.config import Config
 from sordino.data.datasets import Dataset, load
 from sordino.data.initial_weights import load_initial
 from sordino.errors import ConfigError, SordinoError, shorten
@@ -35,9 +37,10 @@ IDLE = 0.5  # where the node does not answer
 
 @dataclass(frozen=True)
 class SiloSpec:
-    """silo.toml. `group` is the natural silo of the data set that is this one; without it, all of its rows are.
+    """Contents of silo.toml: the silo's name, node and data.
 
-    `simulated`: this silo's rows are cut out of the federation's own data set, as a simulation cuts them.
+    `group` selects one natural client of the data set; without it all rows are this silo's. With `simulated` the rows
+    are cut out of the federation's own data set, as a simulation cuts them.
     """
 
     name: str
@@ -52,31 +55,24 @@ class SiloSpec:
 
     @classmethod
     def read(cls, folder: Path) -> SiloSpec:
-        """The file of a folder, or one sentence."""
-        file = folder / "silo.toml"
-        try:
-            table = tomllib.loads(file.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}, which cannot be read ({error})", "a silo's folder", NEW) from None
+        """Read the silo.toml of a folder."""
+        table = toml.table(folder / "silo.toml", "sordino federation new makes one")
         found: SiloSpec = codec.read(cls, table, "silo.toml")
         return found
 
 
-NEW = "sordino federation new makes one"
-
-
 def model_of(config: Config, inputs: tuple[int, ...], classes: int) -> torch.nn.Module:
-    """The federation's model, the same on every machine."""
+    """The federation's model with its seeded first weights, equal on every machine."""
     return build_seeded(config.task.model, inputs, classes or 1, config.run.seed)
 
 
 def loss_of(config: Config, classes: int) -> Loss:
-    """The file's, or the usual one for classes or for a number."""
+    """The loss of the file; by default cross entropy for classes, squared error for a number."""
     return config.task.loss or (CrossEntropy() if classes else Mse())
 
 
 def server_task(config: Config) -> Task:
-    """What the server holds: the model, and public rows; without `inputs`, those of the data set it has here."""
+    """The server's task: model and public rows; without [federation] inputs, those of its own data set."""
     spec = config.federation
     if spec is None or not spec.inputs:
         return config.build().as_server()
@@ -85,20 +81,14 @@ def server_task(config: Config) -> Task:
     model, init = (model, None) if config.task.init is None else load_initial(model, config.task.init)
     loss, word = loss_of(config, spec.classes), config.task.own_code
     made = Task.server(model, len(spec.silos), test, loss, own_code=word)
-    return replace(made, init=init, metrics=config.run.metrics, source=_public_source(config, spec))
-
-
-def _public_source(config: Config, spec: FederationSpec) -> PublicSource:
-    """The server's public rows are those of [federation] test; [task] names the silos' private rows, and no public one.
-
-    What [task] declares of columns (ranges, categories) is public all the same: the file goes to everybody.
-    """
+    # [task] names the silos' private rows; what it declares of columns (ranges, categories) is public all the same
     values = config.task.source(labels=False).values
-    return PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
+    source = PublicSource(f"rows of {Path(spec.test or '').name}", "the configuration: [federation] test", values)
+    return replace(made, init=init, metrics=config.run.metrics, source=source)
 
 
 def load_public_rows(file: Path) -> tuple[Any, Any]:
-    """x and y of an .npz file."""
+    """Public rows x and y of an .npz file."""
     try:
         with np.load(file, allow_pickle=False) as held:
             return held["x"], held["y"]
@@ -107,7 +97,7 @@ def load_public_rows(file: Path) -> tuple[Any, Any]:
 
 
 def silo_task(config: Config, spec: SiloSpec) -> Task:
-    """What this silo holds: the model, and its own rows."""
+    """A silo's task: the model and its own rows."""
     if config.federation is None or spec.name not in config.federation.silos:
         known = [] if config.federation is None else list(config.federation.silos)
         raise ConfigError(f"silo {spec.name!r}", "a silo of fed.toml", codec.nearest(spec.name, known))
@@ -116,12 +106,12 @@ def silo_task(config: Config, spec: SiloSpec) -> Task:
     x, y, classes = own_rows(load(spec.dataset, **spec.options), spec)
     names = config.federation.silos
     model = model_of(config, config.federation.inputs or x.shape[1:], classes)
-    loss, own = loss_of(config, classes), (torch.from_numpy(x), torch.from_numpy(y))
-    return Task.silo(model, names.index(spec.name), len(names), own, loss, own_code=config.task.own_code)
+    loss, word = loss_of(config, classes), config.task.own_code
+    return Task.silo(model, names.index(spec.name), len(names), (x, y), loss, own_code=word)
 
 
 def own_rows(data: Dataset, spec: SiloSpec) -> tuple[Any, Any, int]:
-    """The rows of a data set that are this silo's."""
+    """x, y and number of classes of a silo's rows in a data set."""
     if not spec.group:
         return data.x, data.y, data.classes or 0
     if data.groups is None or spec.group not in data.names:
@@ -131,31 +121,31 @@ def own_rows(data: Dataset, spec: SiloSpec) -> tuple[Any, Any, int]:
     return data.x[mine], data.y[mine], data.classes or 0
 
 
-def serve(node: Node, reply: Callable[[bytes], bytes], say: Callable[[str], None], pulse: float = PULSE) -> None:
-    """Take tasks and answer them, for ever; one that cannot be read gets an error, and a dead node is waited for."""
+def serve(node: Node, reply: Callable[[bytes], bytes], log: Callable[[str], None], pulse: float = PULSE) -> None:
+    """Answer the node's tasks until the process ends; while the node does not respond, wait for it."""
     f, take = flower(), node.poller()
     while True:
         try:
             task = take()
             if task is not None:
-                answer_task(task, reply, say)
+                answer_task(task, reply, log)
         except f.HTTPError as error:
-            say(f"the node at {node.address} does not answer ({shorten(str(error)) or type(error).__name__})")
+            log(f"the node at {node.address} does not answer ({shorten(str(error)) or type(error).__name__})")
             time.sleep(IDLE)
             continue
         if task is None:
             time.sleep(pulse)
 
 
-def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], say: Callable[[str], None]) -> None:
-    """One task: bytes in, bytes out. Whatever is wrong with it is one line here, and an error there."""
+def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], log: Callable[[str], None]) -> None:
+    """Answer one task; a refusal is logged here and sent to the server as an error."""
     with task.heartbeat():
         try:
             if task.data is None:
                 raise ConfigError("a task that is not Sordino's", "a job of a sordino server")
             made = reply(task.data)
         except SordinoError as error:
-            say(f"refused: {error}")
+            log(f"refused: {error}")
             task.refuse(str(error))
         else:
             task.reply(made)
@@ -163,12 +153,12 @@ def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], say: Callable[[
 
 @dataclass
 class StatusPrinter:
-    """Lines on standard output, or JSON objects; the same line twice in a row is said once."""
+    """Prints status lines, or JSON objects; a line equal to the one before is not repeated."""
 
     as_json: bool = False
     last: str = ""
 
     def __call__(self, line: str) -> None:
         if line != self.last:
-            print(json.dumps({"said": line}) if self.as_json else line, file=sys.stdout, flush=True)
+            print(json.dumps({"status": line}) if self.as_json else line, file=sys.stdout, flush=True)
         self.last = line
