@@ -225,6 +225,9 @@ def one_round(
         _settle(plan, charges, error.collected, charged=release.local)
         raise
     collected.check(plan, len(start), cohort)
+    missing = len(cohort) - collected.received
+    if missing and not collected.deployed:
+        collected = replace(collected, diagnostics={**collected.diagnostics, "missing_clients": float(missing)})
     if not release.local:
         charges.charge(t, seen)
     _settle(plan, charges, collected, charged=True)

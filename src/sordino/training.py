@@ -33,6 +33,7 @@ from sordino.dpsgd.account import ledger_path
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
 from sordino.engines.prepare import BEFORE, known, scaled
+from sordino.engines.registry import engine_named
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
@@ -186,7 +187,7 @@ def train(
     allow_large_delta: bool = False,
     seed: int = 0,
     noise: Mode = "simulation",
-    engine: Engine | None = None,
+    engine: Engine | str | None = None,
     eval_every: int = 1,
     train_metrics: bool = False,
     metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
@@ -217,7 +218,7 @@ def train(
         ledger=None if file is None else str(file), dataset=name,
     )  # fmt: skip
     config = config_of(plan, task, privacy, asked)
-    engine = engine or InProcess()
+    engine = engine_named(engine) if isinstance(engine, str) else engine or InProcess()
     if out is None:
         return _in_memory(config, task, engine, on_round)
     return _in_folder(execute(config, Path(out), resume=resume, engine=engine, on_round=on_round, task=task), task)

@@ -31,7 +31,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     engine: Annotated[
         str | None,
-        typer.Option(help="inprocess | distributed (--workers, torchrun) | flower (on this machine)."),
+        typer.Option(help="inprocess | distributed (--workers, torchrun) | flower (here) | one of your own."),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the clients of a round.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of each process.")] = 1,
@@ -59,29 +59,42 @@ def run(
     launch.follow_watcher()
     bring(own)
     from sordino.config import load_config
-    from sordino.runs.execution import execute, named_engine
+    from sordino.engines.registry import engine_named
+    from sordino.runs.execution import execute
 
     config = load_config(file, changed(values, seed))
-    if started.engine == "flower":
+    flower = started.engine == "flower"
+    if flower:
         config.check_alone()
+        _refuse_for_flower({"--sign": sign, "--device": device != "cpu", "--threads": threads != 1})
         from sordino.federation.local_federation import run_locally
-
-        with progress(config.plan.rounds, quiet=as_json) as on_round:
-            done = run_locally(config, out, resume=resume, on_round=heard(on_round))
-        return say(as_json, result(done), result_text(done))
-    chosen = named_engine(started.engine, threads, timeout, device)
-    leads = chosen.leads
+    chosen = None if flower else engine_named(started.engine, threads=threads, timeout=timeout, device=device)
+    leads = chosen is None or chosen.leads
     with (
         progress(config.plan.rounds, quiet=as_json or not leads) as on_round,
         tracked(track if leads else None, config, out) as seen,
     ):
         told = to_all([heard(on_round), *seen])
-        done = execute(config, out, resume=resume, engine=chosen, on_round=told, sign=sign)
+        if flower:
+            done = run_locally(config, out, resume=resume, on_round=told)
+        else:
+            done = execute(config, out, resume=resume, engine=chosen, on_round=told, sign=sign)
         for one in seen:
             one.finish(done.certificate)
     where = track_folder(out)
     said = f"{result_text(done)}\ntracked: {where}" if track and where.exists() else result_text(done)
     say(as_json, result(done), said)
+
+
+def _refuse_for_flower(given: dict[str, Any]) -> None:
+    """Options of a run in this process: over Flower the server's process and every silo have settings of their own."""
+    refused = next((option for option, value in given.items() if value), None)
+    if refused is not None:
+        from sordino.errors import ConfigError
+
+        raise ConfigError(
+            f"{refused} with --engine flower", "an option that every silo's process takes", f"drop {refused}"
+        )
 
 
 def track_folder(out: Path) -> Path:

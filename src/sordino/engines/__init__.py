@@ -1,4 +1,4 @@
-"""Engines: what runs the clients of a round and hands back one sum. `Engine` and `Collected` are the bases of your own."""
+"""Engines: where clients run. `Engine` and `Worker` are the bases of your own, `add` registers it by name."""
 
 from __future__ import annotations
 
@@ -13,5 +13,6 @@ if TYPE_CHECKING:
     from sordino.engines.base import Worker as Worker
     from sordino.engines.distributed import Distributed as Distributed
     from sordino.engines.inprocess import InProcess as InProcess
+    from sordino.engines.registry import add as add
 
 __all__, __getattr__ = lazy.exports(__name__, __file__)

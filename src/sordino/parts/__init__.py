@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sordino.accounting.events import Event as Event
     from sordino.accounting.events import Relation as Relation
     from sordino.codec import Part as Part
+    from sordino.layout import Layout as Layout
     from sordino.parts.accelerated import Accelerated as Accelerated
     from sordino.parts.accelerated import Stage as Stage
     from sordino.parts.accelerated import Stages as Stages
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from sordino.parts.encoding import NoiseStd as NoiseStd
     from sordino.parts.encoding import Public as Public
     from sordino.parts.encoding import Step as Step
+    from sordino.parts.gradients import Anchor as Anchor
+    from sordino.parts.gradients import Batch as Batch
     from sordino.parts.gradients import Blur as Blur
     from sordino.parts.gradients import Bounded as Bounded
     from sordino.parts.gradients import Gradient as Gradient

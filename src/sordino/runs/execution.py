@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from sordino import codec
@@ -23,11 +22,9 @@ from sordino.config import Config
 from sordino.data import lineage
 from sordino.data.named_fields import unwrapped_model
 from sordino.engines.base import Engine
-from sordino.engines.distributed import Distributed
-from sordino.engines.group import local_rank
-from sordino.engines.inprocess import InProcess, known_device
+from sordino.engines.inprocess import InProcess
 from sordino.engines.prepare import known, said, scaled
-from sordino.errors import BudgetError, ConfigError, StorageError
+from sordino.errors import BudgetError, StorageError
 from sordino.loop import check
 from sordino.models import InMemoryModel
 from sordino.outcome import final_model, model_bytes
@@ -180,20 +177,3 @@ def _enough_memory() -> Iterator[None]:
         found = f"no memory left ({str(error).splitlines()[0] if str(error) else 'MemoryError'})"
         fix = f"free some, or use a smaller model or cohort, and add --resume: {SAFE}"
         raise StorageError(found, "room for the clients that are computed at once", fix) from None
-
-
-def named_engine(name: str, threads: int, timeout: float = 3600.0, device: str = "cpu") -> Engine:
-    """An engine by its name on the command line; one thread unless told otherwise (two that fight are far slower)."""
-    known = ["inprocess", "distributed"]
-    if name not in known:
-        raise ConfigError(f"--engine {name}", "a known engine", codec.nearest(name, known))
-    if threads < 1:
-        raise ConfigError(f"--threads {threads}", "at least 1")
-    if not timeout > 0:
-        raise ConfigError(f"--timeout {timeout:g}", "seconds above 0")
-    torch.set_num_threads(threads)
-    known_device(device)
-    if name == "inprocess":
-        return InProcess(device=device)
-    own = f"cuda:{local_rank()}" if device == "cuda" else device  # each process its own
-    return Distributed(InProcess(device=own), threads, timeout)
