@@ -27,7 +27,7 @@ from sordino.accounting.events import has_bound, no_bound
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.codec import check_parts, digest
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.encoding import Adaptive, Clip, Public, Step
+from sordino.parts.encoding import Clip, Public, Step
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.postprocess import Noised, Postprocess
 from sordino.parts.preparation import Preparation
@@ -140,7 +140,7 @@ class Plan(_Cache):
             if not positive(low, high):
                 found = f"a clip norm from {low:g} to {high:g} in {self.rounds} rounds"
                 raise PlanError("clip", found, "a positive finite clip norm in every round")
-        if not any(isinstance(clip_norm, Adaptive) for clip_norm in scheduled):
+        if not any(clip_norm.learned for clip_norm in scheduled):
             return
         if self.clips != self.encode[-1:]:
             found = "an adaptive clip norm, and a step after its Clip or another Clip"

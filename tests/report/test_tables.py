@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sordino.report.comparison import differing
-from sordino.report.tables import Table, bibtex, escaped, flat, short
+from sordino.report.text_table import Table, bibtex, escaped, flat, short
 
 ROOT = Path(__file__).parents[2]
 

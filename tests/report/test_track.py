@@ -13,7 +13,7 @@ from tests.commands import federation, sordino
 import sordino as so
 from sordino.errors import ConfigError, Stopped
 from sordino.outcome import DIAGNOSTIC
-from sordino.report.tables import flat
+from sordino.report.text_table import flat
 from sordino.report.trackers import Tracker, TrackerBackend
 
 LINE = {"round": 1, "accuracy": 0.5, "void": True, DIAGNOSTIC: {"update_norm": 2.0, "note": "words"}}

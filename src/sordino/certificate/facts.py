@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sordino import codec
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation
-from sordino.accounting.events import PubliclySampled
 from sordino.accounting.selection import Selection, cost_of_best
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.errors import CertificateError
@@ -196,7 +195,7 @@ def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) ->
 def _releases_of(line: Line) -> int:
     """How many releases of rounds a line counts: its first entry, and rounds by coins; then come preparations."""
     first, others = line.entries[:1], line.entries[1:]
-    by_coins = ((event, count) for event, count in others if isinstance(event, PubliclySampled))
+    by_coins = ((event, count) for event, count in others if event.in_by_seen_coin)
     return sum(count for _, count in (*first, *by_coins))
 
 

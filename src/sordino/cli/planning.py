@@ -85,11 +85,12 @@ def _of_few(config: Config) -> tuple[str, ...]:
 
 def _noise(plan: Plan) -> dict[str, float] | None:
     """Of noise that rounds share: what is left of it in the models, in units of the clip, beside independent noise."""
-    from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
+    from sordino.parts.correlated_noise import noise_of_models
 
-    if not isinstance(plan.release, CorrelatedNoise):
+    alone = plan.release.independent(plan.clients, plan.patterns) if plan.release.correlated else None
+    if alone is None:
         return None
-    work, alone = plan.server.workload(plan.rounds), plan.release.independent(plan.clients, plan.patterns)
+    work = plan.server.workload(plan.rounds)
     found = (noise_of_models(release, work) or 0.0 for release in (plan.release, alone))
     return dict(zip(("correlated", "independent"), (each / plan.clients.expected for each in found), strict=True))
 

@@ -23,7 +23,7 @@ def compare(
     """Settings beside each other: metrics with intervals over seeds, paired differences, epsilons, what differs."""
     bring(own)
     from sordino.report import comparison
-    from sordino.report.tables import bibtex as cite
+    from sordino.report.text_table import bibtex as cite
     from sordino.runs.loading import subjects
     from sordino.tuning.sweep_summary import with_runs
 

@@ -102,6 +102,7 @@ class Adaptive(Schedule, kind="adaptive"):
     the factor sqrt(1 - share^2) is its price in signal.
     """
 
+    learned: ClassVar[bool] = True
     start: float
     quantile: float = 0.5
     rate: float = 0.2

@@ -152,6 +152,10 @@ class Release(Part):
         """One round that is run again with fresh noise, where rounds share their noise: unless proved, no price."""
         return Unprotected() if self.correlated else self.event()
 
+    def independent(self, clients: Sampler, allowed: Patterns) -> Release | None:
+        """Noise of every round's own at the same cost, where rounds share their noise; None: not stated."""
+        return None
+
     def fitted(self, allowed: Callable[[], Patterns], work: Callable[[], Floats]) -> Release:
         """The same release, its strategy optimised for the plan's participation patterns and server workload."""
         return self

@@ -20,6 +20,7 @@ from sordino.errors import PlanError, brief_repr
 class Schedule(Part):
     """A public scalar per round, fixed before the run."""
 
+    learned: ClassVar[bool] = False  # True: later values are read off releases, and `at` says the first one only
     monotone: ClassVar[bool] = False  # True: it only falls, or only grows, so that its ends say how far it goes
 
     @abstractmethod

@@ -44,6 +44,10 @@ class ServerOptimizer(Part):
         """A: what models are made of, w_t = sum_s A_ts (mean of round s); its first column, or all. Else: sums."""
         return np.ones(rounds)
 
+    def plain_lr(self, t: int) -> float | None:
+        """lr, where round t is w <- w - lr * mean and nothing else, so that the mean can be read off two models."""
+        return None
+
     @returns(of_type(Tensor))
     def query(self, memory: Memory) -> Tensor:
         """The model that goes out to the clients."""
@@ -152,6 +156,10 @@ class Sgd(ServerOptimizer, kind="sgd"):
 
     def result(self, memory: Memory) -> Tensor:
         return memory["average"].to(memory["params"].dtype) if self.average else memory["params"]
+
+    def plain_lr(self, t: int) -> float | None:
+        more = self.momentum or self.weight_decay or self.ball is not None
+        return None if more else at(self.lr, t)
 
     def workload(self, rounds: int) -> NDArray[np.float64]:
         """Row t is w after round t in terms of the rounds' sums; the first column alone where the step never changes.

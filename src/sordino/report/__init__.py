@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from sordino.report.figures import Bars as Bars
     from sordino.report.figures import Chart as Chart
     from sordino.report.figures import Series as Series
-    from sordino.report.sections import ReportSection as ReportSection
-    from sordino.report.tables import Table as Table
+    from sordino.report.own_sections import ReportSection as ReportSection
+    from sordino.report.text_table import Table as Table
     from sordino.report.trackers import Tracker as Tracker
     from sordino.report.trackers import TrackerBackend as TrackerBackend
 

@@ -13,7 +13,7 @@ from typing import Any
 from sordino import codec
 from sordino.accounting.rounding import upto
 from sordino.errors import ConfigError
-from sordino.report.tables import Table
+from sordino.report.text_table import Table
 
 FEWEST = 3  # seeds that give an interval
 SMALLER = ("loss", "rmse", "error", "mae")  # metrics of which less is better; of any other, more is

@@ -15,7 +15,7 @@ from sordino import codec
 from sordino.accounting.rounding import upto
 from sordino.report.aggregate import Estimate, better
 from sordino.report.subject import Subject
-from sordino.report.tables import Table, figure, flat, short
+from sordino.report.text_table import Table, figure, flat, short
 
 SEED = "run.seed"
 PLAIN = ("delta", "unit", "noise", "rounds")

@@ -10,7 +10,7 @@ import numpy as np
 from sordino.certificate.explain import ALL, CHANGE, ceilings, explain
 from sordino.data.metrics import ONLY_CLASS
 from sordino.outcome import DIAGNOSTIC
-from sordino.parts.encoding import Adaptive
+from sordino.parts.schedules import Schedule
 from sordino.report.comparison import compare
 from sordino.report.curves import delta_curve, over_rounds, trade_off
 from sordino.report.spectrum import spectrum
@@ -99,7 +99,7 @@ def diagnostics(subject: Subject) -> dict[str, Any] | None:
         return None
     norms = {name: subject.diagnostic(name) for name in NORMS}
     clip, clients = subject.plan.clip, subject.plan.unit == "client"
-    learnt = clip is not None and isinstance(clip.clip_norm, Adaptive)
+    learnt = clip is not None and isinstance(clip.clip_norm, Schedule) and clip.clip_norm.learned
     at = norms[NORMS[1]]["round"]
     clip_norm = [clip.clip_norm_at(int(t) - 1) for t in at] if clip is not None and clip.finite and not learnt else None
     return {

@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
 from sordino.errors import ConfigError
-from sordino.report import charts, colours, comparison, sections, workings
+from sordino.report import charts, colours, comparison, own_sections, workings
 from sordino.report.figures import Axis, Bars, Chart, draw
-from sordino.report.sections import ReportSection
-from sordino.report.tables import Table, figure, short
+from sordino.report.own_sections import ReportSection
+from sordino.report.text_table import Table, figure, short
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
 Run = dict[str, Any]
@@ -59,7 +59,7 @@ def rendered(found: dict[str, Any]) -> str:
         inside=_drawn([*_each(each, workings.norms), workings.clipped(each)]),
         ran=_drawn(_each(each, workings.spectra, workings.turns)),
         smooths=any(run["spectrum"] is not None for run in runs),
-        sections=[_section(place, *one) for place, one in enumerate(sections.contents_of(runs))],
+        sections=[_section(place, *one) for place, one in enumerate(own_sections.contents_of(runs))],
     )
 
 

@@ -19,10 +19,8 @@ from torch import Tensor
 from sordino.errors import UserError
 from sordino.loop import mean_std
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.schedules import at
-from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan, State
-from sordino.report.subject import Last, Subject
+from sordino.report.subject import Subject
 
 BINS = 16
 Floats = NDArray[np.float64]
@@ -31,8 +29,8 @@ Floats = NDArray[np.float64]
 def smoothing_of(plan: Plan) -> LaplacianSmoothing | None:
     """The step that smooths, if it is all that is done to the noised mean."""
     steps = plan.postprocess
-    alone = len(steps) == 1 and isinstance(steps[0], LaplacianSmoothing) and steps[0].strength > 0
-    return steps[0] if alone and isinstance(steps[0], LaplacianSmoothing) else None
+    only = steps[0] if len(steps) == 1 else None
+    return only if isinstance(only, LaplacianSmoothing) and only.strength > 0 else None
 
 
 def gain(strength: float, frequency: Floats) -> Floats:
@@ -75,23 +73,19 @@ def _noise_power(subject: Subject) -> float | None:
 def _update(subject: Subject, smoothing: LaplacianSmoothing) -> dict[str, Any] | None:
     """The last released step, by frequency; None where the server does more than to subtract it."""
     plan, last = subject.plan, subject.last
-    if last is None or not (isinstance(plan.server, Sgd) and not plan.server.momentum and not plan.server.weight_decay):
+    lr = None if last is None else plan.server.plain_lr(last.before.t)
+    if last is None or lr is None:
         return None
     shapes = last.shapes(plan.server.result(last.after.memory))
-    if shapes is None or plan.server.ball is not None:
+    if shapes is None:
         return None
-    step = _step(last, at(plan.server.lr, last.before.t))
+    step = (last.before.memory["params"].double() - last.after.memory["params"].double()) / lr
     power = [_periodogram(one, shape, smoothing.order) for one, shape in zip(_cut(step, shapes), shapes, strict=True)]
     where = np.concatenate([frequencies for frequencies, _ in power])
     after = np.concatenate([values for _, values in power])
     places, inside = _binned(where, after)
     _, before = _binned(where, after / gain(smoothing.strength, where))
     return {"round": last.after.t, "frequency": places.tolist(), "before": before.tolist(), "after": inside.tolist()}
-
-
-def _step(last: Last, lr: float) -> Tensor:
-    moved = last.before.memory["params"].double() - last.after.memory["params"].double()
-    return moved / lr
 
 
 def _cut(vector: Tensor, shapes: list[torch.Size]) -> list[Tensor]:

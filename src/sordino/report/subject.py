@@ -14,7 +14,7 @@ from sordino.data.metrics import ONLY_CLASS
 from sordino.outcome import DIAGNOSTIC, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
-from sordino.report.tables import is_number
+from sordino.report.text_table import is_number
 
 MAIN = ("accuracy", "balanced_accuracy", "rmse", "loss")  # known by, where none was asked for
 UNASKED = ("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS)  # what every evaluation gives

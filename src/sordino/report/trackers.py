@@ -21,7 +21,7 @@ from sordino.codec import plugins
 from sordino.data.metrics import ONLY_CLASS
 from sordino.errors import ConfigError, SordinoError, Stopped, shorten
 from sordino.outcome import DIAGNOSTIC
-from sordino.report.tables import flat, is_number
+from sordino.report.text_table import flat, is_number
 from sordino.rng import Mode
 
 Figures = dict[str, float]

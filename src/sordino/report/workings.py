@@ -8,7 +8,7 @@ from typing import Any
 from sordino.accounting.rounding import atleast, upto
 from sordino.report.charts import WORDS, Run, first_of, plain
 from sordino.report.figures import SERIES_MOST, Axis, Bars, Chart, Series
-from sordino.report.tables import is_number
+from sordino.report.text_table import is_number
 
 
 def norms(run: Run, place: int) -> Chart | None:

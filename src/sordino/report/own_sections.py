@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from sordino.codec import plugins
 from sordino.errors import ConfigError, shorten
 from sordino.report.figures import Bars, Chart
-from sordino.report.tables import Table
+from sordino.report.text_table import Table
 
 GROUP = "sordino.report_sections"
 Run = dict[str, Any]  # one run as `sordino report --json` prints it
