@@ -92,7 +92,7 @@ def test_the_certificate_is_computed_again_from_the_runs(private: Path, tmp_path
 
 def test_own_data_are_charged_unless_their_owner_calls_them_public(private: Path) -> None:
     made = json.loads((private / "a" / "certificate.json").read_text())
-    assert (made["data"], made["declared_by"]) == ("private", "nobody has said that they are public")
+    assert (made["data"], made["declared_by"]) == ("private", "nobody declared them public")
     table: dict[str, Any] = {"sweep": {"grid": {"recipe.lr": [0.1]}}, "task": {"dataset": "digits"}, "recipe": _RECIPE}
     assert Sweep.of(table).data == ("public", "the publisher of digits")
     table["sweep"]["data"] = "private"

@@ -245,3 +245,10 @@ def test_for_release_the_number_of_trials_is_drawn_by_the_system(
     assert tuned(file, tmp_path / "best").code == 0
     assert kinds == ["AESCounter"]
     assert load_config(tmp_path / "best" / "plan.toml").run.coins is None
+
+
+def test_a_comparison_of_recipes_is_no_private_search(tmp_path: Path) -> None:
+    file = federation(tmp_path)
+    file.write_text(file.read_text() + '\n[sweep]\nepsilon = 8\nrecipe = ["dp_fed_avg", "dp_fed_ls"]\n')
+    said = sordino("tune", file, "--private", "--out", tmp_path / "best").sentence
+    assert "recipe or epsilon with --private" in said

@@ -18,6 +18,7 @@ from sordino.codec import durable_files, toml
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
 from sordino.outcome import declared_public
+from sordino.tuning.calibrated_file import multipliers
 from sordino.tuning.private_selection import PrivateTuning, tune_private
 from sordino.tuning.private_selection import text as private_text
 from sordino.tuning.search_space import Sweep, read_axes
@@ -89,25 +90,28 @@ def private_tuning(
     given = dict(map(toml.read, over))
     if not given and "sweep" not in data:
         raise ConfigError("--private without --over", "what to try", "--over 'recipe.lr=[0.1, 0.3, 1.0]'")
-    said = data.get("sweep", {}) if not given else {"random": given}
-    asked = Sweep.of({**data, "sweep": {**said, **({"metric": metric} if metric else {})}}, file.parent)
-    asked = replace(asked, table=overridden(asked.table, dict(map(toml.read, changes))))
-    table = asked.spec.grid or {k: v for k, v in asked.spec.random.items() if k not in ("trials", "seed")}
-    return PrivateTuning(asked, read_axes(table), trials, next(iter(epsilons), None))
+    space = data.get("sweep", {}) if not given else {"random": given}
+    sweep = Sweep.of({**data, "sweep": {**space, **({"metric": metric} if metric else {})}}, file.parent)
+    if sweep.spec.recipe or sweep.spec.epsilon:
+        found = "[sweep] recipe or epsilon with --private"
+        raise ConfigError(found, "grid or random", """--over 'recipe.name=["a", "b"]', and --epsilon""")
+    sweep = replace(sweep, table=overridden(sweep.table, dict(map(toml.read, changes))))
+    table = sweep.spec.grid or {k: v for k, v in sweep.spec.random.items() if k not in ("trials", "seed")}
+    return PrivateTuning(sweep, read_axes(table), trials, next(iter(epsilons), None))
 
 
 def run_private(asked: PrivateTuning, out: Path | None, as_json: bool) -> None:
-    """Tune, and say what may be said."""
+    """Run the private search, and print what it releases."""
     if out is None:
         raise ConfigError("--private without --out", "a new folder for the run that wins", "add --out runs/best")
-    said = tune_private(asked, out, (lambda line: None) if as_json else (lambda line: say(False, {}, line)))
-    say(as_json, said, private_text(said))
+    found = tune_private(asked, out, (lambda line: None) if as_json else (lambda line: say(False, {}, line)))
+    say(as_json, found, private_text(found))
 
 
 def own_budgets(config: Config) -> tuple[Budget, ...]:
     """What every silo spends, where they differ: as the file says, or by the noise that each has now."""
     plan = config.plan
-    if config.budgets or not any(getattr(part, "noise_multipliers", ()) for part in (plan.release, plan.local)):
+    if config.budgets or not multipliers(plan):
         return config.budgets
     line = headline(plan.cost().of("messages"), config.delta, config.deltas)
     if "silos" not in line:

@@ -87,8 +87,8 @@ def value_text(value: Any) -> str:
 
 def seeds_text(seeds: Sequence[int]) -> str:
     """What a mean is over, and whether it has an interval."""
-    said = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else "one seed"
-    return f"{said}, +- 95% interval" if len(seeds) >= FEWEST else f"{said}: no interval, which takes {FEWEST} seeds"
+    text = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else "one seed"
+    return f"{text}, +- 95% interval" if len(seeds) >= FEWEST else f"{text}: no interval, which takes {FEWEST} seeds"
 
 
 def better(metric: str) -> str:

@@ -38,6 +38,7 @@ from sordino.outcome import declared_public
 from sordino.report.aggregate import better, choose_metric, value_text
 from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
+from sordino.tuning.calibrated_file import multipliers
 from sordino.tuning.search_space import Axis, Changes, Sweep
 from sordino.tuning.sweep import evaluate
 
@@ -50,7 +51,7 @@ FREE = ("recipe.", "plan.", "task.model", "task.loss")  # what trials may differ
 class PrivateTuning:
     """A private search: the file, the search space, the law of the number of trials, and the target epsilon."""
 
-    asked: Sweep
+    sweep: Sweep
     space: tuple[Axis, ...]
     trials: Trials
     epsilon: float | None = None
@@ -63,13 +64,13 @@ class PrivateTuning:
     @cached_property
     def metric(self) -> str:
         """The metric that chooses, on the public rows that choose."""
-        task = self.asked.config({}).build()
-        return choose_metric(self.asked.spec.metric, list(task.evaluate(task.layout.flatten(task.model))))
+        task = self.sweep.config({}).build()
+        return choose_metric(self.sweep.spec.metric, list(task.evaluate(task.layout.flatten(task.model))))
 
     @cached_property
     def selection(self) -> Selection:
-        """How the winner comes to be shown: on its certificate."""
-        config = self.asked.config({})
+        """How the released run was selected: on its certificate."""
+        config = self.sweep.config({})
         rows = [one for one in declared_public(config.build()) if "rows" in one.what]
         by = f"{self.metric} on " + " and ".join(f"{one.rows} {one.what}" for one in rows)
         return Selection(id=self.id, trials=self.trials, over=tuple(axis.key for axis in self.space), by=by)
@@ -77,12 +78,10 @@ class PrivateTuning:
     @cached_property
     def noise_multiplier(self) -> float | None:
         """The noise multiplier of every trial, such that the best of all costs `epsilon`; None: the file's own."""
-        config = self.asked.config({})
+        config = self.sweep.config({})
         if self.epsilon is None:
             return None
-        if config.deltas or any(
-            getattr(part, "noise_multipliers", ()) for part in (config.plan.release, config.plan.local)
-        ):
+        if config.deltas or multipliers(config.plan):
             fix = "drop --epsilon: every silo keeps its noise, and the certificate says what all trials cost"
             raise ConfigError("--epsilon, and silos with noise or deltas of their own", "one noise for all", fix)
         reads = config.plan.local.reads
@@ -95,7 +94,7 @@ class PrivateTuning:
 
     def config(self, changes: Changes) -> Config:
         """The file of a trial: charged as the best of all trials."""
-        found = self.asked.config(changes)
+        found = self.sweep.config(changes)
         plan = found.plan if self.noise_multiplier is None else noisier(found.plan, self.noise_multiplier)
         return replace(found, plan=plan, privacy=replace(found.privacy, selected=self.selection))
 
@@ -103,9 +102,8 @@ class PrivateTuning:
         """Refuse, before anything is drawn: no guarantee, other data, or a value that changes the cost of a trial."""
         wrong = next((axis.key for axis in self.space if not axis.key.startswith(FREE)), None)
         if wrong is not None:
-            raise ConfigError(
-                f"{wrong} in the search space", f"keys of {', '.join(FREE)}", "other data are another unit"
-            )
+            fix = "other data are another unit"
+            raise ConfigError(f"{wrong} in the search space", f"keys of {', '.join(FREE)}", fix)
         config = self.config({})
         line = headline(_cost(config).of("models"), config.delta, config.deltas)
         if line["epsilon"] is None:
@@ -122,9 +120,8 @@ class PrivateTuning:
         if _cost(own) != _cost(config) or (own.delta, own.deltas) != (config.delta, config.deltas):
             keys = ", ".join(f"{key} = {value}" for key, value in changes.items())
             needed = "trials that all cost the same: steps, clip norms, models, but not rounds, rates or noise"
-            raise ConfigError(
-                f"{keys}, with which a trial has another cost", needed, "leave it to the file, or to --epsilon"
-            )
+            fix = "leave it to the file, or to --epsilon"
+            raise ConfigError(f"{keys}, with which a trial has another cost", needed, fix)
 
     def draw(self) -> list[Trial]:
         """The trials: how many, which candidates, and in simulation the seed of each; all secret until one is best."""
@@ -151,8 +148,8 @@ def tune_private(tuning: PrivateTuning, out: Path, say: Say) -> dict[str, Any]:
     tuning.check()
     config = tuning.config({})
     admission.admit_whole(config, tuning.id)
-    said = f"trials: a random number, {tuning.trials.mean:g} on average"
-    say(f"{said}; how many, how long they take and what they come to is not shown")
+    number = f"trials: a random number, {tuning.trials.mean:g} on average"
+    say(f"{number}; how many, how long they take and their results stay secret")
     with _private_folder(out) as folder:
         best = _best(tuning, tuning.draw(), folder)
         if best is None:
@@ -205,7 +202,7 @@ def _private_folder(out: Path) -> Iterator[Path]:
 
 def _released(tuning: PrivateTuning, changes: Changes, done: Executed) -> dict[str, Any]:
     """What is released: the best run, its score on rows that chose, and its metric on rows that did not."""
-    config, metric = tuning.asked.config(changes, validation=False), tuning.metric
+    config, metric = tuning.sweep.config(changes, validation=False), tuning.metric
     task = config.build()
     rows = " and ".join(f"{one.rows} {one.what}" for one in declared_public(task) if "rows" in one.what)
     return {

@@ -104,7 +104,7 @@ def execute_run(config: Config, folder: Path) -> Failure | None:
 
 
 def _error(one: StoredRun, kind: str, sentence: str) -> SordinoError:
-    said = f"run {one.run.name}: {sentence.removeprefix('found ')}"
+    text = f"run {one.run.name}: {sentence.removeprefix('found ')}"
     if kind == "user":
-        return ConfigError(said)
-    return BudgetError(said) if kind == "budget" else CertificateError("run", said)
+        return ConfigError(text)
+    return BudgetError(text) if kind == "budget" else CertificateError("run", text)

@@ -209,8 +209,9 @@ class SweepRun:
 
     @property
     def name(self) -> str:
-        """Its folder."""
-        return f"{self.number:03d}-seed{self.seed}"
+        """Its folder: the number of the setting, its recipe where recipes are compared, and the seed."""
+        recipe = f"-{self.changes['recipe.name']}" if "recipe.name" in self.changes else ""
+        return f"{self.number:03d}{recipe}-seed{self.seed}"
 
     @property
     def text(self) -> str:
@@ -305,12 +306,12 @@ class Sweep:
     @property
     def data(self) -> tuple[str, str]:
         """Whether the training rows are public, synthetic or private, and who declares it."""
-        task, said = self.table.get("task", {}), self.spec.data
+        task, declared = self.table.get("task", {}), self.spec.data
         name = str(task.get("dataset", "digits")) if isinstance(task, Mapping) else "digits"
-        if said is not None:
-            return said, f'the file: [sweep] data = "{said}"'
+        if declared is not None:
+            return declared, f'the file: [sweep] data = "{declared}"'
         if name in arrays.NAMES or datasets.foreign(name):
-            return "private", "nobody has said that they are public"
+            return "private", "nobody declared them public"
         return "public", f"the publisher of {name}"
 
 

@@ -99,9 +99,9 @@ class SweepFolder:
     def begin(self, resume: bool) -> None:
         """Create the folder with sweep.json in it; a ledger must have the budget for all runs together."""
         asked = {"spec": codec.dump(self.sweep.spec), "run": self.sweep.table}
-        said = (json.dumps({"format": FORMAT, "sordino": __version__, **asked}, indent=1) + "\n").encode()
+        header = (json.dumps({"format": FORMAT, "sordino": __version__, **asked}, indent=1) + "\n").encode()
         if resume and self.out.exists():
-            if not (self.out / HEADER).is_file() or durable_files.read(self.out / HEADER) != said:
+            if not (self.out / HEADER).is_file() or durable_files.read(self.out / HEADER) != header:
                 found = f"a sweep in {self.out} that asks for something else"
                 raise ConfigError(found, "the same file as before", "choose another --out")
             return
@@ -110,7 +110,7 @@ class SweepFolder:
         if self.charged and self.configs[0].privacy.ledger is not None:
             admission.check_all_affordable(self.configs[0], sweep_cost.charges(self.configs))
         (self.out / RUNS).mkdir(parents=True)
-        durable_files.write(self.out / HEADER, said)
+        durable_files.write(self.out / HEADER, header)
 
     # ---- after the last run ------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ def open_folder(out: Path) -> SweepFolder:
 
 
 def certify(out: Path) -> dict[str, Any]:
-    """The stored certificate, if the folders of the cells give it again."""
+    """The stored certificate, if the folders of the runs give it again."""
     found = open_folder(out)
     if not (out / CERTIFICATE).is_file():
         raise ConfigError(f"no {CERTIFICATE} in {out}", "a finished sweep", "finish it: sordino sweep --resume")

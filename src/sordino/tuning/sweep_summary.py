@@ -58,10 +58,10 @@ def _against(line: dict[str, Any]) -> str:
     return sentence(f"{line['adversary']}: all runs together, {found}")
 
 
-def text(said: dict[str, Any]) -> str:
+def text(found: dict[str, Any]) -> str:
     """The same as text."""
     listed = {"Against one who sees": "against", "Assumed": "assumed", "Not covered": "not_covered"}
     blocks = [
-        f"{title}:\n" + "\n".join(f"- {text}" for text in said[key]) for title, key in listed.items() if said[key]
+        f"{title}:\n" + "\n".join(f"- {text}" for text in found[key]) for title, key in listed.items() if found[key]
     ]
-    return "\n\n".join([said["cost"], said["chosen"], *blocks])
+    return "\n\n".join([found["cost"], found["chosen"], *blocks])

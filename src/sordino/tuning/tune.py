@@ -132,14 +132,14 @@ class TrialLog:
     """
 
     def __init__(self, out: Path, asked: dict[str, Any], resume: bool) -> None:
-        said = (json.dumps({"format": "sordino tune 1", **asked}, indent=1) + "\n").encode()
+        search = (json.dumps({"format": "sordino tune 1", **asked}, indent=1) + "\n").encode()
         self.file, header = out / "trials.jsonl", out / "tune.json"
         if not out.exists():
             out.mkdir(parents=True)
-            durable_files.write(header, said)
+            durable_files.write(header, search)
         elif not resume:
             raise ConfigError(f"{out}, which exists", "a new folder", "choose another --out, or add --resume")
-        elif not header.is_file() or durable_files.read(header) != said:
+        elif not header.is_file() or durable_files.read(header) != search:
             raise ConfigError(f"a search in {out} that asks for something else", "the same search", "another --out")
         lines = self.file.read_text("utf-8").splitlines(keepends=True) if self.file.exists() else []
         whole = [line for line in lines if line.endswith("\n")]  # a kill may leave half a line

@@ -22,13 +22,13 @@ Source = Literal["public", "synthetic"]
 def privacy_cost(plan: Plan, task: Task, source: Source, public: tuple[Declared, ...]) -> str:
     """What the search has read, and who declared it public."""
     read = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in public)
-    said = {
+    text = {
         "public": f"nothing beyond what is declared public: {read} were read; they are not protected",
         "synthetic": "nothing: every record was synthetic",
     }[source]
     if plan.local.reads is not None:
-        return said
-    return f"{said}; that a client holds {_sizes(plan, task)[0]} records on average was taken as public"
+        return text
+    return f"{text}; that a client holds {_sizes(plan, task)[0]} records on average was taken as public"
 
 
 def tuning_task(plan: Plan, task: Task, source: Source, seed: int) -> Task:
