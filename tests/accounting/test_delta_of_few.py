@@ -31,7 +31,7 @@ cohort = {count}
 lr = 0.1
 steps = 1
 clip_norm = 1.0
-mechanism = {{ kind = "gaussian", noise_multiplier = {noise multiplier} }}
+mechanism = {{ kind = "gaussian", noise_multiplier = {noise_multiplier} }}
 {privacy}
 
 [federation]

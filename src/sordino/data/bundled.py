@@ -1,4 +1,4 @@
-"""Sets that come with scikit-learn: no download. Features are scaled by the public ranges written here."""
+"""Data sets bundled with scikit-learn; features are scaled by the public ranges in this file. Called by `datasets`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sordino.data.records import Array, Dataset, hold_out, to_unit
 
 Range = tuple[float, float]
 
-# Ten measurements of a cell nucleus (clip_norm, texture, perimeter, area, smoothness, compactness, concavity, concave
+# Ten measurements of a cell nucleus (radius, texture, perimeter, area, smoothness, compactness, concavity, concave
 # points, symmetry, fractal dimension): mean, standard error, worst value. Rounded outwards from the published table.
 BREAST_CANCER: tuple[Range, ...] = (
     *((5, 30), (5, 40), (40, 200), (100, 2600), (0.05, 0.2), (0, 0.4), (0, 0.5), (0, 0.25), (0.1, 0.35), (0.04, 0.1)),

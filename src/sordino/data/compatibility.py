@@ -1,4 +1,4 @@
-"""Do model, loss and records fit? Found before the first round, in one sentence, where training would fail or lie."""
+"""Checks before the first round that model, loss and records fit together. Called by `task`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, 
 
 
 def refuse_statistics(model: nn.Module) -> None:
-    """Running statistics are averaged over clients and noised: a variance falls below zero, and the model is NaN."""
+    """Refuse running statistics: averaged over clients and noised, a variance falls below zero and gives NaN."""
     for name, part in model.named_modules():
         if isinstance(part, _NormBase) and part.track_running_stats:
             width = part.num_features
@@ -31,7 +31,7 @@ def refuse_statistics(model: nn.Module) -> None:
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """What torch.compile makes of a module is one piece: its layers cannot be run record by record."""
+    """Refuse a compiled module: its layers cannot run record by record."""
     for name, part in model.named_modules():
         if type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None:
             where = f"layer '{name}'" if name else "a model"
@@ -40,7 +40,7 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def trial_outputs(model: nn.Module, x: Tensor) -> Any:
-    """What a copy of the model answers for a few records, in eval mode; it keeps and moves nothing."""
+    """Outputs of a copy of the model for a few records, in eval mode."""
     trial = copied(model).eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
@@ -53,7 +53,7 @@ def trial_outputs(model: nn.Module, x: Tensor) -> Any:
 
 
 def check_losses(losses: Callable[[Any, Tensor], Any], outputs: Any, y: Tensor, name: str = "a loss") -> None:
-    """Refuse a loss that does not give one value for each record: a mean of them has no client's or record's own."""
+    """Refuse a loss that does not return one value per record."""
     try:
         values = losses(outputs, y)
     except _FAILS as error:
@@ -65,7 +65,7 @@ def check_losses(losses: Callable[[Any, Tensor], Any], outputs: Any, y: Tensor, 
 
 
 def check_slope(loss: Loss, outputs: Tensor, y: Tensor, name: str) -> None:
-    """Refuse a written slope, or envelope, that is not its value's: a clip of it would bound something else."""
+    """Refuse a declared slope or envelope that is not the derivative of the value: clipping would bound another."""
     point = (outputs + torch.linspace(0.1, 0.2, outputs.numel()).view_as(outputs)).requires_grad_()  # past a kink
     wanted = torch.autograd.grad(loss.value(point, y).sum(), point)[0]
     scores, steep = point.detach()[None], torch.full((1, len(y), 1), 1e9)
@@ -80,7 +80,7 @@ def check_slope(loss: Loss, outputs: Tensor, y: Tensor, name: str) -> None:
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:
-    """Refuse labels that no class stands for; torch would ignore -100 without a word and stop at others."""
+    """Refuse labels outside 0 .. classes - 1; torch would silently ignore -100."""
     if y.is_floating_point() or not y.numel():
         return
     wrong = (y < 0) | (y >= classes)

@@ -1,4 +1,4 @@
-"""Data sets by name: `load("mnist")`. Nothing is read or downloaded before `load`."""
+"""Registry of data sets by name: `load("mnist")`, `add_dataset`. Nothing is read or downloaded before `load`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Dataset", "add_dataset", "declared_by", "descriptions", "foreign", "
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """How to read a set, and what to say of it."""
+    """A registered data set: its reader, description and licence."""
 
     read: Callable[..., Dataset]
     description: str
@@ -85,7 +85,7 @@ def add_dataset(
     shape: tuple[int, ...] | None = None,
     classes: int = 0,
 ) -> None:
-    """A data set of your own: `read(**options)` returns it; its test records are public by your word.
+    """Register a data set: `read(**options)` returns it; its test records are public by your declaration.
 
     With the `shape` of one record and the number of `classes` (0: a number), `sordino plan` tries the model on it.
     """
@@ -98,7 +98,7 @@ def add_dataset(
 
 
 def foreign(name: str) -> tuple[Foreign, ...]:
-    """Whose a data set is, if not ours."""
+    """The package that a registered data set comes from; empty for Sordino's own."""
     entry = _SETS.get(_ALIASES.get(name, name))
     if entry is None or entry.read.__module__.startswith("sordino."):
         return ()
@@ -159,16 +159,15 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
 
 
 def names_silos(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the natural clients of a set have names, which nobody counts: a column of a table, or hospitals."""
+    """Whether the natural clients of a data set have names: a column of a table, files, or hospitals."""
     own = name in TABLES and bool(options.get("groups") or options.get("files"))
     return name == "heart_disease" or own
 
 
 def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
-    """What is known of a set before a row is read: the names of its silos, and what its user should know.
+    """Silo names and notes of a data set before a row is read.
 
-    Of own tables the files' names and headers are looked at, where they are here; what a run would refuse by them is
-    refused.
+    For own tables the names and headers of existing files are read; what a run would refuse by them is refused.
     """
     if name in TABLES:
         return tables.preview({key: value for key, value in options.items() if key != "test" or not _counts(value)})
@@ -176,12 +175,12 @@ def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
 
 
 def preparations(name: str, options: Mapping[str, Any]) -> tuple[Histogram, ...]:
-    """The noised histograms that a set must wait for."""
+    """The noised histograms that must be released before the data can be scaled."""
     return tables.preparations(options) if name in TABLES else ()
 
 
 def declared_values(name: str, options: Mapping[str, Any], *, labels: bool) -> tuple[tuple[int, str, str], ...]:
-    """How many values, of what and by whose word, that records are encoded by; `labels`: the target is a class."""
+    """Public values that encode records: (how many, of what, who declares them); `labels`: targets are classes."""
     if name in TABLES:
         return tables.declared_values(options)
     if name in arrays.NAMES and labels and "classes" not in options:
@@ -194,7 +193,7 @@ def _counts(test: Any) -> bool:
 
 
 def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Which test records are public, and who says so: the publisher of a set, or the user of own files."""
+    """Name of the public test records, and who declares them public: the publisher, or the user for own files."""
     name = _ALIASES.get(name, name)
     if name not in arrays.NAMES:
         publisher = [f"the package {part.package}" for part in foreign(name)] or ["the publisher of the data set"]
@@ -209,7 +208,7 @@ def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _check_options(name: str, entry: _Entry, options: dict[str, Any]) -> None:
-    """Refuse options the set does not know, and ask for those it cannot do without."""
+    """Refuse unknown options and missing required ones."""
     parameters = inspect.signature(entry.read).parameters
     known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
     if "test" in options and "test" not in parameters:

@@ -1,4 +1,4 @@
-"""Where files come from: a local folder, the cache, or the canonical download; always with the checksum verified.
+"""Files of public data sets: found locally or downloaded, always with the checksum verified. Called by the readers.
 
 Order: the folder named by SORDINO_DATA, then the cache (SORDINO_CACHE, default ~/.cache/sordino), then what packages of
 the system have put into /usr/share/datasets (Debian's dataset-fashion-mnist), then the network. The bytes that are
@@ -29,7 +29,7 @@ GZIP = b"\x1f\x8b"  # how a packed file begins
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file: where it lies below a data folder, its sum, and its canonical address if it has one."""
+    """One file of a data set: its path below a data folder, its checksum, and its address if it has one."""
 
     path: str  # "adult/adult.data"; a local copy may also be stored as "adult/adult.data.gz"
     digest: str  # "md5:..." or "sha256:..." of the content at `path`; empty: whoever parses it checks what it says
@@ -103,7 +103,7 @@ def _verify(source: Source, content: bytes, where: str, fix: str) -> None:
 
 
 def _sum(like: str, content: bytes) -> str:
-    """The sum of a content, of the kind of another."""
+    """Checksum of a content, of the same kind as `like`."""
     kind = like.partition(":")[0]
     return f"{kind}:{hashlib.new(kind, content, usedforsecurity=False).hexdigest()}"
 

@@ -1,9 +1,9 @@
-"""Stop a run early, by public figures of its released models. It saves time, not epsilon.
+"""Early stopping by public metrics of released models. It saves time, not epsilon. Called by the run loop.
 
-The rule reads models and public rows and nothing else, so a run that it may stop is a function of one that goes to its
-end: that one's bill, of all planned rounds, covers it. The bill of the rounds that ran would not: when to stop was read
-off models that depend on the data, and whoever chooses the moment can choose one at which much was learnt.
-tests/contracts/test_early_stopping.py shows a rule under which that smaller bill is false.
+The rule reads released models and public rows alone, so a stopped run is a function of the run of all planned rounds:
+the cost of all planned rounds covers it. The cost of the rounds that ran would not: the moment of stopping depends on
+the data through the models, and could be chosen where much was learnt.
+tests/contracts/test_early_stopping.py has a rule under which that smaller cost is false.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from sordino.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping:
-    """End after `patience` evaluations in which `metric` was not better than ever before, by at least `margin`.
+    """End a run after `patience` evaluations without an improvement of `metric` by at least `margin`.
 
-    `lower` says that the smaller figure is the better one; by default so of loss, rmse and mae. All planned rounds are
-    billed.
+    `lower`: smaller is better; by default for loss, rmse and mae. All planned rounds are charged.
     """
 
     metric: str = "loss"
@@ -42,7 +41,7 @@ class EarlyStopping:
         return self.metric in LOWER if self.lower is None else self.lower
 
     def ends(self, history: Iterable[Mapping[str, Any]]) -> int | None:
-        """The round after which the run was over, by its public figures alone; None: it was not."""
+        """The round after which the rule ends a run with this history; None: it does not."""
         best, since = float("inf"), 0
         for line in history:
             if self.metric not in line:
@@ -55,21 +54,21 @@ class EarlyStopping:
         return None
 
     def check(self, figures: Mapping[str, Any]) -> None:
-        """Refuse a figure that nobody computes, and a run without public rows to compute it of."""
+        """Refuse a metric that no evaluation computes, and a run without public rows."""
         if not figures:
             found = f"early stopping on {self.metric!r}, and no row that is declared public"
-            raise ConfigError(found, "public test rows: private ones would have to be paid for", "give test rows")
+            raise ConfigError(found, "public test rows: a metric of private ones costs epsilon", "give test rows")
         self.check_name(list(figures))
 
     def check_name(self, known: Sequence[str]) -> None:
-        """Refuse a name that is not among those that an evaluation gives."""
+        """Refuse a metric that is not among the known ones."""
         if self.metric not in known:
             found = f"early stopping on {self.metric!r}"
             raise ConfigError(found, "one of " + ", ".join(sorted(known)), nearest(self.metric, list(known)))
 
     @property
     def words(self) -> str:
-        """What ended the run, for a certificate."""
+        """The sentence of a certificate on an early end."""
         return (
             f"early stopping on public rows: {self.metric} was not better in {self.patience} evaluations; all planned "
             "rounds are billed, for when to stop was read off released models"

@@ -1,4 +1,4 @@
-"""Image data sets: MNIST (and by writer), Fashion-MNIST, FEMNIST, EMNIST, CIFAR-10 and -100, SVHN. Called by `datasets`.
+"""Image data sets: MNIST (and by writer), Fashion-MNIST, FEMNIST, EMNIST, CIFAR-10/100, SVHN. Called by `datasets`.
 
 Archives are read in memory: nothing is unpacked to a path that they name, and none of their pickles can run code.
 Pixels are uint8 here; `check_dataset` divides by 255.

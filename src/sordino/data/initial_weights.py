@@ -1,9 +1,9 @@
-"""Weights that nobody protects, named on the certificate by a hash: those a run begins with, and those it freezes.
+"""Public weights, named on the certificate by a hash: those a run begins with, and those it freezes. Called by `task`.
 
     init      a safetensors file of the model's first weights
     frozen    parameters without requires_grad, as the base under adapters; only the others are sent, noised and stored
 
-What either was trained on, only its owner knows: it is public by the owner's word.
+What either was trained on is not protected by the run: it is public by the owner's declaration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The file that a model begins with, of so many numbers; what those were trained on, only its owner knows."""
+    """File of a model's initial weights; what they were trained on, only its owner knows."""
 
     file: str
     sha256: str
@@ -40,14 +40,14 @@ class InitialWeights:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Parameters that a run leaves as they are: how many numbers, and the sha256 of their names and content."""
+    """Frozen parameters of a model: how many numbers, and the sha256 of their names and values."""
 
     sha256: str
     numbers: int
 
 
 def frozen(model: nn.Module) -> Frozen | None:
-    """What of the model is not trained; None where all is."""
+    """The frozen parameters of a model; None where all are trained."""
     fixed = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     if not fixed:
         return None
@@ -59,13 +59,13 @@ def frozen(model: nn.Module) -> Frozen | None:
 
 
 def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
-    """What a certificate says of parameters that are not trained: public by the user's word alone."""
+    """Entry of a certificate for frozen parameters, which are public by the user's declaration."""
     found = frozen(model)
     return () if found is None else (Declared(found.numbers, FROZEN, "the user: not trained", found.sha256),)
 
 
 def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, InitialWeights]:
-    """A copy of the model with the weights of a file: every name and shape as the model's, every number finite."""
+    """A copy of the model with the weights of a file, whose names, shapes and types must be the model's."""
     data, name = _bytes(Path(path).expanduser()), Path(path).name
     found, started = _tensors(data, name), copy.deepcopy(model)
     own = started.state_dict()

@@ -1,4 +1,4 @@
-"""HMAC-SHA256 of records under a key that stays with their owner: without the key it tells nothing of them."""
+"""HMAC-SHA256 of records under a key that stays with their owner: without the key it reveals nothing about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS = 4096  # of long tables so many rows are read, evenly spaced from one tha
 
 
 def keyed_hash(key: str, *tensors: Tensor) -> str:
-    """Of types, shapes and all bytes."""
+    """HMAC of types, shapes and all bytes of tensors."""
     found = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
     for tensor in tensors:
         found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
@@ -27,7 +27,7 @@ def keyed_hash(key: str, *tensors: Tensor) -> str:
 
 
 def sampled_hash(key: str, x: Tensor, y: Tensor) -> str:
-    """Of the number of rows and some of them, where there are many; of all, where there are few."""
+    """HMAC of a short table, or of the length and evenly spaced rows of a long one."""
     if len(x) <= _ROWS:
         return keyed_hash(key, x, y)
     start = int.from_bytes(hmac.digest(bytes.fromhex(key), b"rows", "sha256"), "little") % len(x)
@@ -37,7 +37,7 @@ def sampled_hash(key: str, x: Tensor, y: Tensor) -> str:
 
 @dataclass(frozen=True)
 class DataMark:
-    """By what the records of a run are known again; `sampled`: by some rows of a long table."""
+    """Keyed hash that identifies the records of a run; `sampled`: of some rows of a long table."""
 
     key: str
     digest: str
@@ -49,7 +49,7 @@ class DataMark:
         return cls(key, sampled_hash(key, x, y))
 
     def matches(self, records: Sequence[Tensor]) -> bool:
-        """Whether a pair of tensors is what was marked."""
+        """Whether x and y are the hashed records."""
         if len(records) != 2:
             return False
         x, y = records

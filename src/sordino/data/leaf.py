@@ -1,4 +1,4 @@
-"""FEMNIST whole, as LEAF's own script writes it: JSON files of users, each with its images."""
+"""The whole FEMNIST as LEAF's script writes it: JSON files of users with their images. Called by `datasets`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _folder(path: str | Path | None) -> Path:
 
 
 def _users(folder: Path) -> Iterator[User]:
-    """Every user of every file."""
+    """All users of a folder's files."""
     for file in sorted(folder.glob("*.json")):
         try:
             held: Any = json.loads(file.read_bytes())

@@ -1,9 +1,10 @@
-"""Which runs the weights of a module come from, so that training on says what all of them cost together.
+"""Earlier runs behind a module's weights, so that further training reports what all of them cost together.
 
-A module that a run has trained carries its runs in an attribute, which deepcopy and pickle keep and state_dict does not
-show. In one process every tensor that a run has released is known again by its hash, so weights that went through a
-state_dict, or into a larger model, are too. model.safetensors says it in its metadata, and certificate.json beside it
-says it exactly. Nothing here is private: hashes are of released weights; what marks the data has a key (`DataMark`).
+A trained module carries its runs in an attribute, which deepcopy and pickle keep and state_dict does not show. Within
+one process every released tensor is identified by its hash, so weights that went through a state_dict, or into a larger
+model, are recognised too. model.safetensors has the runs in its metadata, and certificate.json beside it exactly.
+Nothing here is private: hashes are of released weights; the hash of the data has a key (`DataMark`). Called by
+`training`, `dpsgd` and `initial_weights`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Runs = tuple[EarlierRun, ...]  # the oldest first; the last has made the weights
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a trained module carries: its runs, and the text that goes into its file."""
+    """Lineage of a trained module: its runs, and the metadata text of its file."""
 
     runs: Runs
     note: str = ""
@@ -46,7 +47,7 @@ _DATA: dict[str, DataMark] = {}  # by what the data of a run are known again
 
 
 def tensor_hashes(model: nn.Module) -> dict[str, str]:
-    """sha256 of every tensor that is large enough to be known by it."""
+    """sha256 of every tensor that is large enough to be identified by it."""
     every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wide = {name: held for name, held in every.items() if held.is_floating_point() and held.numel() >= SMALLEST}
     return {name: _hash(held) for name, held in wide.items()}
@@ -62,7 +63,7 @@ def _hash(tensor: Tensor) -> str:
 
 
 def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs = ()) -> Runs:
-    """All runs that a module's weights come from, each once; `records`: the data that it is trained on now."""
+    """All runs behind a module's weights, each once; `records` are the data that it is trained on now."""
     found: dict[str, EarlierRun] = {}
     known = [*others, *_carried(model)]
     made_here = _recognised(model, {run.run for run in known})
@@ -80,7 +81,7 @@ def _carried(model: nn.Module) -> Iterable[EarlierRun]:
 
 
 def _recognised(model: nn.Module, known: set[str]) -> list[EarlierRun]:
-    """Runs of this process that have made a tensor of the model, but for tensors that a known run has made."""
+    """Runs of this process that made a tensor of the model, except tensors of the runs in `known`."""
     made = [_TENSORS[held] for held in tensor_hashes(model).values() if held in _TENSORS] if _TENSORS else []
     new = dict.fromkeys(runs[0] for runs in made if not known & set(runs))
     return [run for name in new for run in _RUNS[name]]
@@ -91,16 +92,16 @@ def _same_data(run: str, records: Sequence[Tensor]) -> bool:
     return mark is not None and bool(records) and mark.matches(records)
 
 
-# ---- what a run leaves ----------------------------------------------------------------------------------------------
+# ---- registration -------------------------------------------------------------------------------------------------
 
 
 def attach_lineage(model: nn.Module, runs: Runs, note: str = "") -> None:
-    """Let a module name its runs."""
+    """Attach its runs to a module."""
     setattr(model, ATTRIBUTE, Lineage(runs, note))
 
 
 def lineage_note(planned: EarlierRun, before: Runs) -> str:
-    """The runs of a module as text: the same for every run of one plan, so that equal runs leave equal files."""
+    """The runs of a module as text, equal for equal runs of one plan, so that their files are equal."""
     return codec.to_json({"runs": [*before, planned]})
 
 
@@ -111,7 +112,7 @@ def file_metadata(model: nn.Module) -> dict[str, str]:
 
 
 def register_run(model: nn.Module, first: Mapping[str, str], runs: Runs, records: Sequence[Tensor] = ()) -> None:
-    """Know again what a run has trained; `first` are the hashes that it began with."""
+    """Register the tensors that a run has trained; `first` are the hashes that it began with."""
     name = runs[-1].run
     _RUNS[name] = runs
     made = [held for key, held in tensor_hashes(model).items() if held != first.get(key)]
@@ -121,12 +122,12 @@ def register_run(model: nn.Module, first: Mapping[str, str], runs: Runs, records
 
 
 def register_loop(run: str, cost: Callable[[], EarlierRun | None]) -> None:
-    """A loop goes on: what it has cost is asked for when somebody needs it."""
+    """Register a DP-SGD loop that is still running; its cost is computed when it is needed."""
     _CURRENT[run] = cost
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
-    """The two tensors of a data set of records and targets, or of rows of it; nothing where records are made anew."""
+    """x and y of a TensorDataset or a Subset of one; empty for data sets that compute their records."""
     rows: Tensor | None = None
     if type(dataset) is Subset:
         rows, dataset = torch.as_tensor(list(dataset.indices), dtype=torch.int64), dataset.dataset
@@ -139,7 +140,7 @@ def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
 
 
 def runs_of_file(path: Path, data: bytes) -> Runs:
-    """The runs that a safetensors file names; the last of them exactly, where its certificate lies beside it."""
+    """Runs in the metadata of a safetensors file; the last one from the certificate beside it, if there is one."""
     named, exact = _noted(path.name, data), _beside(path.parent, hashlib.sha256(data).hexdigest())
     return named if exact is None else (*named[:-1], exact)
 
@@ -161,7 +162,7 @@ def _noted(name: str, data: bytes) -> Runs:
 
 
 def _beside(folder: Path, sha256: str) -> EarlierRun | None:
-    """The run whose folder a file lies in, if that run has made it; its data are known again by their keyed hash."""
+    """The run whose folder holds the file, if that run made it; its data are identified by their keyed hash."""
     try:
         made: dict[str, Any] = json.loads((folder / "certificate.json").read_bytes())
         if made["model_sha256"] != sha256:

@@ -321,7 +321,7 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
         found = function(seen.outputs.clone(), seen.targets.clone())  # it may write into its copies
         numbers = found if isinstance(found, Mapping) else {name: found}
         values = {str(key): float(value) for key, value in numbers.items()}
-    except Exception as error:  # whatever a stranger's function raises
+    except Exception as error:  # whatever the user's function raises
         what = f"metric {name!r} that fails ({type(error).__name__}: {str(error).strip()[:200]})"
         raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
     taken = next((key for key in values if key in RESERVED), None)

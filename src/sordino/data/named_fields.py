@@ -1,7 +1,7 @@
-"""Records whose fields have names, as Hugging Face's tokenizers and data sets give them: dicts of tensors or of lists.
+"""Records with named fields, as Hugging Face tokenizers and data sets give them, packed into tensors. Called by `task`.
 
-The fields of a record become rows of one table, x [n, fields, T] of integers, padded on the right to one length; a
-field that is alone (pixel_values) is x itself, and `labels` are y. `ByName` hands them to the model by name again.
+The fields of a record become rows of one tensor, x [n, fields, T] of integers, padded on the right to one length; a
+single field (pixel_values) is x itself, and `labels` are y. `NamedFieldsModel` passes them to the model by name.
 
     field          is padded with
     input_ids      pad, the tokenizer's id; any number will do, for the attention_mask hides it
@@ -32,11 +32,11 @@ Columns = dict[str, list[Tensor]]  # by field, one tensor per record
 
 
 class NamedFieldsModel(nn.Module):
-    """A model that takes its inputs by name, as a function of one tensor; of what it answers, the logits.
+    """Wraps a model that takes named inputs as a function of one tensor that returns the logits.
 
-    A causal model's answer to the last token has no label: it is left out, and y begins with the second.
-    `public` is what may be told of a record's shape: of sequences the length that the caller gave, for how long the
-    longest is, and whether all are as long, tells of somebody's record; None: the shape is that of every record.
+    A causal model's logits of the last token have no label and are left out; y begins with the second token.
+    `public` is the publishable part of a record's shape: for sequences the length that the caller gave, since the
+    longest length depends on private records; None: the shape of every record is public.
     """
 
     def __init__(
@@ -53,28 +53,28 @@ class NamedFieldsModel(nn.Module):
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
-    """The model as its owner made it."""
+    """The user's own model."""
     return model.model if isinstance(model, NamedFieldsModel) else model
 
 
 def is_transformers_model(model: nn.Module) -> bool:
-    """Whether a model is one of transformers', or has one inside (peft): it answers with more than a tensor."""
+    """Whether a model is from transformers, or wraps one (peft): it returns more than a tensor."""
     return hasattr(model, "main_input_name") and hasattr(model, "config")
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a token's label is the next token: transformers' models of language shift the labels themselves."""
+    """Whether the model is a causal language model: the label of a token is the next token."""
     return re.search("(CausalLM|LMHeadModel)$", type(base_model(model)).__name__) is not None
 
 
 def base_model(model: nn.Module) -> nn.Module:
-    """The model that adapters of peft were put into."""
+    """The model inside a peft wrapper."""
     own: nn.Module = getattr(model, "get_base_model", lambda: model)()
     return own
 
 
 def has_named_fields(entry: Any) -> bool:
-    """A mapping of columns, or a data set of mappings."""
+    """Whether an entry is a mapping of columns or a data set of mappings."""
     if isinstance(entry, Mapping):
         return True
     listed = hasattr(entry, "__len__") and hasattr(entry, "__getitem__") and not isinstance(entry, Tensor)
@@ -84,22 +84,22 @@ def has_named_fields(entry: Any) -> bool:
 def tabulate_fields(
     model: nn.Module, entries: Sequence[tuple[Any, str]], pad: int | None = None, length: int | None = None
 ) -> tuple[NamedFieldsModel, list[tuple[Tensor, Tensor]]]:
-    """The model as a function of x, and x and y of all entries (each with what to call it in a refusal).
+    """The wrapped model, and tensors x and y of all entries; each entry comes with its name for errors.
 
-    `length` is how many tokens a record has: by default as many as the longest of all entries.
+    `length` is the number of tokens of a record, by default that of the longest.
     """
     causal, tables = is_causal(model), [_columns(model, entry, name) for entry, name in entries]
     names = _names(tables, entries)
     found = pad if pad is not None else getattr(getattr(model, "config", None), "pad_token_id", None)
     packing = _Packing(names, causal, found or 0, _length(tables, names, length), _ragged(tables, names, length))
     packed = [packing(table, name) for table, (_, name) in zip(tables, entries, strict=True)]
-    said = () if length is None else (length,)
-    return NamedFieldsModel(model, packing.fields, causal, said if _sizes(tables, names) else None), packed
+    public = () if length is None else (length,)
+    return NamedFieldsModel(model, packing.fields, causal, public if _sizes(tables, names) else None), packed
 
 
 @dataclass(frozen=True)
 class _Packing:
-    """How columns become one table."""
+    """How the columns of named fields become one tensor."""
 
     names: tuple[str, ...]
     causal: bool
@@ -126,7 +126,7 @@ class _Packing:
         return self._joined(x, name), y[:, 1:].contiguous() if self.causal else y
 
     def _labels(self, table: Columns, columns: Mapping[str, Tensor]) -> list[Tensor]:
-        """As given; a causal model's are the tokens themselves where none are."""
+        """The labels; where there are none, the tokens themselves (causal models)."""
         if LABELS in table:
             return table[LABELS]
         hidden = columns[MASK] == 0 if MASK in columns else torch.zeros_like(columns[IDS], dtype=torch.bool)
@@ -142,7 +142,7 @@ class _Packing:
 
 
 def _columns(model: nn.Module, entry: Any, name: str) -> Columns:
-    """One list of tensors per field; text and other things that no model takes are left where they are."""
+    """One list of tensors per field; text columns are dropped."""
     if isinstance(entry, tuple | list) and len(entry) == 2 and not has_named_fields(entry):
         entry = {model.main_input_name: entry[0], LABELS: entry[1]}
     if not isinstance(entry, Mapping):
@@ -183,7 +183,7 @@ def _check_columns(model: nn.Module, columns: Columns, name: str) -> None:
 
 
 def _names(tables: Sequence[Columns], entries: Sequence[tuple[Any, str]]) -> tuple[str, ...]:
-    """The inputs, in the first entry's order; every entry must have the same."""
+    """Names of the input fields, in the first entry's order; every entry must have the same."""
     full = [(table, name) for table, (_, name) in zip(tables, entries, strict=True) if table]
     if not full:
         raise DataError(f"{len(tables)} data sets without a record", "at least one record")

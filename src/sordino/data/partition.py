@@ -1,4 +1,4 @@
-"""Who holds which record: partitions of one data set over simulated clients.
+"""Partitions of one data set over simulated clients: Iid, Dirichlet, Shards, SortedTarget, Natural.
 
 A partition is a `Split` in compressed rows: client i holds index[offsets[i]:offsets[i+1]]. Every record goes to at most
 one client, so one person's record never counts twice in a record-level guarantee.
@@ -46,7 +46,7 @@ class Split:
 
 
 class Partitioner(Part):
-    """A rule that assigns records to clients."""
+    """Partition rule: assigns the records of a data set to clients."""
 
     @abstractmethod
     def split(self, y: NDArray[Any], groups: NDArray[Any] | None, rng: np.random.Generator) -> Split:

@@ -1,4 +1,4 @@
-"""What runs of a task: its model and its loss, as graphs captured on made-up records before any record is shown.
+"""Model and loss in the form that runs: graphs captured on made-up records before any record is seen. Called by `task`.
 
     code                                      runs as      grade
     layers of torch.nn, losses of Sordino     it is        by construction: none of it is the user's own
@@ -6,8 +6,8 @@
     what no graph can be captured of          it is        own code, trusted: only with `own_code = "trusted"`
 
 With one client as the unit, a graph is enough: the client's message is a function of the client's own data. With one
-record as the unit, no record may reach another: read off the operations (`sordino.graph.flow`), or the graph runs for
-each record by itself.
+record as the unit, no record may influence another's loss: read off the operations (`sordino.graph.flow`), or the graph
+runs for each record by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FIX = 'write it so, or vouch for it with own_code = "trusted" ([task] of the fi
 
 
 class GraphForward:
-    """A module's forward by the graphs of a program; a deep copy of the module has a forward of its own."""
+    """Forward of a module that runs the captured graph; a deep copy of the module gets its own."""
 
     def __init__(self, module: nn.Module, program: Program) -> None:
         self.module, self.program = module, program
@@ -57,7 +57,7 @@ class GraphForward:
 @codec.hides_values
 @dataclass(frozen=True)
 class GraphLoss(Loss):
-    """A loss of the user's own by its graphs. Slope and envelope are kept where they keep records apart."""
+    """The user's loss as captured graphs; slope and envelope only where they work record by record."""
 
     own: Loss
     values: Traced
@@ -88,7 +88,7 @@ class GraphLoss(Loss):
 
 
 def _by_record(traced: Traced | None, scores: Tensor, *others: Tensor) -> Tensor:
-    """A graph of records, of tensors in which records lie along several leading dimensions."""
+    """Run a graph on tensors whose records lie along several leading dimensions."""
     assert traced is not None
     lead = scores.shape[:-1]
     flattened = [part.reshape(lead.numel(), *part.shape[len(lead) :]) for part in (scores, *others)]
@@ -97,7 +97,7 @@ def _by_record(traced: Traced | None, scores: Tensor, *others: Tensor) -> Tensor
 
 
 class Program:
-    """Model and loss of a task as they run; `x` and `y` are rows of its records, of which only the shape is read."""
+    """Model and loss of a task in the form that runs; of `x` and `y` only shape and type are read."""
 
     def __init__(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None = None) -> None:
         self.model, self.loss, self.word = model, loss, word
@@ -105,7 +105,7 @@ class Program:
         self.known: dict[Any, Any] = {}
 
     def fits(self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, word: Trust | None) -> bool:
-        """Whether this is the program of such a task."""
+        """Whether this program was made for the same model, loss, shapes and trust."""
         shapes = (self.x.shape[1:], self.y.shape[1:], self.x.dtype, self.y.dtype)
         same = shapes == (x.shape[1:], y.shape[1:], x.dtype, y.dtype) and self.x.device == _device(model)
         return same and self.model is model and self.loss == loss and self.word == word
@@ -113,26 +113,26 @@ class Program:
     def __repr__(self) -> str:
         return f"Program({type(self.model).__name__}, {type(self.loss).__name__})"
 
-    # ---- what runs --------------------------------------------------------------------------------------------------
+    # ---- execution ------------------------------------------------------------------------------------------------
 
     @property
     def trusted(self) -> bool:
-        """Whether Python code of the user's own runs on the records, by the user's word."""
+        """Whether the user's Python code runs on the records as it is, because the user vouches for it."""
         return self.word is not None and not (self.plain and self.plain_loss)
 
     @property
     def plain(self) -> bool:
-        """Whether the model holds no code of the user's own, but layers of torch and nets of Sordino alone."""
+        """Whether the model consists of layers of torch and nets of Sordino alone."""
         return not _everywhere_hooked() and all(torch_written(part, OURS) for part in self.model.modules())
 
     @property
     def plain_loss(self) -> bool:
-        """The same of the loss: a loss of Sordino's, or a layer of torch."""
+        """Whether the loss is one of Sordino's or a layer of torch."""
         given = self.loss.function if isinstance(self.loss, Given) else None
         return keeps_apart(self.loss) or (isinstance(given, nn.Module) and torch_written(given))
 
     def running(self) -> nn.Module:
-        """A copy of the model that runs by its graph; its layers and tensors have the names of the model's own."""
+        """A copy of the model that runs its graph; layers and tensors keep their names."""
         made = _copy(self.model)
         if self.trusted or self.plain:
             return made
@@ -143,7 +143,7 @@ class Program:
         return made
 
     def judging(self) -> nn.Module:
-        """The same in eval mode, for public records: as it is, where no graph of that mode can be captured."""
+        """A copy in eval mode for public records; without a graph of that mode it runs as it is."""
         try:
             self.graph(False)
             return self.running().eval()
@@ -158,7 +158,7 @@ class Program:
         return self._once("losses", self._graph_loss)  # type: ignore[no-any-return]
 
     def refusal(self) -> PlanError | None:
-        """Why model or loss cannot run. Asked before anything else runs them: a first call may leave something."""
+        """Why model or loss cannot run, or None. Called before anything else runs them: a call may change state."""
         try:
             self.check("client")
         except PlanError as error:
@@ -173,7 +173,7 @@ class Program:
 
     @property
     def chain(self) -> list[nn.Module]:
-        """The layers of a model that is a chain of them, in order; empty for any other model."""
+        """Layers of a sequential model, in order; empty for any other model."""
         return self._once("chain", self._chain)  # type: ignore[no-any-return]
 
     def _chain(self) -> list[nn.Module]:
@@ -184,7 +184,7 @@ class Program:
     # ---- what is proved ---------------------------------------------------------------------------------------------
 
     def of(self, unit: Unit) -> OwnCode:
-        """The grade, and why; refuses code that may let something of one unit reach another."""
+        """Grade of the proof that units stay separate, and its reason; refuses code without one."""
         if self.trusted:
             return OwnCode(TRUSTED, "Python code of the user's own ran on the records, and the user vouches for it")
         self.check(unit)
@@ -195,7 +195,7 @@ class Program:
         return OwnCode(PER_RECORD, f"{self._how}; run for each record by itself, for it has {self.reason}")
 
     def check(self, unit: Unit) -> None:
-        """Refuse code that no graph is captured of; with one record as the unit, what mixes records too."""
+        """Refuse code without a graph, and with unit record a model or loss that mixes records."""
         if self.trusted:
             return
         if not self.plain and self._is_stale():
@@ -207,7 +207,7 @@ class Program:
             raise PlanError("mixing", f"{found} ({self.reason})", needed, "compare no record with another in it")
 
     def _is_stale(self) -> bool:
-        """Whether the model was changed since it was captured: it answers otherwise than its graph."""
+        """Whether the model's outputs differ from its graph's: it was changed after the capture."""
         found = self.known.get(("model", True))
         if not isinstance(found, Traced):
             return False
@@ -216,12 +216,12 @@ class Program:
 
     @property
     def apart(self) -> bool:
-        """Whether it is proved that no record reaches another in model and loss."""
+        """Whether it is proved that model and loss treat each record independently."""
         return not self.trusted and self.reason is None
 
     @property
     def reason(self) -> Reason | None:
-        """Why a record may reach another; None where it is proved that none does."""
+        """Why a record may influence another's loss; None where it is proved that none does."""
         return self._once("reason", self._reason)  # type: ignore[no-any-return]
 
     @property
@@ -243,16 +243,16 @@ class Program:
         return self._loss_traced(self.loss.value, *self._scores()).reason
 
     def _alone(self) -> bool:
-        """Whether made-up records have the same losses in a batch and by themselves, under vmap."""
+        """Whether model and loss run record by record under vmap, checked on made-up records."""
         x, y = self.sample(5)
         model, losses = self.running().train(), self.losses
-        coins = torch.random.fork_rng(devices=[])
+        generator = torch.random.fork_rng(devices=[])
 
         def one(x: Tensor, y: Tensor) -> Tensor:
             return losses(model(x[None]), y[None])[0]
 
         try:
-            with torch.no_grad(), coins:
+            with torch.no_grad(), generator:
                 alone = torch.func.vmap(one, randomness="different")(x, y)
                 traced = [self.graph()] + ([] if self.plain_loss else [self.losses.values])  # type: ignore[attr-defined]
                 return alone.shape == (len(y),) and all(part.alone for part in traced)
@@ -272,7 +272,7 @@ class Program:
         return self._sized(Tracing(_copy(self.model).train(training)), "a model", self.x)
 
     def _sized(self, tracing: Tracing, what: str, *inputs: Tensor) -> Traced:
-        """A graph that also answers as the module does for other numbers of records."""
+        """A captured graph, checked against the module for other batch sizes."""
         own = [True] * len(inputs)
         try:
             traced = tracing.of(inputs, {}, own)
@@ -288,7 +288,7 @@ class Program:
         return traced
 
     def _graph_loss(self) -> Loss:
-        """The user's loss by graphs: its value, and its slope and envelope where they are of each record alone."""
+        """The user's loss as graphs: its value, and slope and envelope where they work record by record."""
         scores, y = self._scores()
         values = self._loss_traced(self.loss.value, scores, y)
         pace = scores.new_empty(0, 1)
@@ -311,14 +311,14 @@ class Program:
         return found if found.reason is None else None
 
     def _scores(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the model and targets, of no record."""
+        """Empty tensors of the shapes of outputs and targets."""
         model = self.running().eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = model(self.sample(2)[0])
         return outputs[:0], self.y
 
     def _once(self, name: Any, make: Callable[[], Any]) -> Any:
-        """What was found, or why it was refused, the first time: code may answer otherwise the second time."""
+        """Cached result or error of the first call: the user's code may behave otherwise on a second one."""
         if name not in self.known:
             try:
                 self.known[name] = make()
@@ -331,7 +331,7 @@ class Program:
 
 
 def capture_error(what: str, why: str) -> PlanError:
-    """The one sentence for code that no graph is captured of."""
+    """The error for code that no graph can be captured of."""
     return PlanError("own code", f"{what} that no graph can be captured of ({why})", _NEEDED, _FIX)
 
 
@@ -346,7 +346,7 @@ def _everywhere_hooked() -> bool:
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    """A copy that shares what is frozen: it may be large, and whoever changes it is refused."""
+    """A copy that shares the frozen parameters, which may be large."""
     return copied(model, [p for p in model.parameters() if not p.requires_grad])
 
 

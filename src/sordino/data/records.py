@@ -1,4 +1,4 @@
-"""A data set in memory, and the checks that every data set passes before it is trained on."""
+"""`Dataset`: training and test arrays, and the checks that every data set passes. Called by all readers in data/."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def hold_out(
 def without_test(
     x: Array, y: Array, groups: Ints | None = None, classes: int | None = None, names: tuple[str, ...] = ()
 ) -> Dataset:
-    """Records of which none is declared public."""
+    """A data set without public test records."""
     x, y = _checked(x, y, groups, classes, "")
     return Dataset(x=x, y=y, test_x=x[:0], test_y=y[:0], groups=groups, classes=classes, names=names)
 
@@ -124,7 +124,7 @@ def _check_count(option: str, asked: int | None, present: int) -> None:
 
 
 def check_dataset(data: Dataset) -> Dataset:
-    """Final types and checks. Pixels (uint8) are divided by 255, their public range."""
+    """The data set in its final types, checked. Pixels (uint8) are divided by 255, their public range."""
     lazy = data.offsets is not None
     x, y = (data.x, data.y) if lazy else _checked(data.x, data.y, data.groups, data.classes, "")
     test_x, test_y = data.test_x, data.test_y
@@ -138,7 +138,7 @@ def check_dataset(data: Dataset) -> Dataset:
 
 
 def _checked(x: Array, y: Array, groups: Ints | None, classes: int | None, part: str) -> tuple[Array, Array]:
-    """One part, in its final types: matching lengths, labels in range, finite. `part` is "" or "test_"."""
+    """x and y in their final types: matching lengths, labels in range, finite. `part` is "" or "test_"."""
     _check_shapes(x, y, groups, part)
     x, y = _features(x, part + "x"), _targets(y, classes, part + "y")
     _check_finite(part + "x", x)

@@ -1,6 +1,6 @@
-"""Values of silos by the silos' names: `silos.NY = { epsilon = 1 }`, `sizes = { NY = 300, LA = 120 }`.
+"""Per-silo values by name: `silos.NY = { epsilon = 1 }`, `sizes = { NY = 300, LA = 120 }`. Called by `config`.
 
-A name is resolved once, here, into a place in `[task] silos`; the data are then cut in that order, or refused.
+Names are resolved here, once, into the order of `[task] silos`; the data are then cut in that order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PER_SILO = {
 
 
 def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The same file with its tables by name as lists, in the order of `[task] silos`, or of the alphabet."""
+    """The configuration with its tables by silo name as lists, in the order of `[task] silos`, or sorted."""
     data = dict(table)
     tables = {place: named for part, keys in PER_SILO.items() for place, named in _tables(data.get(part), part, keys)}
     if not tables:
@@ -30,7 +30,7 @@ def resolve_silo_names(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tables(part: Any, where: str, keys: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every table by name, with its place: recipe.sizes, recipe.records.sizes."""
+    """Every table keyed by silo name, with its place: recipe.sizes, recipe.records.sizes."""
     for key, value in part.items() if isinstance(part, Mapping) else ():
         if isinstance(value, Mapping):
             place = f"{where}.{key}"
@@ -38,13 +38,13 @@ def _tables(part: Any, where: str, keys: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _listed(part: Mapping[str, Any], where: str, lists: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The same tables with lists at those places."""
+    """The configuration with lists at those places."""
     inside = {key: _listed(value, f"{where}{key}.", lists) for key, value in part.items() if isinstance(value, Mapping)}
     return {**part, **inside, **{key: lists[where + key] for key in part if where + key in lists}}
 
 
 def _names(given: Any, tables: dict[str, Mapping[str, Any]]) -> list[str]:
-    """The silos' names; every table has all of them and no other."""
+    """The silos' names, after checking that every table has exactly them."""
     first = next(iter(tables.values()))
     names = [str(name) for name in given] if isinstance(given, list) else sorted(first)
     for where, table in tables.items():
@@ -53,7 +53,7 @@ def _names(given: Any, tables: dict[str, Mapping[str, Any]]) -> list[str]:
 
 
 def check_names(found: list[str], known: list[str], where: str, of: str) -> None:
-    """Refuse a name that is not there, and one that is left out."""
+    """Refuse unknown, repeated and missing names."""
     twice = next((name for name in found if found.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"silo {twice!r} twice in {where}", "every silo once")

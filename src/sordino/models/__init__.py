@@ -1,4 +1,4 @@
-"""Which net: the papers', one of the user's own by name, or one that a script holds."""
+"""Model architectures: the papers' nets, registered functions, and modules that a script passes."""
 
 from __future__ import annotations
 

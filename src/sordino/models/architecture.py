@@ -1,6 +1,7 @@
-"""An architecture as a value, and how a module is made of it.
+"""Architectures: model specifications in a plan's file, and how a module is built from one. Called by `config`.
 
-Modules of the user's own in a file: model = { kind = "own", name = "my_net", options = { width = 32 } }."""
+A registered module in a file: model = { kind = "own", name = "my_net", options = { width = 32 } }.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ LARGEST = 10**9  # parameters
 
 
 class Architecture(Part):
-    """An architecture as a value: `build` makes a module from [b, *shape] to [b, outputs]."""
+    """Model architecture as a value: `build` makes a module from [b, *shape] to [b, outputs]."""
 
     weighed: ClassVar[bool] = True  # whether it may be built on the meta device first, to count its parameters
 
@@ -42,34 +43,34 @@ def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int) -> n
 
 
 def _check_size(spec: Architecture, shape: Shape, outputs: int) -> None:
-    """Refuse a net that no memory holds; built on the meta device, where a tensor is a shape and nothing else."""
+    """Refuse a net of too many parameters, counted on the meta device, which allocates nothing."""
     name = type(spec).__name__
     try:
         with torch.device("meta"):
             count = sum(parameter.numel() for parameter in spec.build(shape, outputs).parameters())
     except RuntimeError as error:  # a shape beyond 64 bits
-        raise ConfigError(f"{name} for records of shape {list(shape)} ({error})", "a net that can be") from None
+        raise ConfigError(f"{name} for records of shape {list(shape)} ({error})", "a smaller net") from None
     if count > LARGEST:
         raise ConfigError(f"{name} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
 
 
 Build = Callable[..., nn.Module]  # (shape of one record, how many outputs, **options) -> a module
-_OURS = 2  # of its arguments
+_POSITIONAL = 2  # arguments that Sordino passes
 
 
 @dataclass(frozen=True)
 class RegisteredModel(Architecture, kind="own"):
-    """A module that the function of `sordino.add_model(name)` makes; `options` are its further arguments."""
+    """A module made by the function registered as `sordino.add_model(name)`; `options` are its further arguments."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
-    weighed: ClassVar[bool] = False  # a stranger's code may do on a real device what it cannot on a meta one
+    weighed: ClassVar[bool] = False  # third-party code may not run on the meta device
 
     def __post_init__(self) -> None:
         self._arguments()
 
     def _arguments(self) -> dict[str, Any]:
-        return plugins.arguments(plugins.find("model", self.name), self.options, _OURS, f"model {self.name}")
+        return plugins.arguments(plugins.find("model", self.name), self.options, _POSITIONAL, f"model {self.name}")
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         function, options = plugins.find("model", self.name), self._arguments()
@@ -77,8 +78,8 @@ class RegisteredModel(Architecture, kind="own"):
             made = function(tuple(shape), outputs, **options)
         except UserError:
             raise
-        except Exception as error:  # whatever a stranger's function raises
-            what = f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0][:200]}"
+        except Exception as error:  # whatever the user's function raises
+            what = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}"
             found = f"model {self.name!r}, which fails for records {list(shape)} and {outputs} outputs ({what})"
             raise ConfigError(found, "a function of (shape, outputs) that returns a torch.nn.Module") from None
         if not isinstance(made, nn.Module):
@@ -90,7 +91,7 @@ class RegisteredModel(Architecture, kind="own"):
 
 
 def add_model(name: str) -> Callable[[Build], Build]:
-    """A decorator: a function of (shape of one record, outputs, further options) that returns a torch.nn.Module.
+    """Decorator that registers a function of (shape of one record, outputs, options) returning a torch.nn.Module.
 
     A file names it: model = { kind = "own", name = ..., options = { ... } }. `outputs` is the number of classes, or 1.
     """

@@ -1,4 +1,4 @@
-"""What a file says of a task that was made in Python: not the data and the module, but by what they are known again."""
+"""Identity of a module and data that a script passed in memory, as a run folder stores it. Called by `training`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN = ("torch", "sordino", "builtins")  # whose modules need no name on a cer
 
 @dataclass(frozen=True)
 class InMemoryModel(Architecture, kind="in_memory"):
-    """A module that a Python script holds, as the folder of a run knows it; no file can build it."""
+    """A module passed by a Python script, identified by class, layout and shapes; no file can build it."""
 
     name: str  # of its class
     layout: str  # sha256 of names, shapes and order of what is trained
@@ -37,7 +37,7 @@ class InMemoryModel(Architecture, kind="in_memory"):
 
     @classmethod
     def of(cls, task: Task) -> InMemoryModel:
-        """By what a task is known again."""
+        """The identity of a task's model, loss and metrics."""
         model = unwrapped_model(task.model)
         loss = "" if has_written_form(task.losses) else _called(task.loss)
         own = {Foreign(*package_of(m.__module__), "Module", m.__name__) for m in _classes(model)}
@@ -48,7 +48,7 @@ class InMemoryModel(Architecture, kind="in_memory"):
         return cls(type(model).__name__, layout_sha256(task.layout), *shapes, loss, metrics, foreign)
 
     def differs(self, other: InMemoryModel) -> list[str]:
-        """In what another task is not this one, in words."""
+        """What differs in another task, in words."""
         words = {"name": "the module's class", "layout": "the module's parameters", "inputs": "the records' shape"}
         words |= {"targets": "the targets' shape", "loss": "the loss", "metrics": "the metrics"}
         words |= {"packages": "the packages that they come from, or their versions"}
@@ -58,7 +58,7 @@ class InMemoryModel(Architecture, kind="in_memory"):
         raise self.missing()
 
     def missing(self) -> ConfigError:
-        """Why nothing can be built of this."""
+        """The error of a run folder whose module only the script has."""
         found = f"a run whose data and module ({self.name}) were given in Python"
         fix = 'in that script: so.train(plan, task, out="...", resume=True), and .audit() of what it returns'
         return ConfigError(found, "the script that has them", fix)
@@ -68,12 +68,12 @@ class InMemoryModel(Architecture, kind="in_memory"):
 
     @property
     def certificate_entry(self) -> dict[str, Any]:
-        """What a certificate says of it."""
+        """Its entry on a certificate."""
         return {"model": self.name, "layout_sha256": self.layout, "inputs": list(self.inputs), "loss": self.loss}
 
 
 def _shapes(task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of a record and its target; of sequences only what the caller said of their length."""
+    """Shapes of a record and its target; of sequences only the length that the caller gave."""
     records, public = task.clients.records, task.model.public if isinstance(task.model, NamedFieldsModel) else None
     if public is not None:
         return public, ()
@@ -81,7 +81,7 @@ def _shapes(task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def layout_sha256(layout: Layout) -> str:
-    """Of the names and shapes of all tensors in the vector, in order, and which of them are trained."""
+    """sha256 of names and shapes of all parameters, in order, and which of them are trained."""
     slots = [[slot.name, list(slot.shape), slot.trainable] for slot in layout.slots]
     return hashlib.sha256(json.dumps(slots).encode()).hexdigest()
 
@@ -92,7 +92,7 @@ def has_written_form(loss: Loss) -> bool:
 
 
 def _classes(model: nn.Module) -> list[type[nn.Module]]:
-    """Classes of a module and of what is in it, the outermost of each package."""
+    """Classes of a module and its submodules, the outermost of each package."""
     first: dict[str, type[nn.Module]] = {}
     for part in model.modules():
         first.setdefault(type(part).__module__.partition(".")[0], type(part))
