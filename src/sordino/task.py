@@ -31,7 +31,7 @@ from sordino.data.partition import Natural, Partitioner
 from sordino.data.program import Program, Trust, Unit
 from sordino.data.records import Dataset
 from sordino.errors import ConfigError, DataError
-from sordino.graph.capture import synthetic_batch
+from sordino.graph.captured import synthetic_batch
 from sordino.layout import Layout
 from sordino.parts.losses import IGNORED, Loss, LossFunction, Tokens, keeps_apart, loss_of
 

@@ -1,13 +1,12 @@
-"""The bill of a loop: steps are counted before their noise is drawn, and the count only grows.
-
-A loop that pays from a ledger: admitted before its first step, and every block of steps charged before its noise.
+"""Accounts of a private loop: steps are counted before their noise is drawn, in the loop and in its ledger.
 
     admission   all planned steps at once, before the first noise is drawn, as a run of `sordino run` is admitted
     a block     about `BLOCKS` of them in a run, cut where an epoch ends: charged before its first step; planned ones
-                were paid for at admission, any other (beyond the plan, or a block again) is paid for by itself
+                were charged at admission, any other (beyond the plan, or a block again) is charged by itself
 
-The ledger knows which blocks were begun. A checkpoint that is older than that (copied, rolled back, saved before a
-kill) goes on from the ledger's count: what may have been released is billed, and the steps that are taken anew pay."""
+The count only grows. The ledger knows which blocks were begun: a checkpoint that is older than that (copied, rolled
+back, saved before a kill) goes on from the ledger's count, and the steps that are taken anew are charged.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +37,11 @@ ELSEWHERE = "0" * 32  # the name of steps that the ledger knows and no checkpoin
 
 
 class Account:
-    """Steps charged so far, by the process that charged them.
+    """Count of the steps charged so far, by the process that charged them.
 
     Loading a checkpoint takes the larger count for every process, so neither going back to an older checkpoint nor
     joining two that grew apart makes a release disappear. A copy of an account (deepcopy, pickle, fork) counts what
-    it charges under a name of its own: two copies that are joined are billed for the steps of both. Whatever this
+    it charges under a name of its own: two copies that are joined are charged for the steps of both. Whatever this
     process has charged for a run is counted in every account of that run, whatever a checkpoint says.
     """
 
@@ -69,19 +68,19 @@ class Account:
         return sum(self.taken.values())
 
     @cached_property
-    def most(self) -> float:
-        """The most steps that the target allows; asked only once the planned ones are gone."""
-        return self.settings.most()
+    def max_steps(self) -> float:
+        """The most steps that the target epsilon allows; computed only once the planned ones are gone."""
+        return self.settings.max_steps()
 
     def charge(self) -> int:
         """Count one step, before its noise exists; its number."""
         number = self.steps
-        if number >= self.settings.steps and number >= self.most:
+        if number >= self.settings.steps and number >= self.max_steps:
             raise BudgetError(f"step {number + 1} {self._limit()}; the step was not taken")
         if self.process != os.getpid():
             self._rename()
         if self.ledger is not None:
-            self.ledger.pay(self.run, number)
+            self.ledger.charge(self.run, number)
         self.taken[self.own] += 1
         _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken[self.own]
         return number
@@ -90,20 +89,20 @@ class Account:
         if self.settings.plan.release.correlated:
             return f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
         target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
-        return f"would overspend {target}, worth {self.most} steps"
+        return f"would overspend {target}, worth {self.max_steps} steps"
 
     def state(self, **others: Any) -> dict[str, Any]:
-        """What a checkpoint needs to continue the bill; `others` are bound by the same checksum."""
-        payer = {} if self.ledger is None else {"dataset": self.ledger.dataset}
+        """Record for a checkpoint; `others` are bound by the same checksum."""
+        charged_to = {} if self.ledger is None else {"dataset": self.ledger.dataset}
         before = {"earlier": codec.dump(self.earlier)} if self.earlier else {}
-        return write_record(self.settings, self.run, self.taken, **payer, **before, **others)
+        return write_record(self.settings, self.run, self.taken, **charged_to, **before, **others)
 
-    def joined(self, record: LoopRecord) -> dict[str, int]:
+    def join(self, record: LoopRecord) -> dict[str, int]:
         """The counts of this account, of a checkpoint, and of this process: the larger of each name's.
 
         Steps that the ledger has seen begun, and that none of them has, stand under a name of their own.
         """
-        check_payer(self.ledger, record)
+        check_ledger(self.ledger, record)
         found = dict(self.taken)
         for counts in (record.taken, _CHARGED_HERE.get(record.run, {})):
             for name, count in counts.items():
@@ -114,12 +113,12 @@ class Account:
         return found
 
     def load(self, state: Any) -> None:
-        """Continue the bill of a checkpoint."""
+        """Continue the count of a checkpoint."""
         self.accept(read_record(state, self.settings))
 
     def accept(self, record: LoopRecord) -> None:
-        """Continue the bill of a checkpoint, under its id if nothing was charged here."""
-        taken = self.joined(record)
+        """Continue the count of a checkpoint, under its run id if nothing was charged here."""
+        taken = self.join(record)
         self.run = self.run if self.steps else record.run
         self.taken = taken
         every = {one.run: one for one in (*record.earlier, *self.earlier) if one.run != self.run}
@@ -135,9 +134,9 @@ class Account:
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""
-        paid = None if self.ledger is None else self.ledger.standing(self.run)
+        standing = None if self.ledger is None else self.ledger.standing(self.run)
         known = Facts(self.settings.delta, self.settings.noise, self.steps, loop=loop, environment=(versions(),))
-        return replace(known, ledger=paid, earlier=self.earlier)
+        return replace(known, ledger=standing, earlier=self.earlier)
 
 
 _CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account
@@ -157,7 +156,7 @@ class LedgerAccount:
 
     @classmethod
     def of(cls, ledger: Ledger | str | Path | None, dataset: str | None, settings: Settings) -> LedgerAccount | None:
-        """None where no ledger is named. Refuses a loop that its data set cannot pay for; nothing is charged yet."""
+        """None where no ledger is named. Refuses a loop above the data set's budget; nothing is charged yet."""
         named = ledger_path(ledger, dataset)
         if named is None:
             return None
@@ -172,7 +171,7 @@ class LedgerAccount:
         line = plan.forecast.line("models")
         return Request(plan.unit, line.relation, _items(line.entries), plan.hash)
 
-    def pay(self, run: str, step: int) -> None:
+    def charge(self, run: str, step: int) -> None:
         """Charge the block that a step is in, unless this process has; the ledger may refuse it (`BudgetError`)."""
         if step not in self.unused:
             block = self._block(step)
@@ -191,14 +190,14 @@ class LedgerAccount:
         return sum(_length(job) * times for job, times in charged) - len(self.unused)
 
     def standing(self, run: str) -> Standing | None:
-        """What the data set has spent in all; None before this loop was charged."""
+        """All charges of the data set; None before this loop was charged."""
         with Ledger.open(self.path) as ledger:
             return ledger.standing(run) if _charges(ledger, run) else None
 
     def check(self, record: LoopRecord) -> None:
-        """Refuse a checkpoint that another data set pays for, or that this ledger knows less of than it says."""
+        """Refuse a checkpoint that is charged to another data set, or of more steps than this ledger knows."""
         if record.dataset and record.dataset != self.dataset:
-            raise _other_payer(record.dataset, f"dataset={self.dataset!r}")
+            raise _other_ledger(record.dataset, f"dataset={self.dataset!r}")
         steps = sum(record.taken.values())
         known = self.known_steps(record.run) + len(self.unused) if record.dataset else steps
         if known < steps:
@@ -206,7 +205,7 @@ class LedgerAccount:
             raise ConfigError(found, "the ledger that they were charged to", "an older copy forgets what was spent")
 
     def renew(self) -> None:
-        """A copy, or a forked process, pays for its own blocks."""
+        """A copy, or a forked process, charges blocks of its own."""
         self.unused = range(0)
 
     @property
@@ -246,29 +245,29 @@ class LedgerAccount:
         return found
 
     def _cost(self, steps: int) -> tuple[Item, ...]:
-        """Of steps that admission has not paid for; under shared noise there are none (`_refuse_again`)."""
+        """Of steps that admission has not charged; under correlated noise there are none (`_refuse_again`)."""
         if self.settings.plan.release.correlated:
             return ()
         return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
-        """Noise that steps share is drawn once: a block that was begun cannot be begun again."""
+        """Correlated noise is drawn once: a block that was begun cannot be begun again."""
         if self.settings.plan.release.correlated and _job(run, block) in _charges(ledger, run):
             raise BudgetError(
                 f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "
-                "to draw their noise again is in no bill; start a new run"
+                "to draw their noise again is in no certificate; start a new run"
             )
 
 
-def check_payer(ledger: LedgerAccount | None, record: LoopRecord) -> None:
-    """A loop that pays from a ledger goes on paying from it."""
+def check_ledger(ledger: LedgerAccount | None, record: LoopRecord) -> None:
+    """A loop that is charged to a ledger goes on being charged to it."""
     if ledger is not None:
         ledger.check(record)
     elif record.dataset:
-        raise _other_payer(record.dataset, "no ledger")
+        raise _other_ledger(record.dataset, "no ledger")
 
 
-def _other_payer(dataset: str, found: str) -> ConfigError:
+def _other_ledger(dataset: str, found: str) -> ConfigError:
     return ConfigError(
         f"a checkpoint of a loop that is charged to the data set {brief_repr(dataset)} of a ledger, and {found}",
         "make_private with the ledger and the dataset that it began with",

@@ -55,7 +55,7 @@ def clipped_sum(
     norm: Norm = 2,
     mask: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """sum_j scale g_j min(1, clip norm / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
+    """sum_j scale g_j min(1, C / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
     if not clip_norm > 0:
         raise ConfigError(
             f"clip_norm {clip_norm}", "a positive number", "use a clip norm near the typical gradient norm"

@@ -53,19 +53,21 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
 
 def _direct(tape: Tape, module: Any, x: Tensor) -> Tensor:
     """By compiled loops, from a padded input; no patches."""
-    spot, kept = small_convolutions.window_offsets(module, x), x.detach()
+    offsets, kept = small_convolutions.window_offsets(module, x), x.detach()
 
     def use(slope: Tensor) -> Pieces:
         cut = partial(patches, module, kept)
         yield (
             module.weight,
-            small_convolutions.Convolved(cut, OutputGradients(slope), _Turn(module), image=kept, spot=spot),
+            small_convolutions.Convolved(
+                cut, OutputGradients(slope), _KernelShape(module), image=kept, offsets=offsets
+            ),
         )
         if module.bias is not None:
             yield module.bias, Rows(slope.sum(1))
 
-    product = small_convolutions.Convolution.apply(x, module.weight.detach(), fixed(module.bias), spot)  # type: ignore[no-untyped-call]
-    return tape.watch(product, use, x).view(len(x), *spot.sides, module.out_channels).movedim(-1, 1)
+    product = small_convolutions.Convolution.apply(x, module.weight.detach(), fixed(module.bias), offsets)  # type: ignore[no-untyped-call]
+    return tape.watch(product, use, x).view(len(x), *offsets.sides, module.out_channels).movedim(-1, 1)
 
 
 def _prefers_last(*tensors: Tensor) -> bool:
@@ -117,7 +119,7 @@ def _plain(module: Conv, x: Tensor, native: bool) -> Tensor:
     return output
 
 
-class _Turn:
+class _KernelShape:
     """[..., O, *kernel * C] -> [..., O, C, *kernel]."""
 
     def __init__(self, module: Conv) -> None:
@@ -127,19 +129,19 @@ class _Turn:
         return flat.view(*flat.shape[:-1], *self.shape).movedim(-1, -1 - len(self.shape[:-1]))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Turn) and other.shape == self.shape
+        return isinstance(other, _KernelShape) and other.shape == self.shape
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def _piece(module: Conv, cut: Tensor | Callable[[], Tensor], outputs: Tensor) -> Outer | Rows:
-    turn = _Turn(module)
+    reshape = _KernelShape(module)
     if module.groups == 1:
-        return Outer(cut, OutputGradients(outputs), turn)
+        return Outer(cut, OutputGradients(outputs), reshape)
     whole = wide(cut if isinstance(cut, Tensor) else cut())
     split = whole.view(
         *whole.shape[:2], prod(module.kernel_size), module.groups, -1
     )  # [b, T, kernel, groups, C / groups]
     inputs = split.permute(0, 3, 1, 2, 4).flatten(3)
     slopes = outputs.reshape(*outputs.shape[:2], module.groups, -1).permute(0, 2, 3, 1)
-    return Rows(turn(torch.matmul(slopes, inputs).flatten(1, 2)))
+    return Rows(reshape(torch.matmul(slopes, inputs).flatten(1, 2)))

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.fx.graph import CodeGen
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino import codec
@@ -26,7 +25,7 @@ from sordino.dpsgd.small_convolutions import max_pool
 from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.dpsgd.vmap_fallback import VmapRule
 from sordino.graph import Captured, Layout, Traced
-from sordino.graph.capture import flat
+from sordino.graph.captured import compile_graph, flat, layer_call
 from sordino.graph.rules import Rows
 
 
@@ -69,7 +68,7 @@ class GraphPass:
     def __call__(
         self, tape: Tape, model: nn.Module, args: Any, kwargs: Any, leaves: Sequence[Any] | None = None
     ) -> Any:
-        """The model's output, recorded; `leaves` are the arguments, where somebody has flattened them already."""
+        """The model's output, recorded; `leaves` are the arguments, where they are flattened already."""
         tape.channels_last = self.channels_last
         if self.graph.source == "layers" and not self.whole:
             return self._alone(tape, model, args, kwargs)
@@ -87,7 +86,7 @@ class GraphPass:
 
 
 def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
-    """Layers by their rules and the other parameters by regions; `UnrecordableError` where records cannot be told."""
+    """Layers by their rules and the other parameters by regions; `UnrecordableError` where records cannot be told apart."""
     found = [site for site in sites(model) if not site.by_vmap]
     for site in found:
         if site.rule is not max_pool:
@@ -176,22 +175,13 @@ def _with_regions(traced: Traced, model: nn.Module, names: dict[str, nn.Module])
         outer.erase_node(node)
     outer.lint()
     _refuse_loose(outer, model)
-    function = _compiled(outer, model)
+    function = compile_graph(outer, model)
 
     def run(tape: Tape, module: nn.Module, *inputs: Tensor) -> Any:
         bound = {name: partial(rule, tape) for name, rule in regions.items()}
         return function(_Holder(module, SimpleNamespace(**bound)), *inputs)
 
     return run
-
-
-def _compiled(graph: fx.Graph, model: nn.Module) -> Callable[..., Any]:
-    graph.set_codegen(CodeGen())
-    code = graph.python_code("self")
-    space = dict(code.globals)
-    exec(compile(code.src, f"<regions of {type(model).__name__}>", "exec"), space)
-    function: Callable[..., Any] = space["forward"]
-    return function
 
 
 def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, list[fx.Node]]:
@@ -203,11 +193,9 @@ def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, l
         if node.op == "call_module" and str(node.target).removeprefix("module.") in names:
             found[node.name] = [node]
             continue
-        for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
-            name = str(path).removeprefix("module").removeprefix(".")
-            if name in names:
-                found.setdefault((str(key), name), []).append(node)
-                break
+        call = layer_call(node, names)
+        if call is not None:
+            found.setdefault(call, []).append(node)
     return found
 
 
@@ -257,7 +245,7 @@ def _region(
     for node in inside:
         copies[node] = inner.node_copy(node, lambda n: copies[n])
     inner.output([copies[n] for n in given])
-    part = Part(model, _compiled(inner, model))
+    part = Part(model, compile_graph(inner, model))
     rule = VmapRule(part, records, _parameters(inside, part)).rule
     return lambda tape, *inputs: rule(tape, part, 0, *inputs)
 

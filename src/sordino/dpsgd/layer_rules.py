@@ -1,18 +1,12 @@
-"""How a layer runs while it is recorded, and what its output's gradient says about its parameters, per record.
+"""Rules of single layers: how a layer runs while it is recorded, and the pieces that its output's gradient gives.
 
-A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; `axis` is where the records lie.
+A rule is `rule(tape, module, axis, *args, **kwargs) -> output`; `axis` is where the records lie. Layers of other
+libraries are known by name and by what they compute, and nothing is imported from there: a rule is taken only if a
+trial agrees.
 
-Layers of other libraries, known by their name and by what they compute: a rule is taken only if a trial agrees.
-
-    Conv1D (transformers)      x W + c, a Linear whose weight lies the other way round
+    Conv1D (transformers)      x W + c, a Linear whose weight is transposed
     ...RMSNorm                 w * x / sqrt(mean x^2 + eps)
-
-Nothing is imported from there; a layer that computes anything else is run by `Anything`, as are all that have no rule.
-
-Which rule runs each part of a model: chosen from the model alone.
-
-A layer with a rule of its own is one site. Any other module that owns parameters is one site together with all that
-is inside it, through `Anything`. A max pool has no parameters: it is a site only where a faster one is at hand."""
+"""
 
 from __future__ import annotations
 

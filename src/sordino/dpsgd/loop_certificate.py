@@ -40,11 +40,11 @@ def save(path: Path, plan: Plan, facts: Facts) -> dict[str, Any]:
 
 
 def _whole(plan: Plan, facts: Facts) -> dict[str, Any]:
-    told = codec.dump(facts)
+    fields = codec.dump(facts)
     return {
         "certificate": certificate(plan, facts),
         "plan": codec.dump(plan),
-        "facts": {name: told[name] for name in FACTS if name in told},
+        "facts": {name: fields[name] for name in FACTS if name in fields},
     }
 
 
@@ -75,10 +75,10 @@ def certify(path: Path) -> Saved:
 
 
 def _check_paid(plan: Plan, facts: Facts, name: str) -> None:
-    """What the ledger was charged for this loop is no less than its bill."""
+    """What the ledger was charged for this loop is no less than its cost."""
     line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
-        raise CertificateError(name, f"{name} bills more than its ledger was charged")
+        raise CertificateError(name, f"{name} certifies a cost above what its ledger was charged")
 
 
 def _text(path: Path) -> str:

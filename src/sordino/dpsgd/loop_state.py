@@ -1,12 +1,11 @@
-"""What the noise of a loop remembers, where steps share it: how many steps it was drawn for, and the vectors.
-
-What a checkpoint of a loop says of its privacy: plan, charged steps and noise state, typed and with a checksum.
+"""State of a private loop in a checkpoint: charged steps, plan and noise state, typed and with a checksum.
 
     checksum = sha256( every field of the record but the checksum, tensors by their bytes )
 
 The checksum finds damage and careless edits: a count set to 0, a dropped key, a number of another type, another plan.
 It has no key, so whoever wants to can compute it anew: what shows then that steps were taken is this process, where it
-took them, and the ledger, where the loop has one (`charging`)."""
+took them, and the ledger, where the loop has one (`account`).
+"""
 
 from __future__ import annotations
 
@@ -34,14 +33,14 @@ class NoiseState:
     """The release of a loop with its state. Secret: whoever holds it can take the noise off later steps.
 
     One step, one draw: where the count of charged steps and that of draws differ (a step that failed half-way, a
-    checkpoint of another time), the noise of a step would not be that of the bill, and no step is taken.
+    checkpoint of another time), the noise of a step would not be that of the certificate, and no step is taken.
     """
 
     def __init__(self, release: Release, length: int) -> None:
         self.release, self.drawn = release, 0
         self.held: dict[str, Tensor] = release.init(length)
 
-    def noised(self, total: Tensor, t: int, coins: Callable[[str], np.random.Generator]) -> Tensor:
+    def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
         """The total of step t with its noise."""
         if self.release.correlated and self.drawn != t:
             raise PlanError(
@@ -51,7 +50,7 @@ class NoiseState:
                 "load the last checkpoint into a new run",
             )
         self.drawn = t + 1
-        noised, self.held = self.release.noised(total, ALL, coins, self.held)
+        noised, self.held = self.release.noised(total, ALL, rng, self.held)
         return noised
 
     def state(self) -> dict[str, Any]:
@@ -61,7 +60,7 @@ class NoiseState:
         return {"secret": {"drawn": self.drawn, **{name: held.clone() for name, held in self.held.items()}}}
 
     def check(self, kept: dict[str, Any], steps: int) -> None:
-        """Refuse a checkpoint whose noise is not that of the steps that will be billed."""
+        """Refuse a checkpoint whose noise is not that of the steps that will be certified."""
         if not self.release.correlated:
             return
         if _kinds(kept) != _kinds(self.held) or kept.get("drawn") != steps:
@@ -86,7 +85,7 @@ def _kinds(held: dict[str, Any]) -> dict[str, tuple[int, str]]:
 FORMAT = 2
 MOST_STEPS = 2**31  # that one process can have charged
 _NEEDED = "the record that optimizer.state_dict() returned, unchanged"
-_FIX = "load an unchanged copy of the checkpoint, or start a new run: what was charged stays spent"
+_FIX = "load an unchanged copy of the checkpoint, or start a new run: what was charged stays charged"
 _FIELDS = ("format", "run", "settings", "taken", "checksum")
 _EARLIER = tuple[EarlierRun, ...]
 _OPTIONAL = ("dataset", "earlier", "secret", "order")

@@ -1,9 +1,8 @@
-"""Models that keep the records of a batch apart by their construction: torch's own layers in torch's own order.
+"""Layers that mix the records of a batch, which are refused, and layers of torch that never do.
 
-Each layer below maps every slice of the first axis by itself, whatever its parameters are. A chain of them does too, so
-nothing has to be looked at again while it trains. Any other model is compared with itself (see `company`).
-
-Layers whose output for one record depends on the others: no per-record gradient exists there."""
+Each layer of `_WHEN` maps every slice of the first axis by itself, whatever its parameters are. A chain of them does
+too, so nothing has to be checked again while it trains.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def _in_order(model: nn.Module) -> bool:
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether somebody else's code runs beside the layer's, or computes its weights."""
+    """Whether other code runs beside the layer's (hooks), or computes its weights."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
     return bool(hooks) or hasattr(module, "parametrizations")
 

@@ -31,7 +31,8 @@ from sordino.dpsgd.rule_table import sites
 from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.errors import PlanError
 from sordino.graph import Captured, Grade, Traced, Tracing, UntraceableError, weakest
-from sordino.graph.capture import RECORDS, flat, restored_state, synthetic_batch, torch_layer
+from sordino.graph.capture import RECORDS, restored_state
+from sordino.graph.captured import flat, synthetic_batch, torch_layer
 from sordino.graph.tracing import mode
 from sordino.rng import Seeded
 

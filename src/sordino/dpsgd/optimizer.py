@@ -76,8 +76,8 @@ class PrivateOptimizer(Optimizer):
         self.targets = InputCheck(recording.own_code)
         self.compared = 0  # the loop over the loader in which the loss was last compared with its graph
         self.batch_code: Callable[[], list[tuple[Grade, str]]] = list  # of code that makes batches
-        self.not_finite = 0  # records that counted as zero so far: for the eyes of the data's owner
-        self.idle = 0  # parameters that the loss did not depend on, once that was said
+        self.not_finite = 0  # records that counted as zero so far: not private
+        self.idle = 0  # parameters that the loss did not depend on, once that was logged
         self.released = False  # True while the inner optimizer may step
         self.guard = inner.register_step_pre_hook(self._refuse_direct_step)
         self.records: tuple[Tensor, ...] = ()  # of the data set, where they are tensors: marked under a key
@@ -112,7 +112,7 @@ class PrivateOptimizer(Optimizer):
             raise _loop("step(closure)", "one backward pass, then step()", "call loss.backward() yourself")
         self.recording.warning.end()
         self._check_loop()
-        self.recording.guard.check(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, nobody knows which
+        self.recording.guard.check(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, at random
         settings = self.account.settings
         self._check_loss()
         mean = settings.reduction == "mean" and not self.recording.mean_undone
@@ -133,7 +133,7 @@ class PrivateOptimizer(Optimizer):
         return self.own(output, targets, self.recording.outputs, piece.size, records)
 
     def _refuse_stale_loss(self, always: bool = False) -> None:
-        """Once in each loop over the loader: has its owner changed the loss since its graph was captured?"""
+        """Once in each loop over the loader: refuse a loss that was changed since its graph was captured."""
         if self.own is None or (self.compared == self.pending.loops and not always):
             return
         self.compared = self.pending.loops
@@ -215,12 +215,12 @@ class PrivateOptimizer(Optimizer):
             yield from group["params"]
 
     def _check_loop(self) -> None:
-        """Refuse a step that the bill would not be true of; nothing has moved yet."""
+        """Refuse a step that the certificate would not be true of; nothing has moved yet."""
         recording, piece = self.recording, self.pending.piece
         known = set(recording.named.values())
         if any(p.requires_grad and p not in known for p in self._parameters()):
             found = "a parameter that was added or unfrozen after make_private"
-            raise _loop(found, "the parameters it began with", "call make_private again, for a new bill")
+            raise _loop(found, "the parameters it began with", "call make_private again, for a new certificate")
         if piece is None:
             where = "outside the private loader" if recording.other_records is not None else "without a new batch"
             raise _loop(f"a step {where}", "one step for each batch of the loader that make_private returned")
@@ -256,7 +256,7 @@ class PrivateOptimizer(Optimizer):
             raise _loop("a step of the unwrapped optimizer", "the optimizer that make_private returned")
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state, and the bill; nothing of a batch that is not finished.
+        """The inner optimizer's state, and the charged steps; nothing of a batch that is not finished.
 
         Under correlated noise also what the noise remembers, which is not to be published.
         """
@@ -265,10 +265,10 @@ class PrivateOptimizer(Optimizer):
         return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a run of the same settings, bill and all; a record that is not as it was saved is refused."""
+        """Continue a run of the same settings and its count of steps; a record that is not as it was saved is refused."""
         stored = state_dict.get("sordino") if isinstance(state_dict, dict) else None
         record = read_record(stored, self.account.settings)
-        self.noise_state.check(record.secret, sum(self.account.joined(record).values()))
+        self.noise_state.check(record.secret, sum(self.account.join(record).values()))
         if self.pending.order is not None:
             self.pending.order.check_state(record.order)
         self._load_inner({name: part for name, part in state_dict.items() if name != "sordino"})
@@ -293,7 +293,7 @@ class PrivateOptimizer(Optimizer):
         return loop_certificate.save(Path(path), self.account.settings.plan, self._facts())
 
     def _facts(self) -> Facts:
-        """What the loop adds to its plan, looked at once more."""
+        """What the loop adds to its plan, checked once more."""
         if self.pending.piece is not None:
             found = "a certificate asked for while a batch waits for its step"
             raise _loop(found, "a step for each batch that was drawn", "step on it, then ask")
@@ -301,9 +301,9 @@ class PrivateOptimizer(Optimizer):
         self._remember()
         self.recording.refuse_stale()
         self._refuse_stale_loss(always=True)
-        how, looks = self.recording.evidence()
+        how, checks = self.recording.evidence()
         check = _KNOWN.format(found=self.check.found) if self.own is None else _EACH
-        facts = self.account.facts(Loop(self.account.settings.reduction, check, how, looks))
+        facts = self.account.facts(Loop(self.account.settings.reduction, check, how, checks))
         return replace(facts, public=declared_frozen(self.recording.model), own_code=self._own_code())
 
     def _own_code(self) -> OwnCode | None:

@@ -3,7 +3,7 @@
 Every form gives their squared norms [b], their weighted sum (in float64 if there are many), and, if asked, the
 gradients themselves.
 
-    Rows    g_j as it is                          a bias, a norm's gain, anything that autograd handed over
+    Rows    g_j as it is                          a bias, a norm's gain, anything that autograd computed
     Outer   g_j = sum_t out_jt (x) in_jt          Linear, convolutions (in = patches), recurrences (t = time)
     Lookup  g_j[v] = sum_{t: index_jt = v} out_jt   Embedding
 """
@@ -103,7 +103,7 @@ class Rows:
         return Rows(self.value[index])
 
 
-def _same(rows: Tensor) -> Tensor:
+def _identity(rows: Tensor) -> Tensor:
     return rows
 
 
@@ -142,7 +142,7 @@ def flat(value: Tensor, time_first: bool) -> Tensor:
 @codec.hides_values
 @dataclass
 class Outer:
-    """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O]; `turn` gives [..., *shape].
+    """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O]; `reshape` gives [..., *shape].
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
     else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper
@@ -150,7 +150,7 @@ class Outer:
 
     inputs: Tensor | Callable[[], Tensor]  # patches are cut when needed: those of all layers would fill the memory
     outputs: OutputGradients
-    turn: Callable[[Tensor], Tensor] = _same
+    reshape: Callable[[Tensor], Tensor] = _identity
     kept: Tensor | None = field(init=False, default=None)
     slack: Tensor | float = field(init=False, default=0.0)
 
@@ -188,7 +188,7 @@ class Outer:
             total = weighted_rows(weights, self.kept.view(len(weights), -1)).view(self.kept.shape[1:])
         else:
             total = self._products_summed(self.outputs.scaled(weights), self.read())
-        return self.turn(total)
+        return self.reshape(total)
 
     def _products_summed(self, outputs: Tensor, inputs: Tensor) -> Tensor:
         """sum_jt out_jt (x) in_jt, [O, I]."""
@@ -200,12 +200,12 @@ class Outer:
         return summed(len(inputs), product)
 
     def rows(self) -> Tensor:
-        return self.turn(_products(self.read(), self.outputs.value) if self.kept is None else self.kept)
+        return self.reshape(_products(self.read(), self.outputs.value) if self.kept is None else self.kept)
 
     def at(self, index: Tensor) -> Piece:
         if self.kept is not None:
-            return Rows(self.turn(self.kept[index]))
-        return Outer(self.read()[index], OutputGradients(self.outputs.value[index]), self.turn)
+            return Rows(self.reshape(self.kept[index]))
+        return Outer(self.read()[index], OutputGradients(self.outputs.value[index]), self.reshape)
 
 
 def gram_is_cheaper(b: int, t: int, i: int, o: int) -> bool:
@@ -313,7 +313,7 @@ def _tied(pieces: Sequence[Piece]) -> Tied | None:
     if len(pieces) != 2:
         return None
     lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
-    fits = isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.turn is _same
+    fits = isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity
     return Tied(outer, lookup) if fits else None  # type: ignore[arg-type]
 
 
@@ -322,10 +322,10 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    if isinstance(first, Outer) and all(isinstance(p, Outer) and p.turn == first.turn for p in pieces):
+    if isinstance(first, Outer) and all(isinstance(p, Outer) and p.reshape == first.reshape for p in pieces):
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
-        return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.turn)
+        return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape)
     tied = _tied(pieces)
     if tied is not None:
         return tied

@@ -1,4 +1,4 @@
-"""From an ordinary model, optimizer and loader to private ones, or a refusal that says what to change."""
+"""`make_private`: from an ordinary model, optimizer and loader to private ones, or a refusal that says what to change."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def make_private(
     then its owner vouches that it keeps the records of a batch apart, and the certificate says so.
 
     `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it:
-    a loop that its limit cannot pay for is refused here, all planned steps are charged before the first noise is
-    drawn, and steps beyond them, or after a checkpoint that is older than the ledger, pay before they are taken.
+    a loop above its budget is refused here, all planned steps are charged before the first noise is
+    drawn, and steps beyond them, or after a checkpoint that is older than the ledger, are charged before they are taken.
 
     With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
     order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an
     epoch, a rest that fills no batch never. Nothing is amplified, neighbours replace one record, and no step is taken
     after the planned ones. What the noise remembers is in the optimizer's state_dict: keep that file secret.
     """
-    _check_words(noise, reduction, own_code)
+    _check_choices(noise, reduction, own_code)
     if loss is not None and reduction != "mean":
         raise ConfigError(f"loss and reduction = {reduction!r}", "one of them: optimizer.loss is a mean")
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
@@ -123,7 +123,7 @@ def make_private(
     return model, private, PrivateLoader(loader, account, pending, rng, max_physical_batch_size, change)
 
 
-def _check_words(noise: str, reduction: str, own_code: str | None) -> None:
+def _check_choices(noise: str, reduction: str, own_code: str | None) -> None:
     if noise not in ("simulation", "secure") or reduction not in ("mean", "sum"):
         raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
     if own_code not in ("trusted", None):
@@ -136,7 +136,7 @@ def _record_loss(loss: str | PerRecord, model: nn.Module, trusted: bool) -> Reco
 
 
 def _name_runs(model: nn.Module, account: Account) -> None:
-    """Let the model say that this loop trains it: what that has cost is asked for when somebody trains on."""
+    """Write this loop into the model's lineage: a run that begins with its weights adds its cost."""
     settings = account.settings
     planned = cost_of(settings.plan.forecast, settings.delta, account.run, lineage.IN_PROCESS)
     lineage.attach_lineage(model, (*account.earlier, planned))
@@ -144,7 +144,7 @@ def _name_runs(model: nn.Module, account: Account) -> None:
 
 
 def _refuse_checkpointing(model: nn.Module) -> None:
-    """What transformers computes again in the backward pass is computed when nobody records it."""
+    """Refuse gradient checkpointing: what is computed again in the backward pass is not recorded."""
     for name, part in model.named_modules():
         if getattr(part, "gradient_checkpointing", False) is True:
             found = f"layer '{name}' with gradient checkpointing, which runs again in the backward pass"
@@ -212,7 +212,7 @@ def _check_labels(model: nn.Module, dataset: Any) -> None:
 
 
 def _freeze_the_rest(model: nn.Module, optimizer: Optimizer) -> None:
-    """Nobody steps them, so they are no part of a record's gradient."""
+    """Freeze what the optimizer does not hold: it is no part of a record's gradient."""
     held = {p for group in optimizer.param_groups for p in group["params"]}
     for parameter in model.parameters():
         if parameter not in held:

@@ -31,7 +31,7 @@ from sordino.dpsgd.tape import UnrecordableError
 from sordino.dpsgd.trusted_forward import TrustedForward, first_length
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
-from sordino.graph.capture import flat
+from sordino.graph.captured import flat
 
 EVIDENCE: dict[Grade, str] = {
     "by construction": "by the operations of the model's graph, whatever the records hold",
@@ -237,7 +237,7 @@ class Recording(Recorder):
         now = list(self.model.modules())
         if len(now) != len(self.modules) or any(a is not b for a, b in zip(now, self.modules, strict=True)):
             found = "a model whose layers were changed after make_private"
-            raise PlanError("loop", found, "the layers it began with", "call make_private again, for a new cost")
+            raise PlanError("loop", found, "the layers it began with", "call make_private again, for a new certificate")
 
     def _check_device(self, args: Any, kwargs: Any) -> None:
         first = next((x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), None)

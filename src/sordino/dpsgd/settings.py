@@ -1,4 +1,4 @@
-"""What a private loop is: the Plan of the recipe it is, which is run and billed, and what a loop needs besides."""
+"""Settings of a private loop: its Plan, which is run and whose cost is certified, delta, noise mode and seed."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """How many are planned."""
+        """Planned steps."""
         return self.plan.rounds
 
     @property
     def records(self) -> Batches:
-        """Which of them a step reads."""
+        """Sampler of the records that a step reads."""
         assert isinstance(self.plan.local.reads, Batches)
         return self.plan.local.reads
 
@@ -72,8 +72,8 @@ class Settings:
         """Steps in which every record is read once: on average, or exactly."""
         return steps_per_epoch(self.records)
 
-    def most(self) -> float:
-        """The most steps that the target allows; any number without one; the planned ones where steps share noise."""
+    def max_steps(self) -> float:
+        """The most steps that the target epsilon allows; the planned ones under correlated noise."""
         if self.plan.release.correlated:
             return self.steps
         if self.epsilon is None:

@@ -119,14 +119,14 @@ class Convolution(torch.autograd.Function):
     """y [b, T, O] from a padded input x; the weight and the bias are constants."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, spot: WindowOffsets) -> Tensor:
-        ctx.shape, ctx.spot, ctx.weight = x.shape, spot, weight.permute(0, 2, 3, 1).flatten()
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, offsets: WindowOffsets) -> Tensor:
+        ctx.shape, ctx.offsets, ctx.weight = x.shape, offsets, weight.permute(0, 2, 3, 1).flatten()
         entries, offset = flat(x).numpy(), weight.new_zeros(len(weight)) if bias is None else bias
-        turned, out = weight.permute(2, 3, 1, 0).flatten().numpy(), x.new_empty(len(x), len(spot.place), len(weight))
+        turned, out = weight.permute(2, 3, 1, 0).flatten().numpy(), x.new_empty(len(x), len(offsets.place), len(weight))
         rows = out.flatten(1).numpy()
 
         def run(part: slice) -> None:
-            _loops().outputs(entries[part], turned, offset.numpy(), spot.place, spot.inside, rows[part])
+            _loops().outputs(entries[part], turned, offset.numpy(), offsets.place, offsets.inside, rows[part])
 
         _in_parts(run, len(x))
         return out
@@ -134,12 +134,12 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        spot, weight, slopes = ctx.spot, ctx.weight.numpy(), slope.flatten(1).contiguous().numpy()
+        offsets, weight, slopes = ctx.offsets, ctx.weight.numpy(), slope.flatten(1).contiguous().numpy()
         out = _empty(ctx.shape)
         rows = flat(out).numpy()
 
         def run(part: slice) -> None:
-            _loops().input_gradients(slopes[part], weight, spot.place, spot.inside, spot.run, rows[part])
+            _loops().input_gradients(slopes[part], weight, offsets.place, offsets.inside, offsets.run, rows[part])
 
         _in_parts(run, len(slope))
         return out, None, None, None
@@ -151,14 +151,14 @@ class Convolved(Outer):
     """`Outer` of a convolution: if materialised, straight from the padded images [b, C, H, W], no patches cut."""
 
     image: Tensor = field(kw_only=True)
-    spot: WindowOffsets = field(kw_only=True)
+    offsets: WindowOffsets = field(kw_only=True)
 
     def squares(self) -> Tensor:
-        (b, t, o), i = self.outputs.value.shape, len(self.spot.inside)
+        (b, t, o), i = self.outputs.value.shape, len(self.offsets.inside)
         if gram_is_cheaper(b, t, i, o) or b * i * o > ROOM:
             return super().squares()
         made, found = self.image.new_empty(b, i, o), torch.empty(b, dtype=torch.float64)
-        _weight_gradients(self.image, self.outputs.value, self.spot, made, found)
+        _weight_gradients(self.image, self.outputs.value, self.offsets, made, found)
         self.kept = made.transpose(1, 2)
         return found
 
@@ -166,16 +166,16 @@ class Convolved(Outer):
         if self.kept is None:
             return super().weighted(weights)
         made = self.kept.transpose(1, 2)
-        return self.turn(weighted_rows(weights, made.flatten(1)).view(made.shape[1:]).T)
+        return self.reshape(weighted_rows(weights, made.flatten(1)).view(made.shape[1:]).T)
 
 
-def _weight_gradients(x: Tensor, slopes: Tensor, spot: WindowOffsets, made: Tensor, found: Tensor) -> None:
+def _weight_gradients(x: Tensor, slopes: Tensor, offsets: WindowOffsets, made: Tensor, found: Tensor) -> None:
     """made [b, I, O] and found [b], the squared norms."""
     arrays = flat(x), slopes.contiguous().flatten(1), made.flatten(1), found
     entries, outputs, rows, squares = (item.numpy() for item in arrays)
 
     def run(part: slice) -> None:
-        place, inside = spot.place, spot.inside
+        place, inside = offsets.place, offsets.inside
         _loops().weight_gradients(entries[part], outputs[part], place, inside, rows[part], squares[part])
 
     _in_parts(run, len(x))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from sordino import lazy
 
 if TYPE_CHECKING:
-    from sordino.graph.capture import Captured as Captured
-    from sordino.graph.capture import UntraceableError as UntraceableError
+    from sordino.graph.captured import Captured as Captured
+    from sordino.graph.captured import UntraceableError as UntraceableError
     from sordino.graph.flow import Layout as Layout
     from sordino.graph.flow import dependence as dependence
     from sordino.graph.grades import BY_CONSTRUCTION as BY_CONSTRUCTION

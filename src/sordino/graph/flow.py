@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from sordino.graph.capture import Captured, pinned, synthetic_batch
+from sordino.graph.captured import Captured, pinned, synthetic_batch
 from sordino.graph.rules import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM, Call, MixesError, Rows, pointwise
 
 BATCHES = (5, 7)  # records of the two made-up batches

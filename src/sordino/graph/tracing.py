@@ -22,20 +22,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import TreeSpec
 
 from sordino import codec
-from sordino.graph.capture import (
-    RECORDS,
-    Captured,
-    Leaf,
-    UntraceableError,
-    answers,
-    capture,
-    close,
-    differs,
-    flat,
-    restored_state,
-    synthetic_batch,
-    torch_layer,
-)
+from sordino.graph.capture import RECORDS, answers, capture, close, differs, restored_state
+from sordino.graph.captured import Captured, Leaf, UntraceableError, flat, synthetic_batch, torch_layer
 from sordino.graph.flow import Layout, Reason, dependence
 from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, Grade, weakest
 

@@ -1,0 +1,177 @@
+"""A captured graph as a value, and what capture, reading and execution share: flat arguments, synthetic batches.
+
+Imported by `capture`, `flow`, `tracing`, and by the code of dpsgd, data and task that runs graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.graph import CodeGen
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from sordino import codec
+
+Leaf = Callable[[nn.Module], bool]
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class UntraceableError(Exception):
+    """Code that no graph can be captured of, and why."""
+
+
+@codec.hides_values
+@dataclass(frozen=True)
+class Captured:
+    """A forward pass as a graph: `function(module, *tensors, *constants)` and how arguments and answers are nested."""
+
+    graph: fx.Graph
+    function: Callable[..., Any]
+    constants: tuple[Tensor, ...]
+    answer: TreeSpec
+    fixed: tuple[Any, ...]  # of the answer: what is no tensor, by place; None where a tensor belongs
+    tensors: tuple[bool, ...]  # which leaves of the arguments are tensors
+    module: nn.Module
+    source: str  # "fx" or "export"
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The answer of the module with these arguments, by the graph; its layers are those of `module`."""
+        if self.source == "layers":
+            return type(module).forward(module, *args, **kwargs)
+        enabled = torch.is_grad_enabled()
+        outputs = self.function(_Holder(module), *self.fed(flat(args, kwargs)[0]))
+        if torch.is_grad_enabled() != enabled:  # a region without gradients has ended in the graph, and not outside
+            torch.set_grad_enabled(enabled)
+            outputs = tuple(y.detach() for y in outputs)
+        return self.answered(outputs)
+
+    def answered(self, outputs: Any) -> Any:
+        supply = iter(outputs)
+        leaves = [next(supply) if kept is None else kept.value for kept in self.fixed]
+        return tree_unflatten(leaves, self.answer)
+
+    def fed(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """What the graph takes: the tensors among the flat arguments, then its constants."""
+        constants = [tensor.clone() for tensor in self.constants] if self.writes else self.constants
+        return [*(x for x in inputs if isinstance(x, Tensor)), *constants]
+
+    @cached_property
+    def writes(self) -> bool:
+        """Whether a node may write in place: then every call has constants of its own, and none remembers a record."""
+        return any(_may_write(node, self.module) for node in self.graph.nodes)
+
+    def as_module(self) -> fx.GraphModule:
+        """For an interpreter: the graph beside the user's own layers."""
+        root = nn.Module()
+        vars(root)["_modules"]["module"] = self.module
+        return fx.GraphModule(root, self.graph)
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """What the code of a graph calls `self`."""
+
+    module: nn.Module
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    value: Any
+
+
+def flat(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], TreeSpec]:
+    """Arguments as a list of leaves; keywords in alphabetical order."""
+    leaves, form = tree_flatten((tuple(args), dict(sorted(kwargs.items()))))
+    return leaves, form
+
+
+def synthetic_batch(inputs: Sequence[Any], records: Sequence[bool], count: int) -> list[Any]:
+    """So many records of the same kind as `inputs`, with none of their values: random numbers, zeros and ones."""
+    coins = torch.Generator().manual_seed(count)
+    return [_like(x, count, coins) if own else x for x, own in zip(inputs, records, strict=True)]
+
+
+def _like(x: Tensor, count: int, coins: torch.Generator) -> Tensor:
+    shape = (count, *x.shape[1:])
+    if x.is_floating_point() or x.is_complex():
+        return torch.randn(shape, generator=coins).to(x.device, x.dtype)
+    return torch.randint(2, shape, generator=coins).to(x.device, x.dtype)
+
+
+@contextmanager
+def pinned() -> Iterator[None]:
+    """torch's generators as they were afterwards, and recurrent layers computed by plain operations."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+def torch_layer(module: nn.Module) -> bool:
+    """A layer of torch.nn exactly as torch wrote it: no hook, no parametrization, no function of the user's inside."""
+    return not isinstance(module, _CONTAINERS) and all(torch_written(part) for part in module.modules())
+
+
+def torch_written(module: nn.Module, libraries: tuple[str, ...] = ("torch.nn.modules.",)) -> bool:
+    """Whether the code that runs when this module is called is torch's alone, but for the modules inside it."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    plain = type(module).__module__.startswith(libraries) and "forward" not in vars(module)
+    return plain and not hooks and all(_torch_function(value) for value in vars(module).values() if callable(value))
+
+
+def _torch_function(function: Any) -> bool:
+    """Whether a function is torch's or Python's own: what is written in C, or in a module of theirs."""
+    if isinstance(function, torch._ops.OpOverload):
+        return function.namespace in ("aten", "prims", "prim")
+    return str(getattr(function, "__module__", None) or "torch").partition(".")[0] in _LIBRARIES
+
+
+def compile_graph(graph: fx.Graph, module: nn.Module) -> Callable[..., Any]:
+    """The function of a graph, `function(self, *inputs)`."""
+    graph.set_codegen(CodeGen())
+    code = graph.python_code("self")
+    space = dict(code.globals)
+    exec(compile(code.src, f"<graph of {type(module).__name__}>", "exec"), space)
+    function: Callable[..., Any] = space["forward"]
+    return function
+
+
+def layer_call(node: fx.Node, names: Container[str]) -> tuple[str, str] | None:
+    """Call and name of the outermost of these modules whose call a node belongs to."""
+    for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        name = str(path).removeprefix("module").removeprefix(".")
+        if name in names:
+            return str(key), name
+    return None
+
+
+def _acts(node: fx.Node) -> bool:
+    """In-place operations and inputs stay; anything else that nobody reads goes."""
+    if node.op in ("placeholder", "output", "call_module") or node.target is torch._C._set_grad_enabled:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema.is_mutable) if schema is not None else name.split(".")[0].endswith("_") or name == "setitem"
+
+
+_LIBRARIES = ("torch", "_operator", "math")
+
+
+def _may_write(node: fx.Node, module: nn.Module) -> bool:
+    """Whether a node may change a tensor that it is given: in place by its name, by `out`, or by a flag."""
+    if node.op == "call_module":
+        layer = module.get_submodule(str(node.target).partition(".")[2])
+        return any(getattr(part, "inplace", False) for part in layer.modules())
+    flagged = "out" in node.kwargs or any(value is True for value in (*node.args, *node.kwargs.values()))
+    return node.op in ("call_function", "call_method") and (flagged or _acts(node))
