@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNois
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.server_optimizers import Adam, Sgd
 from sordino.plan import Plan
+from sordino.report.history import History
 from sordino.rng import Seeded
 from sordino.task import Task
 
@@ -203,7 +207,7 @@ def test_a_secret_cohort_enters_no_certificate_and_no_public_figure() -> None:
     result = sordino.train(planned, task())
     assert "max_participations" not in result.certificate["counts"]
     for line in result.history:
-        public = set(line) - {"diagnostic, not private"}
+        public = {name for name in line if not name.startswith("not_private/")}
         assert public <= {
             "round",
             "loss",
@@ -216,13 +220,14 @@ def test_a_secret_cohort_enters_no_certificate_and_no_public_figure() -> None:
 
 def test_diagnostics_are_marked_as_not_private() -> None:
     for line in sordino.train(plan(), task()).history:
-        assert set(line["diagnostic, not private"]) >= {"nonfinite_updates", "update_norm_mean", "clipped_fraction"}
-        assert not {"nonfinite_updates", "update_norm_mean", "clipped_fraction"} & set(line)
+        names = {"nonfinite_updates", "update_norm_mean", "clipped_fraction"}
+        assert {f"not_private/{name}" for name in names} <= set(line)
+        assert not names & set(line)
 
 
 def test_on_round_sees_every_round_as_it_ends() -> None:
     seen: list[dict[str, Any]] = []
-    assert sordino.train(plan(rounds=3), task(), on_round=seen.append).history == seen
+    assert sordino.train(plan(rounds=3), task(), on_round=seen.append).history == History.of(seen)
     assert [line["round"] for line in seen] == [1, 2, 3]
 
 
@@ -276,3 +281,52 @@ def test_calibrated_plans_cost_what_was_asked() -> None:
     line = target.cost().line("models")
     assert 1.98 <= accountant.epsilon(line.entries, line.relation, 1e-3).value <= 2.0
     assert replace(target, release=planned.release) == planned  # nothing else was touched
+
+
+def test_history_is_a_flat_table_with_a_readable_repr() -> None:
+    history = sordino.train(plan(rounds=30), task()).history
+    assert isinstance(history, list)
+    assert not any(isinstance(value, dict | list) for row in history for value in row.values())
+    lines = repr(history).splitlines()
+    assert lines[0].split()[0] == "round"
+    assert len(lines) == 1 + 11 + 1
+    assert "not_private/" not in repr(history)
+    assert lines[-1].startswith("30 rounds; ")
+
+
+def test_history_becomes_a_data_frame_or_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History.of([{"round": 1, "loss": 2.0}, {"round": 2}])
+    made: dict[str, Any] = {}
+    pandas = ModuleType("pandas")
+    pandas.DataFrame = lambda rows, columns: made.update(rows=rows, columns=columns)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    history.to_pandas()
+    assert made == {"rows": history, "columns": ["round", "loss"]}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        history.to_pandas()
+
+
+def test_a_result_is_plotted_and_reported(tmp_path: Path) -> None:
+    tested = Task.of(mlp(), clients(), test=(torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64)))
+    for out in (None, tmp_path / "run"):
+        result = sordino.train(plan(), tested, out=out, allow_large_delta=True)
+        axes = result.plot().axes
+        assert [one.get_ylabel() for one in axes][-1] == "epsilon so far"
+        assert len(axes) >= 2
+        text = result.report(tmp_path / "a.html").read_text("utf-8")
+        assert text.startswith("<!doctype html>")
+        assert result.certificate["plan_sha256"] in text
+
+
+def test_a_bar_is_shown_on_a_terminal_and_never_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    sordino.train(plan(), task())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_device_is_the_engine_s_if_there_is_one() -> None:
+    assert sordino.train(plan(), task(), device="cpu").history
+    with pytest.raises(ConfigError, match="device"):
+        sordino.train(plan(), task(), device="no such device")
+    with pytest.raises(ConfigError, match="beside an engine"):
+        sordino.train(plan(), task(), device="cuda", engine=InProcess())

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -31,7 +31,6 @@ from sordino.data.metrics import FunctionMetric as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
 from sordino.dpsgd.account import ledger_path
 from sordino.engines.base import Engine
-from sordino.engines.inprocess import InProcess
 from sordino.engines.prepare import BEFORE, known, scaled
 from sordino.engines.registry import engine_named
 from sordino.errors import ConfigError
@@ -49,6 +48,7 @@ from sordino.outcome import (
     warn_if_no_update,
 )
 from sordino.plan import Plan, State
+from sordino.report.history import History
 from sordino.rng import Mode
 from sordino.runs import admission
 from sordino.runs.execution import (
@@ -61,11 +61,15 @@ from sordino.runs.execution import (
     write_preparations,
 )
 from sordino.runs.folder import MEMORY, RunFolder
-from sordino.runs.loading import AUDIT
+from sordino.runs.loading import AUDIT, subject
+from sordino.runs.progress import bar_where_seen
 from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, check_run, run_rounds, single_class_note
 from sordino.runs.writer import RunWriter, created
 from sordino.task import Task
 from sordino.version import versions
+
+if TYPE_CHECKING:
+    from sordino.report.subject import Subject
 
 
 @codec.hides_values
@@ -74,7 +78,7 @@ class Result:
     """What a run leaves: the model of the last round, one entry per round, and the certificate."""
 
     model: nn.Module
-    history: list[dict[str, Any]]
+    history: History  # a row per round; to_pandas()
     certificate: dict[str, Any]
     notes: tuple[str, ...] = ()  # what its owner should know
     path: Path | None = None  # the folder it was kept in, if it was
@@ -90,6 +94,41 @@ class Result:
         noise = {"noise": str(made["noise"]["mode"])} if "noise" in made else {}
         rounds = {"rounds": str(len(self.history)), "model": type(self.model).__name__}
         return {**cost, **noise, **rounds, **({} if self.path is None else {"path": repr(str(self.path))})}
+
+    def plot(self) -> Any:
+        """A figure of matplotlib: every metric and the epsilon so far, by round."""
+        from matplotlib import pyplot  # noqa: F401  (notebooks show figures once it is imported)
+
+        from sordino.report import charts
+        from sordino.report.data import collected
+        from sordino.report.figures import chart_figure
+
+        found = collected([self._subject()])
+        cost = charts.epsilons(found["runs"][0], 0)
+        drawn = [*charts.metrics(found), *([] if cost is None else [cost])]
+        if not drawn:
+            raise ConfigError("a result with neither metrics nor a guarantee", "test rows, or noise", "pass test data")
+        return chart_figure(*drawn)
+
+    def report(self, path: str | Path) -> Path:
+        """The page that `sordino report` makes of this run, as one HTML file."""
+        from sordino.report.data import collected
+        from sordino.report.page import write
+
+        write(Path(path), collected([self._subject()]))
+        return Path(path)
+
+    def _subject(self) -> Subject:
+        """The run as the report sees it."""
+        from sordino.report.subject import Subject
+
+        if self.path is not None:
+            return subject(self.path, self.path.name)
+        (notes, _), (plan, facts) = self._kept(), self._known()
+        return Subject(
+            "run", self.certificate, plan, facts, history=notes.history, rounds=[*notes.rounds],
+            cohorts=[*notes.cohorts], settings=codec.dump(self.config),
+        )  # fmt: skip
 
     def explain(self) -> str:
         """The certificate in plain sentences, as `sordino explain` prints it."""
@@ -188,6 +227,7 @@ def train(
     seed: int = 0,
     noise: Mode = "simulation",
     engine: Engine | str | None = None,
+    device: str = "cpu",
     eval_every: int = 1,
     train_metrics: bool = False,
     metrics: Mapping[str, MetricFunction] | Iterable[Any] | None = None,
@@ -197,6 +237,7 @@ def train(
     resume: bool = False,
     ledger: Ledger | str | Path | None = None,
     dataset: str | None = None,
+    progress: bool = True,
 ) -> Result:
     """Run every round of the plan; delta defaults to min(N^-1.1, 1e-3) of N clients, or of N records of a silo.
 
@@ -205,7 +246,7 @@ def train(
     train_loss, train_accuracy, ... to the diagnostics. `stop` ends the run early by public figures: that saves time,
     and all planned rounds are billed. `on_round` is told every line of the history. `ledger` is a file that all runs on
     the same data are charged to, whole and before the first round, or refused; `dataset` is the name that the data have
-    in it.
+    in it. Clients train on `device`. In a terminal or a notebook a bar shows the rounds, unless `progress=False`.
     """
     if resume and out is None:
         raise ConfigError("resume=True without out", "the folder of the run to go on with", 'out="runs/a"')
@@ -218,10 +259,20 @@ def train(
         ledger=None if file is None else str(file), dataset=name,
     )  # fmt: skip
     config = config_of(plan, task, privacy, asked)
-    engine = engine_named(engine) if isinstance(engine, str) else engine or InProcess()
-    if out is None:
-        return _in_memory(config, task, engine, on_round)
-    return _in_folder(execute(config, Path(out), resume=resume, engine=engine, on_round=on_round, task=task), task)
+    if engine is None or isinstance(engine, str):
+        engine = engine_named(engine or "inprocess", device=device)
+    elif device != "cpu":
+        raise ConfigError(f"device = {device!r} beside an engine", "one of them", "give the device to the engine")
+    with bar_where_seen(plan.rounds, progress) as bar:
+
+        def show(line: dict[str, Any]) -> None:
+            bar(line)
+            if on_round is not None:
+                on_round(line)
+
+        if out is None:
+            return _in_memory(config, task, engine, show)
+        return _in_folder(execute(config, Path(out), resume=resume, engine=engine, on_round=show, task=task), task)
 
 
 def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
@@ -252,7 +303,15 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     made = certificate(plan, facts)
     register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
     return Result(
-        model, notes.history, made, single_class_note(notes.history), None, config, facts, task, (notes, state)
+        model,
+        History.of(notes.history),
+        made,
+        single_class_note(notes.history),
+        None,
+        config,
+        facts,
+        task,
+        (notes, state),
     )
 
 
@@ -261,4 +320,6 @@ def _in_folder(done: Executed, task: Task) -> Result:
     held = folder.contents()
     assert done.model is not None
     facts = folder.facts(held)
-    return Result(done.model, done.history, done.certificate, done.notes, done.path, held.config, facts, task)
+    return Result(
+        done.model, History.of(done.history), done.certificate, done.notes, done.path, held.config, facts, task
+    )

@@ -154,49 +154,23 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
     elif not sys.stdout.isatty():
         yield lambda line: print(_plain(line, rounds), flush=True)
     else:
-        with _bar(rounds) as on_round:
+        from sordino.runs.progress import terminal_bar
+
+        with terminal_bar(rounds) as on_round:
             yield on_round
 
 
 def _plain(line: dict[str, Any], rounds: int) -> str:
     from sordino.outcome import DIAGNOSTIC
+    from sordino.runs.progress import alarm
 
     figures = " ".join(f"{name}={line[name]:.4f}" for name in public(line))
     seconds = line.get(DIAGNOSTIC, {}).get("seconds")
     took = "" if seconds is None else f" {seconds:.2f}s"
-    return f"round {line['round']}/{rounds} {figures}{took}{_alarm(line)}"
-
-
-def _alarm(line: dict[str, Any]) -> str:
-    from sordino.outcome import DIAGNOSTIC
-
-    bad = int(line.get(DIAGNOSTIC, {}).get("nonfinite_updates", 0))
-    only = f"  predicts class {line['only_class']} only" if "only_class" in line else ""
-    return only + (f"  {bad} update(s) with NaN or infinity counted as zero" if bad else "")
+    return f"round {line['round']}/{rounds} {figures}{took}{alarm(line)}"
 
 
 def public(line: dict[str, Any]) -> list[str]:
     """The figures of a line of history, accuracy first and loss last; those of single classes and groups left out."""
     found = [name for name, value in line.items() if isinstance(value, float)]
     return sorted((name for name in found if "/" not in name), key=lambda name: (name == "loss", name != "accuracy"))
-
-
-@contextmanager
-def _bar(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("rounds"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns) as bar:
-        job = bar.add_task("", total=rounds)
-
-        def on_round(line: dict[str, Any]) -> None:
-            figures = " ".join(f"{name} {line[name]:.3f}" for name in ("accuracy", "rmse", "loss") if name in line)
-            bar.update(job, completed=line["round"], description=figures + _alarm(line))
-
-        yield on_round
