@@ -1,13 +1,13 @@
-"""Events in, epsilon out.
+"""The accountant: events in, epsilon out, and delta at an epsilon. Costs, calibration, ledgers and audits call it.
 
-First opinion: the dominating pairs that the events state, composed as privacy loss distributions (sordino.accounting.pld), rounded
-up throughout, on a grid refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated
-(epsilon, delta) pairs need no grid. Second opinion: Renyi divergences (RDP), where the events state them. The best of
-a random number of trials has no other proof: there they are the first.
+First bound: the dominating pairs that the events state, composed as privacy loss distributions (`pld`), rounded up
+throughout, on a grid refined until epsilon moves by less than 1%; sums of Gaussians, single releases and repeated
+(epsilon, delta) pairs need no grid. Second bound: Renyi divergences (RDP), where the events state them. The best of a
+random number of trials has no other proof: there they are the first.
 
-Nothing of it is a library's. Google's dp_accounting, which was, is the third opinion, in the tests: its RDP under
-replace-one forgets that the movement is 2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its
-transform, which is in no bound, decides epsilon at a small delta (tests/accounting/test_accounting_library.py).
+Google's dp_accounting is a third opinion, in the tests only: its RDP under replace-one forgets that the sensitivity is 2,
+a coarse grid of its PLD can triple a small epsilon, and the rounding of its transform, which is in no bound, decides
+epsilon at a small delta (tests/accounting/test_accounting_library.py).
 """
 
 from __future__ import annotations

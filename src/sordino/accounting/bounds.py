@@ -1,4 +1,4 @@
-"""What is known of one message before noise: the only thing a cost may rest on."""
+"""Bounds of one message before noise: all that a cost may rest on. Local solvers and encode steps state them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Norm = Literal[1, 2]
 class Bound:
     """A message's sensitivity is 1 in `norm` once `finite`.
 
-    unit "client": ||x|| <= 1, so a client can be added, removed or zeroed (movement 1) or replaced (movement 2).
+    unit "client": ||x|| <= 1, so a client can be added, removed or zeroed (sensitivity 1) or replaced (sensitivity 2).
     unit "record": ||x - x'|| <= 1 when one record of the client is added or removed.
     """
 

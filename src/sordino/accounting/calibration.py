@@ -1,12 +1,10 @@
-"""Given a target epsilon, find the one free number: noise multiplier, rounds or cohort.
+"""Calibration: noise multiplier, rounds or cohort of a plan for a target epsilon. `so.calibrate` and the CLI call it.
 
-Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search keeps a bracket and narrows it. It
-walks on the first grid, which only ever overstates epsilon (by 0.2% or so), and looks at the refined one at the end. It
-starts from a guess by the central limit theorem, which decides nothing but where to look first.
-
-A plan solved for a budget: its noise multiplier, its rounds or its cohort, or a noise multiplier of its own for every silo.
-
-`calibrate` searches; here stands what it may change. A part that has noise says itself how it takes another noise multiplier."""
+Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search narrows a bracket. It begins
+where the central limit theorem puts the answer, which decides nothing else; goes on with the first grid, which only
+ever overstates epsilon (by 0.2% or so); and ends on the refined one. A part that has noise says itself how it takes another
+noise multiplier.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +197,7 @@ def _mu(line: Line) -> float | None:
 
 
 def noisier(plan: Plan, noise_multiplier: float) -> Plan:
-    """The same plan with another noise multiplier, the same for all; of a message that is private already, its solver's."""
+    """The plan with another noise multiplier for all; where messages are private already, its solver's."""
     if isinstance(plan.bound, AlreadyPrivate):
         return replace(plan, local=plan.local.with_noise_multiplier(noise_multiplier))
     return replace(plan, release=plan.release.with_noise_multiplier(noise_multiplier))

@@ -1,10 +1,11 @@
-"""What a run costs, line by line: one line per adversary, each with the relation that is legal for it.
+"""Composition: what a run costs, as events per adversary. Called by `Plan.cost`, ledgers and certificates.
 
     models    sees every released model, nothing else
     cohort    also sees who took part in which round
     messages  sees every message as it leaves the client
 
-Forecast and cost are one function; they differ only in `participation`.
+Each adversary has the neighbouring relation that is legal for it. A forecast and the cost of a run are one function;
+they differ only in `Participation`.
 """
 
 from __future__ import annotations
@@ -34,15 +35,14 @@ Entries = tuple[tuple[Event, int], ...]  # each event so many times
 
 @dataclass(frozen=True)
 class Participation:
-    """How often the data was touched: releases made, and the most that any one client was in.
+    """How often the data was used: releases, and the rounds of the client that was in most of them.
 
-    `max_participations` are rounds that a client was in for sure: by a public sampler, or as they were drawn where the adversary sees
-    the cohort; then `per_client` is that of every single client. `sampled_rounds` are rounds beside those that can take a client by
-    coins not looked at: a forecast, or a cohort that is not recorded. `repeated` names the rounds that were run again
-    after a kill, from 0 and once for each time: the same clients and records are in them again, so what they cost
-    depends on which they are. `repeats` is how many there were; it is more than `repeated` names where a silo says that
-    it was charged for more, and those may be of anybody. `end_reveals_cohorts`: a budget ends the run by who was drawn, so one who sees when
-    it ended knows something of the coins.
+    max_participations   rounds that a client was in for sure: by a public sampler, or as drawn where cohorts are seen
+    per_client           the same for every client, where cohorts are seen
+    sampled_rounds       rounds beside those that may take a client at random: a forecast, or cohorts not recorded
+    repeated             rounds run again after a kill, from 0, once for each time: of the same clients and records
+    repeats              how many there were: more than `repeated` names where a silo's receipts say so (of any client)
+    end_reveals_cohorts  a budget ends the run by who was drawn, so its end tells something of the sampling
     """
 
     releases: int
@@ -57,8 +57,12 @@ class Participation:
     @classmethod
     def planned(cls, clients: Sampler, rounds: int, repeated: tuple[int, ...] = ()) -> Participation:
         """As many rounds as planned, and those that were run again."""
-        most, coins = _planned_rounds(clients, rounds, repeated)
-        return cls(rounds + len(repeated), most, repeats=len(repeated), repeated=repeated, sampled_rounds=coins)
+        if not clients.random:
+            sure, sampled = clients.participations_with_repeats(rounds, repeated), 0
+        else:  # a random sampler that states no rate may take a client in every round
+            reached = clients.amplified_rounds(rounds, repeated)
+            sure, sampled = (reached, 0) if clients.inclusion_rate is None else (0, reached)
+        return cls(rounds + len(repeated), sure, repeats=len(repeated), repeated=repeated, sampled_rounds=sampled)
 
     @property
     def all_repeats(self) -> int:
@@ -77,28 +81,14 @@ class Participation:
 
     def patterns(self, clients: Sampler) -> Patterns:
         """The rounds that one client may have been in, each counted once."""
-        return Patterns(
-            max(self.distinct, 1),
-            self.max_participations + self.sampled_rounds,
-            clients.min_separation or 1,
-            clients.periodic,
-        )
+        times = self.max_participations + self.sampled_rounds
+        return Patterns(max(self.distinct, 1), times, clients.min_separation or 1, clients.periodic)
 
     @property
     def if_always_sampled(self) -> Participation:
-        """The same if the coins took every client whenever they could."""
-        each = tuple(count + self.sampled_rounds for count in self.per_client)
-        return replace(
-            self, max_participations=self.max_participations + self.sampled_rounds, per_client=each, sampled_rounds=0
-        )
-
-
-def _planned_rounds(clients: Sampler, rounds: int, repeated: tuple[int, ...]) -> tuple[int, int]:
-    """Rounds of one client for sure, and by coins; a random sampler that states no rate may take it in every round."""
-    if not clients.random:
-        return clients.participations_with_repeats(rounds, repeated), 0
-    reached = clients.amplified_rounds(rounds, repeated)
-    return (reached, 0) if clients.inclusion_rate is None else (0, reached)
+        """The same if sampling took every client whenever it could."""
+        each, most = (count + self.sampled_rounds for count in self.per_client), self.max_participations
+        return replace(self, max_participations=most + self.sampled_rounds, per_client=tuple(each), sampled_rounds=0)
 
 
 def repeated_rounds(charged: Iterable[int]) -> tuple[int, ...]:

@@ -1,16 +1,16 @@
-"""What was released, as data: events are counted, hashed and written down, and each states what it can tell apart.
+"""Events: what was released, as data that is counted, hashed and written down. `accountant` turns them into epsilon.
 
-Sizes are in units of the message's bound (the unit ball), for a movement of 1. That a client may be replaced, not
-only removed, doubles the movement: `moved`.
+Sizes are in units of the message's bound (the unit ball), for a sensitivity of 1. Where a client may be replaced, not
+only removed, the sensitivity is 2.
 
-An event states its own cost in three ways, which `accounting` turns into epsilon:
+An event bounds what it reveals by three statements:
 
-    pairs  laws that dominate one release in both orders of neighbours (sordino.accounting.pld.pairs); composed exactly
+    pairs  laws that dominate one release in both orders of neighbours (`pld.pairs`); composed exactly
     mu     a Gaussian release N(mu, 1) against N(0, 1) that dominates it, if there is one
-    pure   the most its privacy loss can be, if there is a most
+    pure   the largest privacy loss, if there is one
 
-What states none of them is without a bound, and no plan can be built with it; only the best of many trials (`Tuned`) is
-bounded by its Renyi divergences alone.
+An event without pairs has no bound, and no plan can be built with it; only the best of many trials (`Tuned`) is bounded
+by Renyi divergences alone.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _MOST_LOCAL = 30.0  # beyond this local epsilon exp(-epsilon0) leaves no clones
 
 
 def sensitivity(relation: Relation) -> float:
-    """How far a message in the unit ball moves: to nothing, or to any other message."""
+    """Sensitivity of a message in the unit ball: 1 if it may be removed, 2 if it may become any other."""
     return 2.0 if relation == "replace_one" else 1.0
 
 
-def _ratio(movement: float, noise: float) -> float:
-    """Movement over noise; next to no noise is a very large number, not an infinite one."""
-    return min(movement / noise, 1e300) if noise > 0 else 1e300
+def _ratio(size: float, noise: float) -> float:
+    """Sensitivity over noise; next to no noise is a very large number, not an infinite one."""
+    return min(size / noise, 1e300) if noise > 0 else 1e300
 
 
 class Event(Part):
-    """One release, as the adversary of one line of a cost sees it."""
+    """One release, as one adversary sees it: base of all events, and of those of other packages."""
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Dominating pairs, each true by itself; none: there is no proof by privacy losses.
 
-        `share` is the delta that one release may spend on being only near what its pair dominates (`Pair.apart`).
+        `share` is the delta that one release may spend on being only near what its pair dominates (`Pair.total_variation`).
         """
         return ()
 
@@ -67,6 +67,11 @@ class Event(Part):
     @property
     def inclusion(self) -> float | None:
         """P[the unit is in the release], where that is what amplifies; None: not stated."""
+        return None
+
+    @property
+    def seen_sampling(self) -> tuple[float, Event] | None:
+        """(rate, event of a round that the unit is in), where a coin that is seen decides whether it is; else None."""
         return None
 
     @property
@@ -124,7 +129,7 @@ class GaussianNoise(Event, kind="gaussian"):
         return (Orders.symmetric(pairs.Gauss(self.mu(relation))),)
 
     def mu(self, relation: Relation) -> float:
-        """Movement over noise, exactly."""
+        """Sensitivity over noise, exactly."""
         return _ratio(sensitivity(relation), self.noise_multiplier)
 
     @property
@@ -143,11 +148,11 @@ class LaplaceNoise(Event, kind="laplace"):
     noise_multiplier: float
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """The scalar case, moved by all of the norm."""
+        """The scalar case, moved by the whole L1 sensitivity."""
         return (Orders.symmetric(pairs.Exponential(self.pure(relation))),)
 
     def pure(self, relation: Relation) -> float:
-        """Movement over scale."""
+        """Sensitivity over scale."""
         return _ratio(sensitivity(relation), self.noise_multiplier)
 
     def renyi(self, relation: Relation) -> Array | None:
@@ -222,13 +227,13 @@ class CappedPoisson(Event, kind="capped_poisson"):
         return _sampled_guess(self.rate, self.event, relation)
 
     def mu(self, relation: Relation) -> float:
-        """Whoever comes in for whom: a movement of 2."""
+        """A replacement at worst: a sensitivity of 2."""
         return self.event.mu("replace_one") if self.event.is_gaussian else math.inf
 
 
 @dataclass(frozen=True)
 class FixedSampled(Event, kind="fixed_sampled"):
-    """`event` of a uniformly random cohort of exactly `cohort` out of `population`, coins unseen."""
+    """`event` of a uniformly random cohort of exactly `cohort` out of `population`, cohort unseen."""
 
     population: int
     cohort: int
@@ -300,6 +305,10 @@ class PubliclySampled(Event, kind="publicly_sampled"):
     @property
     def spends_delta(self) -> bool:
         return self.event.spends_delta
+
+    @property
+    def seen_sampling(self) -> tuple[float, Event]:
+        return self.rate, self.event
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Those of the inner event where the coin takes the unit, else equal laws."""
@@ -416,7 +425,7 @@ class Tuned(Event, kind="tuned"):
         return True
 
     def renyi(self, relation: Relation) -> Array | None:
-        """Papernot, Steinke 2022, of what one trial is."""
+        """Papernot, Steinke 2022, of one trial."""
         one = self.event.renyi(relation)
         return None if one is None else self.trials.divergences(self.count * one)
 

@@ -1,26 +1,16 @@
-"""What a certificate means for an attacker: the best true-positive rate at a false-positive rate, and the AUC.
+"""Privacy profiles: one line of a cost in other words, for certificates, explanations and reports.
 
-Any test that tells two neighbours apart with false-positive rate a has true-positive rate at most
-min over e of exp(e) * a + delta(e) (Wasserman & Zhou 2010; Kairouz et al. 2015).
+Ceilings   Any test that tells two neighbours apart with false-positive rate a has true-positive rate at most
+           min over e of exp(e) a + delta(e)                        (Wasserman, Zhou 2010; Kairouz et al. 2015).
+mu         the least with delta(e) <= delta_mu(e) + 1e-10 at every e >= 0, for a Gaussian release of sensitivity mu,
+           delta_mu(e) = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)                (Dong, Roth, Su 2022, Corollary 1)
+regret     the least k with f(a + k) - k <= f_mu(a) at every a, f the least error of a test with false alarms a: what
+           is lost by stating mu instead of the whole curve                                     (Kaissis et al. 2024)
+by participations   delta(e) = sum_k Bin(T, q)(k) delta_k(e) is what one who sees random cohorts learns on average.
+           Once they are drawn, that adversary knows k, and delta_k holds for a client that was in k rounds.
 
-A line of a cost in other words: epsilon at other deltas, the whole curve delta(epsilon), one number mu.
-
-(epsilon, delta) is one point of a curve; two mechanisms with the same point can be far apart elsewhere. A reader who
-compares needs the curve, or a number that stands for all of it with a known error:
-
-    mu      the least with delta(e) <= delta_mu(e) + 1e-10 at every e >= 0, where a Gaussian release of movement mu has
-            delta_mu(e) = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu)          (Dong, Roth, Su 2022, Corollary 1)
-    regret  the least k with f(a + k) - k <= f_mu(a) at every a, f being the error of the best attack that misses
-            least at false alarms a: how much is lost by saying mu instead of the curve (Kaissis et al. 2024)
-
-Guarantee: both are rounded up, so the line is never worse than what they say.
-
-What a client who was in k rounds is promised, where a line is averaged over the coins that chose its rounds.
-
-    delta(e) = sum_k Bin(T, q)(k) delta_k(e)
-
-is what one who sees the cohorts can learn on average over the coins. Once they are drawn that adversary knows k, and
-delta_k, at k rounds for sure, is what holds for this client."""
+Guarantee: everything is rounded up, so a line is never worse than what is stated of it.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +28,10 @@ from scipy.special import ndtr, ndtri
 from sordino.accounting import accountant
 from sordino.accounting.binomial import binomial_quantile
 from sordino.accounting.composition import Line
-from sordino.accounting.events import PubliclySampled
+from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
 
-Floats = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -65,8 +55,6 @@ def ceiling(line: Line, at: float = 0.01) -> Ceiling:
 
 def power(mu: float, at: float) -> float:
     """Phi(Phi^-1(at) + mu): the exact ceiling under mu-GDP."""
-    from scipy.special import ndtri
-
     return _phi(float(ndtri(at)) + mu)
 
 
@@ -83,15 +71,14 @@ def _from_curve(line: Line, at: float) -> Ceiling:
     return Ceiling(float(true_positives(np.asarray([at]), epsilons, deltas)[0]), min(1.0, area))
 
 
-def true_positives(false_positives: Floats, epsilons: Floats, deltas: Floats) -> Floats:
+def true_positives(false_positives: Array, epsilons: Array, deltas: Array) -> Array:
     """min over e of exp(e) * a + delta(e), at most 1."""
     bounds = np.exp(epsilons)[None, :] * false_positives[:, None] + deltas[None, :]
     return np.asarray(np.minimum(1.0, bounds.min(axis=1)), dtype=np.float64)
 
 
-Array = NDArray[np.float64]
-DELTAS = (1e-5, 1e-6)  # at which epsilon is told beside the certificate's own
-EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # at which delta is told
+DELTAS = (1e-5, 1e-6)  # at which epsilon is stated beside the certificate's own
+EPSILONS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)  # at which delta is stated
 LEFT = 1e-10  # chance that mu says nothing of
 _NODES, _FARTHEST = 401, 512.0  # epsilons at which the curve is compared, and the largest of them
 _KINDS = 8  # silos that differ: of more, nobody waits for mu
@@ -102,18 +89,7 @@ def protects(line: Line) -> bool:
     return all(event.protects for event, count in line.entries if count)
 
 
-def other_deltas(line: Line) -> list[dict[str, float | None]]:
-    """Epsilon at the deltas that other reports use."""
-    found = [(delta, accountant.epsilon(line.entries, line.relation, delta).value) for delta in DELTAS]
-    return [{"delta": delta, "epsilon": upward(value)} for delta, value in found] if protects(line) else []
-
-
-def curve(line: Line) -> list[dict[str, float]]:
-    """delta(epsilon) at round epsilons, rounded up to three digits; nothing where nothing is promised."""
-    found = accountant.deltas_at(line.entries, line.relation, EPSILONS) if protects(line) else []
-    return [{"epsilon": e, "delta": rounded_up(d)} for e, d in zip(EPSILONS, found, strict=False)]
-
-
+@lru_cache(maxsize=256)
 def gaussian(line: Line) -> dict[str, float] | None:
     """mu, its regret and what it leaves out; None where no Gaussian release stands for the line."""
     if not protects(line):
@@ -210,7 +186,7 @@ def upward(value: float) -> float | None:
 
 
 def rounded_up(delta: float) -> float:
-    """To three significant digits, never below; what is smaller than 1e-12 is told as 1e-12."""
+    """To three significant digits, never below; what is smaller than 1e-12 is stated as 1e-12."""
     if delta >= 1.0:
         return 1.0
     small = max(delta, 1e-12)
@@ -222,8 +198,8 @@ def rounded_up(delta: float) -> float:
 def summary(lines: Sequence[Line]) -> dict[str, Any]:
     """What holds for everybody: of several silos' lines, the worst at every point; mu only if they are few."""
     kinds = sorted({replace(line, adversary="models", silos=()) for line in lines}, key=repr)
-    told = [copy.deepcopy(_summary(line)) for line in kinds]
-    gdp = [_gdp(line) for line in kinds] if len(kinds) <= _KINDS else [None]
+    told = [copy.deepcopy(points(line)) for line in kinds]
+    gdp = [gaussian(line) for line in kinds] if len(kinds) <= _KINDS else [None]
     return {
         "other_deltas": _worst([one["other_deltas"] for one in told], "epsilon"),
         "gdp": None if None in gdp else max((one for one in gdp if one is not None), key=lambda one: one["mu"]),
@@ -240,46 +216,48 @@ def _worst(found: list[list[dict[str, Any]]], figure: str) -> list[dict[str, Any
 
 
 @lru_cache(maxsize=256)
-def _summary(line: Line) -> dict[str, Any]:
-    return {"other_deltas": other_deltas(line), "curve": curve(line)}
+def points(line: Line) -> dict[str, Any]:
+    """Epsilon at the deltas that other reports use, and delta at round epsilons; nothing where nothing is promised."""
+    if not protects(line):
+        return {"other_deltas": [], "curve": []}
+    found = [(delta, accountant.epsilon(line.entries, line.relation, delta).value) for delta in DELTAS]
+    deltas = accountant.deltas_at(line.entries, line.relation, EPSILONS)
+    return {
+        "other_deltas": [{"delta": delta, "epsilon": upward(value)} for delta, value in found],
+        "curve": [{"epsilon": e, "delta": rounded_up(d)} for e, d in zip(EPSILONS, deltas, strict=True)],
+    }
 
 
-@lru_cache(maxsize=256)
-def _gdp(line: Line) -> dict[str, float] | None:
-    return gaussian(line)
-
-
-TAILS = (1e-2, 1e-6)  # chances that a client is in more rounds than are told
+TAILS = (1e-2, 1e-6)  # chances that a client is in more rounds than are stated
 
 
 def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
-    """Epsilon of a client in k rounds, for k on average and for two that few clients exceed; [] without such coins."""
-    coins = [(event, count) for event, count in line.entries if isinstance(event, PubliclySampled)]
-    if len(coins) != 1:
+    """Epsilon of a client in k rounds, for k on average and for two that few clients exceed; [] without such sampling."""
+    sampled = [(event, count) for event, count in line.entries if event.seen_sampling is not None]
+    if len(sampled) != 1 or sampled[0][0].seen_sampling is None:
         return []
-    event, count = coins[0]
-    ks = {math.ceil(count * event.rate - 1e-9), *(binomial_quantile(count, event.rate, tail) for tail in TAILS)}
-    return [_known(line, event, count, k, delta) for k in sorted(ks)]
+    (event, count), (rate, _) = sampled[0], sampled[0][0].seen_sampling
+    ks = {math.ceil(count * rate - 1e-9), *(binomial_quantile(count, rate, tail) for tail in TAILS)}
+    return [_in_k_rounds(line, event, count, k, delta) for k in sorted(ks)]
 
 
 @lru_cache(maxsize=256)
-def _known(line: Line, event: PubliclySampled, count: int, k: int, delta: float) -> dict[str, Any]:
+def _in_k_rounds(line: Line, event: Event, count: int, k: int, delta: float) -> dict[str, Any]:
     from scipy.special import bdtrc
 
+    assert event.seen_sampling is not None
+    rate, inner = event.seen_sampling
     rest = tuple((each, n) for each, n in line.entries if each != event)
-    found = accountant.epsilon(((event.event, k), *rest), line.relation, delta)
-    more = rounded_up(float(bdtrc(k, count, event.rate))) if k < count else 0.0
+    found = accountant.epsilon(((inner, k), *rest), line.relation, delta)
+    more = rounded_up(float(bdtrc(k, count, rate))) if k < count else 0.0
     return {"participations": k, "chance_of_more": more, "epsilon": upward(found.value)}
 
 
-def in_words(told: list[dict[str, Any]]) -> str:
-    """The same as one sentence."""
+def in_words(found: list[dict[str, Any]]) -> str:
+    """`by_participations` as one sentence."""
     costs = [
-        f"{_shown(one['epsilon'])} in {one['participations']} (chance of more {upto(one['chance_of_more'], 2)})"
-        for one in told
+        f"{'without limit' if one['epsilon'] is None else upto(one['epsilon'], 4)} in {one['participations']} "
+        f"(chance of more {upto(one['chance_of_more'], 2)})"
+        for one in found
     ]
     return f"averaged over the coins; by the number of rounds that a client is in: {', '.join(costs)}"
-
-
-def _shown(epsilon: float | None) -> str:
-    return "without limit" if epsilon is None else upto(epsilon, 4)

@@ -1,8 +1,8 @@
-"""The cost of the best of many private runs, where nothing else of them is shown (`sordino tune --private`).
+"""Cost of private hyperparameter selection: the best of many private runs alone is released (`sordino tune --private`).
 
-A trial is: draw a candidate by public chances, run it, score what it released on public rows. All trials have one cost,
-so whichever candidate is drawn, a trial is as private as the next; the number of trials is random and secret. Then the
-best of them, with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
+A trial is: draw a candidate by public chances, run it, score its release on public rows. All trials have one cost, so
+whichever candidate is drawn, one is as private as the next; their number is random and secret. Then the best of them,
+with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How often a private run is tried before the best alone is shown: a random number, which nobody is told.
+"""The number of trials of private selection: random, secret, and the best trial alone is released.
 
     truncated negative binomial   P(K = k) ~ (1 - gamma)^k prod_{l < k} (l + eta)/(l + 1),  k >= 1
                                   eta = shape: 1 is geometric, 0 logarithmic; gamma follows from the mean
-    Poisson                       K may be 0: then nothing is shown
+    Poisson                       K may be 0: then nothing is released
 
-Guarantee: Papernot, Steinke 2022, Theorems 2 and 6 (`sordino.accounting.renyi.selected`, `selected_poisson`). It holds for the
-best of K independent trials, by any score of what a trial released, if each is as private as the others, and if K
-and every other trial stay secret. A table of trials that is looked at is composition instead.
+Guarantee: Papernot, Steinke 2022, Theorems 2 and 6 (`renyi.best_of_negative_binomial`, `best_of_poisson`). It holds for
+the best of K independent trials, by any score of what a trial released, if each of them is as private as the others, and
+if K and every other trial stay secret. A table of trials that is looked at is composition instead.
 """
 
 from __future__ import annotations

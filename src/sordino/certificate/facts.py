@@ -195,7 +195,7 @@ def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) ->
 def _releases_of(line: Line) -> int:
     """How many releases of rounds a line counts: its first entry, and rounds by coins; then come preparations."""
     first, others = line.entries[:1], line.entries[1:]
-    by_coins = ((event, count) for event, count in others if event.in_by_seen_coin)
+    by_coins = ((event, count) for event, count in others if event.seen_sampling is not None)
     return sum(count for _, count in (*first, *by_coins))
 
 

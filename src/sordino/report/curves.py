@@ -16,7 +16,7 @@ import numpy as np
 
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation, repeated_rounds
-from sordino.accounting.profiles import Floats, power, protects, true_positives
+from sordino.accounting.profiles import Array, power, protects, true_positives
 from sordino.accounting.selection import cost_of_best
 from sordino.certificate.build import headline, line_entry
 from sordino.certificate.facts import participation, run_cost
@@ -131,7 +131,7 @@ def trade_off(subject: Subject) -> list[dict[str, Any]]:
     ]
 
 
-def _most(line: Line) -> Floats:
+def _most(line: Line) -> Array:
     if not protects(line):
         return np.ones_like(FALSE_ALARMS)
     mu = accountant.gaussian_mu(line.entries, line.relation)
