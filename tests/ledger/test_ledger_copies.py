@@ -176,48 +176,12 @@ def test_a_file_that_was_exchanged_under_a_silo_is_not_charged(file: Path) -> No
             silo.charge("a", "new", (ITEM,))
 
 
-# ---- the format before -----------------------------------------------------------------------------------------------
-
-
-def as_before(file: Path) -> None:
-    """The ledger as the format before wrote it: a write-ahead log, and no head file."""
-    HeadFile.of(file).path.unlink()
+def test_a_ledger_of_another_format_is_refused_and_left_as_it_is(file: Path) -> None:
     with closing(sqlite3.connect(file)) as database:
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute(f"PRAGMA user_version={journal.WRITE_AHEAD}")
-
-
-def test_a_ledger_of_the_format_before_is_converted_with_all_that_its_log_holds(file: Path) -> None:
-    as_before(file)
-    keep = sqlite3.connect(file, isolation_level=None)  # as a silo that was killed: its charges are in the log
-    row = keep.execute("SELECT body, digest FROM entries WHERE id = 5").fetchone()
-    body = row[0].replace('"job":"2"', '"job":"9"')
-    keep.execute("BEGIN IMMEDIATE")
-    keep.execute("INSERT INTO entries VALUES (6, ?, ?)", (body, journal.next_digest(row[1], body)))
-    keep.execute("UPDATE head SET id = 6, digest = ?", (journal.next_digest(row[1], body),))
-    keep.execute("COMMIT")
-    assert Path(f"{file}-wal").stat().st_size > 0
-    with pytest.raises(StorageError, match="which others have held"):
-        Ledger.open(file, wait=0.1)  # the old silo still serves
-    for name in ("", "-wal"):
-        shutil.copy(f"{file}{name}", file.parent / f"killed{name}")
-    keep.close()
-    killed = file.parent / "killed"
-    assert spent(killed) == 4
-    assert not Path(f"{killed}-wal").exists()
-    assert HeadFile.of(killed).read().lines == 6  # type: ignore[union-attr]
-    with Ledger.open(killed) as ledger:
-        charged(ledger, 20, 1)
-    assert spent(killed) == 5
-
-
-def test_a_damaged_ledger_of_the_format_before_is_not_converted(file: Path) -> None:
-    with closing(sqlite3.connect(file)) as database:
-        database.execute("DELETE FROM entries WHERE id = 5")
-        database.commit()
-    as_before(file)
-    assert "its last lines are missing" in sordino("ledger", "show", file).sentence
-    assert not HeadFile.of(file).path.exists()
+        database.execute(f"PRAGMA user_version={journal.FORMAT - 1}")
+    before = file.read_bytes()
+    assert f"of format {journal.FORMAT - 1}" in sordino("ledger", "show", file).sentence
+    assert file.read_bytes() == before
 
 
 # ---- backup and restore ----------------------------------------------------------------------------------------------

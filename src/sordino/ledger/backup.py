@@ -1,8 +1,8 @@
-"""Copies of a ledger: a backup that is right while silos are served, and the way back from one.
+"""Backups of a ledger: a copy that is right while silos are served, and `restore`. `sordino ledger backup` calls it.
 
-A backup is one moment of the database, by SQLite's own backup, marked so that nothing is charged to it. Putting it in
-the place of a ledger is `restore`, which compares it with the head file of that ledger: where lines are missing, or
-nobody knows, it adds a line that says so, and nothing is charged before the operator has lowered each limit.
+A backup is one moment of the database, by SQLite's own backup, marked so that nothing is charged to it. `restore` puts it
+in the place of a ledger and compares it with the head file there: where lines are missing, or nobody knows, it adds a
+line that says so, and nothing is charged before the operator has lowered each limit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from sordino.errors import ConfigError, StorageError
 from sordino.ledger import entries
-from sordino.ledger.head_file import ROOT, Head, HeadFile
-from sordino.ledger.journal import BACKUP, FORMAT, FREE, MARK, connect, marks, next_digest
+from sordino.ledger.head_file import Head, HeadFile, sync_folder
+from sordino.ledger.journal import BACKUP, FORMAT, FREE, MARK, append_line, checked_lines, connect, marks
 from sordino.ledger.ledger import WAIT, Ledger
 
 
@@ -34,7 +34,7 @@ def backup(ledger: Ledger, target: Path) -> Head:
             head = _checked(partial)
             _stamp(partial, BACKUP)
             os.link(partial, target)
-            _sync(target.parent)
+            sync_folder(target.parent)
         finally:
             os.unlink(partial)
     return head
@@ -46,7 +46,10 @@ def restore(source: Path, target: Path) -> int | None:
     The order is database, then head file: killed in between, the ledger is refused and `restore` is called again.
     """
     _check_needed(target)
-    said = _readable(HeadFile.of(target))
+    try:
+        said = HeadFile.of(target).read()
+    except StorageError:  # damaged: nobody knows how many lines there were
+        said = None
     with _sentence(target):
         partial = _beside(target)
         try:
@@ -57,7 +60,7 @@ def restore(source: Path, target: Path) -> int | None:
             _stamp(partial, MARK)
             head = _checked(partial)
             os.replace(partial, target)
-            _sync(target.parent)
+            sync_folder(target.parent)
         finally:
             partial.unlink(missing_ok=True)
         HeadFile.of(target).replace(head, stat.S_IMODE(target.stat().st_mode))
@@ -77,14 +80,6 @@ def _check_needed(target: Path) -> None:
     raise ConfigError(
         f"the ledger {target}, which is whole", "one that is missing, damaged or old", "leave it in place"
     )
-
-
-def _readable(file: HeadFile) -> Head | None:
-    """What a head file says; None if it is missing or damaged."""
-    try:
-        return file.read()
-    except StorageError:
-        return None
 
 
 def _missing(copy: Path, has: Head, said: Head | None) -> int | None:
@@ -111,24 +106,18 @@ def _copy(source: Path, partial: Path) -> None:
 
 def _checked(copy: Path) -> Head:
     """The head of a copy whose every line was read and found whole."""
-    head = Head(0, ROOT)
+    head = Head()
     with closing(connect(copy, WAIT)) as database:
-        for number, body, digest in database.execute("SELECT id, body, digest FROM entries ORDER BY id"):
-            if number != head.lines + 1 or not isinstance(body, str) or digest != next_digest(head.digest, body):
-                raise sqlite3.DatabaseError(f"line {head.lines + 1} is not what was written")
-            head = Head(number, digest)
-        if database.execute("SELECT id, digest FROM head").fetchall() != [(head.lines, head.digest)]:
-            raise sqlite3.DatabaseError("its last lines are missing")
+        for head, _ in checked_lines(database, head):  # noqa: B020, B007
+            pass
     return head
 
 
 def _append(copy: Path, entry: entries.Entry) -> None:
-    head, body = _checked(copy), entries.to_json(entry)
-    row = (head.lines + 1, body, next_digest(head.digest, body))
+    head = _checked(copy)
     with closing(connect(copy, WAIT)) as database:
         database.execute("BEGIN IMMEDIATE")
-        database.execute("INSERT INTO entries VALUES (?, ?, ?)", row)
-        database.execute("UPDATE head SET id = ?, digest = ?", (row[0], row[2]))
+        append_line(database, head, entries.to_json(entry))
         database.execute("COMMIT")
 
 
@@ -143,14 +132,6 @@ def _beside(target: Path) -> Path:
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     os.close(descriptor)
     return Path(name)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

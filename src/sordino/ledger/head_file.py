@@ -87,7 +87,7 @@ class HeadFile:
         partial = self._partial(head, mode)
         try:
             os.link(partial, self.path)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except FileExistsError:
             self.advance(head)
         finally:
@@ -107,7 +107,7 @@ class HeadFile:
     def replace(self, head: Head, mode: int) -> None:
         """Say `head` whatever was said before: a ledger was restored."""
         os.replace(self._partial(head, mode), self.path)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
     def _partial(self, head: Head, mode: int) -> str:
         """The whole content under another name, synced."""
@@ -134,6 +134,7 @@ def _closing(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Sync the names in a folder."""
     with _closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY)) as descriptor:
         os.fsync(descriptor)

@@ -1,12 +1,11 @@
-"""The file of a ledger: SQLite, synced at every commit; lines are only ever added, each bound to the last.
+"""The file of a ledger: SQLite, synced at every commit; lines are only ever added, each bound to the one before.
 
     digest_k = sha256(digest_k-1, body_k)        head = (number of lines, digest of the last)
 
 A write is one immediate transaction: it is whole or was never made, whatever is killed when. A line that is damaged,
-dropped or moved breaks the chain; a database that is older than the head file beside it (`ledger_head`) is refused.
-
+dropped or moved breaks the chain; a database that is older than the head file beside it (`head_file`) is refused.
 Committed lines are in the one file: the journal is a rollback journal (never a write-ahead log, whose charges a copy of
-the database alone leaves out), and its removal is synced before a charge counts. Every complaint is one sentence.
+the database alone leaves out), and its removal is synced before a charge counts. Called by `ledger` and `backup`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from sordino.errors import StorageError, UserError
 from sordino.ledger.head_file import ROOT, Head, HeadFile
 
 FORMAT = 2
-WRITE_AHEAD = 1  # the format before: a write-ahead log, and no head file
 MARK = 0x536F7264  # application_id of the file
 BACKUP = 0x536F7242  # and of a backup, which is not charged
 RESTORES = "bring back the newest file, or: sordino ledger restore BACKUP LEDGER"
@@ -70,24 +68,12 @@ class Journal:
             raise StorageError(f"{self.path}, which is a backup", "a ledger", f"sordino ledger restore {self.path} ...")
         if mark != MARK:
             raise StorageError(f"{self.path}, which is not a ledger", "a ledger", MAKES)
-        if version not in (FORMAT, WRITE_AHEAD):
+        if version != FORMAT:
             found = f"the ledger {self.path} of format {version}"
             raise StorageError(found, f"format {FORMAT}", "use the version of sordino that wrote it")
         if self._database.execute("PRAGMA journal_mode=DELETE").fetchone()[0] != "delete":
             raise self._sentence("locked")  # others read its write-ahead log
         self._database.execute("PRAGMA synchronous=EXTRA")
-        if version == WRITE_AHEAD:
-            self._convert()
-
-    def _convert(self) -> None:
-        """From the format before: all that its log held is in the file now; it is read, and the head file made."""
-        self._begin("BEGIN IMMEDIATE", headless=True)
-        self.follow(lambda body: None)
-        mode = stat.S_IMODE(self.path.stat().st_mode) & 0o666
-        self.head_file.create(Head(self.read, self.digest), mode)
-        self._database.execute(f"PRAGMA user_version={FORMAT}")
-        self._database.execute("COMMIT")
-        self.read, self.digest = 0, ROOT
 
     def _make(self) -> None:
         """A new file, unless a head file says that there was one."""
@@ -104,16 +90,16 @@ class Journal:
 
     # ---- transactions ------------------------------------------------------------------------------------------------
 
-    def _begin(self, statement: str, *, headless: bool = False) -> None:
+    def _begin(self, statement: str) -> None:
         """The head file is read before the database: lines that are written in between are no reason to refuse."""
         if _identity(self.path) != self._file:
             found = f"another file in the place of the ledger {self.path}, which was opened before"
             raise StorageError(found, "the file that was opened", "nothing was charged; start anew")
         said = self.head_file.read()
-        if said is None and not headless:
+        if said is None:
             found = f"the ledger {self.path} without {self.head_file.path}, which says how far it was written"
             raise StorageError(found, "both files: a copy of one alone may be old", RESTORES)
-        self._noted = said or Head()
+        self._noted = said
         self._database.execute(statement)
 
     @contextmanager
@@ -147,17 +133,12 @@ class Journal:
 
     def follow(self, take: Take) -> None:
         """Hand on the lines since the last look, each of them checked; then the head."""
-        rows = self._database.execute("SELECT id, body, digest FROM entries WHERE id > ? ORDER BY id", (self.read,))
-        for number, body, digest in rows:
-            if number != self.read + 1 or not isinstance(body, str) or digest != next_digest(self.digest, body):
-                raise self.damaged(f"line {self.read + 1} is not what was written")
+        for head, body in checked_lines(self._database, Head(self.read, self.digest)):
             try:
                 take(body)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise self.damaged(f"line {number} cannot be read ({type(error).__name__})") from None
-            self.read, self.digest = number, digest
-        if self._database.execute("SELECT id, digest FROM head").fetchall() != [(self.read, self.digest)]:
-            raise self.damaged("its last lines are missing")
+                raise self.damaged(f"line {head.lines} cannot be read ({type(error).__name__})") from None
+            self.read, self.digest = head.lines, head.digest
         self.check_head(self._noted, f"{self.head_file.path.name} beside it")
 
     def check_head(self, said: Head, where: str) -> None:
@@ -173,9 +154,7 @@ class Journal:
 
     def append(self, body: str) -> None:
         """The next line, and the new head; `follow` has read all that were there."""
-        row = (self.read + 1, body, next_digest(self.digest, body))
-        self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", row)
-        self._database.execute("UPDATE head SET id = ?, digest = ?", (row[0], row[2]))
+        append_line(self._database, Head(self.read, self.digest), body)
 
     def lines(self) -> list[str]:
         """All of them."""
@@ -272,6 +251,25 @@ def make(path: Path) -> None:
     finally:
         for left in path.parent.glob(f"{partial.name}*"):
             left.unlink(missing_ok=True)
+
+
+def checked_lines(database: sqlite3.Connection, head: Head) -> Iterator[tuple[Head, str]]:
+    """Every line after `head`, with the head after it; an error of the database where the chain is broken."""
+    query = "SELECT id, body, digest FROM entries WHERE id > ? ORDER BY id"
+    for number, body, digest in database.execute(query, (head.lines,)):
+        if number != head.lines + 1 or not isinstance(body, str) or digest != next_digest(head.digest, body):
+            raise sqlite3.DatabaseError(f"line {head.lines + 1} is not what was written")
+        head = Head(number, digest)
+        yield head, body
+    if database.execute("SELECT id, digest FROM head").fetchall() != [(head.lines, head.digest)]:
+        raise sqlite3.DatabaseError("its last lines are missing")
+
+
+def append_line(database: sqlite3.Connection, head: Head, body: str) -> None:
+    """The line after `head`, and the new head, in the transaction of the caller."""
+    row = (head.lines + 1, body, next_digest(head.digest, body))
+    database.execute("INSERT INTO entries VALUES (?, ?, ?)", row)
+    database.execute("UPDATE head SET id = ?, digest = ?", (row[0], row[2]))
 
 
 def next_digest(before: str, body: str) -> str:
