@@ -344,14 +344,6 @@ def test_a_job_belongs_to_one_run(ledger: Ledger) -> None:
         ledger.charge("b", "0", (Item(GAUSS),))
 
 
-def test_messages_of_a_run_that_is_over_are_dropped_and_its_charges_are_not(ledger: Ledger) -> None:
-    enter(ledger, "a")
-    ledger.release("a", "0", (Item(GAUSS),), lambda: b"x" * 1000)
-    ledger.forget("a")
-    assert ledger.replay("0") is None
-    assert ledger.statement("heart").items == (Item(GAUSS),)
-
-
 # ---- what stays -----------------------------------------------------------------------------------------------------
 
 

@@ -5,9 +5,9 @@ throughout, on a grid refined until epsilon moves by less than 1%; sums of Gauss
 (epsilon, delta) pairs need no grid. Second bound: Renyi divergences (RDP), where the events state them. The best of a
 random number of trials has no other proof: there they are the first.
 
-Google's dp_accounting is a third opinion, in the tests only: its RDP under replace-one forgets that the sensitivity is 2,
-a coarse grid of its PLD can triple a small epsilon, and the rounding of its transform, which is in no bound, decides
-epsilon at a small delta (tests/accounting/test_accounting_library.py).
+Google's dp_accounting is a third opinion, in the tests only: its RDP under replace-one forgets that the sensitivity is
+2, a coarse grid of its PLD can triple a small epsilon, and the rounding of its transform, which is in no bound,
+decides epsilon at a small delta (tests/accounting/test_accounting_library.py).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Epsilon falls with the noise multiplier and grows with rounds and cohort, so each search narrows a bracket. It begins
 where the central limit theorem puts the answer, which decides nothing else; goes on with the first grid, which only
-ever overstates epsilon (by 0.2% or so); and ends on the refined one. A part that has noise says itself how it takes another
-noise multiplier.
+ever overstates epsilon (by 0.2% or so); and ends on the refined one. A part that has noise says itself how it takes
+another noise multiplier.
 """
 
 from __future__ import annotations

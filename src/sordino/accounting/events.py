@@ -48,7 +48,8 @@ class Event(Part):
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
         """Dominating pairs, each true by itself; none: there is no proof by privacy losses.
 
-        `share` is the delta that one release may spend on being only near what its pair dominates (`Pair.total_variation`).
+        `share` is the delta that one release may spend on being only near what its pair dominates
+        (`Pair.total_variation`).
         """
         return ()
 
@@ -164,9 +165,10 @@ class LaplaceNoise(Event, kind="laplace"):
 class PoissonSampled(Event, kind="poisson_sampled"):
     """`event` of a cohort in which each unit is present with probability `rate`, sampling unseen.
 
-    Any event can be sampled that states one dominating pair for both orders of neighbours, the pair being its own mirror
-    image: (P, Q) ~ (Q, P). Guarantee: `pairs.poisson_sampled` dominates where a unit is added, removed or zeroed out.
-    Where it is replaced, three releases meet (without it, with either value), and only Gaussian noise is accounted.
+    Any event can be sampled that states one dominating pair for both orders of neighbours, the pair being its own
+    mirror image: (P, Q) ~ (Q, P). Guarantee: `pairs.poisson_sampled` dominates where a unit is added, removed or
+    zeroed out. Where it is replaced, three releases meet (without it, with either value), and only Gaussian noise is
+    accounted.
     """
 
     rate: float
@@ -446,8 +448,8 @@ class Unprotected(Event, kind="unprotected"):
 def _mirror_pairs(event: Event, relation: Relation, share: float) -> tuple[pairs.Pair, ...]:
     """The pairs of an event that sampling may mix: stated for both orders of neighbours, and their own mirror images.
 
-    The proofs need no more than that a pair dominates both orders. That it is its own mirror image is asked besides: what
-    is not was most likely proved for one order alone, and would be amplified in the other without a proof.
+    The proofs need no more than that a pair dominates both orders. That it is its own mirror image is asked besides:
+    what is not was most likely proved for one order alone, and would be amplified in the other without a proof.
     """
     found = event.pairs(relation, share) if event.protects else ()
     return tuple(one.removed for one in found if one.removed == one.added and pairs.is_own_mirror(one.removed))

@@ -232,7 +232,7 @@ TAILS = (1e-2, 1e-6)  # chances that a client is in more rounds than are stated
 
 
 def by_participations(line: Line, delta: float) -> list[dict[str, Any]]:
-    """Epsilon of a client in k rounds, for k on average and for two that few clients exceed; [] without such sampling."""
+    """Epsilon of a client in k rounds, for the average k and two that few exceed; [] without seen random cohorts."""
     sampled = [(event, count) for event, count in line.entries if event.seen_sampling is not None]
     if len(sampled) != 1 or sampled[0][0].seen_sampling is None:
         return []

@@ -5,8 +5,8 @@
     Poisson                       K may be 0: then nothing is released
 
 Guarantee: Papernot, Steinke 2022, Theorems 2 and 6 (`renyi.best_of_negative_binomial`, `best_of_poisson`). It holds for
-the best of K independent trials, by any score of what a trial released, if each of them is as private as the others, and
-if K and every other trial stay secret. A table of trials that is looked at is composition instead.
+the best of K independent trials, by any score of what a trial released, if each of them is as private as the others,
+and if K and every other trial stay secret. A table of trials that is looked at is composition instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold outside this program for a certificate's numbers to be true, and what they do not speak of."""
+"""Assumptions of a certificate: what must hold outside this program, and what the numbers do not cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate: a pure function of the plan, the charges and the model. `certify` computes it again and compares."""
+"""The certificate of a run, a pure function of plan, charges and model. `certify` computes it again and compares."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sordino.parts.preparation import Preparation
     from sordino.plan import Plan
 
-FORMAT = 2  # of the certificate: privacy/certificate.schema.json
+FORMAT = 2  # of the certificate: certificate.schema.json
 WHO: dict[Adversary, str] = {
     "models": "sees every released model and nothing else",
     "cohort": "sees every released model and who took part in which round",
@@ -60,7 +60,7 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "statement": statement(plan, facts, counts, cost),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
-        "declared_public": [one.written() for one in facts.public],
+        "declared_public": [one.as_dict() for one in facts.public],
         "assumptions": assumptions_of_run(plan, facts, cost, counts, others),
         "foreign_parts": [codec.dump(part) for part in others],
         "not_covered": [*not_covered(facts.ledger, facts.selection), *in_words(behind)],

@@ -1,4 +1,4 @@
-"""A certificate in plain sentences, for whoever has to sign it."""
+"""Explains a certificate in plain sentences, for whoever has to sign it. `sordino explain` and reports call it."""
 
 from __future__ import annotations
 

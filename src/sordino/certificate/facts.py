@@ -1,14 +1,13 @@
-"""What a run adds to its plan, and the cost that follows: the rounds charged, and the trials behind it.
-
-The counts on a certificate agree with each other, and with the events of its lines; else there is no certificate.
+"""Facts of a run that its certificate needs beside the plan, the cost that follows, and the check that counts agree.
 
     rounds accounted >= max(rounds charged - rounds replayed, charges by any silo's receipts), and at least the planned
-                     ones, unless a budget ended the run; more only by rounds that were run again
-    count(line)  <= rounds accounted * releases a round makes of one unit; with rounds that were drawn before a run was
-                     cut beside them
-    count(line)   = that, where the unit is in every round that is accounted
+                        ones, unless a budget ended the run; more only by rounds that were run again
+    count(line)      <= rounds accounted * releases a round makes of one unit; with rounds that were drawn before a run
+                        was cut beside them
+    count(line)       = that, where the unit is in every round that is accounted
 
-A line counts the rounds of one unit (client, or record): fewer than are accounted where it cannot have been in all."""
+A line counts the rounds of one unit (client, or record): fewer than are accounted where it cannot have been in all.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +40,21 @@ CLASSES = "number of classes"  # and of a number that was read off the labels
 
 @dataclass(frozen=True)
 class Declared:
-    """Rows, or weights to begin with, that nobody protects, because somebody has said that they are public."""
+    """Rows, or initial weights, that somebody declares public: nothing protects them."""
 
     rows: int
     what: str
     by: str
     sha256: str = ""  # of the file, where it is one
 
-    def written(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """As plain data; no hash where there is none."""
         return {name: value for name, value in asdict(self).items() if name != "sha256" or value}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What a loop of the user's own saw of itself: how the loss was checked, and the records kept apart."""
+    """Facts of a private PyTorch loop: how its loss was checked, and its records kept apart."""
 
     reduction: Literal["mean", "sum"]
     check: str
@@ -65,7 +64,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """What is proved of the code that ran on private records, model and loss: a grade of `sordino.graph`, and why."""
+    """Grade of the code that ran on private records, model and loss (`graph.grades`), and why."""
 
     grade: Grade
     why: str
@@ -84,7 +83,7 @@ class OwnCode:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run adds to its plan: everything here is seen by the adversary anyway, or public."""
+    """Facts of a run beside its plan: all of them public, or seen by the adversary anyway."""
 
     delta: float
     noise: Mode
@@ -124,10 +123,10 @@ class Facts:
 def participation(plan: Plan, facts: Facts) -> Participation:
     """Rounds accounted: all that were planned, or more if some were run again; never fewer (stopping looks at data).
 
-    Only a budget that refused the next cohort accounts for what was charged: budgets and cohorts are seen by this adversary
-    or public, so where the run ended depends on no data. A run that was killed and run again is accounted as planned, and
-    for the rounds that were run again beside.
-    The best of many trials is accounted as planned too: who was in the others, which had the same cost, nobody sees.
+    Only a budget that refused the next cohort accounts for what was charged: budgets and cohorts are seen by this
+    adversary or public, so where the run ended depends on no data. A run that was killed and run again is accounted as
+    planned, and for the rounds that were run again beside. The best of many trials is accounted as planned too: who
+    was in the others, which had the same cost, nobody sees.
     """
     least, prepared = 0 if facts.max_participations is None else facts.max_participations, max(1, facts.prepared)
     if facts.selection is None:
@@ -151,9 +150,7 @@ def _rounds(plan: Plan, facts: Facts) -> Participation:
     repeats = max(known, facts.released - distinct)  # a run has no more rounds than planned: what is more ran again
     again: dict[str, Any] = {"repeats": repeats, "end_reveals_cohorts": told, "repeated": facts.repeated}
     if facts.max_participations is not None:
-        cut = facts.charged < plan.rounds or bool(
-            facts.early
-        )  # whoever stops a run has seen its models: account for what was planned
+        cut = facts.charged < plan.rounds or bool(facts.early)  # by whoever has seen its models: all that was planned
         least = Participation.planned(plan.clients, plan.rounds) if cut else Participation(0, 0)
         each = tuple(max(count, least.max_participations) for count in facts.per_client)
         return Participation(

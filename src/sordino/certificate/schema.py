@@ -1,4 +1,4 @@
-"""A certificate as text: written in one way, read strictly, compared field by field. Its schema is beside this file."""
+"""Certificates as text: written in one way, read strictly, compared field by field. Runs and `certify` call it."""
 
 from __future__ import annotations
 

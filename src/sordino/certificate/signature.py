@@ -1,4 +1,4 @@
-"""Ed25519 over certificate.json: who rewrites a folder so that its files agree cannot make his own signature."""
+"""Signatures of certificates: Ed25519 over certificate.json. `sordino run --sign` and `certify --key` call it."""
 
 from __future__ import annotations
 

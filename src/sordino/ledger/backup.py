@@ -1,8 +1,8 @@
 """Backups of a ledger: a copy that is right while silos are served, and `restore`. `sordino ledger backup` calls it.
 
-A backup is one moment of the database, by SQLite's own backup, marked so that nothing is charged to it. `restore` puts it
-in the place of a ledger and compares it with the head file there: where lines are missing, or nobody knows, it adds a
-line that says so, and nothing is charged before the operator has lowered each limit.
+A backup is one moment of the database, by SQLite's own backup, marked so that nothing is charged to it. `restore` puts
+it in the place of a ledger and compares it with the head file there: where lines are missing, or nobody knows, it adds
+a line that says so, and nothing is charged before the operator has lowered each limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A budget per client: a filter that refuses the round in which somebody would overspend.
+"""Budgets per client: a filter that refuses the round in which a client would exceed its budget. The loop calls it.
 
-Each participation is one release with no amplification (whoever meters it sees who takes part), so a budget is worth a
+Each participation is one release without amplification (whoever meters it sees who takes part), so a budget is worth a
 fixed number of rounds: the most for which accounting proves (epsilon, delta). Counting against a fixed number is safe
 even when later cohorts depend on earlier releases: the k-fold composition is what was proved.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Filter:
-    """Rounds left per client. `allowed` and `spent` are indexed by client.
+    """Privacy filter: `allowed` and `spent` rounds of every client.
 
     Where the batches of an epoch are disjoint, releases of one record are counted: a round costs for the epochs that it
     begins, or, if it is run again, for all that it touches.
@@ -69,7 +69,7 @@ class Filter:
             self.elsewhere.ask(cohort, t)
 
     def ask(self, cohort: Cohort, t: int) -> None:
-        """Another word for it, of a round that is told again."""
+        """`count`, for rounds that are replayed from a log (`ChargeListener`)."""
         self.count(cohort, t)
 
     def add_receipts(self, refused: Iterable[int], charged: Iterable[tuple[int, int]], t: int) -> None:

@@ -1,16 +1,18 @@
-"""What one silo is charged, in the ledger's terms: for a run when it is admitted, for a job before its noise is drawn.
+"""Charges of deployed runs: what one silo is charged by its ledger, and how often each client was charged.
 
-A silo sees the rounds that it is in and no others. So a line that rests on the server's coins (it is amplified because
-nobody knows which rounds a client was in) is charged whole at admission; so is a release whose noise is one event for
-the whole run. Everything else is charged round by round: a round that skips the silo does not touch its data.
+`SiloCost`, for silos. A silo sees the rounds that it is in and no others. So a line that rests on the server's sampling
+(amplified because nobody knows which rounds a client was in) is charged whole at admission; so is a release whose noise
+is one event for the whole run. Everything else is charged round by round: a round without the silo does not use its
+data.
 
-How often every client of a deployed run was charged: by the server's charges, and by the silos' own receipts.
+`ClientCharges`, for the server. By its own charges, and by the silos' receipts,
 
     charges of a client = max(its last receipt + asked since then - refused since then,  what the server knows itself)
 
-The same job again is the same bytes and no new charge, where a silo keeps what it has sent: a round that is asked again
-from the state that it was asked from before. What the server knows itself: a client that has answered k rounds was charged
-for k of them; and where the server draws the noise, every round that it has run is a release, whatever silos kept."""
+The same job again is the same bytes and no new charge, where a silo stores what it has sent. What the server knows
+itself: a client that has answered k rounds was charged for k of them; and where the server draws the noise, every round
+that it has run is a release, whatever silos stored.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SiloCost:
-    """A plan on one silo's data, to one adversary."""
+    """Cost of a plan on one silo's data, to one adversary, as charges to its ledger."""
 
     plan: Plan
     silo: int
@@ -50,7 +52,7 @@ class SiloCost:
 
     @property
     def jobs(self) -> int:
-        """How many messages the whole covers: one for each round in which the coins may take this silo."""
+        """How many messages the whole covers: one for each round in which sampling may take this silo."""
         return self.plan.clients.amplified_rounds(self.plan.rounds) if self.whole else 0
 
     @property
@@ -79,7 +81,7 @@ class SiloCost:
         return tuple(Item(event, count) for event, count in self._line(rounds).entries if count)
 
     def _line(self, rounds: int) -> Line:
-        """So many rounds that this silo is in, none amplified by the coins that choose silos."""
+        """So many rounds that this silo is in, none amplified by the sampling of silos."""
         seen: Adversary = "messages" if self.adversary == "messages" else "cohort"
         return self.plan.cost(Participation(rounds, rounds), self.silo).line(seen, self.silo)
 
@@ -100,7 +102,7 @@ Counts = NDArray[np.int64]  # by client
 
 @dataclass
 class ClientCharges:
-    """Counts that grow charge by charge; `replays`: the same job again costs nothing."""
+    """Charges of every client so far; `replays`: the same job again costs nothing."""
 
     asked: Counts  # and not refused
     since: Counts  # the same, after the last receipt

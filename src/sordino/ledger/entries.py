@@ -129,7 +129,7 @@ class Run:
         return self.whole + self.single
 
     def covers(self, job: str, round: int | None = None) -> bool:
-        """Whether the next message of a job is among those that the run was charged for whole: none of a round again."""
+        """Whether the run's whole charge covers the next message of a job: never one of a round again."""
         return job not in self.jobs and round not in self.rounds and len(self.jobs) < self.line.jobs
 
 

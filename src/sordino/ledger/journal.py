@@ -176,10 +176,6 @@ class Journal:
         row = (job, run, charge, message, hashlib.sha256(message).hexdigest())
         self._database.execute("INSERT INTO messages VALUES (?, ?, ?, ?, ?)", row)
 
-    def drop(self, run: str) -> None:
-        """Away with the messages of a run."""
-        self._database.execute("DELETE FROM messages WHERE run = ?", (run,))
-
     def copy_to(self, file: Path) -> None:
         """This moment of the database into another file; whoever writes waits for the copy."""
         with closing(connect(file, self.wait)) as copy:

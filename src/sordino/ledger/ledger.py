@@ -1,11 +1,12 @@
-"""The ledger of a data set: what all runs together have spent, and a refusal where the next release is too much.
+"""The ledger of a data set: events charged by all runs, and a refusal where the next release exceeds its limit.
 
-Order of a release: charge (one immediate transaction: compose all that was spent with the new event, refuse or write),
-then noise, then the message is stored, then it is sent. The same job again gets the same bytes and costs nothing; a job
-that was charged and whose message was not stored is charged again, since other noise is drawn.
+Order of a release: charge (one immediate transaction: compose all that was charged with the new event, refuse or
+write), then noise, then the message is stored, then it is sent. The same job again gets the same bytes and costs
+nothing; a job that was charged and whose message was not stored is charged again, since other noise is drawn.
 
 A data set is named by its operator, never by its content: a neighbour would get a fresh budget. What is written down
-are events, not epsilons: they are composed anew each time (`spending`), in a file that only grows (`journal`).
+are events, not epsilons: they are composed anew each time (`totals`), in a file that only grows (`journal`). Called by
+runs, DP-SGD loops, silos and `sordino ledger`.
 
 Guarantee: whatever is killed when, and however many processes race, all that was ever released of a data set composes
 to at most its limit. That holds for the settings of later runs fixed beforehand, or, where all events are Gaussian,
@@ -37,7 +38,7 @@ LONGEST = 200  # characters of a name
 
 @dataclass(frozen=True)
 class Receipt:
-    """That a job may draw its noise now; or, if `message` is there, that it was answered before and costs nothing."""
+    """Receipt of a charge: the job may draw its noise; with a `message`, it was answered before and costs nothing."""
 
     run: str
     job: str
@@ -47,7 +48,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a data set has spent in all: epsilon at the limit's delta, under its relation."""
+    """Statement of one data set: epsilon of all charges at the limit's delta, under its relation."""
 
     dataset: str
     limit: Limit
@@ -62,7 +63,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of a data set: events for one `unit`, proved when neighbours differ by `relation`.
+    """Request of a run to a data set: events for one `unit`, proved when neighbours differ by `relation`.
 
     `plan` is the hash of its plan: who asks again under the name of the same run must ask for the same plan.
     """
@@ -74,7 +75,7 @@ class Request:
 
 
 class Ledger:
-    """One file; every method is whole or has changed nothing."""
+    """A ledger file: every method is one transaction, whole or without effect."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal, self._accounts = journal, Accounts()
@@ -125,7 +126,7 @@ class Ledger:
     def admit(
         self, run: str, name: str, asked: Request, *, whole: bool, jobs: int = 0, chain: str = "", released: int = 0
     ) -> None:
-        """A run enters: refused if the data set has no budget for all that it asks for beside what is spent.
+        """Admit a run: refused if the data set has no budget for all that it asks for beside what is spent.
 
         `whole`: it is charged now, which covers the first message of `jobs` jobs; else nothing is set aside, and each
         job is charged by itself. The same run again is charged only for what it asks for beyond what it was charged.
@@ -197,7 +198,8 @@ class Ledger:
     def charge(self, run: str, job: str, asked: tuple[Item, ...], *, round: int | None = None) -> Receipt:
         """Charge one message before its noise is drawn: one transaction that composes, refuses or writes.
 
-        A run that was charged whole was charged for one job of each `round`; another job of the same is charged by itself.
+        A run that was charged whole was charged for one job of each `round`; another job of the same is charged by
+        itself.
         """
         _named(job, "job")
         with self._writing():
@@ -239,11 +241,6 @@ class Ledger:
             stored = self.journal.message(job)
             return None if stored is None else stored[1]
 
-    def forget(self, run: str) -> None:
-        """Drop the stored messages of a run that is over; its charges stay, and a job asked again is charged again."""
-        with self._writing():
-            self.journal.drop(run)
-
     # ---- what is written down ----------------------------------------------------------------------------------------
 
     @property
@@ -270,11 +267,6 @@ class Ledger:
             at, digest = self.journal.read, self.journal.digest
             name, own = entered.line.dataset, items(entered.charged)
             return Standing(name, account.limit, len(account.runs), at, digest, held, own)
-
-    def items_charged(self, run: str) -> tuple[Item, ...]:
-        """What one run was charged."""
-        with self._looking():
-            return items(self._of_run(run).runs[run].charged)
 
     def charges(self, run: str) -> dict[str, int]:
         """How often each job of a run was charged."""

@@ -1,4 +1,4 @@
-"""What a silo lets be done with its data, as one file that its operator writes; checked before anything is computed.
+"""The policy of a silo: what may be done with its data, a file that its operator writes. Checked before anything runs.
 
 ```toml
 dataset = "cleveland"
@@ -38,11 +38,11 @@ EXAMPLE = "docs/silos.md#a-silos-own-policy has one"
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a silo's data may be used for, and what they may spend over all runs.
+    """Policy of a silo: which plans may use its data, and its limit over all runs.
 
-    `adversary` is whose line of a cost is charged: `cohort` sees who takes part; `models` rests on the server's coins,
-    and on its keeping them secret; `messages` trusts nobody. An empty list of hashes allows any. `own_code` are the
-    grades that code on these data may have: code that no graph can be captured of only where it is named.
+    `adversary` is whose line of a cost is charged: `cohort` sees who takes part; `models` rests on the server's
+    sampling, and on its keeping it secret; `messages` trusts nobody. An empty list of hashes allows any. `own_code`
+    are the grades that code on these data may have: code that no graph can be captured of only where it is named.
     """
 
     dataset: str
@@ -82,15 +82,15 @@ class Policy:
                     f"the hash {brief_repr(digest)} in a policy", "64 hexadecimal digits, as `sha256sum` says"
                 )
         self.limit  # noqa: B018  (refuses what is no limit)
-        self._until()
+        self._expiry()
 
     @property
     def limit(self) -> Limit:
         """What the ledger holds the data set to."""
         return Limit(self.epsilon, self.delta, self.unit, self.relation)
 
-    def _until(self) -> date:
-        """The last day."""
+    def _expiry(self) -> date:
+        """Expiry date; the silo refuses afterwards."""
         try:
             return date.max if self.expires is None else date.fromisoformat(self.expires)
         except ValueError:
@@ -113,7 +113,7 @@ class Policy:
         `own_code` the grade of its code on this silo's records.
         """
         asked = (
-            (self._until() >= (today or date.today()), f"the policy has expired on {self.expires}"),
+            (self._expiry() >= (today or date.today()), f"the policy has expired on {self.expires}"),
             (not self.plans or plan.hash in self.plans, f"the plan {plan.hash[:12]} is not among those allowed"),
             (not self.models or model in self.models, f"the model {model[:12] or '(none)'} is not among those allowed"),
             (plan.unit == self.unit, f"the plan protects one {plan.unit}, and the policy wants one {self.unit}"),
@@ -130,7 +130,8 @@ class Policy:
         line = plan.forecast.line(self.adversary, silo)
         noise_multiplier = min(noise_of(event) for event, _ in line.entries)
         if noise_multiplier < self.least_noise_multiplier:
-            return f"the noise multiplier is {noise_multiplier:g}, and the least allowed is {self.least_noise_multiplier:g}"
+            least = self.least_noise_multiplier
+            return f"the noise multiplier is {noise_multiplier:g}, and the least allowed is {least:g}"
         cohort = getattr(plan.release, "at_least", plan.clients.expected)
         if cohort < self.least_cohort:
             return f"a round may have {cohort:g} clients, and the least allowed is {self.least_cohort:g}"

@@ -1,10 +1,10 @@
-"""What a data set has spent in all, over every run on it, as one composition.
+"""Totals of a data set: all charges over every run on it, as one composition. The ledger and certificates call it.
 
     spent(data set) = max over its records of epsilon( everything that record was in )
 
 A release reads the whole data set, or one block of a public order of its records (one pass), or one silo of it. Blocks
 of one order that do not overlap have no record in common, so they compose in parallel, across runs too: the records
-that most was read of count. All is composed under the one relation of the limit; epsilons are never added.
+that were read most count. All is composed under the one relation of the limit; epsilons are never added.
 """
 
 from __future__ import annotations

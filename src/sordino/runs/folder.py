@@ -65,7 +65,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         hashes = {"config_sha256": self.config, "plan_toml_sha256": self.plan, "private_sha256": self.private}
-        said = {"declared_public": [one.written() for one in self.public], "sordino": self.sordino}
+        said = {"declared_public": [one.as_dict() for one in self.public], "sordino": self.sordino}
         before = {"earlier_runs": codec.dump(self.earlier)} if self.earlier else {}
         return json.dumps({"format": 2, "run": self.run, **hashes, **said, **before}, indent=2).encode() + b"\n"
 

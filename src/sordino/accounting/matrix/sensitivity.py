@@ -6,9 +6,9 @@ A pattern has at most `max_participations` rounds of T, any two at least `min_se
     max over patterns of sqrt(sum_{s, t in pattern} |G_st|),    G = C^T C
 
 with equality where no inner product of two columns is negative. `toeplitz_sensitivity` is exact for entries that are
-nonnegative and never rise, and for columns of one pattern that do not overlap. `sensitivity_bound` is for any matrix: it
-maximises over patterns by dynamic programming over their last rounds, is never below the maximum, and equals it where
-G_st = 0 for |s - t| >= 3 min_separation. Called by the strategies of `parts`.
+nonnegative and never rise, and for columns of one pattern that do not overlap. `sensitivity_bound` is for any matrix:
+it maximises over patterns by dynamic programming over their last rounds, is never below the maximum, and equals it
+where G_st = 0 for |s - t| >= 3 min_separation. Called by the strategies of `parts`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _by_one_gap(size: Floats, apart: int, most: int) -> float:
 
 @dataclass(frozen=True)
 class Patterns:
-    """`rounds` of a run; one client is in at most `max_participations` of them, any two at least `min_separation` from each other.
+    """Participation patterns of one client: at most `max_participations` of `rounds`, `min_separation` apart or more.
 
     `periodic`: any two are a multiple of `min_separation` from each other, as where clients come in turn.
     """
@@ -119,8 +119,8 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     """Of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
 
     Then the worst pattern is the earliest (Kalinin and Lampert 2024, Theorem 2): ||sum_j C[:, j s]||, s the
-    min_separation. Columns that do not overlap (bands <= s) need no order: sqrt(sum_j ||C[:, j s]||^2). All else gets the
-    bound for any matrix.
+    min_separation. Columns that do not overlap (bands <= s) need no order: sqrt(sum_j ||C[:, j s]||^2). All else gets
+    the bound for any matrix.
     """
     if patterns.reachable == 0:
         return 0.0

@@ -40,7 +40,7 @@ def points(first: int, count: int, step: float) -> Array:
 
 @dataclass(frozen=True)
 class Losses:
-    """One release: chances of (low + k) step, and of an infinite loss; `total_variation` in total variation from the truth."""
+    """Privacy losses of one release on a grid: chances of (low + k) step, and of an infinite loss."""
 
     step: float
     low: int

@@ -26,8 +26,9 @@ Tails = tuple[Array, Array]
 class Pair(ABC):
     """Two laws P and Q by the tails of their loss.
 
-    `total_variation` is how far, in total variation, the release is from what they dominate; `slack` the relative error of tails.
-    `largest_loss` is the largest finite loss, if that has a chance of its own: a grid does well to have it.
+    `total_variation` is how far, in total variation, the release is from what they dominate; `slack` the relative
+    error of tails. `largest_loss` is the largest finite loss, if that has a chance of its own: a grid does well to
+    have it.
     """
 
     total_variation: float = 0.0
@@ -212,9 +213,10 @@ class Mirrored(_Sampled):
 
         delta(-l) = 1 - exp(-l) + exp(-l) delta(l)        each pair of neighbours counts in both orders
 
-    Where the halves meet the slope jumps by (1 - q) delta_inner(0) >= 0, so the curve is convex in exp(l): that of a pair.
-    Guarantee: dominates (1-q) A + q B against (1-q) A + q B' whenever `inner` dominates B against A and B against B',
-    and the same with B and B' swapped. Theorem: Balle, Barthe, Gaboardi 2018, Thm 2 and 9 (advanced joint convexity).
+    Where the halves meet the slope jumps by (1 - q) delta_inner(0) >= 0, so the curve is convex in exp(l): that of a
+    pair. Guarantee: dominates (1-q) A + q B against (1-q) A + q B' whenever `inner` dominates B against A and B
+    against B', and the same with B and B' swapped. Theorem: Balle, Barthe, Gaboardi 2018, Thm 2 and 9 (advanced joint
+    convexity).
     """
 
     def tails(self, losses: Array) -> Tails:
@@ -273,13 +275,14 @@ def poisson_sampled(rate: float, inner: Pair) -> Orders:
     """Poisson sampling under add_remove or zero_out of a release that `inner` dominates in both orders.
 
     Let T be the other units of the cohort, A the release of T and B that of T with our unit, both averaged over T; the
-    sampled release is (1-q) A + q B with our unit in the data, and A without. For every t = exp(e), and c = 1 - t (1-q),
+    sampled release is (1-q) A + q B with our unit in the data, and A without. For every t = exp(e), and c = 1 - t
+    (1-q),
 
         H_t((1-q) A + q B, A) = q H_s(B, A),   s = (t - 1 + q) / q        for t >= 1 - q, else 1 - t for any A and B
         H_t(A, (1-q) A + q B) = c H_s(A, B),   s = t q / c                for c > 0, else 0 for any A and B
 
-    by collecting the terms of A in sup_S. H_s is jointly convex, and `inner` dominates (B, A) and (A, B) for every T, so
-    it does on average: replacing them by `inner` only raises both lines, and the right-hand sides are then those of
+    by collecting the terms of A in sup_S. H_s is jointly convex, and `inner` dominates (B, A) and (A, B) for every T,
+    so it does on average: replacing them by `inner` only raises both lines, and the right-hand sides are then those of
     `Present` and `Absent`. An absent unit and an empty message leave the same sum, so zero_out is the same.
     """
     return Orders(Present(rate, inner), Absent(rate, inner))
@@ -292,8 +295,8 @@ _PROBES = np.geomspace(1e-4, 30.0, 64)
 def is_own_mirror(pair: Pair) -> bool:
     """Whether (P, Q) and (Q, P) have one privacy curve: delta(e) = 1 - exp(e) + exp(e) delta(-e), at 64 values of e.
 
-    A pair that dominates a release in both orders, (X, Y) and (Y, X), has that symmetry where it is tight. A pair without
-    it that is stated for both orders is most likely that of one order alone.
+    A pair that dominates a release in both orders, (X, Y) and (Y, X), has that symmetry where it is tight. A pair
+    without it that is stated for both orders is most likely that of one order alone.
     """
 
     def delta(at: Array) -> Array:
