@@ -21,5 +21,5 @@ def every_pattern(patterns: Patterns) -> list[tuple[int, ...]]:
 
 
 def root_mean_square(column: Floats, rounds: int, sensitivity: float, work: Floats | None = None) -> float:
-    """The noise in a model, averaged over the rounds, per unit of noise multiplier: sensitivity * sqrt(mean of `errors`)."""
+    """Mean noise of a model per unit of noise multiplier: sensitivity * sqrt(mean of `errors`)."""
     return float(sensitivity * np.sqrt(errors(column, rounds, work).mean()))

@@ -1,4 +1,4 @@
-"""Promises for the rarer events: caps, tuning, shuffling; and that a plan may be built exactly if it can be accounted."""
+"""Promises for the rarer events: caps, tuning, shuffling; and a plan may be built exactly if it has a bound."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_curve_of_shuffled_rounds_holds_where_their_epsilon_does() -> None:
     assert curve[0] >= 1 - math.exp(-1)
 
 
-# ---- what can be accounted ---------------------------------------------------------------------------------------------
+# ---- what can be accounted ------------------------------------------------------------------------------------------
 
 NOISE: list[Event] = [GaussianNoise(2.0), LaplaceNoise(2.0), Approximate(0.5, 1e-9), Unprotected()]
 SAMPLED: list[Event] = [

@@ -1,4 +1,4 @@
-"""Promise: on a certificate the rounds charged, the rounds accounted and the counts of events agree, after any kills."""
+"""Promise: on a certificate rounds charged, rounds accounted and the counts of events agree, after any kills."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def histories(draw: st.DrawFn) -> tuple[Plan, list[int], list[Any], list[RoundRe
 
 
 def _receipts(plan: Plan, rounds: list[int], cohorts: list[Any], draw: st.DrawFn) -> list[RoundReceipts]:
-    """After some charges every silo of the cohort says what it paid; one may have been charged twice for one message."""
+    """Every silo of the cohort says what it paid; one may have been charged twice for one message."""
     said = list[RoundReceipts]()
     for after in range(1, len(rounds) + 1):
         if draw(st.booleans()):

@@ -5,7 +5,7 @@ Gaussian noise. Replacing one client moves the sum of a cohort that holds it by 
 
     delta(eps) = sup over neighbours of  E_P[(1 - exp(eps - L))_+],   L = log dP/dQ
 
-Symbols -> arguments: q = m/N -> `rate`, z -> `noise_multiplier` (noise std / clip norm of one message), eps -> `epsilons`.
+Symbols -> arguments: q = m/N -> `rate`, z -> `noise_multiplier` (noise std over clip norm), eps -> `epsilons`.
 
 Guarantee: `hockey_stick` is, at every real eps, at least the delta of the round under replace-one; it is decreasing
 and convex in exp(eps), so it is the curve of some pair of distributions that dominates the round, and rounds, chosen
