@@ -101,11 +101,6 @@ class Event(Part):
         return False
 
     @property
-    def in_by_seen_coin(self) -> bool:
-        """Whether the unit is in the release by a coin that the adversary sees."""
-        return False
-
-    @property
     def messages(self) -> int:
         """How many noised messages one release is made of, where the sum of their noise cannot be drawn at once."""
         return 1
@@ -299,10 +294,6 @@ class PubliclySampled(Event, kind="publicly_sampled"):
     @property
     def protects(self) -> bool:
         return self.event.protects
-
-    @property
-    def in_by_seen_coin(self) -> bool:
-        return True
 
     @property
     def spends_delta(self) -> bool:
