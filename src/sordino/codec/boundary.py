@@ -1,8 +1,8 @@
-"""The one boundary around code from elsewhere: a part that fails is named, and what it returns is checked.
+"""Boundary around third-party parts: a part that fails is named, and what it returns is checked. Called by `part`.
 
-A family says beside each method what a call must return (`returns`). A class of another package gets its methods
-wrapped once, when it is defined; Sordino's own parts are not wrapped and cost nothing. What was raised keeps its type
-on the way (an engine may try another path), carries the part's name, and becomes a `PartError` where a run ends.
+A family declares beside each method what a call must return (`returns`). The methods of a class of another package are
+wrapped once, when the class is defined; Sordino's own parts are not wrapped and cost nothing. An exception keeps its
+type on the way (an engine may try another path), carries the part's name, and becomes a `PartError` where a run ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHECK, _WRAPPED, _NAMED = "__returns__", "__from_elsewhere__", "__part__"
 
 
 def returns(check: Check) -> Callable[[Method], Method]:
-    """A family's method: what a part of another package must return from it."""
+    """Decorator of a family's method: what a third-party part must return from it."""
 
     def kept(method: Method) -> Method:
         setattr(method, _CHECK, check)
@@ -31,7 +31,7 @@ def returns(check: Check) -> Callable[[Method], Method]:
 
 
 def wrap(cls: type, origin: Callable[[], str]) -> None:
-    """Wrap what a class from elsewhere defines of its family's methods and properties; `origin` says whose it is."""
+    """Wrap the family methods and properties that a third-party class defines; `origin` names the class in errors."""
     for name, member in list(vars(cls).items()):
         method = member.fget if isinstance(member, property) else member
         known = _inherited(cls, name)
@@ -42,7 +42,7 @@ def wrap(cls: type, origin: Callable[[], str]) -> None:
 
 
 def _inherited(cls: type, name: str) -> Any:
-    """The first definition of a method in the classes above that says what it returns; else any; else None."""
+    """The inherited definition of a method, preferably one with a check of its result; else None."""
     found = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base) and not name.startswith("_")]
     methods = [one.fget if isinstance(one, property) else one for one in found]
     return next((one for one in methods if hasattr(one, _CHECK)), methods[0] if methods else None)
@@ -66,19 +66,19 @@ def _wrapped(method: FunctionType, name: str, check: Check | None, origin: Calla
 
 
 def _name(error: BaseException, method: str, origin: Callable[[], str]) -> None:
-    """Write the part's name on what it raised, unless a part inside it has done so."""
+    """Attach the part's name to what it raised, unless a part inside it has done so."""
     if not _ours(error) and not hasattr(error, _NAMED):
         setattr(error, _NAMED, PartError(f"{origin()}, whose {method} raised {type(error).__name__}: {error}"))
         error.add_note(f"raised in {method} of {origin()}")
 
 
 def _ours(error: BaseException) -> bool:
-    """What Sordino raises on purpose: its errors, and a request to end the process."""
+    """Whether an exception is one of Sordino's own."""
     return isinstance(error, SordinoError) or type(error).__module__.startswith("sordino.")
 
 
 def failure(error: BaseException) -> PartError | None:
-    """The sentence of a part that failed; also of other code of the user's that would end the process without one."""
+    """The error of a failed part; also of the user's code that calls sys.exit."""
     named: PartError | None = getattr(error, _NAMED, None)
     if named is None and isinstance(error, SystemExit) and not _ours(error):
         return PartError(f"code of a model, a metric or a callback that ended the process (SystemExit: {error})")
@@ -87,7 +87,7 @@ def failure(error: BaseException) -> PartError | None:
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Around a run: a part that fails ends it with a `PartError`."""
+    """Context of a run: a part that fails raises a `PartError`."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -97,11 +97,11 @@ def named_failures() -> Iterator[None]:
         raise found from error
 
 
-# ---- what may come back ----------------------------------------------------------------------------------------------
+# ---- checks of results -----------------------------------------------------------------------------------------------
 
 
 def described(found: Any) -> str:
-    """A value in a few words, and nothing of what is in it: it may be private."""
+    """Type and shape of a value, and nothing of its content, which may be private."""
     if hasattr(found, "shape") and hasattr(found, "dtype"):
         return f"{type(found).__name__} of {tuple(found.shape)} {found.dtype}"
     return "None" if found is None else f"a {type(found).__name__}"
@@ -169,6 +169,6 @@ def tensors(found: Any, like: dict[str, Any] | None = None) -> str:
 
 
 def numbers_by_name(found: Any) -> str:
-    """Numbers by name."""
+    """A dict of numbers by name."""
     sound = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     return "" if sound and all(isinstance(one, float | int) for one in found.values()) else "a dict of numbers by name"

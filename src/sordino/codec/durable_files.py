@@ -89,13 +89,13 @@ def cut(file: Path, size: int) -> None:
 
 
 def remove(file: Path) -> None:
-    """Away with a file, if it is there."""
+    """Delete a file, if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(file)
 
 
 def sync(folder: Path) -> None:
-    """What was made, renamed or removed in a folder is so on disk."""
+    """Flush the entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -127,7 +127,7 @@ def _check_size(file: Path, found: int, size: int) -> None:
 
 
 def trouble(file: Path, error: OSError) -> StorageError:
-    """What went wrong with a file of a run that goes on, what is safe, and how to go on."""
+    """The error of a failed write: what happened, what is safe, and how to continue."""
     reason = error.strerror or type(error).__name__
     if error.errno in _FULL:
         return StorageError(f"no room to write {file} ({reason})", "room", f"make some and add --resume: {SAFE}")

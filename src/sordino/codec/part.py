@@ -1,4 +1,4 @@
-"""What may stand in a plan: a part of exactly the type that its kind names. And whose it is."""
+"""`Part`, the base class of everything in a plan: its kinds, its genuineness, and the package that it comes from."""
 
 from __future__ import annotations
 
@@ -20,16 +20,13 @@ _PLAIN = {int, float, str, bool, NoneType}
 
 
 class Part(ABC):  # noqa: B024  (each family has abstract methods of its own)
-    """Root of everything that can stand in a plan; `kind` is its name in a file, and names one part of its family.
-
-    What a family leaves abstract a part must have: one without it cannot be made.
-    """
+    """Base class of everything in a plan; `kind` is its name in a file, unique within its family."""
 
     kind: ClassVar[str] = ""
     members: ClassVar[dict[str, type[Part]]] = {}
 
     def rests_on(self) -> tuple[Foreign, ...]:
-        """What is not Sordino's own in it, where its class does not say: functions and modules that it stands for."""
+        """Third-party functions and modules that this part refers to by name."""
         return ()
 
     def __init_subclass__(cls, kind: str = "") -> None:
@@ -45,7 +42,7 @@ class Part(ABC):  # noqa: B024  (each family has abstract methods of its own)
 
 
 def _check_free(cls: type[Part], other: type[Part] | None) -> None:
-    """A kind is given once; only a class that is made again (by slots, in a notebook) takes its own place."""
+    """Refuse a second class of one kind; a class that is defined again (slots, notebooks) replaces itself."""
     if other is None:
         return
     again = (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
@@ -56,17 +53,17 @@ def _check_free(cls: type[Part], other: type[Part] | None) -> None:
 
 
 def family_of(cls: type[Part]) -> type[Part]:
-    """Sampler, Step, Release, ...: the direct subclass of `Part`."""
+    """The family of a part (Sampler, Step, Release, ...): the direct subclass of `Part`."""
     return next(base for base in cls.__mro__ if Part in base.__bases__)
 
 
 def join(where: str, name: str) -> str:
-    """A place inside a place, as a file writes it."""
+    """Dotted path of a key, as a file writes it."""
     return f"{where}.{name}" if where else name
 
 
 def nested_values(value: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every dataclass in a value, itself included, with its place; and what is held in their fields."""
+    """A value and everything in its fields, recursively, each with its path."""
     if depth > DEEPEST:
         raise PlanError("parts", f"{where}, nested {DEEPEST} deep", f"at most {DEEPEST} parts in each other")
     yield where, value
@@ -82,7 +79,7 @@ def check_parts(value: Any, where: str) -> None:
     """Refuse a value that would not do what its written form says, however deep inside.
 
     A subclass without a kind of its own is written as its parent, and a method set on an instance is not written at
-    all: either would run one thing and have the hash and the bill of another.
+    all: either would run one thing and have the hash and the cost of another.
     """
     for place, item in nested_values(value, where):
         if dataclasses.is_dataclass(item):
@@ -92,7 +89,7 @@ def check_parts(value: Any, where: str) -> None:
 
 
 def check_part(part: Any, where: str) -> None:
-    """One part, whatever is in it: of the registered type, with nothing set on it by hand."""
+    """Refuse a part that is not of the registered type, or has attributes set by hand."""
     cls, needed = type(part), "exactly the part that its kind names"
     if isinstance(part, Part) and cls.members.get(cls.kind) is not cls:
         found = f"{where}, a {cls.__name__} that would be written as kind {cls.kind!r}"
@@ -107,7 +104,7 @@ def check_part(part: Any, where: str) -> None:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Foreign:
-    """A part that is not Sordino's own: what it states of itself is believed, and named on the certificate."""
+    """A third-party part: what it states of itself is trusted, and it is named on the certificate."""
 
     package: str
     version: str
@@ -116,9 +113,10 @@ class Foreign:
 
 
 def foreign(value: Any) -> tuple[Foreign, ...]:
-    """What inside a value comes from elsewhere, each once: parts, and functions that parts of ours only name."""
+    """Third-party parts and functions inside a value, each once."""
     parts = [item for _, item in nested_values(value) if isinstance(item, Part)]
-    classes = {_origin(cls) for cls in map(type, parts) if not _ours(cls)}
+    others = [part for part in parts if not _ours(type(part))]
+    classes = {Foreign(*package_of(type(p).__module__), family_of(type(p)).__name__, p.kind) for p in others}
     return tuple(sorted(classes.union(*(part.rests_on() for part in parts))))
 
 
@@ -127,17 +125,13 @@ def _named_ours(cls: type[Part]) -> bool:
 
 
 def _ours(cls: type[Part]) -> bool:
-    """Whether the class is what one of our modules defines: a name alone can be forged."""
+    """Whether a module of Sordino defines the class; its name alone could be forged."""
     return _named_ours(cls) and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
 
 
 def _called(cls: type[Part]) -> str:
-    """A class in a sentence."""
+    """Description of a part's class for errors."""
     return f"part {cls.kind or cls.__name__!r} ({family_of(cls).__name__} of {package_of(cls.__module__)[0]})"
-
-
-def _origin(cls: type[Part]) -> Foreign:
-    return Foreign(*package_of(cls.__module__), family_of(cls).__name__, cls.kind)
 
 
 def package_of(module: str) -> tuple[str, str]:

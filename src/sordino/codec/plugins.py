@@ -1,14 +1,12 @@
-"""Parts, recipes, data sets and models of other people: packages that say so, and files named on the command line.
+"""Third-party parts: entry points, files given by `--with`, functions registered by name. Called by `cli`, `config`.
 
     [project.entry-points."sordino.parts"]
     my_pkg = "my_pkg.parts"            # a module: importing it registers what it defines
 
-A file that describes a run never says what is imported: only what is installed, or named by whoever gives the command.
-
-Functions of the user's own by name: `add_model`, `add_loss`, `add_metric`. A file names them, and imports nothing.
-
-A part of kind "own" holds the name and the options; its function is looked up when it is used. Whose function it was
-stands on the certificate, as that of a foreign part does."""
+The file of a run imports nothing: only installed packages, and files that the command line names, are imported. A part
+of kind "own" holds the name and options of a function registered by `add_model`, `add_loss` or `add_metric`; it is
+looked up when used, and the certificate names the package that it comes from.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from sordino.codec.part import FILES, Foreign, package_of
 from sordino.codec.serialization import read
@@ -43,7 +41,8 @@ def load(group: str = GROUP) -> None:
             point.load()
         except Exception as error:
             whose = point.dist.name if point.dist is not None else point.value
-            found = f"package {whose}, whose {group.rpartition('.')[2].replace('_', ' ')} cannot be loaded ({type(error).__name__}: {error})"
+            what = group.rpartition(".")[2].replace("_", " ")
+            found = f"package {whose}, whose {what} cannot be loaded ({type(error).__name__}: {error})"
             raise ConfigError(found, f"{point.value} that can be imported", f"mend or uninstall {whose}") from None
 
 
@@ -69,19 +68,30 @@ def load_file(path: Path) -> None:
         raise ConfigError(found, "a Python file that defines parts", "run it with python to see where") from None
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _ADDED: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
 def add(family: str, name: str, function: Callable[..., Any]) -> None:
-    """Register a function under a name of its family; the same function may come again, another may not."""
+    """Register a function under a name; registering the same function again is no error."""
     known = _ADDED.get((family, name))
     if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
         raise ConfigError(f"a second {family} {name!r}", "a name of its own", f"{known.__module__} has this one")
     _ADDED[family, name] = function
 
 
+def registers(family: str, name: str) -> Callable[[Function], Function]:
+    """Decorator that registers a function under a name of its family."""
+
+    def register(function: Function) -> Function:
+        add(family, name, function)
+        return function
+
+    return register
+
+
 def find(family: str, name: str) -> Callable[..., Any]:
-    """The function of that name, or a sentence that says how one is added."""
+    """The registered function of that name."""
     if (family, name) not in _ADDED:
         known = [other for of, other in _ADDED if of == family]
         how = f'@sordino.add_{family}("{name}") in a file that --with names, or in an installed package'
@@ -92,12 +102,12 @@ def find(family: str, name: str) -> Callable[..., Any]:
 
 
 def origin(family: str, name: str) -> Foreign:
-    """Whose function it is."""
+    """Package and version of a registered function, for the certificate."""
     return Foreign(*package_of(find(family, name).__module__), family, name)
 
 
 def arguments(function: Callable[..., Any], options: Mapping[str, Any], given: int, where: str) -> dict[str, Any]:
-    """Options of a file as keyword arguments, those with a declared type read as it; the first `given` are ours."""
+    """Options of a file as keyword arguments, read as their declared types; the first `given` are Sordino's."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())[given:]
     if any(one.kind is one.VAR_KEYWORD for one in own):
         return dict(options)
@@ -109,8 +119,5 @@ def arguments(function: Callable[..., Any], options: Mapping[str, Any], given: i
     missing = next((n for n, one in named.items() if one.default is one.empty and n not in options), None)
     if missing is not None:
         raise ConfigError(f"{where} without {missing}", "a value for it", f"options = {{ {missing} = ... }}")
-    return {name: _typed(named[name].annotation, value, f"{where}.{name}") for name, value in options.items()}
-
-
-def _typed(declared: Any, value: Any, where: str) -> Any:
-    return value if declared is inspect.Parameter.empty else read(declared, value, where)
+    types = {name: Any if one.annotation is one.empty else one.annotation for name, one in named.items()}
+    return {name: read(types[name], value, f"{where}.{name}") for name, value in options.items()}

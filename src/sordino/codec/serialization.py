@@ -1,4 +1,4 @@
-"""Values as plain data, and plain data as values: what a file holds, and its hash."""
+"""Serialization of plans: values to TOML, JSON and hash, and strictly typed reading. Called through `codec`."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def to_toml(value: Any) -> str:
 def read(declared: Any, data: Any, where: str = "") -> Any:
     """The value of the declared type that plain data describes, or a `ConfigError` in one sentence."""
     origin = get_origin(declared)
-    if declared is Any or (isinstance(declared, type) and not origin and _already(declared, data)):
+    if declared is Any:
         return data
+    if isinstance(declared, type) and not origin and isinstance(data, declared) and dataclasses.is_dataclass(data):
+        return data  # a finished value, as Python code passes it
     if origin in (Union, UnionType):
         return _read_union(get_args(declared), data, where)
     if origin is Literal:
@@ -79,11 +81,6 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
     if dataclasses.is_dataclass(declared):
         return _read_fields(declared, _table(data, where), where)
     return _read_scalar(declared, data, where)
-
-
-def _already(declared: type, data: Any) -> bool:
-    """A finished value of a part or dataclass, as Python code passes it."""
-    return isinstance(data, declared) and dataclasses.is_dataclass(data)
 
 
 def _read_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
@@ -207,10 +204,14 @@ def call(function: Callable[..., T], arguments: Mapping[str, Any], where: str) -
 
 
 def check_plain(data: Any) -> None:
-    """Refuse what no configuration needs: tables in tables without end, dates, integers of thousands of digits."""
+    """Refuse plain data that no configuration needs: deep nesting, dates, integers beyond 64 bits."""
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(DEEPEST):
-        inside = [(join(where, str(name)), item) for where, value in level for name, item in _entries(value)]
+        inside = [
+            (join(where, str(name)), item)
+            for where, value in level
+            for name, item in (value.items() if isinstance(value, Mapping) else enumerate(value))
+        ]
         for where, item in inside:
             if not isinstance(item, Mapping | list | tuple | str | int | float) and not dataclasses.is_dataclass(item):
                 raise ConfigError(f"{where} = {brief_repr(item)}", "a number, text, a list or a table")
@@ -220,7 +221,3 @@ def check_plain(data: Any) -> None:
         if not level:
             return
     raise ConfigError(f"{level[0][0]}, nested {DEEPEST} deep", f"at most {DEEPEST} levels", "write the plan flatter")
-
-
-def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
-    return value.items() if isinstance(value, Mapping) else enumerate(value)

@@ -1,4 +1,4 @@
-"""repr of a value that holds records: names, shapes and counts in one short line, and no value of the data.
+"""repr of objects that hold records: names, shapes and counts in one short line, and no value of the data.
 
 A notebook saves what a cell prints. So whatever holds a tensor, an array or bytes is printed by its shape, and whatever
 holds such a holder by its type; numbers that were computed from records (floats) are not printed either.
@@ -41,7 +41,7 @@ def described_fields(value: Any) -> dict[str, str]:
 
 
 def described(item: Any) -> str:
-    """What may be said of a field: a whole number, a short text, a shape, a count or a type."""
+    """A field without its data: a whole number, a short text, a shape, a count or a type."""
     if item is None or isinstance(item, bool | int):
         return repr(item) if not isinstance(item, int) or item.bit_length() <= 64 else "int"
     if isinstance(item, str):

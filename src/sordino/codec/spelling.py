@@ -1,4 +1,4 @@
-"""Words that were meant: mistyped ones, and those by which other libraries call the same thing."""
+"""Suggestions for unknown names: near spellings, and the words of other libraries. Called by `serialization`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar
 
 from sordino.errors import ConfigError
 
-Taken = ParamSpec("Taken")
-Given = TypeVar("Given")
+P = ParamSpec("P")
+R = TypeVar("R")
 ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and what it may be called here
     "max_grad_norm": ("clip_norm",),
     "l2_norm_clip": ("clip_norm",),
@@ -55,12 +55,12 @@ def nearest(word: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
 
 
-def check_keywords(function: Callable[Taken, Given]) -> Callable[Taken, Given]:
-    """The same function, which answers to a keyword that it does not know in one sentence."""
+def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: an unknown keyword argument is a `ConfigError` that names the nearest one."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
-    def called(*args: Taken.args, **words: Taken.kwargs) -> Given:
+    def called(*args: P.args, **words: P.kwargs) -> R:
         strange = next((word for word in words if word not in known), None)
         if strange is not None:
             raise ConfigError(f"argument {strange}", f"an argument of {function.__name__}", nearest(strange, known))

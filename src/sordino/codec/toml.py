@@ -1,6 +1,4 @@
-"""TOML files as tables: read whole, and refused in one sentence where they have no end, or are no TOML.
-
-`--set recipe.lr=0.5`: single values of a file, changed from outside, typed as TOML writes them."""
+"""TOML files as tables, and single values set from outside (`--set recipe.lr=0.5`). Called by `config` and `cli`."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_KEY}(?:\.[ \t]*+{_KEY}){{{DEEPEST}}}")
 
 
 def table(path: Path, fix: str = "") -> dict[str, Any]:
-    """What a file says; `fix` is where to see how such a file looks."""
+    """The table of a TOML file; `fix` tells where to find an example."""
     try:
         return tomllib.loads(_text(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -34,7 +32,7 @@ def table(path: Path, fix: str = "") -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """The whole of a file that has an end, and keys that a parser can follow in time."""
+    """The text of a regular file within the limits of size and of key depth."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ConfigError(f"{path}, which is a device or a pipe", "a TOML file", "write it to a file first")
@@ -59,7 +57,7 @@ def read(text: str) -> tuple[str, Any]:
 
 
 def typed(value: str, where: str) -> Any:
-    """What TOML says the text is; a bare word is text."""
+    """The value of a TOML literal; a bare word is text."""
     try:
         found = tomllib.loads(f"value = {value}")
         if list(found) == ["value"]:  # a line break would begin another key

@@ -344,9 +344,4 @@ def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tu
 
 def add_metric(name: str) -> Callable[[MetricFunction], MetricFunction]:
     """Decorator that registers a function of (outputs, targets); a file names it: { kind = "own", name = ... }."""
-
-    def keep(function: MetricFunction) -> MetricFunction:
-        plugins.add("metric", name, function)
-        return function
-
-    return keep
+    return plugins.registers("metric", name)

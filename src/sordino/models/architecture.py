@@ -95,9 +95,4 @@ def add_model(name: str) -> Callable[[Build], Build]:
 
     A file names it: model = { kind = "own", name = ..., options = { ... } }. `outputs` is the number of classes, or 1.
     """
-
-    def keep(function: Build) -> Build:
-        plugins.add("model", name, function)
-        return function
-
-    return keep
+    return plugins.registers("model", name)
