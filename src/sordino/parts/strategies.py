@@ -38,24 +38,29 @@ def noise_and_memory(found: object) -> str:
 
 
 class Strategy(Part):
-    """C, lower triangular. What one client moves is its `sensitivity` over the patterns of rounds it may be in."""
+    """A lower triangular matrix C: round t of a run gets row t of C^-1 Z as its noise, Z independent from round to round.
 
-    @abstractmethod
-    def sensitivity(self, allowed: Patterns) -> float:
-        """The most that one client moves C X; never below the truth."""
-
-    @abstractmethod
-    def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        """The variance of every model's noise, for Z of variance 1; `work` is the first column of the server's A."""
+    Two methods are needed, `noise_matrix` and `step`; a `Toeplitz` strategy needs `column` alone. The others have
+    defaults that hold for any C, and are written out where a closed form is faster.
+    """
 
     @abstractmethod
     def noise_matrix(self, rounds: int) -> Floats:
         """The rounds' noise as a matrix of all Z that were drawn: C^-1."""
 
+    def sensitivity(self, allowed: Patterns) -> float:
+        """The most that one client moves C X; never below the truth."""
+        return _sensitivity(self, allowed)
+
+    def errors(self, rounds: int, work: Floats | None = None) -> Floats:
+        """The variance of every model's noise, for Z of variance 1; `work` is the first column of the server's A."""
+        made = toeplitz.dense(np.ones(rounds) if work is None else work, rounds)
+        return np.asarray(np.sum((made @ self.noise_matrix(rounds)) ** 2, axis=1))
+
     @property
-    @abstractmethod
     def max_column_norm(self) -> float:
-        """The most that one round of one client moves C X: the longest column."""
+        """The most that one round of one client moves C X: the norm of the longest column."""
+        return _sensitivity(self, Patterns(LONG, 1))
 
     def noise_std(self, t: int) -> float:
         """Standard deviation of the noise of round t (from 0), for Z of variance 1: the norm of row t of C^-1."""
@@ -89,8 +94,18 @@ class Strategy(Part):
         return None
 
 
+@lru_cache(maxsize=32)
+def _sensitivity(strategy: Strategy, allowed: Patterns) -> float:
+    inverse = strategy.noise_matrix(allowed.rounds)
+    matrix = np.linalg.solve(inverse, np.eye(len(inverse)))
+    return sensitivity.sensitivity_bound(matrix.T @ matrix, allowed)
+
+
 class Toeplitz(Strategy):
-    """C_ts = c_{t-s}."""
+    """C_ts = c_{t-s}: the same coefficients in every round. A strategy of your own needs `column` alone.
+
+    n_t = z_t - sum_{j >= 1} c_j n_{t-j}; the noise n of as many rounds as `column` has entries is remembered.
+    """
 
     @abstractmethod
     def column(self, rounds: int) -> Floats:
@@ -113,6 +128,19 @@ class Toeplitz(Strategy):
     def max_column_norm(self) -> float:
         return float(np.linalg.norm(self.column(LONG)))
 
+    def init(self, length: int) -> Memory:
+        import torch
+
+        return {"past": torch.zeros(0, length)}
+
+    def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
+        import torch
+
+        past = memory["past"]  # the noise of the last rounds, the newest first
+        weights = torch.from_numpy(np.asarray(self.column(len(past) + 1)[1:], dtype=np.float64)).to(past.dtype)
+        noise = (fresh() - weights @ past[: len(weights)]).to(past.dtype)
+        return noise.double(), {"past": torch.cat([noise[None], past])[: len(self.column(LONG)) - 1]}
+
     def noise_std(self, t: int) -> float:
         return float(_row_norms(self, max(1 << t.bit_length(), 64))[t])
 
@@ -129,6 +157,9 @@ class Identity(Toeplitz, kind="identity"):
 
     def column(self, rounds: int) -> Floats:
         return np.ones(1)
+
+    def init(self, length: int) -> Memory:
+        return {}
 
     def step(self, fresh: Fresh, memory: Mapping[str, Tensor]) -> tuple[Tensor, Memory]:
         return fresh(), {}
@@ -222,10 +253,6 @@ class Tree(Strategy, kind="tree"):
 
     def sensitivity(self, allowed: Patterns) -> float:
         return _tree_sensitivity(allowed)
-
-    def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        made = np.tril(np.ones((rounds, rounds))) if work is None else toeplitz.dense(work, rounds)
-        return np.asarray(np.sum((made @ trees.noise_matrix(rounds)) ** 2, axis=1))
 
     def noise_matrix(self, rounds: int) -> Floats:
         return trees.noise_matrix(rounds)
