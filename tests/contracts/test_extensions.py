@@ -211,7 +211,7 @@ def test_a_toeplitz_strategy_of_one_method() -> None:
     assert any(one.startswith("noise") for one in failed)
 
 
-# ---- a mechanism, with its event and the rounding that it needs --------------------------------------------------------
+# ---- a mechanism, with its event and the rounding that it needs ------------------------------------------------------
 
 
 @dataclass(frozen=True)
