@@ -40,14 +40,9 @@ def declared_public(task: Task) -> tuple[Declared, ...]:
         (task.public, "rows", "the caller: public of it"),
     )
     rows = [Declared(len(rows), what, by) for rows, what, by in given if rows is not None]
-    return (*rows, *task.source.values, *_declared_weights(task))
-
-
-def _declared_weights(task: Task) -> tuple[Declared, ...]:
-    """Weights that a task begins with, read from a file, and those it never trains: public by the user's word alone."""
     init = task.init
     first = () if init is None else (Declared(init.numbers, WEIGHTS, f"the user: init = {init.file}", init.sha256),)
-    return (*first, *declared_frozen(unwrapped_model(task.model)))
+    return (*rows, *task.source.values, *first, *declared_frozen(unwrapped_model(task.model)))
 
 
 def history_line(done: Round) -> dict[str, Any]:

@@ -22,10 +22,11 @@ import pytest
 from tests.commands import federation, sordino, spelt_out
 from tests.silos import planned
 
+from sordino import codec
 from sordino import plan as plans
 from sordino.errors import CertificateError
 from sordino.plan import Plan
-from sordino.runs.folder import RunFolder, plan_toml
+from sordino.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_what_was_written_is_what_runs_or_it_is_read_again(tmp_path: Path) -> No
     assert found == other
     assert found is not other
     assert RunFolder.open(tmp_path / "run", other).config() is other
-    (tmp_path / "run" / "plan.toml").write_bytes(plan_toml(first))
+    (tmp_path / "run" / "plan.toml").write_bytes(codec.to_toml(first).encode())
     for known in (None, first, other):
         with pytest.raises(CertificateError, match=r"plan\.toml"):
             RunFolder.open(tmp_path / "run", known).config()

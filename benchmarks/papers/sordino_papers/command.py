@@ -41,14 +41,30 @@ def list_ids(as_json: JsonFlag = False) -> None:
         for table in TABLES
     ]
     studies = [{"id": study.id, "title": study.title} for study in STUDIES]
-    lines = [_line(table) for table in tables if not table["full"]]
+    lines = [line for table in tables if not table["full"] for line in (_line(table), *_cell_lines(table))]
     lines += [f"{study['id']:<20}     study  {study['title']}" for study in studies]
-    lines += [f"{_line(table)} (--full; about {table['hours']}, an estimate)" for table in tables if table["full"]]
+    for table in tables:
+        if table["full"]:
+            lines += [*_cell_lines(table), f"{_line(table)} (--full; about {table['hours']}, an estimate)"]
     print(json.dumps({"tables": tables, "studies": studies}) if as_json else "\n".join(lines))
 
 
 def _line(table: dict[str, Any]) -> str:
     return f"{table['id']:<20} {len(table['cells']):>3} cells  {table['title']}"
+
+
+def _cell_lines(table: dict[str, Any]) -> list[str]:
+    """The ids of a table's cells, each of which `sordino papers run` takes."""
+    return [f"    {cell['id']:<36} {cell['title']}" for cell in table["cells"]]
+
+
+def _check_kept(results: Path) -> None:
+    """Kept results are in the project's checkout: elsewhere there is nothing to compare with or to render."""
+    if not results.is_dir():
+        from sordino.errors import ConfigError
+
+        found = f"no folder {results}, in which the checkout of this project keeps its results"
+        raise ConfigError(found, "the checkout's root as working folder", "cd to it, or give the folder: --results")
 
 
 @app.command()
@@ -76,6 +92,7 @@ def run(
     _counts(("--seeds", seeds), ("--workers", workers))
     tables, studies = runner.wanted(name, full)
     if quick:
+        _check_kept(results)
         _answer(name, checks.quick(tables, studies, kept.stored(results), workers), as_json)
         return
     _cpu_only(studies, device)
@@ -142,6 +159,7 @@ def check(
     from sordino_papers import checks, kept, runner
 
     _counts(("--seeds", seeds), ("--workers", workers))
+    _check_kept(results)
     cells = [cell for name in names for cell in runner.chosen(name)]
     found = list(checks.check(cells, kept.stored(results), seeds, workers))
     checks.remember(found, results)
@@ -231,5 +249,6 @@ def page(
     from sordino_papers import checks, kept
     from sordino_papers import page as pages
 
+    _check_kept(results)
     pages.write(kept.stored(results), out, checks.recalled(results))
     print(json.dumps({"written": str(out)}) if as_json else f"written: {out}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli.certificates import guarantee
-from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, say
+from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, listened, say
 from sordino.cli.planning import silo_lines
 from sordino.runs import launch
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sordino.report.trackers import Tracker
     from sordino.runs.execution import Executed
 
-Listener = Callable[[dict[str, Any]], None]
 NO_TEST = "not evaluated, as no row is declared public (task.options: test or public_test_fraction)"
 
 
@@ -57,7 +56,8 @@ def run(
         words += [word for value in changed(values, seed) for word in ("--set", value)]
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], started.workers, threads))
     launch.follow_watcher()
-    bring(own)
+    if own:
+        bring(own)
     from sordino.config import load_config
     from sordino.engines.registry import engine_named
     from sordino.runs.execution import execute
@@ -70,17 +70,21 @@ def run(
         from sordino.federation.local_federation import run_locally
     chosen = None if flower else engine_named(started.engine, threads=threads, timeout=timeout, device=device)
     leads = chosen is None or chosen.leads
-    with (
-        progress(config.plan.rounds, quiet=as_json or not leads) as on_round,
-        tracked(track if leads else None, config, out) as seen,
-    ):
-        told = to_all([heard(on_round), *seen])
+    with progress(config.plan.rounds, quiet=as_json or not leads) as show, ExitStack() as held:
+        trackers = _open_trackers(track, config, out, held) if track and leads else []
+
+        def on_round(line: dict[str, Any]) -> None:
+            with listened(sys.stdout):
+                show(line)
+            for tracker in trackers:
+                tracker(line)
+
         if flower:
-            done = run_locally(config, out, resume=resume, on_round=told)
+            done = run_locally(config, out, resume=resume, on_round=on_round)
         else:
-            done = execute(config, out, resume=resume, engine=chosen, on_round=told, sign=sign)
-        for one in seen:
-            one.finish(done.certificate)
+            done = execute(config, out, resume=resume, engine=chosen, on_round=on_round, sign=sign)
+        for tracker in trackers:
+            tracker.finish(done.certificate)
     where = track_folder(out)
     said = f"{result_text(done)}\ntracked: {where}" if track and where.exists() else result_text(done)
     say(as_json, result(done), said)
@@ -102,27 +106,12 @@ def track_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.track")
 
 
-@contextmanager
-def tracked(kinds: list[str] | None, config: Config, out: Path) -> Iterator[list[Tracker]]:
-    """The trackers that the command names, open until the run ends."""
-    if not kinds:
-        yield []
-        return
+def _open_trackers(kinds: list[str], config: Config, out: Path, held: ExitStack) -> list[Tracker]:
+    """The trackers that the command names, open as long as `held` is."""
     from sordino.report.trackers import Tracker
 
-    with ExitStack() as held:
-        folder, noise = track_folder(out), config.privacy.noise
-        yield [held.enter_context(Tracker(kind, folder, config, noise)) for kind in dict.fromkeys(kinds)]
-
-
-def to_all(listeners: Sequence[Listener]) -> Listener:
-    """One listener that tells all of them."""
-
-    def on_round(line: dict[str, Any]) -> None:
-        for listener in listeners:
-            listener(line)
-
-    return on_round
+    folder, noise = track_folder(out), config.privacy.noise
+    return [held.enter_context(Tracker(kind, folder, config, noise)) for kind in dict.fromkeys(kinds)]
 
 
 def result(done: Executed) -> dict[str, Any]:

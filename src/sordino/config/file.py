@@ -35,6 +35,8 @@ from sordino.recipes import RECIPES
 from sordino.rng import Streams, streams
 from sordino.task import Task
 
+EXAMPLE = "see 'sordino recipes show dp_fed_ls'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -50,7 +52,8 @@ class Config:
         check_deltas(self.plan, self.delta, self.deltas, self.privacy.allow_large_delta)
         if self.federation is not None or self.task.silos or self.task.named:
             self._check_silos()
-        asked, released = self.task.preparations, self.plan.prepare
+        released = self.plan.prepare
+        asked = self.task.preparations if self.task.options else ()
         if asked != released and not isinstance(
             self.task.model, InMemoryModel
         ):  # `parse` takes the plan's from the columns
@@ -139,9 +142,10 @@ class Config:
         """Refuse, before any data is read, what a run of this file would refuse; what its owner should know."""
         if isinstance(self.task.model, InMemoryModel):
             return ()
+        datasets.check_known(self.task.dataset, self.task.options)
         notes = self.look()
         check_needs(self.plan, False, InProcess())
-        self._try_model()
+        self.trial_task()
         stop, asked = self.run.stop, [one.called for one in self.run.metrics]
         if stop is not None and not {"own", "group_accuracy"} & {one.kind for one in self.run.metrics}:
             stop.check_name(["loss", "accuracy", "balanced_accuracy", "rmse", *asked])
@@ -150,9 +154,8 @@ class Config:
     def look(self) -> tuple[str, ...]:
         """Notes for the data's owner, before a row is read; of own tables the files' names and headers are read."""
         task = self.task
-        datasets.check_known(task.dataset, task.options)
         seen = datasets.preview(task.dataset, task.options)
-        natural = task.partition is None or task.partition == Natural()
+        natural = task.partition is None or (isinstance(task.partition, Natural) and task.partition.clients is None)
         if natural and seen.names and task.silos:
             check_names(list(task.silos), list(seen.names), "[task] silos", "the data")
         population = len(seen.names) or None if natural else getattr(task.partition, "clients", None)
@@ -162,7 +165,7 @@ class Config:
 
     def own_code(self) -> OwnCode | None:
         """What is proved of model and loss; None where it takes the shape of a record, not known without the data."""
-        made = None if isinstance(self.task.model, InMemoryModel) else self._try_model()
+        made = self.trial_task()
         if made is not None:
             return made.program.of(self.plan.unit)
         ours = type(self.task.model) in ARCHITECTURES.values() and (
@@ -170,9 +173,11 @@ class Config:
         )
         return OwnCode(BY_CONSTRUCTION, PLAIN) if ours and self.plan.unit == "client" else None
 
-    def _try_model(self) -> Task | None:
-        """Made-up records through model and loss, where shape and classes are known without the data."""
+    def trial_task(self) -> Task | None:
+        """The model with made-up records, where their shape and classes are known without the data; else None."""
         spec = self.federation
+        if isinstance(self.task.model, InMemoryModel):
+            return None
         known = datasets.record_of(self.task.dataset) if spec is None else (spec.inputs, spec.classes)
         if known is None or not known[0]:
             return None
@@ -207,13 +212,13 @@ def _differ(plan: Plan) -> bool:
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """Read a file, with single values changed (`recipe.lr=0.5`); every mistake in it is one sentence."""
-    table = read_table(path)
+    table = toml.table(path, EXAMPLE)
     return parse(overridden(table, dict(map(toml.read, changes))) if changes else table)
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """What a file says, before anything of it is understood."""
-    return toml.table(path, "see 'sordino recipes show dp_fed_ls'")
+    return toml.table(path, EXAMPLE)
 
 
 def overridden(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class RunFolder:
             raise CertificateError(
                 "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
             )
-        if self.known is not None and codec.digest(self.known) == header.config and text == plan_toml(self.known):
+        if self.known is not None and codec.digest(self.known) == header.config and text == codec.to_toml(self.known).encode():
             return self.known
         try:
             found = load_config(self.path / "plan.toml")
@@ -309,7 +309,3 @@ class RunFolder:
         compare_text(stored, text.decode(), computed)
         return computed
 
-
-def plan_toml(config: Config) -> bytes:
-    """A configuration as plan.toml."""
-    return codec.to_toml(config).encode()

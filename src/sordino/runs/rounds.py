@@ -85,7 +85,8 @@ def check_run(config: Config, task: Task, engine: Engine) -> None:
     on this machine, here already, before anybody else has computed anything.
     """
     check(config.plan, task, engine)
-    config.check_budget()
+    if config.privacy.silos or config.privacy.client_epsilon is not None:
+        config.check_budget()
     if config.foreign or engine.deployed:
         check_provable(config.plan, config.delta, config.deltas)
     stop = config.run.stop

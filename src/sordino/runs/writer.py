@@ -35,7 +35,7 @@ from sordino.runs import admission, charge_log, receipts
 from sordino.runs.charge_log import ChargeLog, GrowingFile, digest
 from sordino.runs.checkpoint import Checkpoint
 from sordino.runs.fingerprint import Fingerprint, software
-from sordino.runs.folder import Header, RunFolder, plan_toml
+from sordino.runs.folder import Header, RunFolder
 from sordino.task import Task
 from sordino.version import versions
 
@@ -199,7 +199,7 @@ def _clear(left: Path) -> None:
 
 def _fill(made: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...], run: str) -> Header:
     """Everything that a run needs to be continued, with no round done."""
-    data, plan = Fingerprint.of(task).to_bytes(), plan_toml(config)
+    data, plan = Fingerprint.of(task).to_bytes(), codec.to_toml(config).encode()
     hashes = codec.digest(config), digest(plan), digest(data)
     header = Header(run, *hashes, declared_public(task), software(config), earlier)
     durable_files.write(made / "checkpoint" / "data.json", data, durable_files.PRIVATE)
