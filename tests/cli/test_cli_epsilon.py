@@ -7,7 +7,7 @@ from tests.commands import sordino
 
 
 def epsilon(**options: object) -> float:
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     return float(sordino("epsilon", *words, "--json").json["epsilon"])
 
 
@@ -80,8 +80,8 @@ def test_no_guarantee_is_said_and_not_a_number() -> None:
         ("--sampler full --population -3 --noise-multiplier 1", "--population -3"),
         ("--sampler full --population ten --noise-multiplier 1", "--population"),
         ("--sampler full --population 9", "--noise-multiplier"),
-        ("--sampler full --population 9 --noise-multiplier 0", "noise_multiplier 0"),
-        ("--sampler full --population 9 --noise-multiplier nan", "noise_multiplier nan"),
+        ("--sampler full --population 9 --noise-multiplier 0", "noise multiplier 0"),
+        ("--sampler full --population 9 --noise-multiplier nan", "noise multiplier nan"),
         ("--sampler full --population 9 --noise-multiplier 1 --rounds 0", "--rounds 0"),
         ("--sampler full --population 9 --noise-multiplier 1 --delta 1", "delta = 1"),
         ("--sampler full --population 9 --noise-multiplier 1 --mechanism laplas", "'laplace'"),

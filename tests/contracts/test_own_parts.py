@@ -105,7 +105,9 @@ def test_a_recipe_and_a_data_set_have_names_of_their_own() -> None:
 
 
 def test_what_a_stranger_needs_is_public() -> None:
-    needed = "Part Step LocalSolver Sampler RecordSampler Release Mechanism Strategy Toeplitz Postprocess Schedule Event "
+    needed = (
+        "Part Step LocalSolver Sampler RecordSampler Release Mechanism Strategy Toeplitz Postprocess Schedule Event "
+    )
     needed += "ServerOptimizer Gradient MaskSource Loss Preparation Objective Public Noised Bound AlreadyPrivate "
     for name in (needed + "SamplingLaw Distribution Relation").split():
         assert name in package.parts.__all__

@@ -1,7 +1,7 @@
-"""Promise: a stranger finds the room of a line by its name, and nothing calls backwards.
+"""Promise: the package is small, its packages import in one direction, and its functions and files are short.
 
-The one place where the order of the rooms is stated: a room imports only from rooms before it. Imports for type
-checkers alone do not run, and do not count.
+The one place where the order of the packages is stated: a package imports only from packages before it. Imports for
+type checkers alone do not run, and do not count.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ ORDER = (
     *("report", "runs", "federation", "tuning", "audit", "training", "cli"),  # what is built on it
 )
 ROOT = Path(sordino.__file__).parent
+MOST_FILES, MOST_LINES, MOST_NAMES = 275, 47_100, 32
 FILES = sorted(ROOT.rglob("*.py"))
 
 
-def room(module: str) -> str:
-    """The package, or the file of the ground floor, that a module is in."""
+def package_of(module: str) -> str:
+    """The package, or the top-level file, that a module is in."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -36,38 +37,47 @@ def for_type_checkers(tree: ast.Module) -> set[ast.AST]:
 
 
 def imported(file: Path) -> Iterator[tuple[str, int]]:
-    """Rooms that a file imports from, and where it says so."""
+    """Packages that a file imports from, and in which line."""
     tree = ast.parse(file.read_text("utf-8"))
     idle = for_type_checkers(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node not in idle and (node.module or "").split(".")[0] == "sordino":
             whole = [f"sordino.{name.name}" for name in node.names] if node.module == "sordino" else [str(node.module)]
-            yield from ((room(module), node.lineno) for module in whole)
+            yield from ((package_of(module), node.lineno) for module in whole)
 
 
-def test_every_room_is_in_the_order() -> None:
-    rooms = {room(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))) for file in FILES}
-    assert rooms - {"__init__", "__main__"} == set(ORDER)
+def test_every_package_is_in_the_order() -> None:
+    packages = {package_of(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))) for file in FILES}
+    assert packages - {"__init__", "__main__"} == set(ORDER)
 
 
-def test_nothing_calls_backwards() -> None:
+def test_no_package_imports_from_a_later_one() -> None:
     backwards = [
         f"{file.relative_to(ROOT)}:{line} imports from {other}"
         for file in FILES
         if file.parent != ROOT or file.stem not in ("__init__", "__main__")
         for other, line in imported(file)
-        if ORDER.index(other) > ORDER.index(room(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))))
+        if ORDER.index(other) > ORDER.index(package_of(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))))
     ]
     assert backwards == []
 
 
-def test_the_ground_floor_shows_the_domain() -> None:
+def test_few_files_are_on_the_top_level() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 12
 
 
 def test_no_file_stem_stands_twice_in_the_package() -> None:
     stems = [file.stem for file in FILES if file.stem not in ("__init__", "__main__")]
     assert sorted({stem for stem in stems if stems.count(stem) > 1}) == []
+
+
+def test_the_source_is_small() -> None:
+    assert len(FILES) <= MOST_FILES
+    assert sum(len(file.read_text("utf-8").splitlines()) for file in FILES) <= MOST_LINES
+
+
+def test_few_names_are_public_on_top() -> None:
+    assert len(sordino.__all__) <= MOST_NAMES
 
 
 def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

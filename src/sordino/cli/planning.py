@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from sordino.config import Config
     from sordino.plan import Plan
 
+CERTIFIED = (
+    "epsilon", "delta", "unit", "relation", "own_code", "adversaries", "sampler", "trust", "silos", "clip",
+    "denominator", "plan_sha256",
+)  # fmt: skip
 SMOOTHING_PAYS = 15.0  # noise to signal from which Laplacian smoothing gains accuracy on CNNs: docs/papers.md
 
 
@@ -50,10 +54,8 @@ def forecast(config: Config) -> dict[str, Any]:
     promised = certificate(plan, facts)
     names = [plan.local.kind, *(step.kind for step in plan.encode)]
     chain = [{"after": name, "bound": _bound(bound)} for name, bound in zip(names, plan.bounds, strict=True)]
-    keys = ("epsilon", "delta", "unit", "relation", "own_code", "adversaries", "sampler", "trust", "silos", "clip")
-    keys += ("denominator", "plan_sha256")
     return {
-        **{key: promised[key] for key in keys},
+        **{key: promised[key] for key in CERTIFIED},
         "rounds": plan.rounds,
         "bounds": chain,
         "noise_of_models": _noise(plan),

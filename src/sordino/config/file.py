@@ -142,7 +142,6 @@ class Config:
         """Refuse, before any data is read, what a run of this file would refuse; what its owner should know."""
         if isinstance(self.task.model, InMemoryModel):
             return ()
-        datasets.check_known(self.task.dataset, self.task.options)
         notes = self.look()
         check_needs(self.plan, False, InProcess())
         self.trial_task()
@@ -154,6 +153,7 @@ class Config:
     def look(self) -> tuple[str, ...]:
         """Notes for the data's owner, before a row is read; of own tables the files' names and headers are read."""
         task = self.task
+        datasets.check_known(task.dataset, task.options)
         seen = datasets.preview(task.dataset, task.options)
         natural = task.partition is None or (isinstance(task.partition, Natural) and task.partition.clients is None)
         if natural and seen.names and task.silos:

@@ -1,6 +1,4 @@
-"""What the environment says of a process that is one of several; loads no torch.
-
-The ranks of one run, joined by torch.distributed: what they say to one another, and what the loss of one means."""
+"""The ranks of one run, joined by torch.distributed: what they exchange, and what the loss of one means."""
 
 from __future__ import annotations
 
@@ -22,25 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from sordino.engines.rank_environment import MEETING, is_rank, is_watched
 from sordino.errors import EngineError, RankError, SordinoError
-
-MEETING = "SORDINO_RENDEZVOUS"  # set by `sordino run --workers`: where its ranks meet, and that somebody watches them
-
-
-def is_rank() -> bool:
-    """Whether torchrun, or `sordino run --workers`, started this process as one of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_watched() -> bool:
-    """Whether `sordino run --workers` started it: the watcher tells the user what happened."""
-    return MEETING in os.environ
-
-
-def local_rank() -> int:
-    """This process's number on its own machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
 
 ANSWER = 20.0  # seconds within which a store that listens answers, however busy the machine
 

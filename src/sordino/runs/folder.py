@@ -159,8 +159,9 @@ class RunFolder:
             raise CertificateError(
                 "plan.toml", "plan.toml is not what the run was started with: it was changed after run.json was written"
             )
-        if self.known is not None and codec.digest(self.known) == header.config and text == codec.to_toml(self.known).encode():
-            return self.known
+        known = self.known
+        if known is not None and codec.digest(known) == header.config and text == codec.to_toml(known).encode():
+            return known
         try:
             found = load_config(self.path / "plan.toml")
         except UserError as error:
@@ -308,4 +309,3 @@ class RunFolder:
         computed = self.certificate(last)
         compare_text(stored, text.decode(), computed)
         return computed
-

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sordino.engines.group import MEETING, is_rank, is_watched
+from sordino.engines.rank_environment import MEETING, is_rank, is_watched
 from sordino.errors import ConfigError, RankError, Stopped
 
 FAILED, LOST = 3, 4  # exit codes of a rank: its own failure, and that of another
