@@ -31,6 +31,10 @@ def package_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
+def own_package(file: Path) -> str:
+    return package_of(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts)))
+
+
 def for_type_checkers(tree: ast.Module) -> set[ast.AST]:
     blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     return {inner for block in blocks for line in block.body for inner in ast.walk(line)}
@@ -47,7 +51,7 @@ def imported(file: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_every_package_is_in_the_order() -> None:
-    packages = {package_of(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))) for file in FILES}
+    packages = {own_package(file) for file in FILES}
     assert packages - {"__init__", "__main__"} == set(ORDER)
 
 
@@ -57,7 +61,8 @@ def test_no_package_imports_from_a_later_one() -> None:
         for file in FILES
         if file.parent != ROOT or file.stem not in ("__init__", "__main__")
         for other, line in imported(file)
-        if ORDER.index(other) > ORDER.index(package_of(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))))
+        if ORDER.index(other)
+        > ORDER.index(package_of(".".join(("sordino", *file.relative_to(ROOT).with_suffix("").parts))))
     ]
     assert backwards == []
 
