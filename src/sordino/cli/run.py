@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sordino.cli.certificates import guarantee
-from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, heard, listened, say
+from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, listened, say
 from sordino.cli.planning import silo_lines
 from sordino.runs import launch
 

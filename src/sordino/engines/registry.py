@@ -19,8 +19,8 @@ import torch
 
 from sordino.engines.base import Engine
 from sordino.engines.distributed import Distributed
-from sordino.engines.group import local_rank
 from sordino.engines.inprocess import InProcess, known_device
+from sordino.engines.rank_environment import local_rank
 from sordino.errors import ConfigError
 
 GROUP = "sordino.engines"
