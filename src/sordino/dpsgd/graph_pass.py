@@ -86,7 +86,7 @@ class GraphPass:
 
 
 def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
-    """Layers by their rules and the other parameters by regions; `UnrecordableError` where records cannot be told apart."""
+    """Layers by their rules, other parameters by regions; `UnrecordableError` where records cannot be told apart."""
     found = [site for site in sites(model) if not site.by_vmap]
     for site in found:
         if site.rule is not max_pool:

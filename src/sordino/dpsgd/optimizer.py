@@ -265,7 +265,7 @@ class PrivateOptimizer(Optimizer):
         return {**self.inner.state_dict(), "sordino": self.account.state(**self.noise_state.state(), **order)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a run of the same settings and its count of steps; a record that is not as it was saved is refused."""
+        """Continue a run of the same settings and its count of steps; refused if its record was edited."""
         stored = state_dict.get("sordino") if isinstance(state_dict, dict) else None
         record = read_record(stored, self.account.settings)
         self.noise_state.check(record.secret, sum(self.account.join(record).values()))

@@ -142,7 +142,7 @@ def flat(value: Tensor, time_first: bool) -> Tensor:
 @codec.hides_values
 @dataclass
 class Outer:
-    """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O]; `reshape` gives [..., *shape].
+    """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I], output gradients [b, T, O]; `reshape` gives [..., *shape].
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
     else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper

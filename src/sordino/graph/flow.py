@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from sordino.graph.captured import Captured, pinned, synthetic_batch
-from sordino.graph.rules import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM, Call, MixesError, Rows, pointwise
+from sordino.graph.operation_table import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM
+from sordino.graph.rules import Call, MixesError, Rows, pointwise
 
 BATCHES = (5, 7)  # records of the two made-up batches
 

@@ -1,4 +1,4 @@
-"""The table of ATen operations: where the records of a batch lie in the output, given where they lie in the inputs.
+"""Rules of ATen operations: where the records of a batch lie in the output, given where they lie in the inputs.
 
 A tensor of a batch has one dimension along which records lie. With o = outer, b records and i = inner entries for each,
 
@@ -6,7 +6,6 @@ A tensor of a batch has one dimension along which records lie. With o = outer, b
 
 so `view` may merge and split dimensions. A rule states the output's `Rows`, or raises `MixesError`: the operation reads
 along that dimension, so an output for one record depends on other records. Rules read shapes and dimensions, no values.
-An operation whose inputs hold no records needs no rule; one that is not in the table raises `MixesError` too.
 """
 
 from __future__ import annotations
@@ -225,12 +224,8 @@ def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0)
     raise call.mixes("that sums over records")
 
 
-def matrices(call: Call) -> Rows:
-    return product(call.of("self"), call.of("mat2"), call)
-
-
-def batched_matrices(call: Call) -> Rows:
-    return product(call.of("self"), call.of("mat2"), call, batched=1)
+def matrices(batched: int) -> Rule:
+    return lambda call: product(call.of("self"), call.of("mat2"), call, batched)
 
 
 def added_matrices(call: Call) -> Rows:
@@ -245,28 +240,32 @@ def added_matrices(call: Call) -> Rows:
     return rows
 
 
-def vector(call: Call) -> Rows:
-    call.public("vec")
-    rows = call.own()
-    if rows.dim != 0:
-        raise call.mixes("that sums over records")
-    return rows
+def of_input(
+    name: str, why: str, fits: Callable[[Rows, Call], bool] = lambda rows, call: True, public: str = "weight bias"
+) -> Rule:
+    """Records lie in the argument `name` alone, where `fits` allows, and stay there."""
+
+    def rule(call: Call) -> Rows:
+        call.public(*public.split())
+        rows = call.own(name)
+        if not fits(rows, call):
+            raise call.mixes(why)
+        return rows
+
+    return rule
 
 
-def linear(call: Call) -> Rows:
-    call.public("weight", "bias")
-    rows = call.own("input")
-    if rows.dim == call.tensor("input").dim() - 1:
-        raise call.mixes("that sums over records")
-    return rows
-
-
-def convolution(call: Call) -> Rows:
-    call.public("weight", "bias")
-    rows = call.own("input")
-    if rows.dim != 0 or call.tensor("input").dim() != call.tensor("weight").dim():
-        raise call.mixes("across the dimension of the records")
-    return rows
+_SUMS, _ACROSS = "that sums over records", "across the dimension of the records"
+vector = of_input("self", _SUMS, lambda rows, call: rows.dim == 0, "vec")
+linear = of_input("input", _SUMS, lambda rows, call: rows.dim != call.tensor("input").dim() - 1)
+convolution = of_input(
+    "input", _ACROSS, lambda rows, call: rows.dim == 0 and call.tensor("input").dim() == call.tensor("weight").dim()
+)
+layer_norm = of_input(
+    "input", _ACROSS, lambda rows, call: rows.dim < call.tensor("input").dim() - len(call.arguments["normalized_shape"])
+)
+group_norm = of_input("input", _ACROSS, lambda rows, call: rows.dim == 0)
+embedding = of_input("indices", "", public="weight")
 
 
 def trailing(count: int) -> Rule:
@@ -287,22 +286,6 @@ def padding(call: Call) -> Rows:
     return trailing(len(call.arguments["pad"]) // 2)(call)
 
 
-def layer_norm(call: Call) -> Rows:
-    call.public("weight", "bias")
-    rows, width = call.own("input"), call.tensor("input").dim()
-    if rows.dim >= width - len(call.arguments["normalized_shape"]):
-        raise call.mixes("across the dimension of the records")
-    return rows
-
-
-def group_norm(call: Call) -> Rows:
-    call.public("weight", "bias")
-    rows = call.own("input")
-    if rows.dim != 0:
-        raise call.mixes("across the dimension of the records")
-    return rows
-
-
 def batch_norm(call: Call) -> Rows:
     """By fixed statistics entry by entry; by those of the batch only where every record has channels of its own."""
     rows = call.own("input")
@@ -312,11 +295,6 @@ def batch_norm(call: Call) -> Rows:
     if not training:
         call.public("weight", "bias", "running_mean", "running_var")
     return rows
-
-
-def embedding(call: Call) -> Rows:
-    call.public("weight")
-    return call.own("indices")
 
 
 def together(*names: str) -> Rule:
@@ -419,85 +397,3 @@ def _tensors(values: Any) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found += _tensors(value)
     return found
-
-
-def _words(*lines: str) -> frozenset[str]:
-    return frozenset(name for line in lines for name in line.split())
-
-
-def _named(rule: Rule, names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
-RULES: dict[str, Rule] = {
-    **_named(same, "clone alias detach _to_copy contiguous empty_like zeros_like ones_like full_like rand_like"),
-    **_named(same, "randn_like randint_like bernoulli normal uniform exponential native_dropout lift_fresh lift"),
-    **_named(same, "_conj resolve_conj zero fill random log_normal cauchy geometric"),
-    **_named(view, "view _unsafe_view reshape _reshape_alias"),
-    **_named(permute, "permute"),
-    **_named(transpose, "transpose"),
-    **_named(turn, "t"),
-    **_named(unsqueeze, "unsqueeze"),
-    **_named(squeeze, "squeeze"),
-    **_named(select, "select unbind"),
-    **_named(cut, "slice"),
-    **_named(along, "_softmax _log_softmax _safe_softmax softmax log_softmax cumsum cumprod logcumsumexp sort argsort"),
-    **_named(along, "flip roll cummax cummin topk split unsafe_split split_with_sizes unsafe_split_with_sizes glu"),
-    **_named(expand, "expand"),
-    **_named(repeat, "repeat"),
-    **_named(reduction, "sum mean amax amin max min argmax argmin var std var_mean std_mean logsumexp any all prod"),
-    **_named(reduction, "norm linalg_vector_norm median nanmedian mode nansum nanmean count_nonzero aminmax kthvalue"),
-    **_named(matrices, "mm"),
-    **_named(batched_matrices, "bmm"),
-    **_named(added_matrices, "addmm baddbmm"),
-    **_named(vector, "mv"),
-    **_named(linear, "linear"),
-    **_named(convolution, "convolution conv1d conv2d conv3d"),
-    **_named(trailing(1), "max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d upsample_nearest1d"),
-    **_named(trailing(1), "upsample_linear1d max_pool1d_with_indices reflection_pad1d replication_pad1d"),
-    **_named(trailing(2), "max_pool2d avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d adaptive_avg_pool2d"),
-    **_named(trailing(2), "adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"),
-    **_named(trailing(2), "reflection_pad2d replication_pad2d tril triu _upsample_bilinear2d_aa"),
-    **_named(trailing(3), "max_pool3d avg_pool3d max_pool3d_with_indices _adaptive_avg_pool3d adaptive_max_pool3d"),
-    **_named(trailing(3), "upsample_nearest3d upsample_trilinear3d replication_pad3d pixel_shuffle pixel_unshuffle"),
-    **_named(trailing(3), "im2col channel_shuffle native_channel_shuffle"),
-    **_named(padding, "constant_pad_nd"),
-    **_named(layer_norm, "native_layer_norm layer_norm _fused_rms_norm rms_norm"),
-    **_named(group_norm, "native_group_norm group_norm"),
-    **_named(batch_norm, "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training batch_norm"),
-    **_named(embedding, "embedding"),
-    **_named(together("self", "index"), "gather"),
-    **_named(together("self", "index", "src"), "scatter scatter_add scatter_reduce"),
-    **_named(attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"),
-    **_named(attention, "_scaled_dot_product_flash_attention scaled_dot_product_attention"),
-    **_named(index, "index _unsafe_index"),
-    **_named(index_select, "index_select"),
-    **_named(cat, "cat stack"),
-    **_named(summed_loss, "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss"),
-    **_named(summed_loss, "binary_cross_entropy_with_logits"),
-    **_named(likelihood, "nll_loss_forward nll_loss2d_forward"),
-    **_named(pointwise, "masked_fill copy where clamp dropout"),
-}
-
-# The first output alone is stated by these; whoever reads another one is refused.
-FIRST_ONLY = _words(
-    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit nll_loss_forward",
-    "nll_loss2d_forward _native_batch_norm_legit_no_training _scaled_dot_product_flash_attention_for_cpu",
-    "_fused_rms_norm _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention",
-)
-
-# Public tensors whose size may be the number of records: every entry is the same constant, or a fresh random number.
-UNIFORM = _words(
-    "zeros ones full empty rand randn new_zeros new_ones new_full new_empty expand repeat empty_strided",
-    "new_empty_strided",
-)
-
-# What may be done with the places of records in a batch.
-POSITIONS = _words(
-    "view _unsafe_view unsqueeze expand index _unsafe_index clone alias detach _to_copy slice permute",
-    "transpose lift_fresh reshape squeeze",
-)
-
-# Arguments of these operations that are sizes: they may hold the number of records.
-SIZES = frozenset({"size", "shape", "N", "repeats", "stride"})
-SIZED = UNIFORM | _words("view _unsafe_view reshape _reshape_alias native_group_norm")
