@@ -115,6 +115,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "MaskSource": {"random": {}, "public_data": {}, "released": {}},
     "Postprocess": {
         "laplacian_smoothing": {"strength": 0.5},
+        "when_noisy": {"denoiser": {"kind": "laplacian_smoothing", "strength": 0.5}, "above": 12.5},
         "james_stein": {},
         "soft_threshold": {},
         "sparsify_mean": {"keep": 0.5},
