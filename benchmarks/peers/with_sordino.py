@@ -10,9 +10,6 @@ from sordino import kernels
 from sordino.dpsgd import make_private
 from sordino.version import __version__
 
-if kernels.available():  # numba is imported like the rest: no method's imports count as its memory
-    import sordino.kernels.windows  # noqa: F401
-
 VERSIONS = {"sordino": __version__, "torch": torch.__version__}
 
 

@@ -20,6 +20,7 @@ from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local_solvers import LocalSgd
 from sordino.rng import Seeded
 
+pytestmark = pytest.mark.skipif(not kernels.available(), reason="numba is not installed, or the kernels are off")
 CLOSE = 3e-5  # of the largest entry; the direct sum in float32 has about 3e-6
 
 
@@ -41,20 +42,11 @@ def slopes(model: nn.Conv2d, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad((y * weights).sum(), [x, *model.parameters()])]
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
-def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to transform tiles."""
-    if request.param:
-        pytest.importorskip("numba")
-    monkeypatch.setattr(kernels, "available", lambda: request.param)
-
-
 def farthest(found: list[Tensor], exact: list[Tensor]) -> float:
     assert [a.shape for a in found] == [b.shape for b in exact]
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, exact, strict=True))
 
 
-@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
@@ -72,7 +64,6 @@ def test_values_and_gradients_are_those_of_the_convolution(shape: Any, pad: Any,
     assert "_Convolution" in str(fast(x).grad_fn) or "Permute" in str(fast(x).grad_fn), "the plain layer ran"
 
 
-@pytest.mark.usefixtures("loops")
 def test_a_wrong_point_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sabotage: interpolation through points that are not those of the evaluation."""
     plain, x = layer(), images(2, 32, 16, 16)
@@ -135,7 +126,7 @@ def test_images_smaller_than_a_tile_run_as_they_always_did() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_narrow_layers_need_compiled_loops_to_pay(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_compiled_loops_torchs_convolution_runs(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "available", lambda: compiled)
     assert winograd.accelerate(nn.Conv2d(32, 32, 5)) == compiled
 

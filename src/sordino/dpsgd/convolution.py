@@ -1,4 +1,4 @@
-"""Convolutions in one, two or three dimensions as products with patches, channels last; small ones by compiled loops.
+"""Convolutions in one, two or three dimensions as products with patches, channels last.
 
 y_jt = W p_jt + c   with p_jt the patch of record j under position t, so   dW_j = sum_t g_jt (x) p_jt
 """
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.dpsgd import small_convolutions
 from sordino.dpsgd.layer_rules import fixed
 from sordino.dpsgd.pieces import Outer, OutputGradients, Rows, wide
 from sordino.dpsgd.tape import Pieces, Tape
@@ -29,9 +28,6 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     tape.check(input, axis, len(module.kernel_size) + 2)
     last = len(module.kernel_size) == 2 and (tape.channels_last or _prefers_last(input, module.weight))
     input = input.contiguous(memory_format=torch.channels_last) if last else input
-    if small_convolutions.small(module) and small_convolutions.fits(module, padded := _padded(module, input)):
-        image = _direct(tape, module, padded)
-        return image if last else image.contiguous()
     native = module.padding_mode == "zeros" and input.requires_grad  # padded by the convolution itself
     x = input if native else _padded(module, input)
     ready = None if x.requires_grad or module.groups > 1 else patches(module, x)
@@ -49,25 +45,6 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     output = tape.watch(product, use, shape=(*ready.shape[:2], module.out_channels))
     image = output.view(len(x), *_sides(module, x), module.out_channels).movedim(-1, 1)
     return image if last else image.contiguous()
-
-
-def _direct(tape: Tape, module: Any, x: Tensor) -> Tensor:
-    """By compiled loops, from a padded input; no patches."""
-    offsets, kept = small_convolutions.window_offsets(module, x), x.detach()
-
-    def use(slope: Tensor) -> Pieces:
-        cut = partial(patches, module, kept)
-        yield (
-            module.weight,
-            small_convolutions.Convolved(
-                cut, OutputGradients(slope), _KernelShape(module), image=kept, offsets=offsets
-            ),
-        )
-        if module.bias is not None:
-            yield module.bias, Rows(slope.sum(1))
-
-    product = small_convolutions.Convolution.apply(x, module.weight.detach(), fixed(module.bias), offsets)  # type: ignore[no-untyped-call]
-    return tape.watch(product, use, x).view(len(x), *offsets.sides, module.out_channels).movedim(-1, 1)
 
 
 def _prefers_last(*tensors: Tensor) -> bool:

@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from sordino import codec
 from sordino.dpsgd.layer_rules import third_party_rule
 from sordino.dpsgd.rule_table import Site, run_by_rules, sites
-from sordino.dpsgd.small_convolutions import max_pool
 from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.dpsgd.vmap_fallback import VmapRule
 from sordino.graph import Captured, Layout, Traced
@@ -89,8 +88,7 @@ def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
     """Layers by their rules, other parameters by regions; `UnrecordableError` where records cannot be told apart."""
     found = [site for site in sites(model) if not site.by_vmap]
     for site in found:
-        if site.rule is not max_pool:
-            _check_place(site, traced.layout)
+        _check_place(site, traced.layout)
     if traced.graph.source == "layers":
         return GraphPass(traced.graph, type(model).forward, tuple(found), whole=False)
     names = {name: part for name, part in model.named_modules() if any(part is own for own in owners(model))}

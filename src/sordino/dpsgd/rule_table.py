@@ -18,7 +18,6 @@ from sordino.dpsgd.attention import attention
 from sordino.dpsgd.convolution import convolution
 from sordino.dpsgd.layer_rules import Rule, embedding, group_norm, layer_norm, linear_layer, third_party_rule
 from sordino.dpsgd.recurrent import recurrence
-from sordino.dpsgd.small_convolutions import max_pool, pools
 from sordino.dpsgd.tape import Tape
 from sordino.dpsgd.vmap_fallback import VmapRule
 
@@ -86,7 +85,6 @@ def _recorded(tape: Tape, site: Site) -> Any:
 
 def _visit(module: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        yield from ((pool, max_pool) for pool in pools(module))
         return
     rule = rule_of(module)
     if rule is not None:

@@ -1,8 +1,4 @@
-"""Tiles of images, all channels at once: taken out and transformed, t -> L t L^T, or transformed and added back.
-
-By kernels where they are compiled, and else by torch, where the transform of both axes is one product with L (x) L.
-
-Convolutions with fewer multiplications (Winograd 1980; Lavin and Gray 2016), forward and backward.
+"""Winograd's convolution (Winograd 1980; Lavin and Gray 2016), forward and backward; used by engines/objectives.py.
 
 An output tile of m x m under an r x r kernel, n = m + r - 1, is, for every pair of channels,
 
@@ -10,8 +6,9 @@ An output tile of m x m under an r x r kernel, n = m + r - 1, is, for every pair
 
 so over channels it is n^2 products of matrices, one for each entry of a tile; the backward pass takes the transpose of
 each step. The result is the convolution's up to rounding: errors are a few times those of the direct sum in float32.
-Here r = 5, m = 4, n = 8: 6.25 times fewer products. 3 x 3 kernels took 0.6 to 3.6 times as long as
-torch's, depending on the layer: they are left alone."""
+Here r = 5, m = 4, n = 8: 6.25 times fewer products. The tiles are transformed by compiled loops: without numba, and
+for 3 x 3 kernels, torch's own convolution is faster and runs.
+"""
 
 from __future__ import annotations
 
@@ -74,43 +71,23 @@ class Space:
         return self.flat[:count].view(sizes)
 
 
-def taken(images: Tensor, lift: Lift, grid: Grid, space: Space, out: Tensor) -> Tensor:
+def take_tiles(images: Tensor, lift: Lift, grid: Grid, out: Tensor) -> Tensor:
     """L t L^T of the q x q tiles of images [k, H, W, C]: out [p^2, k tiles, C]."""
-    if kernels.available():
-        from sordino.kernels import tile_transforms as kernel
+    from sordino.kernels import tile_transforms as kernel
 
-        where = (grid.down, grid.across)
-        kernel.inward(images.numpy(), lift.left.numpy(), where, grid.step, out.numpy())
-        return out
-    (first, row, column, _), (q, step) = images.stride(), (lift.q, grid.step)
-    sizes = (q, q, len(images), grid.down, grid.across, images.shape[3])
-    tiles = images.as_strided(sizes, (row, column, first, row * step, column * step, 1), images.storage_offset())
-    flat = space.of(*sizes).copy_(tiles).view(q * q, -1)
-    torch.mm(lift.both, flat, out=out.view(lift.p**2, -1))
+    kernel.inward(images.numpy(), lift.left.numpy(), (grid.down, grid.across), grid.step, out.numpy())
     return out
 
 
-def added(tiles: Tensor, lift: Lift, grid: Grid, space: Space, images: Tensor) -> None:
+def add_tiles(tiles: Tensor, lift: Lift, grid: Grid, images: Tensor) -> None:
     """Adds L t L^T of the tiles t in tiles [q^2, k tiles, C] to images [k, H, W, C], H a whole number of steps."""
-    if kernels.available():
-        from sordino.kernels import tile_transforms as kernel
+    from sordino.kernels import tile_transforms as kernel
 
-        where = (grid.down, grid.across)
-        kernel.outward(tiles.numpy(), lift.left.numpy(), where, grid.step, images.numpy())
-        return
-    k, p, step = len(images), lift.p, grid.step
-    made = torch.mm(lift.both, tiles.view(lift.q**2, -1), out=space.of(p * p, tiles[0].numel()))
-    blocks = made.view(p, p, k, grid.down, grid.across, -1)
-    for i in range(0, p, step):
-        for j in range(0, p, step):
-            part = images[:, i : i + grid.down * step, j : j + grid.across * step]
-            there = part.unflatten(1, (grid.down, step)).unflatten(3, (grid.across, step))  # type: ignore[no-untyped-call]
-            there.add_(blocks[i : i + step, j : j + step].permute(2, 3, 0, 4, 1, 5))
+    kernel.outward(tiles.numpy(), lift.left.numpy(), (grid.down, grid.across), grid.step, images.numpy())
 
 
 R, M, N = 5, 4, 8
 CHANNELS = 32  # fewer, in or out, and the transforms cost more than the products save
-PAIRS = {True: 1 << 10, False: 1 << 11}  # of channels, in times out: the same, with compiled loops and without
 AT_ONCE = 3 << 12  # tiles times channels (in and out) in one go: what lies between two steps stays in the cache
 POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "2", "-2", "1/2", "-1/2"))  # and infinity
 
@@ -211,12 +188,12 @@ class _Convolution(torch.autograd.Function):
         y = x.new_zeros(t.shape[0], *t.whole, outputs)
         if bias is not None:
             y += bias.detach()
-        space, first, between = Space(x), Space(x), Space(x)
+        first, between = Space(x), Space(x)
         for group in t.groups():
             tiles = grid.count * len(room[group])
-            seen = taken(room[group], b, grid, space, first.of(N * N, tiles, channels))
+            seen = take_tiles(room[group], b, grid, first.of(N * N, tiles, channels))
             products = torch.bmm(seen, weights, out=between.of(N * N, tiles, outputs))
-            added(products, a, grid, space, y[group])
+            add_tiles(products, a, grid, y[group])
         ctx.save_for_backward(weights, room)
         ctx.tiling = t
         return y[:, : t.size[0], : t.size[1]].permute(0, 3, 1, 2)
@@ -231,15 +208,15 @@ class _Convolution(torch.autograd.Function):
         bias = slopes.sum((0, 1, 2)) if for_bias else None
         slopes = _filled(slopes, t.whole)
         total, back, room = torch.zeros_like(weights), weights.transpose(1, 2), t.room(slope) if for_x else None
-        spaces = [Space(slope) for _ in range(3)]
+        first, second = Space(slope), Space(slope)
         for group in t.groups():
             tiles = grid.count * len(seen[group])
-            products = taken(slopes[group], a.back, grid, spaces[0], spaces[1].of(N * N, tiles, t.outputs))
-            images = spaces[2].of(N * N, tiles, t.shape[3])
+            products = take_tiles(slopes[group], a.back, grid, first.of(N * N, tiles, t.outputs))
+            images = second.of(N * N, tiles, t.shape[3])
             if for_w:
-                total.baddbmm_(taken(seen[group], b, grid, spaces[0], images).transpose(1, 2), products)
+                total.baddbmm_(take_tiles(seen[group], b, grid, images).transpose(1, 2), products)
             if room is not None:
-                added(torch.bmm(products, back, out=images), b.back, grid, spaces[0], room[group])
+                add_tiles(torch.bmm(products, back, out=images), b.back, grid, room[group])
         weight = (g.back.both @ total.view(N * N, -1)).view(R, R, t.shape[3], -1).permute(3, 2, 0, 1) if for_w else None
         return None if room is None else t.inside(room).permute(0, 3, 1, 2), weight, bias, None
 
@@ -263,8 +240,14 @@ def _pays(layer: nn.Conv2d) -> bool:
     square = layer.kernel_size == (R, R)
     plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
     wide = min(layer.in_channels, layer.out_channels) >= CHANNELS
-    wide = wide and layer.in_channels * layer.out_channels >= PAIRS[kernels.available()]
-    return square and plain and wide and not isinstance(layer.padding, str) and layer.weight.dtype == torch.float32
+    return (
+        kernels.available()
+        and square
+        and plain
+        and wide
+        and not isinstance(layer.padding, str)
+        and layer.weight.dtype == torch.float32
+    )
 
 
 def _forward(layer: nn.Conv2d, plain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

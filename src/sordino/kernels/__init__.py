@@ -1,8 +1,8 @@
-"""Inner loops in machine code, where numba is installed (`pip install 'sordino[fast]'`): no compiler is needed.
+"""Inner loops in machine code by numba (`pip install 'sordino[fast]'`), for linear models and Winograd's tiles.
 
-Each kernel computes what a few lines of torch compute elsewhere, up to rounding, and those lines run where it cannot.
-The code is made on first use (seconds) and kept for the next process. SORDINO_KERNELS=off leaves them out; a run's
-header says which was used. No kernel draws noise or touches an account.
+Called by engines/linear_clients.py and engines/winograd.py. Each computes what a few lines of torch compute, up to
+rounding, and those run where numba is missing, or with SORDINO_KERNELS=off. The code is compiled on first use (seconds)
+and cached for the next process; a run's header says which was used. No kernel draws noise or touches an account.
 """
 
 from __future__ import annotations
