@@ -17,7 +17,7 @@ from torch import nn
 from sordino.accounting.composition import Line
 from sordino.accounting.events import GaussianNoise
 from sordino.audit import one_run
-from sordino.audit.canaries import audit_canaries, judged
+from sordino.audit.canaries import audit_canaries, lower_bounds
 from sordino.audit.one_run import Guesses, chance, gaussian, guesses, least_epsilon, least_mu, rejects
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
@@ -89,7 +89,7 @@ def test_a_gaussian_release_gives_what_the_papers_find() -> None:
     for mu, least, more in ((1.0, 1.2, 1.8), (0.5, 0.3, 0.5)):
         line, inside = Line("models", "zero_out", ((GaussianNoise(1 / mu), 1),)), rng.random(1000) < 0.5
         scores = np.where(inside, mu, 0.0) + rng.standard_normal(1000)
-        found = judged(scores, inside, line, DELTA, "client", 1)
+        found = lower_bounds(scores, inside, line, DELTA, "client", 1)
         assert found.passed
         assert least < found.lower_epsilon < found.upper_epsilon
         assert more < found.gaussian_epsilon < found.upper_epsilon

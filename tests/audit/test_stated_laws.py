@@ -21,12 +21,12 @@ from sordino.accounting.composition import Line
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
 from sordino.audit import summary
 from sordino.audit.behaviour import audit_behaviour
-from sordino.audit.canaries import judged as judge_canaries
+from sordino.audit.canaries import lower_bounds as canary_bounds
 from sordino.audit.mechanism import Pipeline, audit_mechanism
 from sordino.audit.noise_test import QUESTIONS, Finding, failures, finding, unexamined
 from sordino.audit.record_attack import prove
-from sordino.audit.sampling_test import Draws, cohort_law, judged
-from sordino.audit.sensitivity_test import movements
+from sordino.audit.sampling_test import Draws, cohort_tests, sampling_tests
+from sordino.audit.sensitivity_test import sensitivity_tests
 from sordino.codec import plugins
 from sordino.errors import DataError
 from sordino.parts.distributions import Distribution, SamplingLaw, independent_coins, laplace_sum_tail
@@ -317,7 +317,7 @@ def test_a_correct_sampler_from_elsewhere_that_states_its_law_passes() -> None:
 
 def test_a_correct_sampler_never_fails_over_many_seeds() -> None:
     planned = plan(CentralNoise(Gaussian(1.0)), levels())
-    assert [one for seed in range(5) for one in cohort_law(planned, seed) if not one.passed] == []
+    assert [one for seed in range(5) for one in cohort_tests(planned, seed) if not one.passed] == []
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_what_a_sampler_does_not_state_is_not_examined(says: str, question: str)
     failed, silent = asked(plan(CentralNoise(Gaussian(1.0)), levels(says=says)))
     assert failed == set()
     assert question in silent
-    assert silent <= {question, f"rehearsed {question}"}
+    assert silent <= {question, f"trial rounds, {question}"}
 
 
 SAMPLING_LIES = {
@@ -335,13 +335,13 @@ SAMPLING_LIES = {
     "the same regions": "cohort: rate of each",
     "foreseen": "cohort: secrecy",
     "all or nobody": "cohort: spread of sizes",
-    "billed at a quarter": "cohort: rate that is billed",
+    "billed at a quarter": "cohort: rate that is accounted for",
 }
 
 
 @pytest.mark.parametrize("lie", SAMPLING_LIES)
 def test_a_lie_of_a_sampler_that_states_its_law_is_found(lie: str) -> None:
-    found = cohort_law(plan(CentralNoise(Gaussian(1.0)), levels(lie=lie)))
+    found = cohort_tests(plan(CentralNoise(Gaussian(1.0)), levels(lie=lie)))
     assert SAMPLING_LIES[lie] in {one.question for one in failures(found)}
 
 
@@ -350,13 +350,13 @@ def test_a_lie_of_a_sampler_that_states_its_law_is_found(lie: str) -> None:
 )
 def test_a_high_rate_among_few_is_examined(sampler: Sampler) -> None:
     """More than the mean and its root are more than there are: probability 0, and no NaN."""
-    assert [one for one in cohort_law(plan(CentralNoise(Gaussian(1.0)), sampler)) if not one.passed] == []
+    assert [one for one in cohort_tests(plan(CentralNoise(Gaussian(1.0)), sampler)) if not one.passed] == []
 
 
 def test_clients_that_do_not_exist_fail_the_audit_and_do_not_end_it() -> None:
     for wrong in ([-1, 2], [2, 2], [7, 40]):
         draws = Draws("cohort", independent_coins(40, 0.1), [[np.array(wrong)]] * 2)
-        assert [(one.question, one.passed) for one in judged(draws)] == [("cohort: sizes and members", False)]
+        assert [(one.question, one.passed) for one in sampling_tests(draws)] == [("cohort: sizes and members", False)]
 
 
 @dataclass(frozen=True)
@@ -414,12 +414,12 @@ def test_noise_that_is_no_number_fails_every_layer() -> None:
     line = Line("models", "zero_out", ((GaussianNoise(1.0), 1),))
     assert prove(np.full(100, math.nan), np.zeros(100), line, DELTA, 1e-3).lower == math.inf
     with pytest.raises(DataError, match="not finite"):
-        judge_canaries(np.full(10, math.nan), np.zeros(10, dtype=bool), line, DELTA, "client", 1)
+        canary_bounds(np.full(10, math.nan), np.zeros(10, dtype=bool), line, DELTA, "client", 1)
 
 
 def test_a_sampler_that_seldom_draws_anybody_has_its_movement_measured_all_the_same() -> None:
     rare = plan(CentralNoise(Gaussian(1.0)), Poisson(10, 0.01))
-    found = movements(rare)
+    found = sensitivity_tests(rare)
     assert all(one.passed and one.statistics > 0 for one in found)
 
 
@@ -427,7 +427,7 @@ def test_batches_are_examined_where_silos_differ_or_sit_out() -> None:
     unequal = BatchGradient(FixedRecords(4, (16, 24)), 0.7)
     for clients in (Everyone(2), RoundRobin(2, 1)):
         found = audit_behaviour(plan(LocalNoise(Gaussian(1.5)), clients, unequal), rounds=ROUNDS)
-        assert "rehearsed batch: rate" in {one.question for one in found}
+        assert "trial rounds, batch: rate" in {one.question for one in found}
         assert [one for one in found if not one.passed] == []
 
 

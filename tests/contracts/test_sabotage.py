@@ -39,8 +39,8 @@ from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 
 DELTA, ROUNDS = 1e-5, 96
-TENSORS, EACH = "movement of one client, tensors model, batched", "noise of each round"
-RECORD, PAIR = "movement of one record, linear model", "noise of two rounds"
+TENSORS, EACH = "sensitivity to one client, tensors model, batched", "noise of each round"
+RECORD, PAIR = "sensitivity to one record, linear model", "noise of two rounds"
 Array = NDArray[np.float64]
 Patch = pytest.MonkeyPatch
 
@@ -192,7 +192,7 @@ BROKEN = {
     "a batch that is always the same": Sabotage(SILOS, put(FixedRecords, "draw", first_records), "batch: rate of each"),
     # beyond the review
     "records drawn at twice the rate": Sabotage(
-        DP_SGD, put(PoissonRecords, "draw", twice_the_records), "rehearsed batch: rate"
+        DP_SGD, put(PoissonRecords, "draw", twice_the_records), "trial rounds, batch: rate"
     ),
     "the same noise in every round": Sabotage(
         POISSON, put(CentralNoise, "on_server", the_same_again), "noise of two rounds"

@@ -23,8 +23,8 @@ from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Line
 from sordino.audit import one_run
 from sordino.audit.mechanism import gaussian_epsilon_at
-from sordino.audit.rehearsal import Watching
 from sordino.audit.tradeoff import Limit, not_finite
+from sordino.audit.trial_rounds import RecordingEngine
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob, Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
@@ -78,10 +78,10 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, se
     for job, collected in _trained(plan, planted, seed):
         scores += _scores(plan, planted, worker, job, collected, Seeded(seed))
         rounds += 1
-    return judged(scores, planted.inside, line, delta, plan.unit, rounds)
+    return lower_bounds(scores, planted.inside, line, delta, plan.unit, rounds)
 
 
-def judged(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, rounds: int) -> CanaryAudit:
+def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: str, rounds: int) -> CanaryAudit:
     """The best of some numbers of guesses, each at its part of alpha."""
     if not_finite(scores):
         raise DataError("scores of canaries that are not finite", "releases that are numbers", "look for NaN in a part")
@@ -191,7 +191,7 @@ def _table(table: Records, parts: list[NDArray[np.int64]]) -> Clients:
 
 
 def _trained(plan: Plan, planted: Planted, seed: int) -> Iterator[tuple[ClientJob, Collected]]:
-    engine = Watching(InProcess(), absent=planted.absent)
+    engine = RecordingEngine(InProcess(), absent=planted.absent)
     for _ in run(plan, planted.task, engine=engine, streams=Seeded(seed), eval_every=plan.rounds + 1):
         yield engine.seen.pop()
 

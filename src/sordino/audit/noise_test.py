@@ -21,8 +21,8 @@ from scipy import special
 from torch import Tensor
 
 from sordino.accounting.bounds import AlreadyPrivate
-from sordino.audit.rehearsal import Rehearsal, Seen
 from sordino.audit.sequence import whitening
+from sordino.audit.trial_rounds import TrialRound, TrialRounds
 from sordino.parts.distributions import Distribution, Normal
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.release_base import own_message
@@ -162,9 +162,9 @@ def as_normals(noise: Array, drawn: Sequence[Mechanism], coins: np.random.Genera
 # ---- the noise -------------------------------------------------------------------------------------------------------
 
 
-def noise_law(rehearsal: Rehearsal) -> list[Finding]:
+def noise_tests(trials: TrialRounds) -> list[Finding]:
     """Every coordinate of every round's noise, as standard normals if the plan is what ran."""
-    asked = {"noise of the sums": lambda: _sums(rehearsal), "noise of the messages": lambda: _messages(rehearsal.plan)}
+    asked = {"noise of the sums": lambda: _sums(trials), "noise of the messages": lambda: _messages(trials.plan)}
     return [one for question, ask in asked.items() for one in _asked(question, ask)]
 
 
@@ -175,15 +175,13 @@ def _asked(question: str, ask: Callable[[], list[Finding]]) -> list[Finding]:
         return [not_examined(question, str(missing))]
 
 
-def _sums(rehearsal: Rehearsal) -> list[Finding]:
-    """The noise in the sums of rehearsed rounds."""
-    plan = rehearsal.plan
-    rounds = [s for s in rehearsal.rounds if plan.release.accepts(len(s.cohort)) and noise_draws(plan, s.cohort, s.t)]
+def _sums(trials: TrialRounds) -> list[Finding]:
+    """The noise in the sums of trial rounds."""
+    plan = trials.plan
+    rounds = [s for s in trials.rounds if plan.release.accepts(len(s.cohort)) and noise_draws(plan, s.cohort, s.t)]
     if not rounds:
         return [
-            not_examined(
-                "noise of the sums", f"no rehearsed round had noise: release {plan.release.kind!r} states none"
-            )
+            not_examined("noise of the sums", f"no trial round had noise: release {plan.release.kind!r} states none")
         ]
     z = np.stack([standardised(plan, seen) for seen in rounds])  # [rounds, d], NaN where nothing was sent
     z = whitened(plan, z, rounds)
@@ -207,7 +205,7 @@ def _messages(plan: Plan) -> list[Finding]:
     return [replace(one, question=f"message: {one.question}") for one in found]
 
 
-def whitened(plan: Plan, noise: Array, rounds: Sequence[Seen]) -> Array:
+def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
     """C (noise of an episode): Z itself, if what the rounds share is what is billed."""
     if not plan.release.correlated:
         return noise
@@ -223,7 +221,7 @@ def whitened(plan: Plan, noise: Array, rounds: Sequence[Seen]) -> Array:
     return found
 
 
-def standardised(plan: Plan, seen: Seen) -> Array:
+def standardised(plan: Plan, seen: TrialRound) -> Array:
     """The noise of one round's sum as standard normals [d]: what moved, without the clean sum, by its claimed law."""
     drawn, coins = noise_draws(plan, seen.cohort, seen.t), Seeded(seen.episode).at(seen.t, "audit blur")
     count = _denominator(plan, seen)
@@ -235,14 +233,14 @@ def standardised(plan: Plan, seen: Seen) -> Array:
     return np.where(np.asarray(unit) == 0, np.nan, as_normals(noise, drawn, coins))
 
 
-def _denominator(plan: Plan, seen: Seen) -> float:
+def _denominator(plan: Plan, seen: TrialRound) -> float:
     """A constant of the plan where nobody may see who came; else what the release says."""
     if "cohort" not in plan.release.sees:
         return plan.clients.expected
     return plan.release.denominator(plan.clients.expected, len(seen.cohort))
 
 
-def _update(plan: Plan, seen: Seen, encoded: Tensor) -> Tensor:
+def _update(plan: Plan, seen: TrialRound, encoded: Tensor) -> Tensor:
     """What an encoded mean does to the model."""
     return plan.split(plan.decode(encoded, seen.public), seen.public)[0].double()
 
@@ -259,20 +257,20 @@ def _energies(z: Array) -> list[Finding]:
     def scale(energy: Array, freedom: Array) -> Callable[[int], str]:
         return lambda i: f"{math.sqrt(energy[i] / max(freedom[i], 1)):.3f} times the noise"
 
-    def judged(question: str, energy: Array, freedom: Array, where: Callable[[int], str]) -> Finding:
+    def energy_test(question: str, energy: Array, freedom: Array, where: Callable[[int], str]) -> Finding:
         text = scale(energy, freedom)
         return finding(question, chi_square(energy, freedom), lambda i: f"{where(i)}{text(i)}", freedom > 0)
 
     return [
-        judged("noise of all coordinates", np.array([squares.sum()]), np.array([sent.sum()]), lambda _: ""),
-        judged("noise of each coordinate", coordinates, counts, lambda i: f"coordinate {i} has "),
-        judged(
+        energy_test("noise of all coordinates", np.array([squares.sum()]), np.array([sent.sum()]), lambda _: ""),
+        energy_test("noise of each coordinate", coordinates, counts, lambda i: f"coordinate {i} has "),
+        energy_test(
             "noise of each block of coordinates",
             blocks,
             sizes,
             lambda i: f"coordinates {i * BLOCK} to {i * BLOCK + BLOCK - 1} have ",
         ),
-        judged("noise of each round", rounds, widths, lambda i: f"rehearsed round {i} has "),
+        energy_test("noise of each round", rounds, widths, lambda i: f"trial round {i} has "),
     ]
 
 
@@ -299,11 +297,13 @@ def _shape(z: Array) -> list[Finding]:
             chernoff(beyond, np.full(len(TAILS), len(each)), rates),
             lambda i: f"{beyond[i]:.0f} draws beyond {TAILS[i]} sigma where {rates[i] * len(each):.0f} are due",
         ),
-        finding("shape of the noise", np.array([dkw(each)]), lambda _: "distance to the law that is billed"),
+        finding(
+            "shape of the noise", np.array([dkw(each)]), lambda _: "distance to the distribution that is accounted for"
+        ),
     ]
 
 
-def _neighbours(rounds: Sequence[Seen]) -> Pairs:
+def _neighbours(rounds: Sequence[TrialRound]) -> Pairs:
     """Successive rounds, and the same round under other coins."""
     place = {(seen.episode, seen.t): i for i, seen in enumerate(rounds)}
     return [
@@ -321,27 +321,29 @@ def _independence(z: Array, pairs: Pairs) -> list[Finding]:
     lengths = np.linalg.norm(np.where(second != 0, first, 0.0), axis=1) if pairs else np.zeros(0)
     repeats = (first * second).sum(1) / np.maximum(lengths, 1e-300) if pairs else np.zeros(0)
     shifts = [shift for shift in (1, z.shape[1] // 4, z.shape[1] // 2) if 0 < shift < z.shape[1]]
-    likeness = [_likeness(full, shift) for shift in shifts]
-    z_of = np.array([one[0] for one in likeness])
+    correlations = [_correlation(full, shift) for shift in shifts]
+    z_of = np.array([one[0] for one in correlations])
     return [
-        finding("noise of two rounds", normal(repeats), lambda i: f"{repeats[i]:.1f} sigma of likeness", lengths > 0),
+        finding(
+            "noise of two rounds", normal(repeats), lambda i: f"{repeats[i]:.1f} sigma of correlation", lengths > 0
+        ),
         finding(
             "noise of two coordinates",
             normal(z_of),
-            lambda i: f"{z_of[i]:.1f} sigma of likeness at distance {shifts[i]}",
-            np.array([one[1] for one in likeness]) > 0,
+            lambda i: f"{z_of[i]:.1f} sigma of correlation at distance {shifts[i]}",
+            np.array([one[1] for one in correlations]) > 0,
         ),
     ]
 
 
-def _likeness(z: Array, shift: int) -> tuple[float, int]:
+def _correlation(z: Array, shift: int) -> tuple[float, int]:
     """sum sign(z_j) z_k over its standard deviation, and over how many pairs."""
     one, other = z[:, :-shift], z[:, shift:]
     both = (one != 0) & (other != 0)
     return float((np.sign(one) * other)[both].sum() / math.sqrt(max(both.sum(), 1))), int(both.sum())
 
 
-def _along(z: Array, rounds: Sequence[Seen], plan: Plan) -> Finding:
+def _along(z: Array, rounds: Sequence[TrialRound], plan: Plan) -> Finding:
     """The noise along the clean sum: a denominator that follows the cohort, or a sum that is weighed, shows there."""
     clean = np.stack([np.asarray(_update(plan, seen, seen.total)) for seen in rounds])
     clean = np.where(np.isfinite(z), clean, 0.0)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from sordino.accounting.accountant import bound
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Adversary, Line, Participation
-from sordino.audit.rehearsal import fewer_clients, fewer_records, fewer_shares
 from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
+from sordino.audit.trial_rounds import shrink_clients, shrink_local, shrink_release
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
@@ -62,7 +62,7 @@ class Proved:
 
 def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int = 0) -> list[Proved]:
     """One round, against whoever sees the model and whoever reads the messages, where they are promised something."""
-    few = fewer(plan)
+    few = shrink_silos(plan)
     cost = few.cost(Participation(releases=1, max_participations=1))
     kept: dict[tuple[Any, ...], Adversary] = {}
     for line in (cost.line("messages", _weakest(few)), cost.line("models", _weakest(few))):
@@ -125,12 +125,12 @@ def prove(there: Array, gone: Array, line: Line, delta: float, alpha: float) -> 
 # ---- the attacked silo -----------------------------------------------------------------------------------------------
 
 
-def fewer(plan: Plan) -> Plan:
+def shrink_silos(plan: Plan) -> Plan:
     """The same plan for few silos with few records, drawn at about the same rate; one round of it."""
-    clients = fewer_clients(plan.clients)
-    small = fewer_records(plan.local, clients.population, EPISODE, RECORDS)
+    clients = shrink_clients(plan.clients)
+    small = shrink_local(plan.local, clients.population, EPISODE, RECORDS)
     plain = replace(plan, rounds=1, server=Sgd(lr=1.0), postprocess=()).fitted()
-    return replace(plain, clients=clients, local=small, release=fewer_shares(plan.release, clients))
+    return replace(plain, clients=clients, local=small, release=shrink_release(plan.release, clients))
 
 
 def _weakest(plan: Plan) -> int:

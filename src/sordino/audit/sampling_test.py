@@ -1,6 +1,6 @@
-"""Are the coins tossed that are billed? Who was drawn, how often, with whom, and could anybody foresee it?
+"""Sampling tests: are cohorts and batches drawn as the sampler states and the cost assumes? Called by the behaviour audit.
 
-The samplers say how they draw (`Sampler.law`, `RecordSampler.law`); of one that does not, nothing is examined.
+Samplers state how they draw (`Sampler.law`, `RecordSampler.law`); of one that does not, nothing is examined.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.events import Event
 from sordino.audit.noise_test import Finding, chernoff, finding, not_examined
-from sordino.audit.rehearsal import Rehearsal, rehearse
+from sordino.audit.trial_rounds import TrialRounds, run_trial_rounds
 from sordino.errors import UserError
 from sordino.parts.distributions import SamplingLaw
 from sordino.parts.samplers import Everyone
@@ -42,7 +42,7 @@ class Draws:
         return [(t, draw) for episode in self.episodes for t, draw in enumerate(episode)]
 
 
-def cohort_law(plan: Plan, seed: int = 0) -> list[Finding]:
+def cohort_tests(plan: Plan, seed: int = 0) -> list[Finding]:
     """The plan's own sampler, over its own population, on the streams that a run would open."""
     law = plan.clients.law()
     if law is None:
@@ -52,11 +52,11 @@ def cohort_law(plan: Plan, seed: int = 0) -> list[Finding]:
         [plan.clients.draw(t, Seeded(own).at(t, "cohort")) for t in range(length)]
         for own in _seeds(seed, law.population, length)
     ]
-    billed = [_billed("cohort", law, plan.release.event(), plan.clients.amplify(plan.release.event()))]
-    return [*judged(Draws("cohort", law, drawn)), *(billed if plan.clients.amplifies else [])]
+    accounted = [_accounted_rate("cohort", law, plan.release.event(), plan.clients.amplify(plan.release.event()))]
+    return [*sampling_tests(Draws("cohort", law, drawn)), *(accounted if plan.clients.amplifies else [])]
 
 
-def batch_law(plan: Plan, seed: int = 0) -> list[Finding]:
+def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
     """The batches that the local solver asks its engine for, of the smallest silo."""
     reads = plan.local.reads
     if reads is None:
@@ -74,7 +74,10 @@ def batch_law(plan: Plan, seed: int = 0) -> list[Finding]:
     seeds = _seeds(seed, law.population, length * steps)
     drawn = [[row for t in range(length) for row in rows(own, t)] for own in seeds]
     event = _record_event(plan, silo)
-    return [*judged(Draws("batch", law, drawn)), _billed("batch", law, event, reads.amplify(event, silo))]
+    return [
+        *sampling_tests(Draws("batch", law, drawn)),
+        _accounted_rate("batch", law, event, reads.amplify(event, silo)),
+    ]
 
 
 def _steps(plan: Plan) -> int:
@@ -90,46 +93,48 @@ def _silent(what: str, family: str, kind: str) -> Finding:
     return not_examined(f"{what}: sampling", f"{family} {kind!r} does not state how it draws (law)")
 
 
-def _billed(what: str, law: SamplingLaw, event: Event, amplified: Event) -> Finding:
+def _accounted_rate(what: str, law: SamplingLaw, event: Event, amplified: Event) -> Finding:
     """Whether the rate that the bill is amplified by is no less than the stated one."""
-    question, billed = f"{what}: rate that is billed", 1.0 if amplified == event else amplified.inclusion
+    question, billed = f"{what}: rate that is accounted for", 1.0 if amplified == event else amplified.inclusion
     if billed is None:
         return not_examined(question, f"event {amplified.kind!r} does not state its inclusion")
     stated = max(float(law.inclusions(t).max()) for t in range(LENGTH)) if law.secret else 1.0
     held = stated <= billed * (1 + 1e-9)
-    return finding(question, float(held), lambda _: f"drawn at {stated:.4g} where {billed:.4g} is billed")
+    return finding(question, float(held), lambda _: f"drawn at {stated:.4g} where {billed:.4g} is accounted for")
 
 
-def rehearsed_law(rehearsal: Rehearsal) -> list[Finding]:
+def trial_round_tests(trials: TrialRounds) -> list[Finding]:
     """The cohorts that the loop asked its engine for; the batches, read off the sums: a record has its coordinate."""
-    plan = rehearsal.plan
+    plan = trials.plan
     law = plan.clients.law()
     found = (
-        [] if law is None else judged(Draws("cohort", law, _episodes(rehearsal, [s.cohort for s in rehearsal.rounds])))
+        []
+        if law is None
+        else sampling_tests(Draws("cohort", law, _episodes(trials, [s.cohort for s in trials.rounds])))
     )
-    return [replace(one, question=f"rehearsed {one.question}") for one in [*found, *_rehearsed_batches(rehearsal)]]
+    return [replace(one, question=f"trial rounds, {one.question}") for one in [*found, *_trial_batches(trials)]]
 
 
-def _rehearsed_batches(rehearsal: Rehearsal) -> list[Finding]:
+def _trial_batches(trials: TrialRounds) -> list[Finding]:
     """What silo 0 read in each round, where the sum shows it: not under noise that the silo adds itself."""
-    plan, reads = rehearsal.plan, rehearsal.plan.local.reads
+    plan, reads = trials.plan, trials.plan.local.reads
     law = None if reads is None else reads.law(0)
     if reads is None or law is None or isinstance(plan.bound, AlreadyPrivate):
         return []
-    if any(0 not in seen.cohort for seen in rehearsal.rounds):
+    if any(0 not in seen.cohort for seen in trials.rounds):
         try:  # silos that sit out read nothing: the same engine with all of them there
-            rehearsal = rehearse(replace(plan, clients=Everyone(plan.clients.population)), rounds=LENGTH * 2)
+            trials = run_trial_rounds(replace(plan, clients=Everyone(plan.clients.population)), rounds=LENGTH * 2)
         except UserError as error:
             return [not_examined("batch: sampling", f"silo 0 is not in every round ({error})")]
-    if sum(reads.size(silo) for silo in range(plan.clients.population)) > rehearsal.size:
-        return [not_examined("batch: sampling", f"more records than the {rehearsal.size} coordinates that show them")]
-    first = [np.flatnonzero(seen.total[: law.population].numpy() > 0.5) for seen in rehearsal.rounds]
-    return judged(Draws("batch", law, _episodes(rehearsal, first)))
+    if sum(reads.size(silo) for silo in range(plan.clients.population)) > trials.size:
+        return [not_examined("batch: sampling", f"more records than the {trials.size} coordinates that show them")]
+    first = [np.flatnonzero(seen.total[: law.population].numpy() > 0.5) for seen in trials.rounds]
+    return sampling_tests(Draws("batch", law, _episodes(trials, first)))
 
 
-def _episodes(rehearsal: Rehearsal, draws: Sequence[Draw]) -> list[list[Draw]]:
+def _episodes(trials: TrialRounds, draws: Sequence[Draw]) -> list[list[Draw]]:
     found: dict[int, list[Draw]] = {}
-    for seen, draw in zip(rehearsal.rounds, draws, strict=True):
+    for seen, draw in zip(trials.rounds, draws, strict=True):
         found.setdefault(seen.episode, []).append(draw)
     return list(found.values())
 
@@ -143,7 +148,7 @@ def _seeds(seed: int, population: int, length: int) -> list[int]:
 # ---- questions -------------------------------------------------------------------------------------------------------
 
 
-def judged(draws: Draws) -> list[Finding]:
+def sampling_tests(draws: Draws) -> list[Finding]:
     """All questions to what was drawn; a draw that cannot be one ends them."""
     law, sound = draws.law, [float(_sound(draws.law, t, draw)) for t, draw in draws.all]
     wrong = finding(f"{draws.what}: sizes and members", sound, lambda i: f"draw {i}")
@@ -206,7 +211,7 @@ def _rates(draws: Draws) -> list[Finding]:
         hits, trials, mean = sum(one for one, _ in shares), len(shares), sum(p for _, p in shares) / len(shares)
     seen, rate, total = hits / max(trials, 1), due / np.maximum(could, 1), chernoff(hits, trials, mean)
     return [
-        finding(f"{draws.what}: rate", total, lambda _: f"drawn at {seen:.4g} where {mean:.4g} is billed", trials > 0),
+        finding(f"{draws.what}: rate", total, lambda _: f"drawn at {seen:.4g} where {mean:.4g} is accounted for", trials > 0),
         finding(
             f"{draws.what}: rate of each",
             chernoff(each, could, rate),

@@ -1,7 +1,7 @@
-"""How far one client, or one record, moves the sum: two worlds through each of the engine's paths, with the same coins.
+"""Sensitivity tests: how far one client or record changes the sum, on each of the engine's paths. Of the behaviour audit.
 
-The definition of sensitivity, measured: everything but one unit is equal, that unit's slope points the other way or it
-is gone, and the difference of the two sums is compared with what the noise was sized for.
+The definition of sensitivity, measured: two data sets are equal but for one unit, whose gradient points the other way
+or which is gone; all randomness is the same; the difference of the two sums is compared with what the noise is for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.audit.noise_test import Finding, not_examined
-from sordino.audit.rehearsal import FAR, smaller
+from sordino.audit.trial_rounds import FAR, shrink_plan
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob, Worker
 from sordino.engines.inprocess import InProcess, public_update
@@ -59,26 +59,26 @@ def model_of(name: str) -> nn.Module:
     return model
 
 
-def movements(plan: Plan, seed: int = 0) -> list[Finding]:
-    """The movement of one unit on each path, beside the most that is billed."""
-    small = smaller(plan)
-    return [_judged(small, name, path, seed) for name, path in PATHS]
+def sensitivity_tests(plan: Plan, seed: int = 0) -> list[Finding]:
+    """The sensitivity to one unit on each path, beside what the noise is sized for."""
+    small = shrink_plan(plan)
+    return [_compare(small, name, path, seed) for name, path in PATHS]
 
 
-def _judged(plan: Plan, name: str, path: Path | None, seed: int) -> Finding:
-    title = f"movement of one {plan.unit}, {name} model" + (f", {path}" if path else "")
+def _compare(plan: Plan, name: str, path: Path | None, seed: int) -> Finding:
+    title = f"sensitivity to one {plan.unit}, {name} model" + (f", {path}" if path else "")
     if plan.local.message_sensitivity(0) is None:
         return not_examined(title, f"local solver {plan.local.kind!r} does not state its message_sensitivity")
     found = [moved / most for moved, most in _moved(plan, name, path, seed)]
     if not found:
         return not_examined(title, f"nobody was drawn in any of {TRIES} rounds")
     worst = max(found)
-    text = f"{worst:.4g} times what is billed"
+    text = f"{worst:.4g} times what the noise is sized for"
     return Finding(title, len(found), 1.0 if worst <= 1 + ROUNDING else 0.0, text)
 
 
 def _moved(plan: Plan, name: str, path: Path | None, seed: int) -> Iterator[tuple[float, float]]:
-    """(movement, the most that is billed), for some rounds."""
+    """(distance of the two sums, what the noise is sized for), for some rounds."""
     model = model_of(name)
     for t, streams, cohort, row in islice(_drawn(plan, seed), min(plan.rounds, 2)):
         for signs, others in (((1.0, -1.0), 1.0), ((1e-3, -1.0), 1.0), ((1.0, -1.0), 1e-12)):

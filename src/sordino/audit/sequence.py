@@ -124,7 +124,7 @@ def audit_sequence(
             (mark / np.linalg.norm(mark)) @ white @ sequence.released(sums, Seeded(next(seeds)))
             for sums in (movement * x + np.zeros((1, count)), np.zeros((sequence.rounds, count)))
         ]
-        yield _judged(line, scores[0], scores[1], delta, alpha, sequence.rounds, movement)
+        yield _compare(line, scores[0], scores[1], delta, alpha, sequence.rounds, movement)
 
 
 def _coins(clients: Sampler, rounds: int, count: int, streams: Streams) -> Array:
@@ -141,7 +141,7 @@ def _came(cohort: Cohort) -> float:
     return float(len(cohort) > 0 and cohort[0] == 0)
 
 
-def _judged(line: Line, there: Array, gone: Array, delta: float, alpha: float, rounds: int, movement: float) -> Found:
+def _compare(line: Line, there: Array, gone: Array, delta: float, alpha: float, rounds: int, movement: float) -> Found:
     """Cuts are chosen on one half of the trials and judged on the other."""
     upper_epsilon = accountant.epsilon(line.entries, line.relation, delta).value
     if not_finite(there, gone):

@@ -1,4 +1,4 @@
-"""`sordino audit`: the layers of auditing that fit the target, as plain data and as text."""
+"""`sordino audit` and `Result.audit`: every layer of the audit for a run or a file, as plain data and as text."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from sordino.task import Task
 
 
 def check_changes(target: Path, changes: Sequence[str]) -> None:
-    """What has run is as it is: only a file's values can be others."""
+    """Refuse --set and --seed for the folder of a run: only a file can be changed."""
     if changes and target.is_dir():
         raise ConfigError(f"--set or --seed for {target}, which has run", "a TOML file", "drop it, or audit a file")
 
 
 def mechanism(target: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Layer 1: one round of the plan against its certificate, and rehearsed rounds against the plan; needs no data."""
+    """Layer 1: one round of the plan against its certificate, and trial rounds against the plan; needs no data."""
     config = config_of(target, changes)
     return of_plan(config.plan, config.delta)
 
@@ -88,7 +88,7 @@ def trained_run(target: Path) -> tuple[RunFolder, Task]:
 
 
 def prepared(config: Config, target: Path) -> Task:
-    """The task as its rounds see it: columns scaled by what the run has released of them, or by a rehearsal."""
+    """The task as its rounds see it: columns scaled by what the run has released of them, or by trial rounds."""
     task = config.build()
     if not task.waiting:
         return task
@@ -119,7 +119,7 @@ def _noise(records: int) -> float:
 
 
 def text(found: dict[str, Any]) -> str:
-    """All that was found, a line each."""
+    """The findings as text, a line each."""
     lines = [_mechanism_line(audit) for audit in found.get("mechanism", [])]
     if found.get("behaviour"):
         lines += _behaviour_lines(found["behaviour"])
@@ -140,8 +140,8 @@ def _behaviour_lines(ran: list[dict[str, Any]]) -> list[str]:
     odd = [one for one in ran if one["examined"] and not one["passed"]]
     asked = sum(one["statistics"] for one in ran)
     lines = [
-        f"behaviour: {len(ran) - len(silent)} questions, {asked} statistics of noise, coins and movement: "
-        f"{len(odd)} not as planned" + (f"; {len(silent)} more questions NOT EXAMINED" if silent else "")
+        f"behaviour: {len(ran) - len(silent)} tests with {asked} statistics of noise, sampling and sensitivity: "
+        f"{len(odd)} not as planned" + (f"; {len(silent)} more tests NOT EXAMINED" if silent else "")
     ]
     lines += [f"  {one['question']}: {one['worst']} (chance {one['chance']:.1g}): NOT AS PLANNED" for one in odd]
     return lines + [f"  {one['question']}: {one['worst']}: NOT EXAMINED" for one in silent]
@@ -156,16 +156,16 @@ def _canary_line(c: dict[str, Any]) -> str:
 
 
 def _verdicts(found: dict[str, Any]) -> list[str]:
-    """Beaten is one thing, other than planned another, not looked at a third: all are said."""
+    """One line for each way not to pass: a bound exceeded, a test that failed, a test that could not be made."""
     if found["passed"]:
         return ["passed"]
     attacks, asked = found.get("mechanism", []), found.get("behaviour", [])
     beaten = any(one["examined"] and not one["passed"] for one in attacks)
     odd = any(one["examined"] and not one["passed"] for one in asked)
     silent = not all(one["examined"] for one in (*attacks, *asked))
-    told = ["FAILED: what runs is not what the plan says"] if odd else []
-    told += ["FAILED: more was learnt than the certificate allows"] if beaten or not (odd or silent) else []
-    return told + (
+    lines = ["FAILED: what runs is not what the plan says"] if odd else []
+    lines += ["FAILED: more was learnt than the certificate allows"] if beaten or not (odd or silent) else []
+    return lines + (
         ["NOT PASSED: some of it was not examined (docs/own-parts.md says what a part can state)"] if silent else []
     )
 

@@ -128,7 +128,7 @@ class Release(Part):
     def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...] | None:
         """The independent draws whose sum is the noise in the sum of this cohort's messages; None: not stated.
 
-        `sordino audit` compares the noise of rehearsed rounds with it.
+        `sordino audit` compares the noise of trial rounds with it.
         """
         return None
 

@@ -1,9 +1,9 @@
-"""A rehearsal: the plan's own rounds, run by `run` on a real engine, with few clients and made-up data.
+"""Trial rounds: a plan's rounds run by the loop on a real engine, with few clients and synthetic data, for the audit.
 
 Every part is the plan's. Cohorts and silos are made small at the same rates, and the server is plain, so that a
-round's step is the decoded mean itself. Episodes have streams of their own: what repeats among them was no secret.
-
-What runs beside what the plan says: rehearsed rounds, their noise, their coins, and how far one unit moves a sum."""
+round's step is the decoded mean itself. Every episode has random streams of its own: what repeats between two of them
+was not secret.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from sordino.runs.charge_log import PrefixHash
 from sordino.runs.checkpoint import Checkpoint
 from sordino.task import Task
 
-SIZE = 1024  # coordinates of the rehearsed model
+SIZE = 1024  # coordinates of the model
 ROUNDS, EPISODE = 256, 32  # rounds in all, and at most so many with one seed
-FEW, MOST = 8, 20_000  # a rehearsed cohort, and the largest population
+FEW, MOST = 8, 20_000  # a cohort, and the largest population
 FAR = 1e38  # a target that no prediction reaches: the slope of |w x - y| is x, whatever w
 
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Seen:
-    """One round, as the loop and its engine left it."""
+class TrialRound:
+    """One trial round: who took part, the sum before the noise, and the step that the model took."""
 
     episode: int
     t: int
@@ -57,29 +57,29 @@ class Seen:
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Rehearsal:
-    """What ran, and all that was seen of it."""
+class TrialRounds:
+    """The small plan that ran, and its rounds."""
 
     plan: Plan
-    rounds: list[Seen]
+    rounds: list[TrialRound]
     size: int = SIZE  # coordinates of the model
 
 
-def rehearse(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> Rehearsal:
+def run_trial_rounds(plan: Plan, seed: int = 0, rounds: int = ROUNDS) -> TrialRounds:
     """So many rounds, in all episodes together, of the small copy of the plan, through `run`."""
-    small = smaller(plan)
-    task, length = made_up(small), min(small.rounds, EPISODE)
+    small = shrink_plan(plan)
+    task, length = synthetic_task(small), min(small.rounds, EPISODE)
     episodes = max(2, math.ceil(rounds / length))
     seeds = [Seeded((seed << 32) + (1 << 31) + episode) for episode in range(episodes)]
-    return Rehearsal(small, [one for e, own in enumerate(seeds) for one in _episode(small, task, own, length, e)])
+    return TrialRounds(small, [one for e, own in enumerate(seeds) for one in _episode(small, task, own, length, e)])
 
 
-def _episode(plan: Plan, task: Task, streams: Streams, length: int, episode: int) -> Iterator[Seen]:
-    engine, before = Watching(InProcess()), task.layout.flatten(task.model)
+def _episode(plan: Plan, task: Task, streams: Streams, length: int, episode: int) -> Iterator[TrialRound]:
+    engine, before = RecordingEngine(InProcess()), task.layout.flatten(task.model)
     for done in _legs(plan, task, engine, streams, length):
         job, collected = engine.seen.pop()
         after = plan.server.result(done.state.memory)
-        yield Seen(episode, done.t, job.cohort, job.public, collected.total, before - after)
+        yield TrialRound(episode, done.t, job.cohort, job.public, collected.total, before - after)
         before = after
 
 
@@ -95,8 +95,8 @@ def _legs(plan: Plan, task: Task, engine: Engine, streams: Streams, length: int)
 
 @codec.hides_values
 @dataclass(frozen=True)
-class Watching(Engine):
-    """An engine that writes down what it was asked and what it answered."""
+class RecordingEngine(Engine):
+    """An engine that keeps every job and its answer."""
 
     inner: Engine
     absent: frozenset[int] = frozenset()  # clients of the plan's population that do not exist
@@ -107,7 +107,7 @@ class Watching(Engine):
         return self.inner.offers
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> Worker:
-        return _Watched(self.inner.prepare(plan, task, streams), self.absent, self.seen)
+        return _RecordingWorker(self.inner.prepare(plan, task, streams), self.absent, self.seen)
 
 
 @codec.hides_values
@@ -121,7 +121,7 @@ class _Examined(Collected):
 
 @codec.hides_values
 @dataclass(frozen=True)
-class _Watched(Worker):
+class _RecordingWorker(Worker):
     worker: Worker
     absent: frozenset[int]
     seen: list[tuple[ClientJob, Collected]]
@@ -144,28 +144,30 @@ class _Watched(Worker):
         return collected
 
 
-# ---- made small ------------------------------------------------------------------------------------------------------
+# ---- smaller plans --------------------------------------------------------------------------------------------------
 
 
-def smaller(plan: Plan) -> Plan:
+def shrink_plan(plan: Plan) -> Plan:
     """The same parts at the same rates, for few clients; the plan as it is, but for its server, if it cannot shrink."""
     plain = replace(plan, server=Sgd(lr=1.0), postprocess=())
     try:
-        clients = fewer_clients(plan.clients)
+        clients = shrink_clients(plan.clients)
         rounds = min(plan.rounds, EPISODE)
-        local = fewer_records(plan.local, clients.population, rounds, SIZE // clients.population)
-        return replace(plain, rounds=rounds, clients=clients, local=local, release=fewer_shares(plan.release, clients))
+        local = shrink_local(plan.local, clients.population, rounds, SIZE // clients.population)
+        return replace(
+            plain, rounds=rounds, clients=clients, local=local, release=shrink_release(plan.release, clients)
+        )
     except UserError:
         return plain
 
 
-def fewer_clients(clients: Sampler) -> Sampler:
+def shrink_clients(clients: Sampler) -> Sampler:
     """About `FEW` in a cohort, drawn at the same rate; the sampler itself where it does not say how to shrink."""
     share = min(1.0, FEW / clients.expected, MOST / clients.population)
     return clients if share == 1.0 else clients.shrunk(share)
 
 
-def fewer_shares(release: Release, clients: Sampler) -> Release:
+def shrink_release(release: Release, clients: Sampler) -> Release:
     """No more reports asked for, and no more noise multipliers, than there are clients."""
     changed: dict[str, Any] = {}
     if getattr(release, "at_least", 0) > clients.expected:
@@ -175,7 +177,7 @@ def fewer_shares(release: Release, clients: Sampler) -> Release:
     return replace(release, **changed) if changed else release  # type: ignore[type-var]
 
 
-def fewer_records(local: LocalSolver, silos: int, rounds: int, most: int) -> LocalSolver:
+def shrink_local(local: LocalSolver, silos: int, rounds: int, most: int) -> LocalSolver:
     """The same solver for so many silos of at most `most` records each."""
     changed: dict[str, Any] = {}
     if local.noise_multipliers:
@@ -188,10 +190,10 @@ def fewer_records(local: LocalSolver, silos: int, rounds: int, most: int) -> Loc
     return replace(local, **changed) if changed else local  # type: ignore[type-var]
 
 
-# ---- made up ---------------------------------------------------------------------------------------------------------
+# ---- synthetic data -------------------------------------------------------------------------------------------------
 
 
-def made_up(plan: Plan) -> Task:
+def synthetic_task(plan: Plan) -> Task:
     """A linear model at zero under |w x - y| with y out of reach: a record's slope is its x, in every step.
 
     Unit client: every client pulls all coordinates, far beyond the clip norm. Unit record: every record pulls a
@@ -201,7 +203,7 @@ def made_up(plan: Plan) -> Task:
     nn.init.zeros_(model.weight)
     reads, population = plan.local.reads, plan.clients.population
     if reads is None:
-        x = far_out(plan)
+        x = large_updates(plan)
         held = Clients(Records(x, _never(len(x))), np.arange(population) % len(x), np.arange(population + 1))
     else:
         sizes = [reads.size(silo) for silo in range(population)]
@@ -212,7 +214,7 @@ def made_up(plan: Plan) -> Task:
     return Task(model, held, loss="absolute", public=Records(torch.ones(1, SIZE), _never(1)))
 
 
-def far_out(plan: Plan) -> Tensor:
+def large_updates(plan: Plan) -> Tensor:
     """Updates over all coordinates, far outside the clip norm, and where float32 squares overflow."""
     signs = 1.0 - 2.0 * (torch.arange(SIZE) % 2)
     return torch.stack([signs * scale for scale in (1e6, 1e20)])
