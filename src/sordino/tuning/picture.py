@@ -1,59 +1,83 @@
-"""The picture of a sweep: curves with 95% bands, and the metric against every numeric key, or of every setting."""
+"""The picture of a sweep: curves with 95% bands, every setting with its interval, the metric against numeric keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sordino.report.aggregate import Row, label, ordered, varying
 from sordino.report.charts import axis_of
-from sordino.report.figures import SERIES_MOST, Axis, Chart, Series, chart_figure, keep
+from sordino.report.colours import LIGHT, SERIES
+from sordino.report.figures import MARKS, SERIES_MOST, Axis, Chart, Series, keep, plot_chart
+
+LISTED = 24  # settings in the list, the best first
 
 
 def draw(rows: Sequence[Row], metric: str, chosen_by: str, path: Path) -> None:
-    """`path`.png and `path`.svg."""
+    """`path`.png and `path`.svg; the list of settings is the legend of the curves."""
+    from matplotlib.figure import Figure
+
     keys, finite = varying(rows), [row for row in ordered(rows, metric) if row.finite]
     numeric = len(keys) <= 2 and all(isinstance(row.settings.get(key), int | float) for key in keys for row in rows)
-    charts = [_curves(finite[:SERIES_MOST], keys, metric, chosen_by)]
-    charts += [_against(finite, key, keys, metric) for key in keys] if numeric else [_ranks(finite, keys, metric)]
-    keep(chart_figure(*charts), path.with_suffix(".png"))
+    against = keys if numeric else []
+    tall = 0.22 * min(len(finite), LISTED) + 2.8
+    curves = any(len(row.band()) > 1 for row in finite)
+    figure = Figure(figsize=(4.8 * (1 + curves + len(against)), tall), layout="constrained")
+    panels = list(figure.subplots(1, 1 + curves + len(against), squeeze=False)[0])
+    if curves:
+        plot_chart(panels.pop(0), _curves(finite[:SERIES_MOST], metric))
+    settings, *others = panels
+    _list(settings, finite[:LISTED], keys, metric)
+    for axes, key in zip(others, against, strict=True):
+        _against(axes, finite, key, keys, metric)
+    interval = "; bands and bars are 95% intervals over seeds" if len(rows[0].seeds) > 2 else ""
+    figure.supxlabel(f"{metric} on {chosen_by}{interval}", fontsize="x-small", color=LIGHT["quiet"])
+    keep(figure, path.with_suffix(".png"))
 
 
-def _curves(rows: Sequence[Row], keys: Sequence[str], metric: str, chosen_by: str) -> Chart:
-    """The metric by round: mean and band over seeds, of the best settings."""
+def _list(axes: Any, rows: Sequence[Row], keys: Sequence[str], metric: str) -> None:
+    """The metric of every setting with its interval, the best on top, in the colours of the curves."""
+    colours = [LIGHT[SERIES[place]] if place < SERIES_MOST else LIGHT["quiet"] for place in range(len(rows))]
+    for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
+        if (found := row.estimate) is not None:
+            mark, wide = MARKS[place % len(MARKS)], found.half_width or 0.0
+            axes.errorbar([found.mean], [place], xerr=[wide], fmt=mark, color=colour, capsize=3, lw=1.5)
+    axes.set_yticks(range(len(rows)), [label(row, keys) for row in rows])
+    for text, colour in zip(axes.get_yticklabels(), colours, strict=True):
+        text.set_color(colour)
+    axes.invert_yaxis()
+    axes.set_xlabel(metric)
+    axes.grid(axis="x", color=LIGHT["rule"], lw=0.8)
+
+
+def _curves(rows: Sequence[Row], metric: str) -> Chart:
+    """The metric by round: mean and band over seeds, of the best settings; without names, which the list has."""
     found: list[Series] = []
     for tone, row in enumerate(rows):
         band = row.band()
         rounds, means = tuple(float(t) for t, _ in band), tuple(one.mean for _, one in band)
         widths = [one.half_width or 0.0 for _, one in band]
         low, high = (tuple(m + sign * w for m, w in zip(means, widths, strict=True)) for sign in (-1, 1))
-        found += [Series("", rounds, low, tone, "band", high), Series(label(row, keys), rounds, means, tone)]
-    says = f"{metric} on {chosen_by}; bands are 95% intervals over seeds"
-    return Chart("curves", metric, says, Axis("round", whole=True), axis_of(metric), tuple(found))
+        found += [Series("", rounds, low, tone, "band", high), Series("", rounds, means, tone)]
+    return Chart("curves", metric, f"{metric} by round", Axis("round", whole=True), axis_of(metric), tuple(found))
 
 
-def _against(rows: Sequence[Row], key: str, keys: Sequence[str], metric: str) -> Chart:
+def _against(axes: Any, rows: Sequence[Row], key: str, keys: Sequence[str], metric: str) -> None:
     """The metric against one key, with intervals; a line for every value of the other key."""
     others, lines = [other for other in keys if other != key], dict[str, list[Row]]()
     for row in sorted(rows, key=lambda row: float(row.settings[key])):
         lines.setdefault(label(row, others) if others else "", []).append(row)
-    series = [
-        _dots(name, line, [float(row.settings[key]) for row in line], k) for k, (name, line) in enumerate(lines.items())
-    ]
-    values = [float(row.settings[key]) for row in rows]
-    log = min(values) > 0 and max(values) >= 8 * min(values)
-    return Chart(f"by-{key}", key, f"{metric} by {key}", Axis(key, log=log), axis_of(metric), tuple(series))
-
-
-def _ranks(rows: Sequence[Row], keys: Sequence[str], metric: str) -> Chart:
-    """The metric of every setting with its interval, the best first; colours are those of the curves."""
-    series = [_dots(label(row, keys), [row], [place + 1.0], place) for place, row in enumerate(rows)]
-    x = Axis("rank of the setting", whole=True, low=0.5, high=len(rows) + 0.5)
-    return Chart("ranks", metric, f"{metric} of every setting", x, axis_of(metric), tuple(series))
-
-
-def _dots(name: str, rows: Sequence[Row], at: Sequence[float], tone: int) -> Series:
-    """Means with error bars."""
-    found = [row.estimate for row in rows if row.estimate is not None]
-    low, high = (tuple(one.mean + sign * (one.half_width or 0.0) for one in found) for sign in (-1, 1))
-    return Series(name, tuple(at), low, tone, "dots", high)
+    for tone, (name, line) in enumerate(lines.items()):
+        found = [row.estimate for row in line if row.estimate is not None]
+        at, colour = [float(row.settings[key]) for row in line], LIGHT[SERIES[tone % SERIES_MOST]]
+        bars = [one.half_width or 0.0 for one in found]
+        axes.errorbar(at, [one.mean for one in found], bars, marker="o", ms=4, capsize=3, color=colour, label=name)
+    values = sorted({float(row.settings[key]) for row in rows})
+    axes.set_xscale("log" if values[0] > 0 and values[-1] >= 8 * values[0] else "linear")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+    axes.set(xlabel=key.removeprefix("recipe."), ylabel=metric)
+    axes.grid(axis="y", color=LIGHT["rule"], lw=0.8)
+    if others:
+        axes.legend(fontsize="small", frameon=False)
