@@ -36,7 +36,7 @@ _PROPERTIES = {
 }
 _TURNED = {"transpose", "t"}  # in place: entries stay where they are, and dimensions have other names
 _SILENT = {"detach", "alias"}  # torch makes them for itself, not always as many
-_AFFINE = {operator.mul, operator.add, operator.sub, operator.neg, torch.sym_sum}
+_AFFINE = {operator.mul, operator.add, operator.sub, operator.neg, getattr(torch, "sym_sum", operator.add)}
 _SIZED = {
     *("view", "reshape", "expand", "new_zeros", "new_ones", "new_full", "new_empty", "unflatten", "repeat"),
     *("zeros", "ones", "full", "empty", "rand", "randn", "_unsafe_view", "sym_size", "_assert", "_assert_scalar"),
