@@ -14,38 +14,22 @@ A part of another package stands beside ours: `codec.plugins` brings it in, `for
 
 from __future__ import annotations
 
-from sordino.codec import plugins
-from sordino.codec.part import DEEPEST, Foreign, Part, check_parts, family_of, foreign, nested_values, package_of
-from sordino.codec.serialization import (
-    call,
-    check_plain,
-    digest,
-    dump,
-    read,
-    to_json,
-    to_toml,
-)
-from sordino.codec.short_repr import hides_values
-from sordino.codec.spelling import check_keywords, nearest
-
-__all__ = [
-    "DEEPEST",
-    "Foreign",
-    "Part",
-    "call",
-    "check_keywords",
-    "check_parts",
-    "check_plain",
-    "digest",
-    "dump",
-    "family_of",
-    "foreign",
-    "hides_values",
-    "nearest",
-    "nested_values",
-    "package_of",
-    "plugins",
-    "read",
-    "to_json",
-    "to_toml",
-]
+from sordino.codec import plugins as plugins
+from sordino.codec.part import DEEPEST as DEEPEST
+from sordino.codec.part import Foreign as Foreign
+from sordino.codec.part import Part as Part
+from sordino.codec.part import check_parts as check_parts
+from sordino.codec.part import family_of as family_of
+from sordino.codec.part import foreign as foreign
+from sordino.codec.part import nested_values as nested_values
+from sordino.codec.part import package_of as package_of
+from sordino.codec.serialization import call as call
+from sordino.codec.serialization import check_plain as check_plain
+from sordino.codec.serialization import digest as digest
+from sordino.codec.serialization import dump as dump
+from sordino.codec.serialization import read as read
+from sordino.codec.serialization import to_json as to_json
+from sordino.codec.serialization import to_toml as to_toml
+from sordino.codec.short_repr import hides_values as hides_values
+from sordino.codec.spelling import check_keywords as check_keywords
+from sordino.codec.spelling import nearest as nearest

@@ -48,7 +48,10 @@ def find(source: Source) -> Path | None:
     folders = [cache_folder()]
     named = os.environ.get("SORDINO_DATA")
     if named:
-        folders.insert(0, _existing(Path(named).expanduser()))
+        folders.insert(0, Path(named).expanduser())
+        if not folders[0].is_dir():
+            fix = "correct the variable, or unset it to download"
+            raise DataError(f"SORDINO_DATA = {folders[0]}", "an existing folder", fix)
     candidates = [folder / (source.path + ending) for folder in folders for ending in ("", ".gz")]
     if source.unpacked:
         bare = source.path.removesuffix(".gz")
@@ -76,14 +79,6 @@ def read(source: Source) -> bytes:
         return inside
     _verify(source, content, str(path), fix)
     return content
-
-
-def _existing(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise DataError(
-            f"SORDINO_DATA = {folder}", "an existing folder", "correct the variable, or unset it to download"
-        )
-    return folder
 
 
 def _content(path: Path, unpack: bool) -> bytes:

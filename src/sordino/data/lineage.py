@@ -70,7 +70,9 @@ def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs
     for run in (*(run for run in known if not made_here or run.known_from != IN_FILE), *made_here):
         now = _CURRENT.get(run.run, lambda run=run: run)()
         if now is not None:
-            found.setdefault(now.run, now.on(_same_data(now.run, records)))
+            mark = _DATA.get(now.run)
+            same_data = mark is not None and bool(records) and mark.matches(records)
+            found.setdefault(now.run, now.on(same_data))
     return tuple(found.values())
 
 
@@ -85,11 +87,6 @@ def _recognised(model: nn.Module, known: set[str]) -> list[EarlierRun]:
     made = [_TENSORS[held] for held in tensor_hashes(model).values() if held in _TENSORS] if _TENSORS else []
     new = dict.fromkeys(runs[0] for runs in made if not known & set(runs))
     return [run for name in new for run in _RUNS[name]]
-
-
-def _same_data(run: str, records: Sequence[Tensor]) -> bool:
-    mark = _DATA.get(run)
-    return mark is not None and bool(records) and mark.matches(records)
 
 
 # ---- registration -------------------------------------------------------------------------------------------------

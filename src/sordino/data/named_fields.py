@@ -150,14 +150,14 @@ def _columns(model: nn.Module, entry: Any, name: str) -> Columns:
         entry = {field: [row[field] for row in rows] for field in (rows[0] if rows else ())}
         if not rows:
             return {}
-    entry = {LABELS if field in ALIASES else field: column for field, column in entry.items() if not _is_text(column)}
+    entry = {LABELS if field in ALIASES else field: column for field, column in entry.items()}
+    text = [
+        f for f, c in entry.items() if not isinstance(c, Tensor) and len(c) and isinstance(c[0], str | bytes | None)
+    ]
+    entry = {field: column for field, column in entry.items() if field not in text}
     columns = {field: [_tensor(value, f"{field} of {name}") for value in column] for field, column in entry.items()}
     _check_columns(model, columns, name)
     return columns
-
-
-def _is_text(column: Any) -> bool:
-    return not isinstance(column, Tensor) and len(column) > 0 and isinstance(column[0], str | bytes | None)
 
 
 def _tensor(value: Any, where: str) -> Tensor:

@@ -175,12 +175,10 @@ class Program:
     @property
     def chain(self) -> list[nn.Module]:
         """Layers of a sequential model, in order; empty for any other model."""
-        return self._once("chain", self._chain)  # type: ignore[no-any-return]
-
-    def _chain(self) -> list[nn.Module]:
         if self.trusted:
             return []
-        return in_order(self.model) if self.plain else chained(self.graph().graph, self.model)
+        made = (lambda: in_order(self.model)) if self.plain else (lambda: chained(self.graph().graph, self.model))
+        return self._once("chain", made)  # type: ignore[no-any-return]
 
     # ---- what is proved ---------------------------------------------------------------------------------------------
 
@@ -337,13 +335,8 @@ def capture_error(what: str, why: str) -> PlanError:
 
 
 def _everywhere_hooked() -> bool:
-    hooks = (
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_backward_hooks,
-        torch_module._global_backward_pre_hooks,
-    )
-    return any(hooks)
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return any(getattr(torch_module, f"_global_{name}") for name in names)
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -94,8 +94,12 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
     """The first `train` and `test` records; with `validation` the test is what follows the training records taken."""
     if data.offsets is not None and (train is not None or validation):
         raise ConfigError("train or validation of memory-mapped data", "all of its records", "write another folder")
+    if validation and train is None:
+        raise ConfigError("validation = true without train", "how many records to train on", "add train = 50000 (say)")
     if validation:
-        data = _with_validation(data, train)
+        _check_count("train", train, len(data.y) - 1)
+        groups = None if data.groups is None else data.groups[train:]
+        data = replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=groups)
     _check_count("train", train, len(data.y))
     _check_count("test", test, len(data.test_y))
     return replace(
@@ -107,15 +111,6 @@ def select_records(data: Dataset, train: int | None, test: int | None, validatio
         test_y=data.test_y[:test],
         test_groups=None if data.test_groups is None else data.test_groups[:test],
     )
-
-
-def _with_validation(data: Dataset, train: int | None) -> Dataset:
-    """The same data with the training records after the first `train` as its test."""
-    if train is None:
-        raise ConfigError("validation = true without train", "how many records to train on", "add train = 50000 (say)")
-    _check_count("train", train, len(data.y) - 1)
-    groups = None if data.groups is None else data.groups[train:]
-    return replace(data, test_x=data.x[train:], test_y=data.y[train:], test_groups=groups)
 
 
 def _check_count(option: str, asked: int | None, present: int) -> None:

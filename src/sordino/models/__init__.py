@@ -4,42 +4,24 @@ from __future__ import annotations
 
 from typing import cast
 
-from sordino.models import nets
-from sordino.models.architecture import Architecture, RegisteredModel, Shape, add_model, build_seeded
-from sordino.models.in_memory import InMemoryModel
-from sordino.models.nets import (
-    CharLstm,
-    DpMnistCnn,
-    EmnistCnn,
-    FemnistCnn,
-    Linear,
-    Logistic,
-    Mlp,
-    ResNet18,
-    SmallCnn,
-    SvhnCnn,
-)
+from sordino.models import nets as nets
+from sordino.models.architecture import Architecture as Architecture
+from sordino.models.architecture import RegisteredModel as RegisteredModel
+from sordino.models.architecture import Shape as Shape
+from sordino.models.architecture import add_model as add_model
+from sordino.models.architecture import build_seeded as build_seeded
+from sordino.models.in_memory import InMemoryModel as InMemoryModel
+from sordino.models.nets import CharLstm as CharLstm
+from sordino.models.nets import DpMnistCnn as DpMnistCnn
+from sordino.models.nets import EmnistCnn as EmnistCnn
+from sordino.models.nets import FemnistCnn as FemnistCnn
+from sordino.models.nets import Linear as Linear
+from sordino.models.nets import Logistic as Logistic
+from sordino.models.nets import Mlp as Mlp
+from sordino.models.nets import ResNet18 as ResNet18
+from sordino.models.nets import SmallCnn as SmallCnn
+from sordino.models.nets import SvhnCnn as SvhnCnn
 
 ARCHITECTURES = {
     kind: cast(type[Architecture], net) for kind, net in Architecture.members.items() if net.__module__ == nets.__name__
 }
-
-__all__ = [
-    "ARCHITECTURES",
-    "Architecture",
-    "CharLstm",
-    "DpMnistCnn",
-    "EmnistCnn",
-    "FemnistCnn",
-    "InMemoryModel",
-    "Linear",
-    "Logistic",
-    "Mlp",
-    "RegisteredModel",
-    "ResNet18",
-    "Shape",
-    "SmallCnn",
-    "SvhnCnn",
-    "add_model",
-    "build_seeded",
-]

@@ -41,7 +41,8 @@ class InMemoryModel(Architecture, kind="in_memory"):
         model = unwrapped_model(task.model)
         loss = "" if has_written_form(task.losses) else _called(task.loss)
         own = {Foreign(*package_of(m.__module__), "Module", m.__name__) for m in _classes(model)}
-        own |= {Foreign(*package_of(_module(task.loss)), "Loss", loss)} if loss else set()
+        home = str(getattr(task.loss, "__module__", type(task.loss).__module__) or "builtins")
+        own |= {Foreign(*package_of(home), "Loss", loss)} if loss else set()
         foreign = tuple(sorted(part for part in own if part.package not in _KNOWN))
         shapes = _shapes(task)
         metrics = tuple(one.name for one in task.metrics if isinstance(one, GivenMetric))
@@ -101,7 +102,3 @@ def _classes(model: nn.Module) -> list[type[nn.Module]]:
 
 def _called(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _module(function: Any) -> str:
-    return str(getattr(function, "__module__", type(function).__module__) or "builtins")
