@@ -1,4 +1,4 @@
-"""What a run leaves: lines of history, the model, what was declared public, and the counts that a bill needs."""
+"""What a run leaves: lines of history, the model, what was declared public, and the counts that a cost needs."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def train(
     With `out` the run is kept in a folder as `sordino run` keeps it, and `resume=True` goes on with what is there.
     `metrics` are figures of the test rows, by name or {name: function of (outputs, targets)}; `train_metrics` adds
     train_loss, train_accuracy, ... to the diagnostics. `stop` ends the run early by public figures: that saves time,
-    and all planned rounds are billed. `on_round` is told every line of the history. `ledger` is a file that all runs on
+    and all planned rounds are accounted. `on_round` gets every line of the history. `ledger` is a file that all runs on
     the same data are charged to, whole and before the first round, or refused; `dataset` is the name that the data have
     in it. Clients train on `device`. In a terminal or a notebook a bar shows the rounds, unless `progress=False`.
     """

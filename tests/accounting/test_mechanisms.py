@@ -204,7 +204,7 @@ def test_postprocessing_is_told_the_noise_std_of_unequal_clients(monkeypatch: py
 def test_a_multiplier_that_is_not_positive_and_finite_is_refused(
     law: Callable[[float], Mechanism], noise_multiplier: float
 ) -> None:
-    with pytest.raises(PlanError, match="noise_multiplier"):
+    with pytest.raises(PlanError, match="noise multiplier"):
         law(noise_multiplier)
-    with pytest.raises(PlanError, match="noise_multiplier"):
+    with pytest.raises(PlanError, match="noise multiplier"):
         LocalNoise(law(1.0), (1.0, noise_multiplier))

@@ -1,4 +1,4 @@
-"""A correct round lands just below what it is billed; the audit sees every adversary who was promised something."""
+"""A correct round lands just below what it is accounted; the audit sees every adversary who was promised something."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class TwoLevels(Sampler, kind="two levels of a test"):
         return chosen if self.lie != "all or nobody" else (inside if rng.random() < self.rate else inside[:0])
 
     def amplify(self, event: Event) -> Event:
-        return PoissonSampled(self.rate / (4 if self.lie == "billed at a quarter" else 1), event)
+        return PoissonSampled(self.rate / (4 if self.lie == "accounted at a quarter" else 1), event)
 
     def law(self) -> SamplingLaw | None:
         if self.says == "nothing":
@@ -335,7 +335,7 @@ SAMPLING_LIES = {
     "the same regions": "cohort: rate of each",
     "foreseen": "cohort: secrecy",
     "all or nobody": "cohort: spread of sizes",
-    "billed at a quarter": "cohort: rate that is accounted for",
+    "accounted at a quarter": "cohort: rate that is accounted for",
 }
 
 

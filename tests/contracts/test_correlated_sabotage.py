@@ -118,8 +118,8 @@ BROKEN = {
     "bands lost at a resume": (BANDS, forgets, "noise of each round"),
     "noise correlated with the wrong sign": (BANDS, wrong_sign, "noise of two rounds"),
     "separation not kept": (BANDS, hasty, "trial rounds, cohort: rest"),
-    "the identity, billed as C": (BANDS, independent, "noise of two rounds"),
-    "bands that do not drift as billed": (DRIFT, steady, "noise of two rounds"),
+    "the identity, accounted as C": (BANDS, independent, "noise of two rounds"),
+    "bands that do not drift as accounted": (DRIFT, steady, "noise of two rounds"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Stopping by public figures saves time, not epsilon: every planned round is billed; a smaller bill would be false."""
+"""Stopping by public figures saves time, not epsilon: every planned round is accounted; less would be false."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_all_planned_rounds_are_billed_and_the_certificate_says_why(tmp_path: Pa
         assert made["epsilon"] == whole["epsilon"]
         assert made["adversaries"] == whole["adversaries"]
         assert "early stopping on public rows: accuracy" in made["counts"]["stopped_by"]
-        assert "all planned rounds are billed" in made["counts"]["stopped_by"]
+        assert "all planned rounds are accounted" in made["counts"]["stopped_by"]
     assert "The run ended by early stopping" in sordino("explain", tmp_path / "run").out
     assert sordino("certify", tmp_path / "run").code == 0
 
 
 def test_the_rounds_that_ran_would_be_too_small_a_bill() -> None:
-    """Sabotage: a rule of released models that stops when much was learnt, billed for the rounds until then.
+    """Sabotage: a rule of released models that stops when much was learnt, accounted for the rounds until then.
 
     Of Gaussian rounds the log ratio of neighbours after t of them is a walk L_t with steps N(mu^2/2, mu^2), and a
     function of the released models. (epsilon, delta) asks E[1 - exp(epsilon - L)]+ <= delta of what is released. With

@@ -1,4 +1,4 @@
-"""Promise: of every recipe, one round is attacked and stays below its certificate; its noise and coins are as billed.
+"""Promise: one round of every recipe is attacked and stays below its certificate; noise and coins are as accounted.
 
 A new recipe fails here until it has an example: add its name to EXAMPLES with settings that its function takes; one
 whose unit is a record, to those of test_record_audit.py, where one record is attacked.

@@ -1,4 +1,4 @@
-"""What runs is what is written: a part that would be hashed and billed as another one never enters a plan."""
+"""What runs is what is written: a part that would be hashed and accounted as another one never enters a plan."""
 
 from __future__ import annotations
 

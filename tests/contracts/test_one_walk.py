@@ -31,7 +31,7 @@ from sordino.runs.folder import RunFolder
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many Plans were built, and how many bills really computed, in this process."""
+    """How many Plans were built, and how many costs really computed, in this process."""
     found: Counter[str] = Counter()
 
     def counted(name: str, function: Any) -> Any:

@@ -1,7 +1,7 @@
 """Promise: code of the user's own keeps nothing of one unit for another, or it does not run.
 
 Every attack below is refused before a private record is shown, or is measured: one client (one record) replaced moves
-the sum by at most what is billed. Before, a class attribute moved it by 22 where 2 were billed.
+the sum by at most what is accounted. Before, a class attribute moved it by 22 where 2 were accounted.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def how_far(total: Callable[[float], Tensor]) -> float | None:
 
 
 def test_the_first_mean_is_refused_in_a_sentence_that_names_the_word() -> None:
-    """Everyone(40), z = 3, one round: certified 1.188, and client 0 moved the sum by 22.2 where 2 were billed."""
+    """Everyone(40), z = 3, one round: certified 1.188, and client 0 moved the sum by 22.2 where 2 were accounted."""
     data = [(noise(5, WIDTH, seed=c), torch.arange(5) % 3) for c in range(40)]
     release = CentralNoise(Gaussian(3.0))
     asked = plan(rounds=1, clients=Everyone(40), release=release, local=LocalSgd(lr=0.5, epochs=1))

@@ -1,4 +1,4 @@
-"""Promise: what is read off private columns before the first round is noised, charged first, kept, and on every bill.
+"""Promise: what is read off private columns before the first round is noised, charged first, kept, and on every cost.
 
 Each test of a guarantee has its sabotage beside it: the wrong version is caught.
 """
@@ -175,7 +175,7 @@ def test_an_attack_finds_too_little_noise_and_a_client_that_counts_thrice(
     assert found.lower_epsilon > 1.2 * found.upper_epsilon
 
 
-# ---- the bill --------------------------------------------------------------------------------------------------------
+# ---- the cost --------------------------------------------------------------------------------------------------------
 
 
 def test_every_line_of_the_bill_has_the_columns_once(config: Config) -> None:
@@ -267,7 +267,7 @@ def test_the_rounds_see_columns_scaled_and_imputed_by_the_release_alone(config: 
 def test_a_release_that_nobody_is_billed_for_cannot_run(config: Config) -> None:
     """The sabotage: the same task, and a plan without its columns; and the other way round."""
     task, bare = config.build(), replace(config.plan, prepare=())
-    with pytest.raises(DataError, match="column 'amount', whose histogram is not on the plan's bill"):
+    with pytest.raises(DataError, match="column 'amount', whose histogram is not in the plan's cost"):
         so.train(bare, task)
     with pytest.raises(ConfigError, match="columns that ask for 1 histograms, and a plan that releases other 0"):
         replace(config, plan=bare)

@@ -1,4 +1,4 @@
-"""Promise: one record is hidden as well as the bill says and no better; four bugs that would break it are caught."""
+"""Promise: one record is hidden as well as the cost says and no better; four bugs that would break it are caught."""
 
 from __future__ import annotations
 
@@ -170,6 +170,6 @@ def test_half_the_noise_is_caught(planned: Plan, halved: Plan, adversary: Any) -
 
 
 def test_a_batch_that_is_always_the_same_is_caught() -> None:
-    """Coins that were billed and never tossed."""
-    billed, ran = plan(LOCAL, FixedRecords(2, (8,))), plan(LOCAL, AllRecords((8,)))
-    assert attack_record(billed, "messages", 10_000, broken=ran).share > 1.2
+    """Coins that were accounted and never tossed."""
+    accounted, ran = plan(LOCAL, FixedRecords(2, (8,))), plan(LOCAL, AllRecords((8,)))
+    assert attack_record(accounted, "messages", 10_000, broken=ran).share > 1.2

@@ -201,7 +201,7 @@ BROKEN = {
     "Laplace noise of the same size": Sabotage(
         POISSON, noise(lambda z, rng: rng.laplace(scale=0.5**0.5, size=len(z))), "shape of the noise"
     ),
-    "a cohort of fixed size, billed as Poisson": Sabotage(
+    "a cohort of fixed size, accounted as Poisson": Sabotage(
         POISSON, put(Poisson, "draw", always_as_many), "cohort: spread of sizes"
     ),
 }

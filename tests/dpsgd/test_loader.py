@@ -1,4 +1,4 @@
-"""Batches are the Poisson batches that are billed, whatever the data set, the collate function or the workers."""
+"""Batches are the Poisson batches that are accounted, whatever the data set, the collate function or the workers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Where = tuple[Any, ...]
 
 
 def test_a_count_set_to_zero_is_refused() -> None:
-    """On 45ab98c: 20 steps + 20 steps were billed as 20, epsilon 1.757 for 2.513."""
+    """On 45ab98c: 20 steps + 20 steps were accounted as 20, epsilon 1.757 for 2.513."""
     first, second = private(epochs=4), private(epochs=4)
     train(first, epochs=4)
     state = first[1].state_dict()

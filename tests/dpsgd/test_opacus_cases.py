@@ -1,4 +1,4 @@
-"""Opacus's own cases as facts: the bill is at most what its tightest accountant says, and its layers are clipped right.
+"""Opacus's own cases as facts: the cost is at most what its tightest accountant says, and its layers are clipped right.
 
 The epsilons are those of Opacus 1.6.0, PRVAccountant with its default error of 0.01 (it reports the upper end of an
 interval that is 0.02 wide), computed once. The layers are those of its tests of per-sample gradients that

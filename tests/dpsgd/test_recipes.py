@@ -1,4 +1,4 @@
-"""The recipes of paper 004 are the loop: one silo, every record clipped, the same steps and the same bill."""
+"""The recipes of paper 004 are the loop: one silo, every record clipped, the same steps and the same cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of a deployed run on disk: its bill is the silos' receipts, it stops and goes on, and it keeps secrets."""
+"""Promises of a deployed run on disk: its cost is the silos' receipts, it stops and goes on, and it keeps secrets."""
 
 from __future__ import annotations
 

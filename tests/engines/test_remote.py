@@ -1,4 +1,4 @@
-"""Promises of clients that are elsewhere: the model of a simulation, noise of their own, one bill, no round lost."""
+"""Promises of clients that are elsewhere: the model of a simulation, noise of their own, one cost, no round lost."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_an_empty_round_of_local_noise_does_not_step_on() -> None:
     tally, task = Tally(), with_test(mlp())
     with pytest.raises(QuorumError):
         model(LOCAL, task.as_server(), remote(Wires.of(task, lost(*range(6)))), tally=tally)
-    assert tally.rounds == [0]  # messages may have left: it is billed
+    assert tally.rounds == [0]  # messages may have left: it is accounted
 
 
 def test_a_cohort_that_was_drawn_too_small_is_not_asked() -> None:

@@ -1,4 +1,4 @@
-"""Promises of the tables at the papers' own size: a plan and a bill without any data, and the hours they take."""
+"""Promises of the tables at the papers' own size: a plan and a cost without any data, and the hours they take."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def epsilon(plan: Plan, delta: float) -> float:
 
 
 def test_every_plan_is_built_and_billed_without_its_data() -> None:
-    """Bills that are the same are priced once: smoothing and masks cost nothing."""
+    """Costs that are the same are priced once: smoothing and masks cost nothing."""
     found = [(name, one, one.plan()) for name, one in cells()]
     assert len(found) == 32 + 32 + 3 * 21 + 4
     assert all(0.1 < epsilon(plan, one.delta) < 100 for _, one, plan in found)

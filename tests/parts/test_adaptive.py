@@ -1,4 +1,4 @@
-"""Promises of the adaptive clip norm: the bit fits in the ball, the clip norm finds its quantile, the bill stays."""
+"""Promises of the adaptive clip norm: the bit fits in the ball, the clip norm finds its quantile, the cost stays."""
 
 from __future__ import annotations
 

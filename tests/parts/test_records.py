@@ -1,4 +1,4 @@
-"""Promises of the record samplers: each draws what it bills, from the silo's own coins, and refuses sizes that lie."""
+"""Promises of the record samplers: each draws what it costs, from the silo's own coins, and refuses sizes that lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of the samplers: they draw what they bill, distinct and sorted, at a cost that ignores the population."""
+"""Promises of the samplers: they draw what they cost, distinct and sorted, at a cost that ignores the population."""
 
 from __future__ import annotations
 

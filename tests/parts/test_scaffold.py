@@ -225,7 +225,7 @@ def test_noise_that_a_kill_has_lost_is_not_drawn_anew() -> None:
     with pytest.raises(ConfigError, match="round 3, whose noise"):
         check_noise(secure, [0, 1, 2], 2)
     check_noise(replace(secure, privacy=PrivacySpec(delta=1e-3)), [0, 1, 2], 2)
-    check_noise(replace(secure, plan=plan(rounds=4)), [0, 1, 2], 2)  # nothing remembered: billed again
+    check_noise(replace(secure, plan=plan(rounds=4)), [0, 1, 2], 2)  # nothing remembered: accounted again
 
 
 def mlp_size() -> int:

@@ -1,4 +1,4 @@
-"""Promises of step sizes that change inside a round: the k-th step of the run, on every path, and no other bill."""
+"""Promises of step sizes that change inside a round: the k-th step of the run, on every path, and no other cost."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_dp_fed_ls_projects_every_step_and_puts_one_denoiser_in_the_place_of_smo
 
 @pytest.mark.parametrize("recipe", [dp_fed_avg, dp_fed_ls, dp_fed_sam, dp_fed_sam_top_k, fed_smp, blur, scaffold])
 def test_a_secure_sum_shares_the_same_noise_among_the_clients(recipe: Any) -> None:
-    """Whom the clients trust is a release, not a word: the server sees sums only, and the bill stays."""
+    """Whom the clients trust is a release, not a word: the server sees sums only, and the cost stays."""
     own = {**UNTOLD, "clients": FixedSize(N, 4)}
     shares, central = recipe(**own, release=NoiseShares(0.2, at_least=4)), recipe(**own, noise_multiplier=0.2)
     assert central.release == CentralNoise(QUIET)

@@ -1,4 +1,4 @@
-"""Curves are the bill's: they end at the certificate, and between they are what fewer rounds cost."""
+"""Curves are the cost's: they end at the certificate, and between they are what fewer rounds cost."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def edited(out: Path, found: str, instead: str, name: str = "plan.toml") -> Path
 def test_a_plan_that_was_edited_after_a_kill_is_not_continued(
     found: str, instead: str, runs: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """Killed after 2 of 4 rounds, noise multiplier 2 to 5 by hand: the certificate would bill all rounds as if with 5."""
+    """Killed after 2 of 4 rounds, noise multiplier 2 to 5 by hand: the certificate would cost all rounds as if with 5."""
     out = edited(Path(shutil.copytree(runs["central", "stopped"], tmp_path / "a")), found, instead)
     charged = lines(out / "charges.jsonl")
     said = sordino("run", out / "plan.toml", "--out", out, "--resume")
@@ -299,14 +299,14 @@ def test_no_damage_to_a_finished_run_is_certified(kind: str, runs: dict[tuple[st
 def test_no_damage_to_a_killed_run_is_continued_to_a_smaller_bill(
     kind: str, runs: dict[tuple[str, str], Path], files: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Refused; or continued to the same model, with every charge in the bill and a larger epsilon, never a smaller."""
+    """Refused; or continued to the same model, with every charge in the cost and a larger epsilon, never a smaller."""
     from sordino.config import load_config
     from sordino.runs.execution import execute
     from sordino.runs.folder import RunFolder
 
     kept, config = runs[kind, "stopped"], load_config(files[kind])
     honest = execute(config, Path(shutil.copytree(kept, tmp_path / "honest")), resume=True)
-    model, billed = honest.certificate["model_sha256"], honest.certificate["counts"]["rounds_charged"]
+    model, accounted = honest.certificate["model_sha256"], honest.certificate["counts"]["rounds_charged"]
     tried = cases(kept, runs[kind, "stopped-stranger"])
     for i, (name, what, data) in enumerate(tried):
         out = Path(shutil.copytree(kept, tmp_path / str(i)))
@@ -318,7 +318,7 @@ def test_no_damage_to_a_killed_run_is_continued_to_a_smaller_bill(
         else:
             made = found.certificate
             assert made["model_sha256"] == model, f"{name} {what}"
-            assert made["counts"]["rounds_charged"] >= billed, f"{name} {what}"
+            assert made["counts"]["rounds_charged"] >= accounted, f"{name} {what}"
             assert made["epsilon"] >= honest.certificate["epsilon"], f"{name} {what}"
             assert RunFolder.open(out).certify() == made, f"{name} {what}"
         shutil.rmtree(out)

@@ -1,4 +1,4 @@
-"""A run that is killed at any step of its writing leaves no folder, or one that goes on bit for bit, billed in full."""
+"""A run that is killed at any step of its writing leaves no folder, or one that goes on bit for bit, charged in full."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 
 def checked(done: Executed, whole: Path, charged_before: int) -> None:
-    """The same model and history, certified, and whatever was charged is in the bill."""
+    """The same model and history, certified, and whatever was charged is in the cost."""
     assert (done.path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert [line["loss"] for line in done.history] == [line["loss"] for line in lines(whole / "history.jsonl")]
     assert RunFolder.open(done.path).certify() == done.certificate

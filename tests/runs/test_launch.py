@@ -1,4 +1,4 @@
-"""`sordino run --workers`: a rank that dies ends the run with one sentence, a true bill, a checkpoint, no orphan."""
+"""`sordino run --workers`: a rank that dies ends the run with one sentence, a true cost, a checkpoint, no orphan."""
 
 from __future__ import annotations
 

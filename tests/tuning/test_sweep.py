@@ -69,7 +69,7 @@ def test_reading_the_table_costs_the_composition_of_all_runs(private: Path) -> N
     one = accountant.epsilon([(EVENT, 4)], "add_remove", 1e-3).value
     assert made["charged"] is True
     assert made["epsilon"] == pytest.approx(truth, rel=1e-4)
-    assert one < 0.5 * made["epsilon"]  # sabotage: the bill of the winner alone
+    assert one < 0.5 * made["epsilon"]  # sabotage: the cost of the winner alone
     assert made["epsilon"] < 8 * one  # and epsilons are not added up
     assert [line["adversary"] for line in made["adversaries"]] == ["models", "cohort", "messages"]
     (event,) = made["adversaries"][0]["events"]

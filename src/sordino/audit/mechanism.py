@@ -1,6 +1,6 @@
-"""The mechanism audit: is one round as private as the bill says? No data, no model, seconds.
+"""The mechanism audit: is one round as private as the cost says? No data, no model, seconds.
 
-Two worlds differ in one client (or in one record: `records`) as the bill's relation allows. The worst messages that fit
+Two worlds differ in one client (or in one record: `records`) as the cost's relation allows. The worst messages that fit
 through the plan's own encode steps are summed, noised and divided by the plan's own objects many times over; whoever
 tells the worlds apart better than the certificate allows has found a bug (PRIVACY.md, "Auditing, in layers", layer 1).
 
@@ -81,7 +81,7 @@ class MechanismAudit:
 def audit_mechanism(
     plan: Plan, *, delta: float, trials: int = 200_000, seed: int = 0, pipeline: Pipeline | None = None
 ) -> list[MechanismAudit]:
-    """Attack one round for every adversary to whom the bill promises something; `trials` rounds of each world.
+    """Attack one round for every adversary to whom the cost promises something; `trials` rounds of each world.
 
     `pipeline` is what runs (by default the plan itself); the promise is always the plan's. What is released of columns
     before the first round is attacked by itself.
@@ -109,7 +109,7 @@ def audit_mechanism(
 
 
 def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
-    """Noise that rounds share: all rounds of a sequence at once, against the bill of those rounds."""
+    """Noise that rounds share: all rounds of a sequence at once, against the cost of those rounds."""
     sequence = pipeline.sequence
     if plan.release.noise_matrix(sequence.rounds) is None:
         return [_not_attacked(line, delta, plan.release.kind) for line in _lines(sequence.cost)]
@@ -294,7 +294,7 @@ class _World:
 
 
 class _Stage:
-    """The worlds of one line of the bill, through its adversary's eyes."""
+    """The worlds of one line of the cost, through its adversary's eyes."""
 
     def __init__(self, pipeline: Pipeline, line: Line, effort: _Effort) -> None:
         self.pipeline, self.line, self.effort = pipeline, line, effort

@@ -206,7 +206,7 @@ def _messages(plan: Plan) -> list[Finding]:
 
 
 def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
-    """C (noise of an episode): Z itself, if what the rounds share is what is billed."""
+    """C (noise of an episode): Z itself, if what the rounds share is what is accounted."""
     if not plan.release.correlated:
         return noise
     if not isinstance(distribution_of(noise_draws(plan, rounds[0].cohort, rounds[0].t)), Normal):

@@ -44,7 +44,7 @@ Break = Callable[[InProcessWorker], None]  # a sabotage of the engine, for tests
 
 @dataclass(frozen=True)
 class Proved:
-    """What an attack proved of one release, and what the bill allows at the same rate of false alarms."""
+    """What an attack proved of one release, and what the cost allows at the same rate of false alarms."""
 
     line: Line
     trials: int
@@ -56,7 +56,7 @@ class Proved:
 
     @property
     def share(self) -> float:
-        """Above 1 the bill is false."""
+        """Above 1 the cost is false."""
         return self.lower / self.allowed
 
 

@@ -94,13 +94,13 @@ def _silent(what: str, family: str, kind: str) -> Finding:
 
 
 def _accounted_rate(what: str, law: SamplingLaw, event: Event, amplified: Event) -> Finding:
-    """Whether the rate that the bill is amplified by is no less than the stated one."""
-    question, billed = f"{what}: rate that is accounted for", 1.0 if amplified == event else amplified.inclusion
-    if billed is None:
+    """Whether the rate that the cost is amplified by is no less than the stated one."""
+    question, accounted = f"{what}: rate that is accounted for", 1.0 if amplified == event else amplified.inclusion
+    if accounted is None:
         return not_examined(question, f"event {amplified.kind!r} does not state its inclusion")
     stated = max(float(law.inclusions(t).max()) for t in range(LENGTH)) if law.secret else 1.0
-    held = stated <= billed * (1 + 1e-9)
-    return finding(question, float(held), lambda _: f"drawn at {stated:.4g} where {billed:.4g} is accounted for")
+    held = stated <= accounted * (1 + 1e-9)
+    return finding(question, float(held), lambda _: f"drawn at {stated:.4g} where {accounted:.4g} is accounted for")
 
 
 def trial_round_tests(trials: TrialRounds) -> list[Finding]:
@@ -184,7 +184,7 @@ def _rests(draws: Draws) -> list[Finding]:
     if apart is None or apart < 2:
         return []
     nearest = np.array([_nearest(episode, draws.law.population) for episode in draws.episodes])
-    text = f"rounds between two of one of them, {apart} billed"
+    text = f"rounds between two of one of them, {apart} accounted"
     return [finding(f"{draws.what}: rest", (nearest >= apart).astype(float), lambda i: f"{nearest[i]:g} {text}")]
 
 
@@ -211,7 +211,9 @@ def _rates(draws: Draws) -> list[Finding]:
         hits, trials, mean = sum(one for one, _ in shares), len(shares), sum(p for _, p in shares) / len(shares)
     seen, rate, total = hits / max(trials, 1), due / np.maximum(could, 1), chernoff(hits, trials, mean)
     return [
-        finding(f"{draws.what}: rate", total, lambda _: f"drawn at {seen:.4g} where {mean:.4g} is accounted for", trials > 0),
+        finding(
+            f"{draws.what}: rate", total, lambda _: f"drawn at {seen:.4g} where {mean:.4g} is accounted for", trials > 0
+        ),
         finding(
             f"{draws.what}: rate of each",
             chernoff(each, could, rate),

@@ -2,7 +2,7 @@
 
 One unit moves the sums y of its rounds by x; the rounds' noise has covariance L L^T, so L^-1 y is L^-1 x in white
 noise, and  <L^-1 x, L^-1 y> / ||L^-1 x||  is the likelihood ratio. It separates the worlds by  movement * ||C x|| / z,
-which the sensitivity of the bill bounds over all patterns of rounds.
+which the sensitivity of the cost bounds over all patterns of rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST, FEW = 64, 20_000  # rounds of a sequence; trials where every one draws 
 
 @dataclass(frozen=True)
 class Found:
-    """One line of the bill of so many rounds, and what the attack proved of it."""
+    """One line of the cost of so many rounds, and what the attack proved of it."""
 
     line: Line
     trials: int

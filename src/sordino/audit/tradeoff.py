@@ -25,7 +25,7 @@ _CURVE = 257  # points of the certified curve
 
 @dataclass(frozen=True)
 class Limit:
-    """The most power that a line of a bill allows at each false-alarm rate a:
+    """The most power that a line of a cost allows at each false-alarm rate a:
 
         F(a) = min over eps of exp(eps) a + delta(eps),   for Gaussian releases F(a) = Phi(Phi^-1(a) + mu)
 

@@ -137,7 +137,7 @@ class PrivacySpec:
     `silos` gives every silo its own budget and delta, by name, or in order where silos have no names; a round that
     would cost one more is not run. `ledger` is a file that all runs on the same data are charged to, before the first
     round; `dataset` is the name that the data have in it. `selected` is what `sordino tune --private` writes: the run
-    is the best of many, and is billed so.
+    is the best of many, and is accounted so.
     """
 
     delta: float | None = None
@@ -172,7 +172,7 @@ class RunSpec:
     eval_every: int = 1
     train_metrics: bool | None = None  # evaluate on the clients' own records too: a diagnostic, NOT private
     metrics: tuple[Metric, ...] = ()  # of the test records, beside loss and accuracy
-    stop: EarlyStopping | None = None  # end early by public figures; all planned rounds are billed
+    stop: EarlyStopping | None = None  # end early by public figures; all planned rounds are accounted
 
     def __post_init__(self) -> None:
         for name, number in (("seed", self.seed), ("coins", self.coins or 0)):

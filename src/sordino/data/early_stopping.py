@@ -71,5 +71,5 @@ class EarlyStopping:
         """The sentence of a certificate on an early end."""
         return (
             f"early stopping on public rows: {self.metric} was not better in {self.patience} evaluations; all planned "
-            "rounds are billed, for when to stop was read off released models"
+            "rounds are accounted, for when to stop was read off released models"
         )

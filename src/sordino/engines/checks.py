@@ -33,7 +33,7 @@ SILENT = 10.0  # a median gradient so many clip norms long: the clip would repla
 
 
 def check_records(plan: Plan, task: Task) -> None:
-    """Refuse data, and code, under which a client's or a record's bound, or its bill, would not be true."""
+    """Refuse data, and code, under which a client's or a record's bound, or its cost, would not be true."""
     if plan.local.reads is None:
         return task.check_code(plan.unit)
     _check_sizes(plan.local.reads, task)

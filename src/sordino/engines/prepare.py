@@ -28,14 +28,14 @@ BEFORE = -1  # the round in whose place preparations are charged
 
 
 def check_prepared(plan: Plan, task: Task) -> None:
-    """Every histogram that a column waits for is on the bill, and no other."""
+    """Every histogram that a column waits for is in the cost, and no other."""
     asked = {one.release.column: one.release for one in task.waiting}
-    billed = {part.column: part for part in plan.prepare}
-    if asked == billed:
+    accounted = {part.column: part for part in plan.prepare}
+    if asked == accounted:
         return
-    wrong = sorted(name for name in {*asked, *billed} if asked.get(name) != billed.get(name))[0]
+    wrong = sorted(name for name in {*asked, *accounted} if asked.get(name) != accounted.get(name))[0]
     found = f"column {wrong!r}, whose histogram " + (
-        "is not on the plan's bill" if wrong not in billed else "the task does not wait for, or in another form"
+        "is not in the plan's cost" if wrong not in accounted else "the task does not wait for, or in another form"
     )
     raise DataError(found, "the same preparations in plan and task", "let the file that names the data make both")
 

@@ -1,6 +1,6 @@
 """What a part states of its own randomness: the distribution of its noise, the law of its sampling. The audit asks.
 
-A part that states nothing works and is billed all the same; `sordino audit` then says "not examined", never "passed".
+A part that states nothing is accounted all the same; `sordino audit` then says "not examined", never "passed".
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SamplingLaw:
     independent         within a round units are drawn independently, or negatively associated (without replacement);
                         False: any dependence within a round, as of whole groups
     secret              every round's draw is independent of the others and foreseen by nobody; False: it is public, and
-                        the bill rests on the next two alone
+                        the cost rests on the next two alone
     max_participations  rounds -> the most of them that one unit is in
     min_separation      any two rounds of one unit are at least so many rounds apart
     """

@@ -298,7 +298,7 @@ class Scaffold(LocalSolver, kind="scaffold"):
     The message is pulled into the plan's clip norm here, so that c_i moves by what is sent and c keeps up with them:
     else clipped controls fall behind the clients' own, and the difference stops every step.
     Bound: none; only Clip gives one, over both halves together. c_i depends on this client's data and on what was
-    released, so to whoever sees the releases a client is in as many of them as rounds: the bill is that of the Clip.
+    released, so to whoever sees the releases a client is in as many of them as rounds: the cost is that of the Clip.
     """
 
     lr: float | Schedule

@@ -1,7 +1,7 @@
 """What is released once, before the first round, so that columns can be scaled and imputed without reading them freely.
 
 Ranges and means that are taken from private rows are a release like any other. Here they are read off one noised
-histogram per column, over a public grid: a message in the L1 unit ball, Laplace noise, one entry of the bill.
+histogram per column, over a public grid: a message in the L1 unit ball, Laplace noise, one entry of the cost.
 Whatever is read off the noised histogram (quantiles, a mean, a median) is post-processing and costs nothing more.
 """
 
@@ -42,7 +42,7 @@ class Preparation(Part):
         """What is added to a message so that the release costs `epsilon` when neighbours differ by `relation`."""
 
     def event(self, relation: Relation) -> Event:
-        """What the release costs; `relation` is that of the bill's first line, by which its noise is sized."""
+        """What the release costs; `relation` is that of the cost's first line, by which its noise is sized."""
         return self.noise(relation).event()
 
 
@@ -91,7 +91,7 @@ class Histogram(Preparation, kind="histogram"):
         counts = np.bincount(place, minlength=self.bins).astype(np.float64)
         return counts / max(len(present), 1) if unit == "client" else counts
 
-    # ---- what can be read off the noised sum, at no price ------------------------------------------------------------
+    # ---- what can be read off the noised sum, at no cost -------------------------------------------------------------
 
     def cumulated(self, total: Values) -> Values:
         """The nearest that grows to the noised cumulated counts, from 0 to 1: [bins + 1]."""

@@ -55,7 +55,7 @@ class RecordSampler(Part):
         return None
 
     def public_law(self, silo: int, size: int) -> SamplingLaw:
-        """Of batches of `size` that nobody needs to keep secret: the bill rests on `most` and `apart` alone."""
+        """Of batches of `size` that nobody needs to keep secret: the cost rests on `most` and `apart` alone."""
         most = partial(self.max_participations, silo=silo)
         return SamplingLaw(
             self.size(silo), size=size, secret=False, max_participations=most, min_separation=self.min_separation(silo)

@@ -191,7 +191,7 @@ class LocalNoise(Release, kind="local_noise"):
 
     @property
     def weakest(self) -> Mechanism:
-        """The least noise of any client: what a single line of a bill rests on."""
+        """The least noise of any client: what a single line of a cost rests on."""
         return self.mechanism.with_noise_multiplier(min(self.noise_multipliers or (self.mechanism.noise_multiplier,)))
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Release:
@@ -287,7 +287,7 @@ class _Bare(Release):
 
 @dataclass(frozen=True)
 class Forward(_Bare, kind="forward"):
-    """Messages are private already (`AlreadyPrivate`): they are passed on as they are, and billed as their solver says."""
+    """Messages are private already (`AlreadyPrivate`): they are passed on as they are, and accounted as their solver says."""
 
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True

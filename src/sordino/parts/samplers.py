@@ -85,7 +85,7 @@ class Sampler(Part):
     def law(self) -> SamplingLaw | None:
         """How clients are drawn, for `sordino audit` to compare draws with; None: not stated.
 
-        Of a public sampler (`random` False) `most` and `apart` say all that its bill rests on.
+        Of a public sampler (`random` False) `most` and `apart` say all that its cost rests on.
         """
         return None if self.random else self.public_law(self.size)
 
@@ -341,11 +341,11 @@ class FixedSize(Sampler, kind="fixed"):
 
 @dataclass(frozen=True)
 class RoundRobin(Sampler, kind="roundrobin"):
-    """Clients in turn, `cohort` at a time: public, so no amplification; each is billed for its own rounds.
+    """Clients in turn, `cohort` at a time: public, so no amplification; each is charged for its own rounds.
 
     They come in the order 0, 1, 2, ..., or in another one that is public too and fixed before the run: `order` names
     every client once, `seed` shuffles them. Where clients are sorted (silos by target), a shuffled order lets every
-    round see all kinds. Guarantee: who is in which round depends on no data, so the bill is the same for any order.
+    round see all kinds. Guarantee: who is in which round depends on no data, so the cost is the same for any order.
     """
 
     population: int

@@ -160,7 +160,7 @@ class PerStep(Schedule, kind="per_step"):
 
     E is the `steps` of the local solver, a public number of the plan; with `epochs` it would depend on a client's data,
     so that is refused. Where there are no local steps (a server, a clip norm) k is the round.
-    Guarantee: the step size is public and bounds nothing; clip, event and bill are those of any other schedule.
+    Guarantee: the step size is public and bounds nothing; clip, event and cost are those of any other schedule.
     """
 
     schedule: Schedule

@@ -1,9 +1,9 @@
-"""Who takes part where a client's rounds are kept apart: what noise that rounds share is billed by.
+"""Who takes part where a client's rounds are kept apart: what noise that rounds share is accounted by.
 
-Who comes too early: under noise that rounds share, a client is billed for rounds that lie apart, and held to it.
+Who comes too early: under noise that rounds share, a client is charged for rounds that lie apart, and held to it.
 
-A client whose last round is nearer than the sampler promised, or who has had all the rounds it is billed for, is left
-out of the cohort before anything of it is computed: its round is void for it, not billed wrong."""
+A client whose last round is nearer than the sampler promised, or who has had all the rounds it is charged for, is left
+out of the cohort before anything of it is computed: its round is void for it, not accounted wrong."""
 
 from __future__ import annotations
 

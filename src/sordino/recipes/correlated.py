@@ -41,7 +41,7 @@ def dp_ftrl(
 ) -> Plan:
     """w <- w - server step of (sum_i clip(w - w_i, clip norm) + noise multiplier * clip norm * (row t of C^-1 Z)) / expected.
 
-    No coin is billed: `clients` come in turn (roundrobin) or rest (separated), and who comes need not be secret.
+    No sampling is accounted: `clients` come in turn (roundrobin) or rest (separated), and who comes need not be secret.
     """
     return federated(clients=clients, release=released(noise_multiplier, None, _woven(strategy)), **work)
 
@@ -59,7 +59,7 @@ def band_mf(
     """w <- w - server step of (sum_i clip(w - w_i, clip norm) + noise multiplier * clip norm * (row t of C^-1 Z)) / cohort.
 
     `groups` of clients come in turn, and each client of the round's group by a secret coin, `cohort` of them on
-    average: the bill is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.
+    average: the cost is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.
     """
     turns = CyclicPoisson(population, groups, cohort * groups / population)
     strategy = Banded(groups if bands is None else bands)

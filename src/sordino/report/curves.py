@@ -1,4 +1,4 @@
-"""What a bill means as curves: epsilon after every round, delta at every epsilon, the best attack at every false alarm.
+"""What a cost means as curves: epsilon after every round, delta at every epsilon, the best attack at every false alarm.
 
     epsilon(t)  of the releases so far, by the same accounting that wrote the certificate; the last is the certificate's
     F(a) = min over e of exp(e) a + delta(e)    the most members that a test finds which accuses a share a of strangers
@@ -39,13 +39,13 @@ class Kind:
     label: str = ""
 
     def lines(self, cost: Cost) -> tuple[Line, ...]:
-        """What of a bill is this kind's."""
+        """What of a cost is this kind's."""
         who = self.adversaries[0]
         return (cost.line(who, self.silos[0]),) if self.silos else cost.of(who)
 
 
 def cost_of(subject: Subject) -> Cost:
-    """The bill that the certificate was written from."""
+    """The cost that the certificate was written from."""
     return run_cost(subject.plan, subject.facts)
 
 

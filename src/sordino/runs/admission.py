@@ -1,6 +1,6 @@
 """A run that pays from a ledger: charged whole before its first round, so that of two who race one gets the last.
 
-What is charged is the bill that the certificate will show, as planned. A run that stops early gets nothing back:
+What is charged is the cost that the certificate will show, as planned. A run that stops early gets nothing back:
 whoever stopped it has seen its models. One that is continued pays nothing twice; if rounds are run again after a kill,
 it pays for them before they are. What the data set has spent in all is noted at the end, in ledger.json.
 
@@ -38,7 +38,7 @@ NAME = "ledger.json"
 
 
 def ledger_request(config: Config, facts: Facts) -> Request:
-    """The first line of the bill, in the ledger's terms: by name where silos have names.
+    """The first line of the cost, in the ledger's terms: by name where silos have names.
 
     Random cohorts are charged averaged over their coins, before the run and after it: composed with other runs, whose
     coins are their own, that is true whatever was drawn.
@@ -88,7 +88,7 @@ def _named(config: Config) -> tuple[Path, str] | None:
 
 
 def check_all_affordable(config: Config, all_of_them: Request) -> None:
-    """Refuse many runs on the data set of this one that it cannot pay for together."""
+    """Refuse many runs on the data set of this one that it has no budget for together."""
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
@@ -136,7 +136,7 @@ def admit(config: Config, run: str, log: ChargeLog, t: int, *, prepares: bool) -
     with Ledger.open(named[0]) as ledger:
         if config.privacy.selected is None:
             yield _admission(config, ledger, named[1], run, log, t, prepares)
-        else:  # the tuning has paid for all its trials, before the first
+        else:  # the tuning was charged for all its trials, before the first
             asked = _planned_request(config, log.rounds, t, log.prepared + prepares)
             ledger.admit(_payer(config, run), named[1], asked, whole=True)
             yield None
@@ -206,5 +206,5 @@ def read_standing(path: Path, config: Config, facts: Facts) -> Standing | None:
     if found.dataset != named[1] or found.limit.mismatch(need.unit, need.relation) is not None:
         raise CertificateError(NAME, f"{NAME} is of another data set than {named[1]!r}, unit or relation")
     if not found.covers(need.items):
-        raise CertificateError(NAME, f"{NAME} holds less than this run was billed")
+        raise CertificateError(NAME, f"{NAME} holds less than this run costs")
     return found

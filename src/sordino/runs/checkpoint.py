@@ -111,7 +111,7 @@ def _disagrees(what: str) -> CertificateError:
 def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
     """The last checkpoint that is whole and, where that is not the last one written, why; None before the first.
 
-    A torn one gives way to the one before it, and its round is run, and billed, again. One that is whole and disagrees
+    A torn one gives way to the one before it, and its round is run, and charged, again. One that is whole and disagrees
     with the charges does not: that is no accident of a disk.
     """
     why = "is missing"

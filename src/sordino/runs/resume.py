@@ -73,7 +73,7 @@ def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -
     if header.sordino != now:
         raise ConfigError(
             f"sordino {now} where {path} was started with sordino {header.sordino}",
-            "one version for a whole run: another may draw or bill otherwise",
+            "one version for a whole run: another may draw or account otherwise",
             f"install sordino=={header.sordino}, or start anew in another --out",
         )
     changed = folder.fingerprint(header).changed(task)
@@ -88,7 +88,7 @@ def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -
 
 
 def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
-    """Noise that remembers, lost with a round that was charged: drawn anew it would be another than is billed."""
+    """Noise that remembers, lost with a round that was charged: drawn anew it would be another than is accounted."""
     lost = next((round for round in charged if round >= t), None)
     if lost is not None and config.privacy.noise == "secure" and config.plan.release.init(1):
         raise ConfigError(
