@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sordino.dpsgd.attention import attention
 from sordino.dpsgd.convolution import convolution
 from sordino.dpsgd.layer_rules import Rule, embedding, group_norm, layer_norm, linear_layer, third_party_rule
-from sordino.dpsgd.recurrent import recurrence
+from sordino.dpsgd.sequence_layers import attention, recurrence
 from sordino.dpsgd.tape import Tape
 from sordino.dpsgd.vmap_fallback import VmapRule
 
