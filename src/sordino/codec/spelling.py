@@ -18,6 +18,8 @@ ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and wh
     "clipping_norm": ("clip_norm",),
     "clipping_bound": ("clip_norm",),
     "multiplier": ("noise_multiplier",),
+    "tries": ("trials",),
+    "whole": ("integer",),
     "radius": ("clip_norm",),
     "noise_scale": ("noise_multiplier",),
     "target_epsilon": ("epsilon",),
