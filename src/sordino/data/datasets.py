@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.codec import Foreign, nearest, package_of
-from sordino.data import arrays, bundled, images, leaf, shakespeare, tables, tabular
+from sordino.data import arrays, images, leaf, shakespeare, tables, tabular
 from sordino.data.records import Dataset, check_dataset, select_records
 from sordino.data.tables import TablePreview
 from sordino.errors import ConfigError
@@ -30,10 +30,10 @@ class _Entry:
 
 
 _SETS = {
-    "digits": _Entry(bundled.digits, "1,797 handwritten digits, 8x8, bundled with scikit-learn", "CC BY 4.0 (UCI)"),
-    "breast_cancer": _Entry(bundled.breast_cancer, "569 tumours, 30 measurements, bundled", "CC BY 4.0 (UCI)"),
-    "diabetes": _Entry(bundled.diabetes, "442 patients, disease progression (regression), bundled", "public"),
-    "wine": _Entry(bundled.wine, "178 wines of 3 cultivars, 13 measurements, bundled", "CC BY 4.0 (UCI)"),
+    "digits": _Entry(tabular.digits, "1,797 handwritten digits, 8x8, bundled with scikit-learn", "CC BY 4.0 (UCI)"),
+    "breast_cancer": _Entry(tabular.breast_cancer, "569 tumours, 30 measurements, bundled", "CC BY 4.0 (UCI)"),
+    "diabetes": _Entry(tabular.diabetes, "442 patients, disease progression (regression), bundled", "public"),
+    "wine": _Entry(tabular.wine, "178 wines of 3 cultivars, 13 measurements, bundled", "CC BY 4.0 (UCI)"),
     "mnist": _Entry(images.mnist, "70,000 handwritten digits, 28x28", "CC BY-SA 3.0 (as commonly listed)"),
     "mnist_writers": _Entry(
         images.mnist_writers, "MNIST with its 539 real writers as clients", "CC BY-SA 3.0; writers BSD-style (QMNIST)"

@@ -13,7 +13,7 @@ import torch
 from sordino.config import Config
 from sordino.data.clients import Records
 from sordino.data.initial_weights import frozen
-from sordino.data.keyed_hash import keyed_hash, sampled_hash
+from sordino.data.lineage import keyed_hash, sampled_hash
 from sordino.data.named_fields import unwrapped_model
 from sordino.engines.leak_check import same_words, words_of
 from sordino.errors import CertificateError
