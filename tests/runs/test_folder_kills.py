@@ -1,4 +1,4 @@
-"""A run that is killed at any step of its writing leaves no folder, or one that goes on bit for bit, charged in full."""
+"""A run that is killed at any step of its writing leaves no folder, or one that goes on bit for bit, charged whole."""
 
 from __future__ import annotations
 
