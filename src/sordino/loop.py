@@ -1,4 +1,7 @@
-"""The only loop. Each pass is one round; a round is charged before its noise is drawn."""
+"""The round loop: draw a cohort, charge, collect, noise, decode, step. `train` and `sordino run` call it.
+
+A round is charged before its noise is drawn.
+"""
 
 from __future__ import annotations
 

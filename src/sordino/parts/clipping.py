@@ -1,12 +1,9 @@
-"""Norms that are never too small: the bound of a message rests on them.
+"""Norms, clip factors and sums of clipped rows, for every engine path: the bound of a message rests on them.
 
 float32 sums over millions of entries err by 0.2%; blocks of 4096 in float32, added in float64, err by 3e-6.
 Rows whose squares overflow or vanish are measured again, scaled by their largest entry, in float64.
-
-The clip: from norms to factors, and sums of what was clipped, once for every path. The bound of a message, or of a
-record, rests on both.
-
-kernels/linear.py has the same rule for one record at a time (`factor`); a test holds them equal on odd norms."""
+kernels/linear.py has the same clip factor for one record at a time; a test holds them equal on odd norms.
+"""
 
 from __future__ import annotations
 

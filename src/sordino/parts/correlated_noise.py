@@ -1,4 +1,4 @@
-"""Noise that remembers: a release whose rounds share their noise, so that later rounds take back what earlier ones add.
+"""Correlated noise (matrix mechanisms): a release whose later rounds take back a part of earlier rounds' noise.
 
 The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian mechanism for all its rounds together,
 with  mu = sensitivity / noise multiplier,  the sensitivity over all patterns of rounds that the sampler allows a client.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class CorrelatedNoise(Release, kind="correlated_noise"):
     """The trusted server adds row t of C^-1 Z to the sum of round t, Z of the mechanism's deviation (DP-FTRL, BandMF).
 
-    Guarantee: mu-GDP for the whole run, mu = movement * sensitivity(C) / noise multiplier, where a sampler keeps a client's
+    Guarantee: mu-GDP for the whole run, mu = sensitivity(C) / noise multiplier, where a sampler keeps a client's
     rounds apart; amplified round by round where the groups of `turns` are sampled and the bands fit between them.
     For release the memory of noise is float64, so that rounding it moves mu by less than sqrt(d T) 2^-50 sum |c_j|
     (docs/privacy.md#from-sampler-to-grid); simulations keep float32, half the memory.

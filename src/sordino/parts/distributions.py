@@ -1,6 +1,6 @@
-"""What a part states of its own randomness: the distribution of its noise, the law of its sampling. The audit asks.
+"""Distributions of noise and laws of sampling, as parts state them for `sordino audit`.
 
-A part that states nothing is accounted all the same; `sordino audit` then says "not examined", never "passed".
+A part that states nothing works and is charged all the same; `sordino audit` then says "not examined", never "passed".
 """
 
 from __future__ import annotations

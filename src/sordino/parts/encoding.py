@@ -1,4 +1,4 @@
-"""Client steps between the local solver and the noise: encode on the client, decode on the server, bound beside."""
+"""Encoding steps between local training and noise: the clip, and the base of all steps. Engines call `encode`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What one client computes on its own data: many clients at once if the engine says so, one row each.
+"""Local solvers where the client is the unit: local SGD and SCAFFOLD, and the base of all local solvers.
 
-SCAFFOLD under client-level privacy: control variates against the drift of unlike clients."""
+An engine calls `solve` with the work of m clients at once; each message is one row.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def _update_and_shared(found: object) -> str:
 
 
 class LocalSolver(Part):
-    """CyclicPoisson the public model and a client's records into a message: start minus end."""
+    """A client's local training: from the public model and its own records to a message, start minus end."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The noise: the only file that draws it (a test reads every other file for offenders).
+"""Noise mechanisms: Gaussian and Laplace. Noise is drawn in this file only (a test reads every other file).
 
 Every message lies in the unit ball, so the scale of the noise IS the noise multiplier.
 """

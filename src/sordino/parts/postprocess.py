@@ -1,6 +1,7 @@
-"""What the server does to the noised mean: free of privacy cost, because it sees nothing else.
+"""Postprocessing of the noised mean on the server: smoothing, shrinkage, sparsification. It costs no privacy.
 
-Denoisers of the noised mean beside smoothing: each knows the noise level exactly, because the plan sets it."""
+The loop calls `apply` after decoding. Denoisers know the noise level exactly, because the plan sets it.
+"""
 
 from __future__ import annotations
 

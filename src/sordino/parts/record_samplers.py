@@ -1,6 +1,6 @@
-"""Which of a silo's records a round reads, and what that is worth for one record.
+"""Record samplers: which of a silo's records a round reads, and the amplified event of one record.
 
-The coins stay inside the silo, so they amplify even against one who reads every message. `sizes` are public: one number
+The sampling stays inside the silo, so it amplifies even against one who reads every message. `sizes` are public: one number
 of records per silo, or one number for all. The batch is a constant of the plan, never the number that happened to come.
 """
 
@@ -27,7 +27,7 @@ Rows = NDArray[np.int64]
 
 
 class RecordSampler(Part):
-    """Draws a batch of one silo's records."""
+    """A sampler of records: draws the batch of one silo for each step."""
 
     sizes: tuple[int, ...]
     relation: ClassVar[Relation] = "replace_one"

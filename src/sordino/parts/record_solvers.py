@@ -1,4 +1,4 @@
-"""What a silo computes when one record is the unit: gradients clipped record by record."""
+"""Local solvers where the record is the unit: gradients clipped record by record, in a silo."""
 
 from __future__ import annotations
 

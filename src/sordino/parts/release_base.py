@@ -1,4 +1,4 @@
-"""How a sum leaves the clients: who draws the noise, who sees what, and what one release costs.
+"""`Release`, the base of all releases: who draws the noise, who sees what, and what one release costs.
 
 `sees` is what the least trusted party of this release sees by design: "mean", "sum", "cohort", "messages".
 `needs` is what an engine must offer for that to be true: "secure_sum", "shuffler".
@@ -38,7 +38,10 @@ def _sum_and_memory(found: object, total: Tensor) -> str:
 
 
 class Release(Part):
-    """The step from private messages to something that may be looked at."""
+    """The release of a round: from the clients' messages to a noised sum.
+
+    What it does is declared (`client_noise`, `server_noise`, `correlated`) beside the methods that do it.
+    """
 
     sees: ClassVar[Sees]
     needs: ClassVar[Sees] = frozenset()
@@ -142,14 +145,14 @@ class Release(Part):
     @abstractmethod
     @returns(of_type(Event))
     def event(self) -> Event:
-        """One round, for a movement of 1 of one message, to one who sees the sum."""
+        """One round, for a sensitivity of 1 of one message, to one who sees the sum."""
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
         """All rounds that one client may be in: the event of one, counted, unless one stands for the whole run."""
         return ((self.event(), allowed.max_participations),)
 
     def repeated_event(self, allowed: Patterns) -> Event:
-        """One round that is run again with fresh noise, where rounds share their noise: unless proved, no price."""
+        """One round that is run again with fresh noise, where rounds share their noise: infinite unless proved."""
         return Unprotected() if self.correlated else self.event()
 
     def independent(self, clients: Sampler, allowed: Patterns) -> Release | None:

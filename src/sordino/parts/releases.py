@@ -1,4 +1,4 @@
-"""The releases: noise by the server, by shares of the clients, by each of them, behind a shuffler, or none."""
+"""Releases: noise added by the server, in shares by the clients, by each client, behind a shuffler, or not at all."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class NoiseShares(Release, kind="noise_shares"):
 class LocalNoise(Release, kind="local_noise"):
     """Every client noises its own message before anybody sees it; `noise_multipliers` gives each client its own.
 
-    No trust in the server or in the other clients. At client level neighbours replace one client's data (movement 2).
+    No trust in the server or in the other clients. At client level neighbours replace one client's data (sensitivity 2).
     """
 
     mechanism: Mechanism
@@ -191,7 +191,7 @@ class LocalNoise(Release, kind="local_noise"):
 
     @property
     def weakest(self) -> Mechanism:
-        """The least noise of any client: what a single line of a cost rests on."""
+        """The least noise of any client: what a single line of the cost rests on."""
         return self.mechanism.with_noise_multiplier(min(self.noise_multipliers or (self.mechanism.noise_multiplier,)))
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Release:
@@ -287,7 +287,7 @@ class _Bare(Release):
 
 @dataclass(frozen=True)
 class Forward(_Bare, kind="forward"):
-    """Messages are private already (`AlreadyPrivate`): they are passed on as they are, and accounted as their solver says."""
+    """Messages are private already (`AlreadyPrivate`): they are passed on as they are, at the cost that their solver states."""
 
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True

@@ -1,6 +1,6 @@
-"""Who takes part in a round, and what that is worth: a sampler draws the coins and wraps the event.
+"""Client samplers: which clients take part in a round, and the amplified event where that is not seen.
 
-Amplification holds only against an adversary who does not see the coins; `cost` asks `amplify` for that one only.
+Amplification holds only against an adversary who does not see the cohort; `Plan.cost` uses `amplify` for that one only.
 `relation` is the change of the data that the amplified event is proved for.
 """
 
@@ -44,7 +44,7 @@ def cohort(found: object, population: int) -> str:
 
 
 class Sampler(Part):
-    """Draws a cohort of a public population."""
+    """A sampler of clients: draws the cohort of each round from a public population."""
 
     population: int
     relation: ClassVar[Relation]

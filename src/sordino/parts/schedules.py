@@ -1,8 +1,8 @@
-"""Public numbers that change with the round: a plain float is constant, a `Schedule` is not.
+"""Schedules: public numbers that change with the round; and the ranges of numbers that parts accept.
 
-Numbers that a part accepts: finite, and within what float32 holds, so that no step overflows on them.
-
-Each answers for all its values at once; a `Schedule` is asked for its own numbers when the plan is built, None is left."""
+A plain float is constant. `finite`, `positive`, `natural` and `share` check all their values at once, within what
+float32 holds; they pass over None and over a `Schedule`, whose values the plan checks.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Who takes part where a client's rounds are kept apart: what noise that rounds share is accounted by.
+"""Samplers with a minimum separation between two rounds of a client, and the guard that enforces it in a run.
 
-Who comes too early: under noise that rounds share, a client is charged for rounds that lie apart, and held to it.
-
-A client whose last round is nearer than the sampler promised, or who has had all the rounds it is charged for, is left
-out of the cohort before anything of it is computed: its round is void for it, not accounted wrong."""
+The cost of correlated noise rests on that separation. A client that is drawn too early, or more often than it is
+charged for, is left out of the cohort before anything of it is computed (`SeparationGuard`; the loop calls it).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client steps that keep only some coordinates. Which ones may depend on private data only if the noise stays dense."""
+"""Sparsification steps on the client: a client's own largest entries under dense noise, or a public mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rounds share their noise: the strategy C of a matrix mechanism, in which a round's noise is a row of C^-1 Z.
+"""Strategies C of matrix mechanisms, in which the noise of round t is row t of C^-1 Z; `CorrelatedNoise` calls them.
 
 A strategy streams: `step` turns this round's fresh Z into its noise by what it remembers of earlier noise, and a run
 holds so many vectors: bands - 1, or one per buffer, or one per level of the tree. `sordino.accounting.matrix` has the mathematics.

@@ -1,6 +1,4 @@
-"""DP-FedAvg (McMahan et al. 2018): clip each client's update, add noise to the sum.
-
-SCAFFOLD (Karimireddy et al. 2020) under client-level privacy: control and update in one clipped, noised message."""
+"""Baselines: DP-FedAvg (McMahan et al. 2018), and SCAFFOLD (Karimireddy et al. 2020) under client-level privacy."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ def dp_ftrl(
 ) -> Plan:
     """w <- w - server step of (sum_i clip(w - w_i, clip norm) + noise multiplier * clip norm * (row t of C^-1 Z)) / expected.
 
-    No sampling is accounted: `clients` come in turn (roundrobin) or rest (separated), and who comes need not be secret.
+    Nothing is amplified: `clients` come in turn (roundrobin) or rest (min_separation); cohorts need not be secret.
     """
-    return federated(clients=clients, release=released(noise_multiplier, None, _woven(strategy)), **work)
+    return federated(clients=clients, release=released(noise_multiplier, None, _correlated(strategy)), **work)
 
 
 @shares(federated, gradient=Plain())
@@ -63,8 +63,8 @@ def band_mf(
     """
     turns = CyclicPoisson(population, groups, cohort * groups / population)
     strategy = Banded(groups if bands is None else bands)
-    return federated(clients=turns, release=released(noise_multiplier, None, _woven(strategy)), **work)
+    return federated(clients=turns, release=released(noise_multiplier, None, _correlated(strategy)), **work)
 
 
-def _woven(strategy: Strategy) -> Callable[[Mechanism], Release]:
+def _correlated(strategy: Strategy) -> Callable[[Mechanism], Release]:
     return lambda noise: CorrelatedNoise(Gaussian(noise.noise_multiplier), strategy)
