@@ -1,7 +1,7 @@
 """Correlated noise (matrix mechanisms): a release whose later rounds take back a part of earlier rounds' noise.
 
 The run releases X + C^-1 Z, which is post-processing of C X + Z: one Gaussian mechanism for all its rounds together,
-with  mu = sensitivity / noise multiplier,  the sensitivity over all patterns of rounds that the sampler allows a client.
+with  mu = sensitivity / noise multiplier,  the sensitivity over all patterns of rounds in which a client may be.
 """
 
 from __future__ import annotations

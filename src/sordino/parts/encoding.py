@@ -145,7 +145,7 @@ class Clip(Step, kind="clip"):
 
     One norm over the whole message. A row with a non-finite entry becomes zero. clip_norm = inf leaves x alone and
     bounds nothing. An `Adaptive` clip norm sends one more coordinate: whether x was inside (Andrew et al. 2021).
-    Guarantee: ||encode(x)|| <= 1 exactly, in float32, for any x; so movement is 1 (zero out) or 2 (replace).
+    Guarantee: ||encode(x)|| <= 1 exactly, in float32, for any x; so sensitivity is 1 (zero out) or 2 (replace).
     """
 
     clip_norm: float | Schedule

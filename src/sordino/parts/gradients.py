@@ -43,7 +43,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Ball:
-    """Where the gradient of every single record is pulled to: ||g_j|| <= clip norm; `envelope` smooths the loss first."""
+    """The ball of clipped record gradients, ||g_j|| <= clip norm; `envelope` smooths the loss first."""
 
     clip_norm: float = math.inf
     norm: Norm = 2

@@ -165,11 +165,11 @@ class LocalSolver(Part):
         raise NotImplementedError(f"{self.kind} adds no noise of its own")
 
     def own_noise(self, t: int, client: int) -> Mechanism | None:
-        """The noise that the solver itself adds to one message of round t (`AlreadyPrivate`), in all; None: not stated."""
+        """All noise that the solver adds to one message of round t (`AlreadyPrivate`); None: not stated."""
         return None
 
     def message_sensitivity(self, t: int) -> float | None:
-        """How far a message of round t moves where its bound says 1; of a `AlreadyPrivate` message its solver says; None: no."""
+        """Sensitivity of a message of round t where its bound is 1; None: not stated (`AlreadyPrivate`)."""
         return None if isinstance(self.bound(), AlreadyPrivate) else 1.0
 
     def with_noise_multiplier(self, noise_multiplier: float) -> LocalSolver:
@@ -215,7 +215,8 @@ class LocalSgd(LocalSolver, kind="local_sgd"):
             raise PlanError("local work", found, "momentum in [0, 1) and weight_decay of at least 0")
         most = self.steps if self.epochs is None else self.epochs
         if not 1 <= (most or 0) <= MOST or (self.batch is not None and self.batch < 1):
-            found = f"epochs = {brief_repr(self.epochs)}, steps = {brief_repr(self.steps)}, batch = {brief_repr(self.batch)}"
+            given = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch}
+            found = ", ".join(f"{name} = {brief_repr(value)}" for name, value in given.items())
             raise PlanError("local work", found, f"numbers of at least 1, and at most {MOST:,} epochs or steps")
         if changes_inside(self.lr) and self.steps is None:
             found = f"lr over local steps with epochs = {self.epochs}, whose steps depend on how much a client holds"

@@ -79,9 +79,9 @@ def _positive(name: str, noise_multiplier: float) -> None:
 class Gaussian(Mechanism, kind="gaussian"):
     """x + N(0, noise multiplier^2 I) for ||x||_2 <= 1.
 
-    Guarantee: mu-GDP with mu = movement / noise multiplier (Dong, Roth, Su 2022), movement 1 or, replace-one, 2. As an
-    estimate: numpy's ziggurat leaves cells of the public grid empty beyond 10.08 standard deviations, which adds at
-    most 1e-23 e^epsilon to delta per coordinate and release (docs/privacy.md#from-sampler-to-grid).
+    Guarantee: mu-GDP with mu = sensitivity / noise multiplier (Dong, Roth, Su 2022), sensitivity 1, or 2 (replace one).
+    As an estimate: numpy's ziggurat leaves cells of the public grid empty beyond 10.08 standard deviations, which adds
+    at most 1e-23 e^epsilon to delta per coordinate and release (docs/privacy.md#from-sampler-to-grid).
     """
 
     noise_multiplier: float
@@ -114,9 +114,9 @@ class Gaussian(Mechanism, kind="gaussian"):
 class Laplace(Mechanism, kind="laplace"):
     """x + Laplace(noise_multiplier) per coordinate for ||x||_1 <= 1.
 
-    Guarantee: pure epsilon = movement / noise multiplier (Dwork et al. 2006), movement 1 or, replace-one, 2. For release the
-    draw is `secure_exponential` with a sign: numpy's own Laplace inverts a uniform of 53 bits, so that some values
-    (1.7e-10 per coordinate) cannot occur under a neighbour.
+    Guarantee: pure epsilon = sensitivity / noise multiplier (Dwork et al. 2006), sensitivity 1, or 2 (replace one).
+    For release the draw is `secure_exponential` with a sign: numpy's own Laplace inverts a uniform of 53 bits, so that
+    some values (1.7e-10 per coordinate) cannot occur under a neighbour.
     """
 
     noise_multiplier: float

@@ -48,7 +48,7 @@ class Preparation(Part):
 
 @dataclass(frozen=True)
 class Histogram(Preparation, kind="histogram"):
-    """h_b = sum over units of their share in bin b, + Laplace(movement / epsilon) per bin.
+    """h_b = sum over units of their share in bin b, + Laplace(sensitivity / epsilon) per bin.
 
     A value v in [low, high] is held as its share (v - low) / (high - low) of that public range; what lies outside is
     clamped, a missing value (a share below 0) is in no bin. One record is in one bin, so ||h||_1 moves by 1, or by 2

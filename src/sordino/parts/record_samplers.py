@@ -1,7 +1,8 @@
 """Record samplers: which of a silo's records a round reads, and the amplified event of one record.
 
-The sampling stays inside the silo, so it amplifies even against one who reads every message. `sizes` are public: one number
-of records per silo, or one number for all. The batch is a constant of the plan, never the number that happened to come.
+The sampling stays inside the silo, so it amplifies even against one who reads every message. `sizes` are public: one
+number of records per silo, or one number for all. The batch is a constant of the plan, never the number that happened
+to come.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class RecordSampler(Part):
         return None
 
     def shrunk(self, sizes: tuple[int, ...], share: float, rounds: int) -> RecordSampler | None:
-        """The same sampling for silos of `sizes`, which are this share of its own, and so many rounds; None: it cannot."""
+        """The same sampling for smaller silos of `sizes`, this share of its own, and so many rounds."""
         return None
 
     def for_silos(self, silos: int) -> RecordSampler:
@@ -115,7 +116,7 @@ def _check(sizes: tuple[int, ...], batch: float) -> None:
 
 @dataclass(frozen=True)
 class AllRecords(RecordSampler, kind="all_records"):
-    """Every record, every round: no amplification; neighbours replace one record (movement 2).
+    """Every record, every round: no amplification; neighbours replace one record (sensitivity 2).
 
     A silo weighs as many records as it holds: the mean is that of the pooled data.
     """
@@ -146,7 +147,7 @@ class AllRecords(RecordSampler, kind="all_records"):
 class PoissonRecords(RecordSampler, kind="poisson_records"):
     """Each record independently with probability batch / size of its silo.
 
-    Guarantee: add or remove one record (movement 1), amplified by PLD of the subsampled mechanism.
+    Guarantee: add or remove one record (sensitivity 1), amplified by PLD of the subsampled mechanism.
     """
 
     batch: float
@@ -182,7 +183,7 @@ class PoissonRecords(RecordSampler, kind="poisson_records"):
 class FixedRecords(RecordSampler, kind="fixed_records"):
     """A uniformly random batch of exactly `batch` of a silo's records, without replacement.
 
-    Guarantee: replace one record (movement 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
+    Guarantee: replace one record (sensitivity 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
     """
 
     batch: int
@@ -228,8 +229,9 @@ def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generato
 class OnePass(RecordSampler, kind="one_pass"):
     """Round t reads the t-th block of a public permutation: disjoint batches, so each record is in one release.
 
-    Guarantee: replace one record (movement 2), parallel composition: the whole run costs one release. The permutation
-    is public and always the same, so a run that is resumed, or a round that is run again, reads the same block.
+    Guarantee: replace one record (sensitivity 2), parallel composition: the whole run costs one release. The
+    permutation is public and always the same, so a run that is resumed, or a round that is run again, reads the same
+    block.
     """
 
     batch: int
@@ -304,7 +306,7 @@ class _Epochs(RecordSampler):
 class ShuffledRecords(_Epochs, kind="shuffled_records"):
     """Epoch e is a public permutation of a silo's records, cut into size // batch batches; a rest sits the epoch out.
 
-    What an ordinary shuffled loader does. Guarantee: replace one record (movement 2); a record is in one release per
+    What an ordinary shuffled loader does. Guarantee: replace one record (sensitivity 2); a record is in one release per
     epoch, so T rounds cost ceil(T / (size // batch)) of them; nothing is amplified, so the coins need not be secret.
     """
 
@@ -325,7 +327,7 @@ class ShuffledRecords(_Epochs, kind="shuffled_records"):
 class RecordsInTurn(_Epochs, kind="records_in_turn"):
     """One public permutation of a silo's records, cut into size // batch batches that come in turn, epoch after epoch.
 
-    A loader that was shuffled once; a rest is never read. Guarantee: replace one record (movement 2); its reads are
+    A loader that was shuffled once; a rest is never read. Guarantee: replace one record (sensitivity 2); its reads are
     exactly size // batch steps apart, which correlated noise uses; nothing is amplified, so the order is no secret.
     """
 

@@ -71,7 +71,7 @@ class _Reads:
 class BatchGradient(_Reads, LocalSolver, kind="batch_gradient"):
     """message = 1 / clip norm * sum over the batch of g_j min(1, clip norm / ||g_j||),  g_j = grad f(w; record j).
 
-    One gradient per round; the server takes the step, after multiplying the noised mean by clip norm / batch, a constant.
+    One gradient per round; the server steps after multiplying the noised mean by the constant clip norm / batch.
     Guarantee: adding or removing one record moves the message by at most 1, replacing one by at most 2.
     """
 
@@ -107,7 +107,9 @@ class BatchGradient(_Reads, LocalSolver, kind="batch_gradient"):
 
 @dataclass(frozen=True)
 class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
-    """`steps` times  w <- w - lr_t / batch * (sum_j clip(g_j) + N(0, (noise multiplier * clip norm)^2));  message = w_t - w.
+    """`steps` times  w <- w - lr_t / batch * (sum_j clip(g_j) + N(0, (z * clip norm)^2));  message = w_t - w.
+
+    z is the noise multiplier.
 
     Noise in every local step (paper 001's baseline): the message is private already, so only `Forward` may carry it.
     Guarantee: each step is one release of a batch of the silo's records; a round costs `steps` of them.

@@ -139,7 +139,7 @@ class NoiseShares(Release, kind="noise_shares"):
 class LocalNoise(Release, kind="local_noise"):
     """Every client noises its own message before anybody sees it; `noise_multipliers` gives each client its own.
 
-    No trust in the server or in the other clients. At client level neighbours replace one client's data (sensitivity 2).
+    No trust in the server or in the other clients. At client level neighbours replace one client (sensitivity 2).
     """
 
     mechanism: Mechanism
@@ -287,7 +287,7 @@ class _Bare(Release):
 
 @dataclass(frozen=True)
 class Forward(_Bare, kind="forward"):
-    """Messages are private already (`AlreadyPrivate`): they are passed on as they are, at the cost that their solver states."""
+    """Messages that are private already (`AlreadyPrivate`), passed on unchanged at the cost their solver states."""
 
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
     local: ClassVar[bool] = True

@@ -150,7 +150,7 @@ class Sampler(Part):
         return np.ones(len(allowed))
 
     def shrunk(self, share: float) -> Sampler:
-        """The same rates over about this share of the population, for `sordino audit` to run; itself: it cannot shrink."""
+        """The same rates over about this share of the population, for `sordino audit`; itself if it cannot shrink."""
         return self
 
     def worst_populations(self) -> tuple[Sampler, ...]:
@@ -158,7 +158,7 @@ class Sampler(Part):
         return (self,)
 
     def for_one_client(self) -> Sampler:
-        """A sampler over as few clients as possible that draws client 0 in the same rounds with the same probability."""
+        """A sampler of as few clients as possible that draws client 0 in the same rounds at the same rate."""
         return self
 
 
@@ -283,7 +283,7 @@ class Poisson(Sampler, kind="poisson"):
 class FixedSize(Sampler, kind="fixed"):
     """A uniformly random cohort of exactly `cohort` clients, without replacement.
 
-    Guarantee: replace one client (movement 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
+    Guarantee: replace one client (sensitivity 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
     """
 
     population: int

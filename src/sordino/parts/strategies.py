@@ -1,7 +1,8 @@
 """Strategies C of matrix mechanisms, in which the noise of round t is row t of C^-1 Z; `CorrelatedNoise` calls them.
 
 A strategy streams: `step` turns this round's fresh Z into its noise by what it remembers of earlier noise, and a run
-holds so many vectors: bands - 1, or one per buffer, or one per level of the tree. `sordino.accounting.matrix` has the mathematics.
+holds so many vectors: bands - 1, or one per buffer, or one per level of the tree. The mathematics is in
+`sordino.accounting.matrix`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def noise_and_memory(found: object) -> str:
 
 
 class Strategy(Part):
-    """A lower triangular matrix C: round t of a run gets row t of C^-1 Z as its noise, Z independent from round to round.
+    """A lower triangular matrix C: the noise of round t is row t of C^-1 Z, Z independent from round to round.
 
     Two methods are needed, `noise_matrix` and `step`; a `Toeplitz` strategy needs `column` alone. The others have
     defaults that hold for any C, and are written out where a closed form is faster.

@@ -46,10 +46,10 @@ def best(
 ) -> Plan:
     """w <- w - step (noised mean); the result is a mean of all w in which about the last `window` of them count.
 
-    The noise multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`, `window`,
-    `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino papers run
-    beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether they
-    beat the last model: docs/papers.md has the intervals. With `correlate` it takes what `forecasts` has first:
+    The noise multiplier is solved for (epsilon, delta) under Poisson sampling; what comes after the noise (`step`,
+    `window`, `denoiser`) is post-processing, so it stays the same. The defaults are what won on three tasks (`sordino
+    papers run beyond-mnist`, -adult, -writers); on two that had no part in it (-cifar, -loans) it is undecided whether
+    they beat the last model: docs/papers.md has the intervals. With `correlate` it takes what `forecasts` has first:
     independent noise under Poisson sampling, or correlated noise with or without coins, by the models' noise alone.
     What columns cost before the first round (`prepare`, taken from the data's) is part of epsilon.
     """

@@ -39,11 +39,12 @@ def client_side_fed_avg(
     mechanism: Mechanism,
     turns_seed: int | None = None,
 ) -> Plan:
-    """`steps` full-batch steps with gradients clipped to `clip_norm` (zeta), then noise on the upload; cohorts take turns.
+    """`steps` full-batch steps with gradients clipped to `clip_norm` (zeta), then noise on the upload; public cohorts.
 
-    An upload moves by at most lr * steps * clip norm (L1 for Laplace, L2 for Gaussian), so that is the clip of the whole
-    message; neighbours replace a client's data, which moves it by twice that (the paper: once). With a `PerStep`
-    lr (Theorem 3) lr * steps is the sum over the round's steps. `turns_seed` shuffles the public order of turns.
+    An upload moves by at most lr * steps * clip norm (L1 for Laplace, L2 for Gaussian), so that is the clip of the
+    whole message; neighbours replace a client's data, which moves it by twice that (the paper counts it once). With a
+    `PerStep` lr (Theorem 3) lr * steps is the sum over the round's steps. `turns_seed` shuffles the public order of
+    turns.
     """
     way = Travelled(lr.schedule, steps) if isinstance(lr, PerStep) else None
     return Plan(

@@ -39,7 +39,7 @@ class Work(TypedDict, total=False):
 def dp_ftrl(
     *, clients: Sampler, noise_multiplier: float, strategy: Strategy = BufferedToeplitz(3), **work: Unpack[Work]
 ) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + noise multiplier * clip norm * (row t of C^-1 Z)) / expected.
+    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / expected.
 
     Nothing is amplified: `clients` come in turn (roundrobin) or rest (min_separation); cohorts need not be secret.
     """
@@ -56,7 +56,7 @@ def band_mf(
     bands: int | None = None,
     **work: Unpack[Work],
 ) -> Plan:
-    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + noise multiplier * clip norm * (row t of C^-1 Z)) / cohort.
+    """w <- w - server step of (sum_i clip(w - w_i, clip norm) + z * clip norm * (row t of C^-1 Z)) / cohort.
 
     `groups` of clients come in turn, and each client of the round's group by a secret coin, `cohort` of them on
     average: the cost is amplified. C has `bands` optimised bands, at most (and by default) as many as groups.

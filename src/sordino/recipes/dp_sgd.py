@@ -74,7 +74,7 @@ def dp_sgd(
     average: Average | None = None,
     **shared: Unpack[Alone],
 ) -> Plan:
-    """w <- w - lr (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (noise multiplier * clip norm)^2)) / batch  (Abadi et al. 2016).
+    """w <- w - lr (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch  (Abadi et al. 2016).
 
     `records` draws the batches: PoissonRecords(batch, (n,)) takes each of n records with probability batch / n. With
     RecordsInTurn, a loader that was shuffled once, `release` may be CorrelatedNoise; nothing is amplified there.
@@ -84,7 +84,7 @@ def dp_sgd(
 
 @shares(dp_sgd, denoiser=LaplacianSmoothing(1.0))
 def dp_ls_sgd(**shared: Unpack[Descent]) -> Plan:
-    """w <- w - lr A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (noise multiplier * clip norm)^2)) / batch.
+    """w <- w - lr A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
 
     A = I + strength * L, L the Laplacian of a cycle: it works on what is noised already, so it costs no privacy.
     """
@@ -100,7 +100,7 @@ def dp_adam(
     floor: float = 1e-8,
     **shared: Unpack[Alone],
 ) -> Plan:
-    """Adam on (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (noise multiplier * clip norm)^2)) / batch, a batch of records.
+    """Adam on (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch, a batch of records.
 
     `floor` is added to the root of the second moment.
     """
@@ -109,7 +109,7 @@ def dp_adam(
 
 @shares(dp_adam, denoiser=LaplacianSmoothing(1.0))
 def dp_ls_adam(**shared: Unpack[Moments]) -> Plan:
-    """Adam on A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (noise multiplier * clip norm)^2)) / batch.
+    """Adam on A_strength^-1 (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch.
 
     The noised gradient is smoothed, then Adam takes both moments of it.
     """

@@ -31,7 +31,7 @@ def noisy_minibatch_sgd(
     average: Average | None = None,
     **shared: Unpack[Silos],
 ) -> Plan:
-    """w <- P(w - lr * (1 / M) sum_i (1 / batch) (sum_j clip(g_ij, clip norm) + N(0, (z_i clip norm)^2))), M silos that came.
+    """w <- P(w - lr * (1 / M) sum_i (1 / batch) (sum_j clip(g_ij, clip norm) + N(0, (z_i clip norm)^2))), M silos.
 
     P projects on a ball around the start; `average` returns a mean of iterates; `weight_decay` is the regularised
     variant. Whoever else may add the noise is a `release`: ShuffledNoise, NoiseShares, CentralNoise, or LocalNoise with
@@ -58,7 +58,7 @@ def noisy_local_sgd(
     steps: int,
     noise_multipliers: tuple[float, ...] = (),
 ) -> Plan:
-    """w <- mean of w_i;  `steps` times in a silo  w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0, (z_i clip norm)^2))."""
+    """w <- mean of w_i;  `steps` times in a silo  w_i <- w_i - lr / batch (sum_j clip(g_ij) + N(0, (z_i C)^2))."""
     return Plan(
         rounds=rounds,
         clients=clients,
