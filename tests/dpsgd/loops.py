@@ -41,7 +41,7 @@ def private(
     named: Any = None,
     **settings: Any,
 ) -> Parts:
-    """A loop on 60 records with batches of 12; settings beside one epoch and noise multiplier 1; `named` in the ledger."""
+    """A loop on 60 records with batches of 12; one epoch and noise multiplier 1 unless set; `named` in the ledger."""
     model = model or mlp()
     if loader is None:
         loader = DataLoader(data() if dataset is None else dataset, batch_size=batch, shuffle=True)

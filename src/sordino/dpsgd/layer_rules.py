@@ -158,7 +158,7 @@ def _normal(module: Any, x: Tensor) -> Tensor:
 
 
 def _agrees(module: nn.Module, formula: Callable[[Any, Tensor], Tensor]) -> bool:
-    """Whether the layer's own forward gives what the formula does, on made-up inputs and whatever weights it has."""
+    """Whether the layer's own forward gives what the formula does, on synthetic inputs and whatever weights it has."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     x = torch.linspace(-1.0, 2.0, 3 * len(weight)).view(3, -1).to(weight.device, weight.dtype)
     try:

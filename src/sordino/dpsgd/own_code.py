@@ -43,7 +43,7 @@ def stale_code(what: str) -> PlanError:
     """The refusal of code that its owner changed while it trains."""
     return PlanError(
         "own code",
-        f"a {what} that answers made-up records otherwise than when its graph was captured",
+        f"a {what} that answers synthetic records otherwise than when its graph was captured",
         "code that stays as it was: numbers that a loop sets may come from records, and the graph does not see them",
         'give a schedule to the optimizer, not to the model or the loss; or own_code="trusted", if you vouch for it',
     )

@@ -1,4 +1,4 @@
-"""`make_private`: from an ordinary model, optimizer and loader to private ones, or a refusal that says what to change."""
+"""`make_private`: an ordinary model, optimizer and loader made private, or a refusal with its fix."""
 
 from __future__ import annotations
 
@@ -52,24 +52,25 @@ def make_private(
     own_code: Literal["trusted"] | None = None,
     transform: Transforms | None = None,
 ) -> tuple[nn.Module, PrivateOptimizer, PrivateLoader]:
-    """The three parts of a loop, private: (epsilon, delta) for `epochs` passes, add or remove one record.
+    """DP-SGD in an ordinary loop: (epsilon, delta) for `epochs` passes over the data, add or remove one record.
 
-    `epsilon` is solved for the noise, or `noise_multiplier` gives it; delta defaults to min(records^-1.1, 1e-3). `smoothing`
-    is the strength of the Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes
-    the expected size of a Poisson batch; `max_physical_batch_size` caps what is computed at once and changes nothing else.
-    `reduction` says how the loss adds records up; with `loss`, a function (output, target) -> one value per record or a
-    kind ("cross_entropy", "tokens": of the logits, where a model of transformers answers with more), the loop calls
-    optimizer.loss(model(x), y).backward() instead. noise="secure" for a model that is to be released.
-    Parameters that the optimizer does not hold are frozen.
+    `epsilon` is solved for the noise multiplier, or `noise_multiplier` gives it; delta defaults to min(records^-1.1,
+    1e-3). `clip_norm` bounds the gradient of every record, over all parameters. `smoothing` is the strength of the
+    Laplacian (0: DP-SGD, DP-Adam; above: DP-LSSGD, DP-LSAdam). The loader's batch_size becomes the expected size of a
+    Poisson batch; `max_physical_batch_size` caps what is computed at once, nothing else. `reduction` says how the loss
+    adds records up; with `loss`, a function (output, target) -> one value per record or a kind ("cross_entropy",
+    "tokens": of the logits, where a model of transformers answers with more), the loop calls optimizer.loss(model(x),
+    y).backward() instead. noise="secure" for a model that is to be released. Parameters that the optimizer does not
+    hold are frozen.
 
-    What runs on records is the graph of the model, of `loss` and of `transform`, each captured on made-up records: the
-    certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch, before
-    the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless own_code="trusted":
-    then its owner vouches that it keeps the records of a batch apart, and the certificate says so.
+    What runs on records is the graph of the model, of `loss` and of `transform`, each captured on synthetic records:
+    the certificate's `own_code` says what is proved of them. `transform` is applied to the inputs of every batch,
+    before the loop sees them. A model, loss or loop that no graph can be captured of is refused, unless
+    own_code="trusted": then its owner vouches that it keeps the records of a batch apart, and the certificate says so.
 
-    `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it:
-    a loop above its budget is refused here, all planned steps are charged before the first noise is
-    drawn, and steps beyond them, or after a checkpoint that is older than the ledger, are charged before they are taken.
+    `ledger` is a file that all runs on the same data are charged to, and `dataset` the name that the data have in it: a
+    loop above its budget is refused here, all planned steps are charged before the first noise is drawn, and steps
+    beyond them, or after a checkpoint that is older than the ledger, before they are taken.
 
     With a `strategy` (Banded(10), ...) later steps take back noise of earlier ones: batches are those of one shuffled
     order, the same in every epoch, as of a DataLoader(shuffle=True) that shuffled once; each record is read once an

@@ -1,7 +1,7 @@
 """Table of the rules that record each layer's per-record gradients, chosen from the model alone; used by the recorders.
 
 A layer with a rule of its own is one site. Any other module that owns parameters is one site together with all that
-is inside it, run by `VmapRule`. A max pool has no parameters: it is a site only where a compiled one is faster.
+is inside it, run by `VmapRule`.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ Batches = PoissonRecords | RecordsInTurn
 class Settings:
     """`plan`:  g = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch,  a round is a step.
 
-    `epsilon` is the target, where the noise multiplier z was solved for. Under correlated noise row t of C^-1 Z takes the
-    place of N, and the batches come in one fixed order.
+    `epsilon` is the target, where the noise multiplier z was solved for. Under correlated noise row t of C^-1 Z takes
+    the place of N, and the batches come in one fixed order.
     """
 
     plan: Plan

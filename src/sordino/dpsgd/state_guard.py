@@ -236,7 +236,7 @@ class GuardedMethod:
 
 
 class ModelGuard:
-    """Guard of a model in a private loop: checked at each step and before `state_dict`, renewed by `load_state_dict`."""
+    """Guard of a model in a private loop: checked at steps and before `state_dict`, renewed by `load_state_dict`."""
 
     def __init__(self, model: nn.Module, stepped: Iterable[Tensor]) -> None:
         self.state, self.stepped = StateGuard(model, doing="without a step of the private optimizer", fix=_FIX), stepped

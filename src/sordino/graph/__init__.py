@@ -1,7 +1,8 @@
-"""A user's module or loss as a graph of torch operations: captured on made-up records, and read for independence.
+"""A user's module or loss as a graph of torch operations: captured on synthetic records, and read for independence.
 
-capture   the graph of a module's forward: no Python of the user's runs on private records any more
-rules     for each ATen operation, along which dimension the records of a batch lie in its output
+captured  a graph as a value; capture and export_capture make one of a module's forward, by torch.fx or torch.export:
+          no Python of the user's runs on private records any more
+rules     (and operation_table) for each ATen operation, along which dimension the records of a batch lie in its output
 flow      reads a captured graph: does the output for a record depend on that record alone?
 tracing   the graphs of one module, one for each kind of arguments, and its grade
 grades    what is proved of the code that ran: the words that certificates and policies use

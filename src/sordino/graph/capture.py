@@ -34,8 +34,8 @@ from sordino.graph.captured import (
 from sordino.graph.export_capture import export_graph
 
 SAME = 1e-4  # relative: a graph and its module, values and gradients
-UNFIT = "made-up records do not fit"
-RECORDS = 5  # of the made-up batch on which a module is captured
+UNFIT = "synthetic records do not fit"
+RECORDS = 5  # of the synthetic batch on which a module is captured
 
 
 def capture(
@@ -285,7 +285,7 @@ def _alike(first: Captured, second: Captured) -> bool:
 
 
 def differs(captured: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:
-    """In what the graph is not the module's own forward, on made-up records: values, gradients; None where it is."""
+    """In what the graph is not the module's own forward, on synthetic records: values, gradients; None where it is."""
     try:
         own = _with_gradients(lambda m, a, k: m(*a, **k), module, sample, form)
     except Exception as error:  # as above

@@ -1,6 +1,6 @@
 """Whether a captured graph keeps the records of a batch apart: read off its operations, whatever the records hold.
 
-The graph runs on made-up batches of two sizes, and every ATen operation is looked up in the table of `rules`. Proved is
+The graph runs on synthetic batches of two sizes, and every ATen operation is looked up in `operation_table`. Proved is
 
     graph(batch)[j] = h(record j)      for every batch, every size of batch and every record
 
@@ -28,7 +28,7 @@ from sordino.graph.captured import Captured, pinned, synthetic_batch
 from sordino.graph.operation_table import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM
 from sordino.graph.rules import Call, MixesError, Rows, pointwise
 
-BATCHES = (5, 7)  # records of the two made-up batches
+BATCHES = (5, 7)  # records of the two synthetic batches
 
 _PROPERTIES = {
     *("dim", "ndim", "ndimension", "dtype", "device", "layout", "is_floating_point", "is_complex", "requires_grad"),
