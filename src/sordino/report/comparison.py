@@ -115,7 +115,7 @@ def _common(names: Sequence[str]) -> str:
     same = next(
         (k for k, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), min(map(len, names))
     )
-    return names[0][:same].removesuffix("seed").rstrip("-_./ ")
+    return names[0][:same].rstrip("-_./ ").removesuffix("seed").rstrip("-_./ ")
 
 
 def _metrics(runs: Sequence[dict[str, Any]]) -> list[str]:
