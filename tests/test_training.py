@@ -21,7 +21,7 @@ from sordino.accounting import accountant
 from sordino.accounting.delta import default_delta
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.paths import chosen
+from sordino.engines.paths import choose_path
 from sordino.errors import ConfigError, DataError, EngineError
 from sordino.loop import Tally, run
 from sordino.parts.encoding import Clip
@@ -164,7 +164,7 @@ class Watch(Engine):
                 log.append("messages leave the clients")
                 return super().collect(job)
 
-        return Watched(plan, task, streams, chosen(plan, task, "batched"), 8)
+        return Watched(plan, task, streams, choose_path(plan, task, "batched"), 8)
 
 
 class Diary(Tally):

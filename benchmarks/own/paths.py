@@ -9,17 +9,17 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
-from work import task
+from torch import Tensor, nn
 
 from sordino.engines.dense_clients import DenseClients
 from sordino.engines.inprocess import InProcessWorker
 from sordino.engines.linear_clients import LinearClients
 from sordino.engines.objectives import ManyClients, OneClient
-from sordino.engines.paths import WAYS, Way
-from sordino.models import DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp
+from sordino.engines.paths import PATHS, ExecutionPath
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Objective
 from sordino.parts.record_samplers import FixedRecords
@@ -28,6 +28,7 @@ from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.rng import Seeded
+from sordino.data.clients import Clients, Records
 from sordino.task import Task
 
 Make = Callable[[Task], Objective]
@@ -47,8 +48,8 @@ def each_alone(own: Task) -> Objective:
 
 def once(plan: Plan, own: Task, make: Make, clients: int, batched: bool) -> Callable[[], object]:
     """One round of local work of every client, in chunks of 50 or one by one."""
-    like = WAYS[0] if batched else WAYS[-1]
-    way = Way(like.path, like.when, lambda given, _: make(given), "", "")
+    like = PATHS[0] if batched else PATHS[-1]
+    way = ExecutionPath(like.path, like.when, lambda given, _: make(given), "", "")
     worker = InProcessWorker(plan, own, Seeded(0), way, 50 if batched else 1)
     start, public = own.layout.flatten(own.model), Public(t=0, size=own.layout.size)
     groups = np.array_split(np.arange(clients), 1 if batched else clients)
@@ -82,92 +83,50 @@ def silos(population: int, batch: int, size: int) -> Plan:
     return plan
 
 
+def federation(model: nn.Module, x: Tensor, outputs: int, clients: int) -> Task:
+    offsets = np.arange(clients + 1, dtype=np.int64) * (len(x) // clients)
+    return Task(model, Clients(Records(x, torch.randint(outputs, (len(x),))), np.arange(len(x), dtype=np.int64), offsets))
+
+
+def mlp(widths: tuple[int, ...]) -> Task:
+    layers = [[nn.Linear(a, b), nn.ReLU()] for a, b in pairwise(widths)]
+    model = nn.Sequential(*[layer for pair in layers for layer in pair][:-1])
+    return federation(model, torch.randn(1600, widths[0]), widths[-1], 40)
+
+
+def cnn(channels: tuple[int, int, int], kernel: int, side: int) -> Task:
+    """Two convolutions with odd numbers of channels."""
+    first, second, third = channels
+    last = ((side - kernel + 1) // 2 - kernel + 1) // 2
+    front = nn.Conv2d(first, second, kernel), nn.ReLU(), nn.MaxPool2d(2)
+    back = nn.Conv2d(second, third, kernel), nn.ReLU(), nn.MaxPool2d(2)
+    model = nn.Sequential(*front, *back, nn.Flatten(), nn.Linear(third * last * last, 11))
+    return federation(model, torch.randn(96, first, side, side), 11, 1)
+
+
 def rows(turns: int) -> None:
-    logistic, small = (
-        task(Logistic(), 10, torch.randn(2500, 784), 50),
-        task(Linear(), 1, torch.randn(2500, 50), 50, "logistic"),
-    )
-    mlp, cnn = task(Mlp(), 10, torch.randn(1000, 784), 50), task(EmnistCnn(), 62, torch.randn(64, 1, 28, 28), 1)
-    mnist = task(DpMnistCnn(), 10, torch.randn(256, 1, 28, 28), 1)
-    cases: list[tuple[str, Plan, Task, Make, Make, int, bool, bool]] = [
-        ("784 x 10: linear, vmap", averaging(50, 10), logistic, LinearClients, ManyClients, 50, True, True),
-        (
-            "784 x 10: linear, dense of one stage",
-            averaging(50, 10),
-            logistic,
-            LinearClients,
-            DenseClients,
-            50,
-            True,
-            True,
-        ),
-        (
-            "784 x 10: torch loops, dense of one stage",
-            averaging(50, 10),
-            logistic,
-            plain_loops,
-            DenseClients,
-            50,
-            True,
-            True,
-        ),
-        (
-            "784 x 10: compiled loops, torch loops",
-            averaging(50, 10),
-            logistic,
-            LinearClients,
-            plain_loops,
-            50,
-            True,
-            True,
-        ),
-        ("50 x 1: linear, vmap", averaging(50, 10), small, LinearClients, ManyClients, 50, True, True),
-        ("50 x 1: linear, dense of one stage", averaging(50, 10), small, LinearClients, DenseClients, 50, True, True),
-        (
-            "50 x 1: torch loops, dense of one stage",
-            averaging(50, 10),
-            small,
-            plain_loops,
-            DenseClients,
-            50,
-            True,
-            True,
-        ),
-        (
-            "50 x 1 silos: linear, dense of one stage",
-            silos(50, 35, 50),
-            small,
-            LinearClients,
-            DenseClients,
-            50,
-            True,
-            True,
-        ),
-        ("50 x 1 silos: linear, vmap", silos(50, 35, 50), small, LinearClients, ManyClients, 50, True, True),
-        ("784-64-10: dense, vmap", averaging(50, 10), mlp, DenseClients, ManyClients, 50, True, True),
-        ("784-64-10: vmap, one at a time", averaging(50, 10), mlp, ManyClients, OneClient, 50, True, False),
-        ("784-64-10 silos: dense, vmap", silos(50, 10, 20), mlp, DenseClients, ManyClients, 50, True, True),
-        (
-            "MNIST CNN silo of 128: one pass, each record alone",
-            silos(1, 128, 256),
-            mnist,
-            OneClient,
-            each_alone,
-            1,
-            False,
-            False,
-        ),
-        (
-            "EMNIST CNN: Winograd, torch",
-            averaging(1, 32),
-            cnn,
-            OneClient,
-            lambda own: OneClient(own, False),
-            1,
-            False,
-            False,
-        ),
+    """Models that nobody tuned a path for."""
+    fed, silo = averaging(40, 13), silos(40, 13, 40)
+    cases: list[tuple[str, Plan, Task, Make, Make, int, bool, bool]] = []
+    linear = mlp((617, 26))
+    cases += [
+        ("617-26: linear, vmap", fed, linear, LinearClients, ManyClients, 40, True, True),
+        ("617-26: compiled loops, torch loops", fed, linear, LinearClients, plain_loops, 40, True, True),
+        ("617-26 silos: linear, vmap", silo, linear, LinearClients, ManyClients, 40, True, True),
     ]
+    for widths in ((93, 41, 7), (617, 51, 26), (617, 203, 97, 26)):
+        own, name = mlp(widths), "-".join(map(str, widths))
+        cases += [
+            (f"{name}: dense, vmap", fed, own, DenseClients, ManyClients, 40, True, True),
+            (f"{name}: vmap, one at a time", fed, own, ManyClients, OneClient, 40, True, False),
+            (f"{name} silos: dense, vmap", silo, own, DenseClients, ManyClients, 40, True, True),
+        ]
+    for channels, side in (((1, 33, 57), 28), ((3, 33, 57), 32), ((1, 37, 45), 28), ((3, 45, 91), 32)):
+        own = cnn(channels, 5, side)
+        plain: Make = lambda given: OneClient(given, False)  # noqa: E731
+        cases.append((f"CNN {channels}, 5 x 5, {side}: Winograd, torch", averaging(1, 32), own, OneClient, plain, 1, False, False))
+    own = cnn((1, 19, 37), 5, 28)
+    cases.append(("CNN silo: one pass, each record alone", silos(1, 32, 96), own, OneClient, each_alone, 1, False, False))
     for name, plan, own, fast, slow, clients, batched, other in cases:
         calls = once(plan, own, fast, clients, batched), once(plan, own, slow, clients, other)
         print(f"{name}: {ratio(*calls, turns):.2f}", flush=True)

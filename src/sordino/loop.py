@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.engines.base import ClientJob, Collected, Engine, Receipt, Worker
-from sordino.engines.checks import check_reach, check_records
+from sordino.engines.checks import check_gradients, check_records
 from sordino.engines.client_state import personal_metrics
 from sordino.engines.diagnostics import of_release
 from sordino.engines.inprocess import InProcess, public_update
@@ -159,7 +159,7 @@ def run(
     if not checked:
         check(plan, task, engine)
         check_train_metrics(train_metrics, streams.mode)
-    check_reach(task)
+    check_gradients(task)
     if train_metrics and task.clients.here is not None:
         raise ConfigError("train_metrics = true where the clients' records are elsewhere", "a simulation", "drop it")
     first = state or State.initial(plan, task.layout.flatten(task.model))

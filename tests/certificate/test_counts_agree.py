@@ -69,7 +69,7 @@ def test_a_round_that_stopped_before_the_noise_of_the_server_is_charged_and_bill
 def test_a_silo_that_paid_more_often_than_it_was_asked_is_in_the_rounds_that_are_billed(tmp_path: Path) -> None:
     one = config()
     wires = federation(one)
-    wires.silos[2].till = Clumsy()
+    wires.silos[2].store = Clumsy()
     made = go(one, tmp_path / "a", wires)
     assert made["counts"]["charges_per_silo"] == [3, 3, 4, 3]
     assert (made["counts"]["rounds_accounted"], events(made)) == (4, {4})

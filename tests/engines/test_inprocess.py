@@ -17,7 +17,7 @@ from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.objectives import OneClient
-from sordino.engines.paths import chosen
+from sordino.engines.paths import choose_path
 from sordino.errors import ConfigError, PlanError
 from sordino.loop import run
 from sordino.parts.encoding import Adaptive, Clip
@@ -271,7 +271,7 @@ def test_everything_follows_the_device_of_the_model() -> None:
     assert moved.clients.records.x.device.type == "meta"
     objective = OneClient(moved)
     start = objective.inward(torch.zeros(moved.layout.size, device="meta"))
-    worker = InProcessWorker(plan(), moved, Seeded(0), chosen(plan(), moved, "sequential"), 1)
+    worker = InProcessWorker(plan(), moved, Seeded(0), choose_path(plan(), moved, "sequential"), 1)
     batch = next(iter(worker.reader.batches(np.zeros(1, dtype=np.int64), [np.zeros((1, 2), dtype=np.int64)])))
     slope = objective.gradient(objective.place(start, 1), batch)
     assert slope.device.type == "meta"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sordino.engines
 from sordino.engines import paths
 from sordino.engines.inprocess import InProcess
-from sordino.engines.paths import WAYS, chosen
+from sordino.engines.paths import PATHS, choose_path
 from sordino.parts.gradients import Moreau
 from sordino.parts.local_solvers import LocalSgd
 from sordino.rng import Seeded
@@ -35,8 +35,8 @@ def task(model: nn.Module, loss: str = "cross_entropy") -> Task:
 @pytest.mark.parametrize(("place", "name"), list(enumerate(MODELS)))
 def test_each_way_is_taken_by_the_models_it_is_for(place: int, name: str) -> None:
     made = InProcess().prepare(plan(), task(MODELS[name]), Seeded(0))
-    assert chosen(plan(), task(MODELS[name])) is WAYS[place]
-    assert (made.header["gradient"], made.header["path"]) == (name, WAYS[place].path)
+    assert choose_path(plan(), task(MODELS[name])) is PATHS[place]
+    assert (made.header["gradient"], made.header["path"]) == (name, PATHS[place].path)
 
 
 def test_a_path_that_is_asked_for_takes_the_best_way_on_it() -> None:
@@ -51,7 +51,7 @@ def test_a_path_that_is_asked_for_takes_the_best_way_on_it() -> None:
 def test_an_envelope_goes_only_where_it_is_computed() -> None:
     smoothed = plan(local=LocalSgd(lr=0.1, epochs=1, gradient=Moreau(1.0)))
     found = {
-        (name, loss): WAYS.index(chosen(smoothed, task(MODELS[name], loss)))
+        (name, loss): PATHS.index(choose_path(smoothed, task(MODELS[name], loss)))
         for name in ("LinearClients", "DenseClients")
         for loss in ("absolute", "mse")
     }
@@ -60,14 +60,14 @@ def test_an_envelope_goes_only_where_it_is_computed() -> None:
 
 def test_large_steps_go_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "BATCH_BELOW", {"cpu": 1.0})
-    assert [WAYS.index(chosen(plan(), task(model))) for model in MODELS.values()] == [0, 1, 3, 3]
+    assert [PATHS.index(choose_path(plan(), task(model))) for model in MODELS.values()] == [0, 1, 3, 3]
 
 
 def test_every_way_computes_the_same_gradient() -> None:
     data, w = task(MODELS["LinearClients"]), noise(1, 15)
     batch = next(iter(InProcess().prepare(plan(), data, Seeded(0)).reader.batches(torch.tensor([0]).numpy(), [ROWS])))
     found: list[Tensor] = []
-    for way in (WAYS[0], WAYS[2], WAYS[3]):
+    for way in (PATHS[0], PATHS[2], PATHS[3]):
         ours = way.make(data, paths.Settings(True, Seeded(0)))
         start = ours.place(w[0], 1)
         found.append(ours.gradient(start, batch).clone())

@@ -77,14 +77,14 @@ def go(one: Config, path: Path, wires: Wires, *, resume: bool = False, **setting
 
 
 def paid(wires: Wires) -> list[int]:
-    return [sum(silo.till.paid.values()) for silo in wires.silos.values()]  # type: ignore[attr-defined]
+    return [sum(silo.store.paid.values()) for silo in wires.silos.values()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("release", [LOCAL, CENTRAL], ids=["local noise", "central noise"])
 def test_the_certificate_is_the_receipts(release: Any, tmp_path: Path) -> None:
     one = config(release)
     wires = federation(one)
-    wires.silos[2].till = Clumsy()
+    wires.silos[2].store = Clumsy()
     made = go(one, tmp_path / "a", wires)
     assert made["counts"]["charges_per_silo"] == [3, 3, 4, 3] == paid(wires)
     assert made["counts"]["max_participations"] == 4
@@ -94,7 +94,7 @@ def test_the_certificate_is_the_receipts(release: Any, tmp_path: Path) -> None:
 def test_who_refuses_is_not_billed_and_who_is_silent_is(tmp_path: Path) -> None:
     one = config()
     wires = federation(one)
-    wires.silos[1].till = Poor()
+    wires.silos[1].store = Poor()
     wires.faults.append(lost(3))
     made = go(one, tmp_path / "a", wires)
     assert made["counts"]["charges_per_silo"] == [3, 1, 3, 3]
@@ -143,7 +143,7 @@ def test_of_a_secret_cohort_nothing_is_written_and_of_no_round_a_diagnostic(nois
 def test_a_receipt_that_was_changed_is_noticed(tmp_path: Path) -> None:
     one = config()
     wires = federation(one)
-    wires.silos[2].till = Clumsy()
+    wires.silos[2].store = Clumsy()
     go(one, tmp_path / "a", wires)
     file = tmp_path / "a" / "receipts.jsonl"
     text = file.read_text()
@@ -242,7 +242,7 @@ def test_a_round_that_is_asked_again_after_a_stop_is_counted_once_in_the_servers
 def test_a_silo_that_paid_twice_ends_the_run_before_it_overspends_the_servers_budget(tmp_path: Path) -> None:
     one = budgeted(3, worth=3)
     wires = federation(one)
-    wires.silos[2].till = Clumsy()
+    wires.silos[2].store = Clumsy()
     with pytest.raises(BudgetError, match="stopped after round 2"):
         go(one, tmp_path / "a", wires)
     assert paid(wires) == [2, 2, 3, 2]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sordino.engines.batches import costs, shares
+from sordino.engines.batches import equal_shares, records_read
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
@@ -24,7 +24,7 @@ def loads(seed: int, count: int) -> Any:
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 200])
 def test_every_client_is_run_by_one_rank_and_no_rank_has_a_third_more_than_it_must(ranks: int, count: int) -> None:
     work = loads(count, count)
-    cut = shares(work, ranks)
+    cut = equal_shares(work, ranks)
     assert len(cut) == ranks
     assert sorted(np.concatenate(cut)) == list(range(count))
     least = max(work.sum() / ranks, work.max(initial=0))
@@ -32,12 +32,12 @@ def test_every_client_is_run_by_one_rank_and_no_rank_has_a_third_more_than_it_mu
 
 
 def test_equal_clients_are_dealt_out_evenly() -> None:
-    assert [len(own) for own in shares(np.full(101, 7), 4)] == [26, 25, 25, 25]
+    assert [len(own) for own in equal_shares(np.full(101, 7), 4)] == [26, 25, 25, 25]
 
 
 def test_the_cut_depends_on_the_loads_alone() -> None:
     work = loads(1, 100)
-    assert all(np.array_equal(a, b) for a, b in zip(shares(work, 3), shares(work.copy(), 3), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(equal_shares(work, 3), equal_shares(work.copy(), 3), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_the_cut_depends_on_the_loads_alone() -> None:
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_a_client_costs_what_it_reads(local: Any, read: Any) -> None:
-    assert costs(local, HELD).tolist() == (read + 1).tolist()
+    assert records_read(local, HELD).tolist() == (read + 1).tolist()

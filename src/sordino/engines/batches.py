@@ -1,6 +1,7 @@
-"""Which records every step of a chunk of clients reads, and the minibatches, gathered as they are asked for.
+"""Minibatches of a chunk of clients, gathered as they are read, and the shares of a cohort among ranks.
 
-Who runs whom: a cohort cut into equal loads, the same cut on every rank without a word between them."""
+Called by engines/inprocess.py and engines/distributed.py.
+"""
 
 from __future__ import annotations
 
@@ -89,12 +90,12 @@ def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 Places = NDArray[np.int64]  # positions in a cohort
 
 
-def costs(local: LocalSolver, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def records_read(local: LocalSolver, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Records that each client reads in one round, and one for its own sake: public sizes, whole numbers."""
     return np.asarray([1 + local.records_read(int(size)) for size in sizes], dtype=np.int64)
 
 
-def shares(loads: NDArray[np.int64], ranks: int) -> list[Places]:
+def equal_shares(loads: NDArray[np.int64], ranks: int) -> list[Places]:
     """Longest first, each to the rank with the least to do (Graham 1969: within 4/3 of the best cut).
 
     Ties go to the earlier client and the lower rank, so all ranks find the same cut.

@@ -1,8 +1,8 @@
-"""What must hold of a task before one record may be called the unit.
+"""Checks of a task before round 1, called by loop.py and by silos: record-level units, layers, gradients.
 
-Does a gradient reach what is to be trained? Asked before the first round, of a made-up record: it tells of nobody.
-
-Noise moves every weight that is sent, so an adapter that is not part of the forward pass looks trained from outside."""
+Gradients are checked on a made-up record, which reveals nobody's data: noise moves every weight that is sent, so a
+parameter that is not part of the forward pass would look trained from outside.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _check_apart(task: Task) -> None:
 
 
 def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
-    """Targets far outside the clip norm' reach make every clipped gradient the same: say so, from public records only."""
+    """Refuse public targets so far off that the clip makes all gradients alike."""
     from sordino.engines.objectives import ManyClients
     from sordino.engines.paths import can_batch
 
@@ -119,7 +119,7 @@ _LOG = logging.getLogger("sordino")
 _FIX = "check the names of the adapters' target modules, and that nothing on the way is detached or under no_grad"
 
 
-def check_reach(task: Task) -> None:
+def check_gradients(task: Task) -> None:
     """Refuse a partly frozen model whose loss depends on nothing that is trained; say which tensors it leaves out."""
     fixed = any(not parameter.requires_grad for parameter in task.model.parameters())
     lost, count = _unreached(task) if fixed or isinstance(task.model, NamedFieldsModel) else ([], 1)

@@ -1,6 +1,7 @@
 """Figures of unreleased data, for simulation: NOT private, and marked so wherever they are written.
 
-alpha_i = min(1, clip norm / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|"""
+alpha_i = min(1, clip norm / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|
+"""
 
 from __future__ import annotations
 

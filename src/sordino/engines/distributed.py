@@ -19,7 +19,7 @@ from torch import Tensor
 from sordino.data.clients import Records
 from sordino.data.metrics import figures
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
-from sordino.engines.batches import costs, shares
+from sordino.engines.batches import equal_shares, records_read
 from sordino.engines.diagnostics import of_updates
 from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
@@ -92,7 +92,7 @@ class Rank(Worker):
 
     def __init__(self, group: Group, worker: InProcessWorker, task: Task) -> None:
         self.group, self.worker, self.task = group, worker, task  # the worker's own task may lie on another device
-        self.costs = costs(worker.plan.local, np.diff(task.clients.offsets))
+        self.costs = records_read(worker.plan.local, np.diff(task.clients.offsets))
         self.idle = True  # between two orders: the others wait for the next one
 
     @property
@@ -155,7 +155,7 @@ class Rank(Worker):
 
     def _run(self, job: ClientJob) -> tuple[Tensor, Tensor]:
         """This rank's sum [d'], then how many clients that was, and their norms in slots [cohort] of their own."""
-        cut = shares(self.costs[job.cohort], self.group.size)
+        cut = equal_shares(self.costs[job.cohort], self.group.size)
         before, own = sum(map(len, cut[: self.group.rank])), job.cohort[cut[self.group.rank]]
         with self.group.own_work(f"round {job.public.t + 1}"):
             total, norms = self.worker.fold(replace(job, cohort=own))

@@ -1,4 +1,7 @@
-"""The ranks of one run, joined by torch.distributed: what they exchange, and what the loss of one means."""
+"""The ranks of one distributed run: environment, joining, broadcast, reduce, and the loss of a rank.
+
+Built on torch.distributed; called by engines/distributed.py and runs/launch.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All clients in this process: a chunk of them batched, or one at a time, by a rule of the model."""
+"""The in-process engine: all clients here, a chunk of them batched or one at a time, by engines/paths.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.batches import Reader, chunks
 from sordino.engines.client_state import ClientStates, States
 from sordino.engines.diagnostics import of_updates
-from sordino.engines.leak_check import witness
+from sordino.engines.leak_check import leak_check_of
 from sordino.engines.objectives import OneClient
-from sordino.engines.paths import Path, Settings, Way, chosen, compiled, winograd
+from sordino.engines.paths import ExecutionPath, Path, Settings, choose_path, compiled, winograd
 from sordino.errors import ConfigError, PlanError
 from sordino.kernels import allocator
 from sordino.parts.clipping import row_norms
@@ -51,7 +51,7 @@ class InProcess(Engine):
         """Choose the way once (engines/paths.py), from the model and the plan, never from a clock."""
         allocator.tune()
         task = task.on(known_device(self.device))
-        way = chosen(plan, task, self.path)
+        way = choose_path(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
             raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
@@ -77,7 +77,7 @@ class InProcessWorker(Worker):
         plan: Plan,
         task: Task,
         streams: Streams,
-        way: Way,
+        way: ExecutionPath,
         chunk: int,
         winograd: bool = True,
         own_noise: bool = False,
@@ -89,7 +89,7 @@ class InProcessWorker(Worker):
         self.noisy = isinstance(plan.bound, AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
         self.client_states = ClientStates(plan.local)
-        self.witness = witness(task)
+        self.leak_check = leak_check_of(task)
 
     @property
     def header(self) -> dict[str, str | int]:
@@ -125,16 +125,16 @@ class InProcessWorker(Worker):
         order = job.cohort[np.argsort(sizes, kind="stable")]
         public = replace(job.public.on(self.device), tensors=self.task.layout.sizes)
         job = replace(job, public=public, start=job.start.to(self.device))
-        if self.witness is not None:
-            self.witness.before()
+        if self.leak_check is not None:
+            self.leak_check.before()
         for chunk in chunks(order, self.chunk):
             rows = self.solve(chunk, job.public, job.start)
             norms = row_norms(rows)
             slopes = self._slopes(chunk, job) if self.slopes else None
             self.objective.untouched()
             yield chunk, self._encode(finite_rows(rows, norms), job, slopes), norms
-        if self.witness is not None:
-            self.witness.after()
+        if self.leak_check is not None:
+            self.leak_check.after()
 
     def sent(self, clients: Cohort, rows: Tensor, t: int) -> Tensor:
         """The rows [m, d'] as they leave their clients, each with the noise of its own stream; noise is of the CPU."""
@@ -211,6 +211,6 @@ def public_update(plan: Plan, task: Task, streams: Streams, start: Tensor, t: in
     """One update [d] on the public records of a task: no client's."""
     assert task.public is not None
     alone = replace(task, clients=Clients.of([task.public])).on(task.device)
-    worker = InProcessWorker(plan, alone, streams, chosen(plan, alone, "sequential"), 1)
+    worker = InProcessWorker(plan, alone, streams, choose_path(plan, alone, "sequential"), 1)
     start = start.to(task.device)
     return worker.solve(np.zeros(1, dtype=np.int64), Public(t=t, size=len(start)), start)[0].cpu()

@@ -1,6 +1,8 @@
-"""What a server asks of one client in one round, and what comes back: bytes of one form, versioned, never a pickle.
+"""Messages of a round as versioned bytes, never a pickle: jobs and replies of silos, orders of rank 0.
 
-What rank 0 says to the others: a frame of engines/frames.py. Nothing that is read can run code."""
+Called by engines/remote.py, engines/replies.py and engines/distributed.py; frames.py has the format. Reading one cannot
+run code.
+"""
 
 from __future__ import annotations
 

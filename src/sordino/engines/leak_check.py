@@ -1,8 +1,8 @@
-"""The same question before clients train and after: what is said of a made-up record tells whether anybody remembers.
+"""Check that nothing of a client stays behind in model or loss code; called by engines/inprocess.py every round.
 
-`per_record.steady` compares what a module holds. Memory may be elsewhere: in a loss, a class, a closure, a list of the
-script. Wherever it is, it carries one client's data into the next one's message past clip and noise, if it changes an
-answer. So a copy of the model at its first weights is asked twice a round, before anything of the round is released.
+`dpsgd.state_guard` compares what a module holds. Memory may be elsewhere: in a loss, a class, a closure, a list of the
+script. If it changes an answer, it carries one client's data into the next one's message past clip and noise. So a copy
+of the model at its first weights answers for a made-up record twice a round, before anything of the round is released.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIX = (
 )
 
 
-class Witness:
+class LeakCheck:
     """Model and loss of a task as they were before the first client."""
 
     def __init__(self, task: Task) -> None:
@@ -74,13 +74,13 @@ class Witness:
             return []
 
 
-def words_of(task: Task) -> tuple[float, ...]:
+def model_answers(task: Task) -> tuple[float, ...]:
     """What module and loss say of made-up records at public weights: by it those of a script are known again."""
-    said = Witness(task).at(torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
+    said = LeakCheck(task).at(torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
     return tuple(value for part in said for value in part.double().flatten()[:16].tolist())
 
 
-def same_words(one: Sequence[float], other: Sequence[float]) -> bool:
+def same_answers(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether it is what was said before, on whatever machine; who said nothing then is not asked now."""
     return not one or relative_distance([torch.tensor(one)], [torch.tensor(other)]) <= MACHINES
 
@@ -90,6 +90,6 @@ def _copied(model: nn.Module) -> nn.Module:
     return copied(model, [p for p in model.parameters() if not p.requires_grad])
 
 
-def witness(task: Task) -> Witness | None:
+def leak_check_of(task: Task) -> LeakCheck | None:
     """None where there is nobody to ask: torch's layers and Sordino's losses are no code of the user's own."""
-    return None if task.program.plain and task.program.plain_loss else Witness(task)
+    return None if task.program.plain and task.program.plain_loss else LeakCheck(task)

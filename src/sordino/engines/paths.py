@@ -1,8 +1,17 @@
-"""How clients are computed: the one place where a way is chosen. `WAYS` is the table, the first that fits is taken.
+"""Execution paths: the table of all ways to compute clients, with their measured gains. Called by engines/inprocess.py.
 
-By public numbers alone, the plan and the shapes of model and records: the way is written down (`engine.jsonl`), and how
-many records a client holds, or what stands in them, is private. Gains are CPU time on one AVX2 core;
-`python benchmarks/own/paths.py` measures them anew.
+The first row of `PATHS` whose condition holds is taken. Conditions read public numbers alone, the plan and the shapes of
+model and records: the path is written to `engine.jsonl`, while how many records a client holds is private.
+Gains are ratios of CPU seconds on one AVX2 core (interleaved, least of several) on models that nobody tuned for: linear
+617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs of odd channels. A path that gains less than 1.2
+is not kept. `python benchmarks/own/paths.py` measures them again.
+
+Inside a path, by conditions that stand where they are computed:
+| what | in | condition | gain |
+|---|---|---|---|
+| compiled loops (kernels/linear.py) | LinearClients | numba, float32 records on a CPU, a shipped loss | 1.36 |
+| one backward pass for all records (dpsgd/) | OneClient | a clip in the L2 norm, no layer that mixes records | 3.3 |
+| Winograd (engines/winograd.py) | OneClient | numba, 5 x 5 convolutions of 32 channels or more on a CPU | 1.25 |
 """
 
 from __future__ import annotations
@@ -32,7 +41,7 @@ NOMINAL = 32  # records of a step, for the rule above, where the plan does not s
 
 @dataclass(frozen=True)
 class Settings:
-    """What an engine was asked for."""
+    """Options of the engine that a path is built with."""
 
     winograd: bool
     streams: Streams
@@ -40,8 +49,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to compute clients; `anywhere`: where its path is asked for by name it is taken, whatever `when` says."""
+class ExecutionPath:
+    """One way to compute clients. `anywhere`: taken whatever `when` says, where its path is asked for by name."""
 
     path: Path
     when: Callable[[Plan, Task], bool]
@@ -51,9 +60,9 @@ class Way:
     anywhere: bool = False
 
 
-def chosen(plan: Plan, task: Task, path: Path | None = None) -> Way:
-    """The first way that fits; `path` leaves only its own."""
-    fitting = (way for way in WAYS if path in (None, way.path))
+def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPath:
+    """The first path whose condition holds; `path` leaves only those of that name."""
+    fitting = (way for way in PATHS if path in (None, way.path))
     return next(way for way in fitting if (path is not None and way.anywhere) or way.when(plan, task))
 
 
@@ -74,55 +83,48 @@ def _small(plan: Plan, task: Task) -> bool:
     return few and can_batch(task)
 
 
-WAYS = (
-    Way(
+PATHS = (
+    ExecutionPath(
         "batched",
         _linear,
         lambda task, _: LinearClients(task),
-        "the gradient is written out: no autograd, no copies. A chain of one layer, with machine code and envelopes",
-        "4.9 times as fast as vmap (784 x 10), 5.6 (50 x 1); with every record clipped 37",
+        "one Linear layer: the gradient is written out, without autograd; compiled loops; Moreau envelopes",
+        "2.4 times as fast as vmap; with every record clipped 17",
     ),
-    Way(
+    ExecutionPath(
         "batched",
         _dense,
         lambda task, _: DenseClients(task),
-        "the gradient is written out, layer by layer",
-        "1.8 times as fast as vmap (784-64-10), with every record clipped 21",
+        "Linear layers and activations: the gradient is written out, layer by layer",
+        "0.9 to 2.4 times as fast as vmap; with every record clipped 16 to 21",
     ),
-    Way(
+    ExecutionPath(
         "batched",
         _small,
         lambda task, _: ManyClients(task),
         "one product for many clients costs less than many small ones",
-        "6 times as fast as one at a time (784-64-10); even near 20 MFLOP a step, slower above 50",
+        "1.6 to 8.5 times as fast as one client at a time; even near 20 MFLOP a step, slower above 50",
         anywhere=True,
     ),
-    Way(
+    ExecutionPath(
         "sequential",
         lambda plan, task: True,
         lambda task, asked: OneClient(task, asked.winograd, asked.streams.at(0, "mixing"), asked.any_order),
         "whatever torch can run: recurrence, buffers, dropout, large convolutions",
-        "the one that the others are measured against",
+        "1: the others are measured against it",
         anywhere=True,
     ),
 )
 
-# Inside a way, by rules of their own that stand where they are computed:
-# | what | in | when | gain |
-# |---|---|---|---|
-# | machine code (kernels/linear.py) | LinearClients | numba, records of float32 on a CPU, a loss of ours | 1.6 |
-# | one backward pass for all records (per_record/) | OneClient | a clip in the L2 norm, no layer that mixes | 3.3 |
-# | Winograd (engines/winograd.py) | OneClient | wide 5 x 5 convolutions of stride 1 on a CPU | 1.35, a round 2 |
-
 
 def compiled(objective: Objective) -> bool:
-    """Whether machine code runs in it."""
+    """Whether compiled loops run in an objective."""
     linear = isinstance(objective, LinearClients) and objective.kernel
     return linear or winograd(objective) > 0
 
 
 def winograd(objective: Objective) -> int:
-    """How many of its convolutions go by Winograd's method."""
+    """How many convolutions of an objective run by Winograd's method."""
     return objective.winograd if isinstance(objective, OneClient) else 0
 
 

@@ -1,6 +1,6 @@
-"""Before the first round: columns that wait for a noised histogram get it, once; the state keeps what was released.
+"""Noised histograms of columns, released once before round 1; the state keeps what was released. Called by loop.py.
 
-charge  ->  each message + noise (or their sum + noise, where a curator is trusted)  ->  State.public_state  ->  the records
+charge  ->  each message + noise (or their sum + noise, with a trusted curator)  ->  State.public_state  ->  the records
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Clients that are elsewhere: the run's loop here, their records and their noise there, bytes between.
+"""The engine of a deployment: the loop here, records and noise in the silos, bytes between. Used by federation/.
 
     job per client  --transport-->  silo: row, noised before it leaves, and a receipt  --transport-->  their sum
 
-The transport carries bytes and knows nothing of what they say. A round that too few answer is void: it keeps its number
-and is asked for again, the same job to those who have not answered; after the last try the run stops, to be resumed.
+The transport carries bytes only. A round that too few clients answer is void: it keeps its number and is sent again, the
+same job to those who have not answered; after the last try the run stops, to be resumed.
 """
 
 from __future__ import annotations

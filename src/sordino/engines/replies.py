@@ -1,9 +1,9 @@
-"""A silo's side of a round: its own records, its own noise, and a receipt, by the code of the in-process engine.
+"""A silo's side of a round: local work on its own records, its own noise, and a receipt. Called by federation/.
 
-    read the job -> said it before? the same bytes -> policy -> solve, encode -> charge -> noise -> store -> send
+    read the job -> answered before? the same bytes -> policy -> solve, encode -> charge -> noise -> store -> send
 
-Where the solver itself draws noise, the charge comes before it. Nothing that is sent was not stored before, and nothing
-was stored that was not charged; a silo that is killed may pay twice for one message, never send two for one charge.
+Where the solver itself draws noise, the charge comes before it. Nothing is sent that was not stored before, and nothing
+is stored that was not charged; a silo that is killed may charge twice for one message, never send two for one charge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sordino.task import Task
 
 
 class ReplyStore(Protocol):
-    """Where a silo keeps what it has paid and said, so that no crash forgets it."""
+    """Durable store of a silo: its charges and the replies it has sent."""
 
     def stored(self, job: str) -> bytes | None:
         """The bytes that were the answer to this job, if there was one."""
@@ -42,7 +42,7 @@ class ReplyStore(Protocol):
 @codec.hides_values
 @dataclass
 class InMemoryReplyStore:
-    """A till in memory, without a limit: for loopback and tests."""
+    """A reply store in memory, without a limit: for loopback and tests."""
 
     paid: dict[str, int] = field(default_factory=dict)  # by run
     said: dict[str, bytes] = field(default_factory=dict)  # by job
@@ -95,7 +95,7 @@ class Silo:
     """
 
     task: Task
-    till: ReplyStore = field(default_factory=InMemoryReplyStore)
+    store: ReplyStore = field(default_factory=InMemoryReplyStore)
     allows: Callable[[Job], None] = lambda job: None
     now: Callable[[], float] = time.time
     _workers: dict[tuple[str, str, int | None], InProcessWorker] = field(default_factory=dict, repr=False)
@@ -103,7 +103,7 @@ class Silo:
     def reply(self, body: bytes) -> bytes:
         """The answer to a job; to one that was answered before, the same bytes, and nothing is charged."""
         job = Job.from_bytes(body, self.task.layout.size)
-        before = None if job.admission else self.till.stored(job.id)
+        before = None if job.admission else self.store.stored(job.id)
         if before is not None:
             return before
         if self.now() > job.deadline:
@@ -120,8 +120,8 @@ class Silo:
         worker = self._worker(job)
         if job.admission:
             return Reply(job.id, job.client).to_bytes()
-        made = answered(worker, job, self.till.charge).to_bytes()
-        self.till.store(job, made)
+        made = answered(worker, job, self.store.charge).to_bytes()
+        self.store.store(job, made)
         return made
 
     def _worker(self, job: Job) -> InProcessWorker:

@@ -59,7 +59,8 @@ class _Reads:
         return self.records
 
     def records_read(self, size: int) -> int:
-        return min(size, self.batch) * getattr(self, "steps", 1)
+        each = size if isinstance(self.records, AllRecords) else min(size, self.batch)
+        return each * getattr(self, "steps", 1)
 
     @property
     def batch(self) -> int:

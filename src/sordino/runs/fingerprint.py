@@ -15,7 +15,7 @@ from sordino.data.clients import Records
 from sordino.data.initial_weights import frozen
 from sordino.data.lineage import keyed_hash, sampled_hash
 from sordino.data.named_fields import unwrapped_model
-from sordino.engines.leak_check import same_words, words_of
+from sordino.engines.leak_check import model_answers, same_answers
 from sordino.errors import CertificateError
 from sordino.task import Task
 from sordino.version import __version__
@@ -48,13 +48,13 @@ class Fingerprint:
         fixed = frozen(unwrapped_model(task.model))
         weights = {} if task.init is None else {"the initial weights": task.init.sha256}
         base = {} if fixed is None else {"the frozen weights": fixed.sha256}
-        return cls(key, parts | weights | base, words_of(task))
+        return cls(key, parts | weights | base, model_answers(task))
 
     def changed(self, task: Task) -> list[str]:
         """The parts of the data that are not what they were."""
         now = Fingerprint.of(task, self.key)
         other = [name for name, kept in self.parts.items() if now.parts.get(name) != kept]
-        return other or ([] if same_words(self.words, now.words) else [_WORDS])
+        return other or ([] if same_answers(self.words, now.words) else [_WORDS])
 
     def to_bytes(self) -> bytes:
         return json.dumps({"key": self.key, "parts": self.parts, "words": self.words}, indent=2).encode() + b"\n"
