@@ -18,6 +18,7 @@ from sordino.codec import Part
 
 ROOT = Path(sordino.__file__).parent
 MOST = 10
+PLACES = ("sordino.parts.", "sordino.accounting.")  # where parts of a plan, and their events, are defined
 
 
 def shipped(base: type[Part] = Part) -> dict[str, str]:
@@ -26,7 +27,7 @@ def shipped(base: type[Part] = Part) -> dict[str, str]:
         importlib.import_module(f"sordino.parts.{module.name}")
     found = {}
     for cls in base.__subclasses__():
-        if cls.kind and cls.members.get(cls.kind) is cls and cls.__module__.startswith("sordino."):
+        if cls.kind and cls.members.get(cls.kind) is cls and cls.__module__.startswith(PLACES):
             found[cls.__name__] = cls.__module__
         found |= shipped(cls)
     return found
