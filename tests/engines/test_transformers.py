@@ -37,7 +37,8 @@ def task_of(name: str, model: nn.Module | None = None, **options: Any) -> so.Tas
 def averaged(noise_multiplier: float = 1e-9, rounds: int = 1, lr: float = 0.1) -> so.Plan:
     return so.Plan(
         rounds=rounds, clients=so.Everyone(CLIENTS), local=so.parts.LocalSgd(epochs=1, batch=EACH, lr=lr),
-        encode=(so.parts.Clip(10.0),), release=so.parts.CentralNoise(so.parts.Gaussian(noise_multiplier)), server=so.parts.Sgd(lr=1.0),
+        encode=(so.parts.Clip(10.0),), release=so.parts.CentralNoise(so.parts.Gaussian(noise_multiplier)),
+        server=so.parts.Sgd(lr=1.0),
     )  # fmt: skip
 
 
@@ -68,7 +69,8 @@ def test_a_round_is_the_mean_of_the_clients_own_steps(name: str) -> None:
 def test_where_a_record_is_the_unit_each_is_clipped(name: str) -> None:
     """A clip norm far above all norms gives the plain mean: the fast way, and its looks, hold for these models."""
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)), server=so.parts.Sgd(lr=0.1),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)),
+        server=so.parts.Sgd(lr=0.1),
         local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=100.0),
     )  # fmt: skip
     result, wanted = so.train(plan, task_of(name), delta=0.1), by_hand(name)
@@ -79,7 +81,8 @@ def test_where_a_record_is_the_unit_each_is_clipped(name: str) -> None:
 
 def test_records_are_clipped_under_gradient_checkpointing_too() -> None:
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)), server=so.parts.Sgd(lr=0.1),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1e-9)),
+        server=so.parts.Sgd(lr=0.1),
         local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=100.0),
     )  # fmt: skip
     model: Any = built("llama")
@@ -139,7 +142,8 @@ def test_dropout_is_off_where_a_model_is_judged_and_leaves_records_apart() -> No
     vector = task.layout.flatten(task.model)
     assert task.evaluate(vector) == task.evaluate(vector)
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)), server=so.parts.Sgd(lr=0.1),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)),
+        server=so.parts.Sgd(lr=0.1),
         local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=1.0),
     )  # fmt: skip
     check_records(plan, task)
@@ -205,7 +209,8 @@ def test_a_mixer_inside_is_refused_where_a_record_is_the_unit() -> None:
     model: Any = gpt2()
     model.transformer.h[0].mlp.c_fc = Centred(model.transformer.h[0].mlp.c_fc)
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)), server=so.parts.Sgd(lr=0.1),
+        rounds=1, clients=so.Everyone(CLIENTS), release=so.parts.LocalNoise(so.parts.Gaussian(1.0)),
+        server=so.parts.Sgd(lr=0.1),
         local=BatchGradient(so.parts.AllRecords((EACH,) * CLIENTS), clip_norm=1.0),
     )  # fmt: skip
     with pytest.raises(PlanError, match="depends on the other records"):

@@ -2,8 +2,8 @@
 
     job per client  --transport-->  silo: row, noised before it leaves, and a receipt  --transport-->  their sum
 
-The transport carries bytes only. A round that too few clients answer is void: it keeps its number and is sent again, the
-same job to those who have not answered; after the last try the run stops, to be resumed.
+The transport carries bytes only. A round that too few clients answer is void: it keeps its number and is sent again,
+the same job to those who have not answered; after the last try the run stops, to be resumed.
 """
 
 from __future__ import annotations

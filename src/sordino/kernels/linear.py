@@ -2,7 +2,7 @@
 
 For every client and batch:   z = W x + c;   r = d loss / d z;   W <- (1 - lr decay) W - lr mean r x^T;   c likewise
 
-`_scores` and `_move` are unrolled by hand: on the first workload of benchmarks/own (784 x 10, batches of 10) plain loops
+`_scores` and `_move` are unrolled by hand: on workload W1 of benchmarks/own (784 x 10, batches of 10) plain loops
 take 1.43 times as long, and numba's np.dot 1.13 to 1.16 times. Everything else is plain loops: whole-array expressions
 would take numba several times as long to compile.
 """
