@@ -1,6 +1,6 @@
 """Execution paths: the table of all ways to compute clients, with their measured gains. Called by engines/inprocess.py.
 
-The first row of `PATHS` whose condition holds is taken. Conditions read public numbers alone, the plan and the shapes of
+The first row of `PATHS` whose condition holds is taken. Conditions read public numbers alone: the plan, the shapes of
 model and records: the path is written to `engine.jsonl`, while how many records a client holds is private.
 Gains are ratios of CPU seconds on one AVX2 core (interleaved, least of several) on models that nobody tuned for: linear
 617 x 26; MLPs of widths 93-41-7, 617-51-26 and 617-203-97-26; CNNs of odd channels. A path that gains less than 1.2
