@@ -1,8 +1,4 @@
-"""`sordino epsilon`: what a sampler, a noise and a number of rounds cost. Needs no torch and no data.
-
-`sordino epsilon`: the calculator of `calculator.py` as a command; needs no torch and no data.
-
-`sordino calibrate`: a file in, a file with one number changed out."""
+"""The calculator of `sordino epsilon`: cost of a sampler, a mechanism and a number of rounds, without torch or data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`sordino certify`: recompute a certificate from everything in a run's folder, or from a loop's file.
-
-`sordino explain`: the certificate in plain sentences.
-
-`sordino model-card`: a run as a page that Hugging Face and people read."""
+"""Commands on finished runs: `sordino certify` recomputes a certificate, `explain` says it in sentences, `model-card`."""
 
 from __future__ import annotations
 

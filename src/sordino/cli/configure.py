@@ -1,10 +1,4 @@
-"""`sordino plan`: parts, bound chain and forecast epsilon per adversary; touches no data.
-
-`sordino schema`: the JSON Schema of a configuration, so that an editor can check and complete the file.
-
-`sordino recipes`: list, and a file to start from.
-
-`sordino examples`: the examples that are installed with the package, copied to where they can be changed."""
+"""Commands that help to write a file: `sordino schema`, `recipes`, `examples` and the like; they read no data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How long work speaks: a bar with the time left on a terminal, plain lines in a pipe, nothing beside JSON.
-
-What every command shares: the application, its flags, and how it speaks."""
+"""What every command shares: the typer application, common options, output as text or JSON, and progress of long work."""
 
 from __future__ import annotations
 
@@ -82,7 +80,6 @@ Certified = Annotated[
 RunPaths = Annotated[
     list[Path], typer.Argument(help="Folders of runs, or files of loops (optimizer.save_certificate).")
 ]
-RunPath = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Own = Annotated[list[Path] | None, typer.Option("--with", help="A Python file of parts of your own; may be repeated.")]
 Changes = Annotated[
     list[str] | None,

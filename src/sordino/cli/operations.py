@@ -1,8 +1,4 @@
-"""`sordino ledger`: what data sets have spent over all runs, and what they may; needs no torch and no data.
-
-`sordino federation new` and `sordino silo serve`: a plan across machines.
-
-`sordino doctor`: what this machine has and lacks, each with its fix."""
+"""Commands of operators: `sordino ledger`, `federation new`, `silo serve` and `doctor`; the ledger's need no torch."""
 
 from __future__ import annotations
 

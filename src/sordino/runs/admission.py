@@ -1,12 +1,13 @@
-"""A run that pays from a ledger: charged whole before its first round, so that of two who race one gets the last.
+"""Charging a run to the ledger of its data set. Called by `execute`, `train`, sweeps and tuning.
 
-What is charged is the cost that the certificate will show, as planned. A run that stops early gets nothing back:
-whoever stopped it has seen its models. One that is continued pays nothing twice; if rounds are run again after a kill,
-it pays for them before they are. What the data set has spent in all is noted at the end, in ledger.json.
+A run is charged whole before its first round, so of two that compete for the last of a budget one is admitted. The
+charge is the planned cost, as the certificate will show it. A run that stops early gets nothing back: somebody has seen
+its models. A run that is continued is not charged twice; rounds that are run again after a kill are charged before
+they run. What all runs on the data set have cost is written at the end, in ledger.json.
 
-Run folder and ledger know each other: every release is noted in the ledger, with the head of the folder's chain, before
-its noise is drawn. So a copy of a folder, or an older one that was put back, pays for the rounds that it will release
-beside those that were released already; and a ledger that lacks releases which the folder has charged is refused.
+Run folder and ledger know each other: every release is noted in the ledger, with the head of the folder's charge log,
+before its noise is drawn. So a copy of a folder, or an older one that was put back, is charged for the rounds that it
+releases beside those released already; and a ledger that lacks releases which the folder has charged is refused.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _named(config: Config) -> tuple[Path, str] | None:
 
 
 def check_all_affordable(config: Config, all_of_them: Request) -> None:
-    """Refuse many runs on the data set of this one that it has no budget for together."""
+    """Refuse many runs on one data set whose cost together exceeds its budget."""
     named = _named(config)
     if named is not None:
         with Ledger.open(named[0]) as ledger:
@@ -113,7 +114,7 @@ def admit_whole(config: Config, run: str) -> None:
 
 @dataclass
 class Admission:
-    """A run that has paid: every release is noted in the ledger before its noise is drawn."""
+    """An admitted run: every release is noted in the ledger before its noise is drawn."""
 
     ledger: Ledger
     run: str
@@ -128,7 +129,7 @@ class Admission:
 
 @contextmanager
 def admit(config: Config, run: str, log: ChargeLog, t: int, *, prepares: bool) -> Iterator[Admission | None]:
-    """Pay for what is left of a run, from round t, beside all that was released of it, before any of it is run."""
+    """Charge what is left of a run, from round t, beside all that was released of it, before any of it is run."""
     named = _named(config)
     if named is None:
         yield None
