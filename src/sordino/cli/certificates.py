@@ -1,4 +1,4 @@
-"""Commands on finished runs: `sordino certify` recomputes a certificate, `explain` says it in sentences, `model-card`."""
+"""Commands on finished runs: `sordino certify` recomputes a certificate, `explain` says it in words, `model-card`."""
 
 from __future__ import annotations
 

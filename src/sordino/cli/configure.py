@@ -1,4 +1,4 @@
-"""Commands that help to write a file: `sordino schema`, `recipes`, `examples` and the like; they read no data."""
+"""Commands that help to write a file: `sordino schema`, `recipes`, `examples`; they read no data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command shares: the typer application, common options, output as text or JSON, and progress of long work."""
+"""What every command shares: the application, common options, output as text or JSON, and progress of long work."""
 
 from __future__ import annotations
 
