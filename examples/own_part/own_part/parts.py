@@ -19,7 +19,7 @@ from sordino.parts import Bound, Event, Noised, NoiseStd, Postprocess, Public, R
 class Halves(Sampler, kind="halves"):
     """Even clients in even rounds, odd ones in odd rounds.
 
-    Guarantee: public, so nothing is amplified; a client is in every second round, and is billed for those.
+    Guarantee: public, so nothing is amplified; a client is in every second round, and is charged for those.
     """
 
     population: int
