@@ -1,4 +1,4 @@
-"""The behaviour audit: statistical tests of a plan's noise, sampling and sensitivity, on trial rounds. Called by `summary`."""
+"""The behaviour audit: statistical tests of a plan's noise, sampling and sensitivity, on trial rounds."""
 
 from __future__ import annotations
 
