@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sordino import codec
 from sordino.engines.base import Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
@@ -49,7 +50,8 @@ def engine_named(name: str, **options: Any) -> Engine:
     points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     known = [*SHIPPED, *_ADDED, *(other for other in points if other not in _ADDED)]
     if name not in known:
-        raise ConfigError(f"--engine {name}", f"one of {', '.join([*known, 'flower'])}", _how(name))
+        fix = f"{codec.nearest(name, [*known, 'flower'])} A new one: {_how(name)}"
+        raise ConfigError(f"--engine {name}", f"one of {', '.join([*known, 'flower'])}", fix)
     if "threads" in options:  # one unless asked for: two that share a core are far slower
         torch.set_num_threads(max(1, options["threads"]))
     _check_options(options := {**DEFAULTS, **options})
