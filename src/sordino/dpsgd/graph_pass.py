@@ -198,12 +198,7 @@ def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, l
 
 
 def _cut_out(
-    outer: fx.Graph,
-    copied: dict[fx.Node, fx.Node],
-    members: list[fx.Node],
-    layout: Layout,
-    model: nn.Module,
-    name: str,
+    outer: fx.Graph, copied: dict[fx.Node, fx.Node], members: list[fx.Node], layout: Layout, model: nn.Module, name: str
 ) -> Callable[..., Any]:
     """Replace these nodes by one call; what runs them, each record with its own copy of the parameters."""
     inside = _closure(members, layout)

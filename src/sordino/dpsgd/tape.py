@@ -149,12 +149,7 @@ class Tape:
             )
 
     def watch(
-        self,
-        output: Tensor,
-        use: Use,
-        kept: Tensor | None = None,
-        axis: int = 0,
-        shape: tuple[int, ...] | None = None,
+        self, output: Tensor, use: Use, kept: Tensor | None = None, axis: int = 0, shape: tuple[int, ...] | None = None
     ) -> Tensor:
         """`output` in the given shape, watched: a fresh tensor, no view, that no earlier operation keeps.
 

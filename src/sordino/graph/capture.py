@@ -231,7 +231,7 @@ def _finished(graph: fx.Graph, owner: nn.Module, whole: _Whole, sample: Sequence
 
 _BUILTINS = {getattr, len, abs, min, max, sum, round, pow, divmod}
 _HOOKS = {
-    *("register_hook", "register_post_accumulate_grad_hook", "apply_", "map_", "map2_", "backward", "set_", "resize_"),
+    *("register_hook", "register_post_accumulate_grad_hook", "apply_", "map_", "map2_", "backward", "set_", "resize_")
 }
 
 
