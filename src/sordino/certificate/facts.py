@@ -21,7 +21,7 @@ from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participatio
 from sordino.accounting.selection import Selection, cost_of_best
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.errors import CertificateError
-from sordino.graph.grades import GRADES, Grade
+from sordino.graph import GRADES, Grade
 from sordino.ledger.totals import Standing
 from sordino.rng import Mode
 
@@ -64,7 +64,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """Grade of the code that ran on private records, model and loss (`graph.grades`), and why."""
+    """Grade of the code that ran on private records, model and loss (`sordino.graph`), and why."""
 
     grade: Grade
     why: str

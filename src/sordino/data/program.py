@@ -24,10 +24,10 @@ from torch.nn.modules import module as torch_module
 from sordino import codec
 from sordino.certificate.facts import OwnCode
 from sordino.errors import PlanError
+from sordino.graph import BY_CONSTRUCTION, PER_RECORD, TRUSTED
 from sordino.graph.capture import UNFIT, differs
 from sordino.graph.captured import UntraceableError, flat, synthetic_batch, torch_written
 from sordino.graph.flow import Reason
-from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, TRUSTED
 from sordino.graph.tracing import Function, Traced, Tracing, chained, in_order
 from sordino.layout import copied
 from sordino.parts.losses import Given, Loss, Targets, keeps_apart

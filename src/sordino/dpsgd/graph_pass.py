@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sordino import codec
 from sordino.dpsgd.layer_rules import third_party_rule
-from sordino.dpsgd.rule_table import Site, run_by_rules, sites
+from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
 from sordino.dpsgd.tape import Tape, UnrecordableError
-from sordino.dpsgd.vmap_fallback import VmapRule
 from sordino.graph import Captured, Layout, Traced
 from sordino.graph.captured import compile_graph, flat, layer_call
 from sordino.graph.rules import Rows

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sordino.data.named_fields import is_causal
 from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance, select_records
-from sordino.dpsgd.vmap_fallback import each_record
+from sordino.dpsgd.rule_table import each_record
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, Traced, Tracing, UntraceableError, weakest
 from sordino.graph.capture import RECORDS

@@ -27,11 +27,11 @@ from sordino.graph.captured import (
     _Fixed,
     _torch_function,
     compile_graph,
+    export_graph,
     flat,
     synthetic_batch,
     torch_layer,
 )
-from sordino.graph.export_capture import export_graph
 
 SAME = 1e-4  # relative: a graph and its module, values and gradients
 UNFIT = "synthetic records do not fit"

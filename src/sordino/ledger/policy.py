@@ -25,7 +25,7 @@ from sordino.accounting.composition import Adversary
 from sordino.accounting.events import Event, Relation
 from sordino.codec import plugins, toml
 from sordino.errors import ConfigError, brief_repr
-from sordino.graph.grades import GRADES, Grade
+from sordino.graph import GRADES, Grade
 from sordino.ledger.totals import Limit
 from sordino.parts.release_base import Release
 from sordino.rng import Mode
