@@ -6,6 +6,10 @@
 
 Each adversary has the neighbouring relation that is legal for it. A forecast and the cost of a run are one function;
 they differ only in `Participation`.
+
+Private hyperparameter selection (`Selection`, `sordino tune --private`): a trial draws a candidate by public chances,
+runs it and scores its release on public rows. All trials have one cost and their number is random and secret, so the
+best of them, with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from sordino.accounting.binomial import binomial_quantile
 from sordino.accounting.bounds import AlreadyPrivate, Unit
-from sordino.accounting.events import Approximate, Event, Relation, Unprotected
+from sordino.accounting.events import Approximate, Event, Relation, Tuned, Unprotected
 from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.trials import Trials, binomial_quantile
 from sordino.codec import Part, foreign
+from sordino.errors import PlanError
 
 if TYPE_CHECKING:
     from sordino.parts.local_solvers import LocalSolver
@@ -357,3 +362,38 @@ def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Rel
         return replace(line, entries=(*line.entries, *((event, n * times) for event, n in Counter(events).items())))
 
     return replace(cost, lines=tuple(more(line) for line in cost.lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How a run came to be the one that is shown: `over` which keys, `by` what; `id` is its name in a ledger."""
+
+    id: str
+    trials: Trials
+    over: tuple[str, ...]
+    by: str
+
+    @property
+    def assumed(self) -> list[str]:
+        """What must hold for the cost."""
+        return [
+            f"this run is the best, by {self.by}, of a random number of trials ({self.trials.law.replace('_', ' ')}, "
+            f"{self.trials.mean:g} on average) over {', '.join(self.over)}, each with the same cost",
+            "how many trials there were, how long they took, and every trial but this one stayed secret",
+        ]
+
+
+def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
+    """The cost of one trial as that of the best; no selection: as it is."""
+    return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.trials) for one in cost.lines))
+
+
+def _line(line: Line, trials: Trials) -> Line:
+    entries = tuple((event, count) for event, count in line.entries if count)
+    if not entries or not all(event.protects for event, _ in entries):
+        return line
+    if len(entries) > 1:
+        found = f"a trial of {len(entries)} kinds of events"
+        raise PlanError("tuning", found, "one kind of event", "tune on public data: sordino tune without --private")
+    ((event, count),) = entries
+    return replace(line, entries=((Tuned(event, count, trials), 1),))

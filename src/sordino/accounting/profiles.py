@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from sordino.accounting import accountant
-from sordino.accounting.binomial import binomial_quantile
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
+from sordino.accounting.trials import binomial_quantile
 
 Array = NDArray[np.float64]
 

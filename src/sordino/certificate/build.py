@@ -11,11 +11,10 @@ from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, has_curator
 from sordino.accounting.profiles import by_participations, summary, upward
-from sordino.certificate.assumptions import assumptions_of_run, not_covered
+from sordino.certificate.assumptions import assumptions_of_run, not_covered, statement
 from sordino.certificate.earlier_runs import in_words, together
 from sordino.certificate.earlier_runs import to_entry as earlier_entry
 from sordino.certificate.facts import Facts, Loop, check_counts, participation, run_cost
-from sordino.certificate.statement import statement
 from sordino.ledger.totals import Standing
 from sordino.rng import Mode
 from sordino.version import __version__

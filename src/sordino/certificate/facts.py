@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import codec
 from sordino.accounting.bounds import AlreadyPrivate
-from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation
-from sordino.accounting.selection import Selection, cost_of_best
+from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation, Selection, cost_of_best
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.errors import CertificateError
 from sordino.graph import GRADES, Grade

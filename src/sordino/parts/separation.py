@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.binomial import binomial_most, binomial_within
 from sordino.accounting.events import Event, PoissonSampled, Relation
+from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.distributions import SamplingLaw
 from sordino.parts.release_base import Release

@@ -20,8 +20,8 @@ from typing import Any
 
 from sordino import codec
 from sordino.certificate.build import check_provable
+from sordino.certificate.certificate_file import text_of
 from sordino.certificate.earlier_runs import EarlierRun
-from sordino.certificate.schema import text_of
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.engines.base import Receipt
