@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sordino.accounting.composition import Selection
-from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.pld.loss_grid import gaussian_epsilon
 from sordino.accounting.profiles import ceiling
 from sordino.accounting.trials import Trials
 from sordino.audit.tradeoff import Limit

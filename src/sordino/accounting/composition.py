@@ -15,7 +15,7 @@ best of them, with its candidate and score, costs `Tuned` of that cost (`trials`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -133,13 +133,22 @@ class Cost:
 
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
-    """The cost of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
+    """The cost of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen.
+
+    To one who sees the cohort a client can be zeroed out, or, where it was never in doubt that it is there, replaced;
+    round by round, or all rounds that share their noise as one event. Where coins are left and rounds share their
+    noise, the sampler keeps the columns of C apart (`Release.suits`): one column for each round that a client is in.
+    """
     if release.correlated and not clients.amplifies:  # columns of C may meet: no cost of single rounds
         participation = participation.if_always_sampled
     if "messages" in release.sees:
         return _message_cost(clients, release, participation, only)
     messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
-    seen = Line("cohort", _seen_relation(clients, release), _seen_rounds(clients, release, participation))
+    relation = release.relation or ("zero_out" if clients.random else clients.relation)
+    if participation.sampled_rounds:
+        seen = Line("cohort", relation, _rounds(clients, release.event(), participation))
+    else:
+        seen = Line("cohort", relation, _with_repeats(release, participation.patterns(clients), participation))
     return Cost("client", (_models_line(clients, release, participation, seen), seen, messages))
 
 
@@ -155,17 +164,6 @@ def _rounds(clients: Sampler, event: Event, participation: Participation, client
     counts: Counter[Event] = Counter({event: sure})
     counts[clients.publicly_sampled(event)] += participation.sampled_rounds
     return tuple((each, count) for each, count in counts.items() if count)
-
-
-def _seen_rounds(clients: Sampler, release: Release, participation: Participation) -> Entries:
-    """To one who sees the cohort: round by round, or all that share their noise as one event.
-
-    Where coins are left and rounds share their noise, the sampler keeps the columns of C apart (`Release.suits`): they
-    are round by round too, one column for each round that a client is in.
-    """
-    if participation.sampled_rounds:
-        return _rounds(clients, release.event(), participation)
-    return _with_repeats(release, participation.patterns(clients), participation)
 
 
 def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
@@ -224,7 +222,6 @@ def record_cost(
 def _record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
 ) -> tuple[Entries, ...]:
-    """What one record of a silo costs to each adversary, and how often."""
     times = reads_of(clients, local, release, participation, silo)
     if not release.correlated:
         events = _record_events(local, release, silo)
@@ -238,7 +235,6 @@ def _record_cost(
 
 
 def _silos_are_seen(clients: Sampler, release: Release) -> bool:
-    """Whether the adversary sees which silos are in a round."""
     return not clients.random or bool({"cohort", "messages"} & release.sees)
 
 
@@ -253,14 +249,12 @@ def _record_rounds(
     assert reads is not None
     assert rate is not None
     steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
-    most = reads.max_participations(participation.distinct * steps, silo) + _read_again(
-        local, participation, steps, silo
-    )
+    again = _read_again(local, participation, steps, silo)
+    most = reads.max_participations(participation.distinct * steps, silo) + again
     if steps == 1:
         coins = min(participation.sampled_rounds, most) if reads.disjoint else participation.sampled_rounds
-        return _rounds(
-            clients, event, replace(participation, max_participations=times, per_client=(), sampled_rounds=coins)
-        )
+        sampled = replace(participation, max_participations=times, per_client=(), sampled_rounds=coins)
+        return _rounds(clients, event, sampled)
     rounds = binomial_quantile(participation.sampled_rounds, rate, LOST)
     more = min(rounds * steps, most) if reads.disjoint else rounds * steps
     return (event, times + more), (Approximate(0.0, LOST), 1)
@@ -277,7 +271,6 @@ def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: 
 
 
 def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Event, ...]:
-    """One release of one silo's records, to each adversary."""
     reads, spent = local.reads, local.bound()
     assert reads is not None
     if isinstance(spent, AlreadyPrivate):
@@ -308,28 +301,19 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
 
 
 def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
-    """How often one record was read again in rounds that were run again, named or not."""
-    reads = local.reads
-    assert reads is not None
-    again = repeated_reads(reads, participation.repeated, steps, silo)
-    return again + (participation.unnamed * reads.max_repeated_reads(steps, silo) if participation.unnamed else 0)
-
-
-def repeated_reads(reads: RecordSampler, repeated: Sequence[int], steps: int, silo: int) -> int:
-    """How often one record was read again in rounds that were run again, at most.
+    """How often one record was read again in rounds that were run again, named or not, at most.
 
     Steps of one epoch read disjoint records, so of an epoch the step that was run again most often counts.
     """
-    times = Counter(step for t in repeated for step in range(t * steps, (t + 1) * steps))
+    reads = local.reads
+    assert reads is not None
+    times = Counter(step for t in participation.repeated for step in range(t * steps, (t + 1) * steps))
     most: Counter[int] = Counter()
     for step, count in times.items():
         most |= Counter({reads.epoch(step, silo): count})
-    return most.total()
-
-
-def _seen_relation(clients: Sampler, release: Release) -> Relation:
-    """Who is there is seen: a client can be zeroed out, or, where that was never in doubt, replaced."""
-    return release.relation or ("zero_out" if clients.random else clients.relation)
+    return most.total() + (
+        participation.unnamed * reads.max_repeated_reads(steps, silo) if participation.unnamed else 0
+    )
 
 
 def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:

@@ -25,18 +25,14 @@ if TYPE_CHECKING:
 
 RECEIPTS = "what a silo says that it was charged is what stands in its own ledger"
 FOLLOWS = "the server follows the protocol of the secure sum: it hands on the silos' public keys as they are"
-
 BEGAN = (
     "the module was given in Python: the weights that it began with, and what they may have been trained on, are public"
 )
-
 BEGAN_FROM = (
     "the module was given in Python: what the weights that it began with were trained on is public, but for the data "
     "of the runs under `earlier`"
 )
-
 IN_MEMORY = "the rounds were counted in memory by the process that ran them: nothing shows that there were no others"
-
 SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
@@ -50,7 +46,8 @@ def assumptions_of_run(
         *((RECEIPTS,) if facts.receipts else ()),
         *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
         *(trusted(part) for part in others),
-        *_given_assumptions(facts),
+        *([BEGAN_FROM if facts.earlier else BEGAN] if facts.given is not None else []),
+        *([IN_MEMORY] if facts.in_memory else []),
         *(facts.selection.assumed if facts.selection is not None else ()),
         *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
     ]
@@ -70,7 +67,8 @@ def assumptions(
     if plan.clients.random:
         if _hides_cohorts(cost):
             said.append("the coins that choose a cohort stay secret from the adversary of the first line")
-        said.append(_of_cohorts(counts))
+        in_at_most = f"a client was in at most {counts.max_participations} rounds; more cost more"
+        said.append(AVERAGED if counts.sampled_rounds else f"to one who sees the cohort, {in_at_most}")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
     if plan.release.correlated:
@@ -88,13 +86,6 @@ AVERAGED = (
     "the coins that choose cohorts depend on no data; the lines of one who sees the cohort are averaged over those "
     "coins, for neighbours with the same cohorts; who was in more rounds than most is promised less (by_participations)"
 )
-
-
-def _of_cohorts(counts: Participation) -> str:
-    """What the line of one who sees the cohort rests on: coins that are averaged over, or rounds that were counted."""
-    if counts.sampled_rounds:
-        return AVERAGED
-    return f"to one who sees the cohort, a client was in at most {counts.max_participations} rounds; more cost more"
 
 
 def trusted(part: codec.Foreign) -> str:
@@ -171,12 +162,6 @@ def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -
     ]
 
 
-def _given_assumptions(facts: Facts) -> list[str]:
-    """What a task made in Python, and a run that was kept in memory, ask for besides."""
-    began = BEGAN_FROM if facts.earlier else BEGAN
-    return [*([began] if facts.given is not None else []), *([IN_MEMORY] if facts.in_memory else [])]
-
-
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
     """What the certificate does not speak of."""
     others = "other releases of the same data: a budget is the sum over all of them"
@@ -191,7 +176,6 @@ def not_covered(ledger: Standing | None = None, selection: Selection | None = No
 
 
 def _ledger_assumptions(found: Standing) -> list[str]:
-    """What a sum over all runs rests on."""
     said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]
     if all(item.event.is_gaussian for item in found.items):
         return said
@@ -205,37 +189,23 @@ MODELS = {  # by trust model: who holds the data and adds the noise, and is trus
     "message; the server is trusted to follow the protocol, and sees who takes part",
     "central": "the server: it is trusted with every {holder}'s message, with the coins, and to add the noise",
 }
-
-
 SEEN: dict[Adversary, str] = {"models": "models", "cohort": "cohorts", "messages": "messages"}
-
-
 OPEN = "nobody adds noise: whoever receives a model, or a message, may learn everything"
-
-
 SUBJECTS = {
     "client": "a client: the person, device or organisation whose data are one entry of the population",
     "record": "a record: the person or event that one row of one silo stands for",
 }
-
-
 UNITS = {"client": "user level: all data of one client", "record": "event level: one record of one silo"}
-
-
 IN_A_LOOP = {  # one data set, whose owner trains on it
     "data_subject": "a record: the person or event that one row of the data set stands for",
     "data_curator": "whoever runs the loop: trusted with the data, with the coins, and to add the noise",
     "unit_of_privacy": "event level: one record",
 }
-
-
 NEIGHBOURS = {
     "add_remove": "unbounded: the data with or without one unit",
     "replace_one": "bounded: one unit replaced by any other",
     "zero_out": "bounded: one unit takes part with its data or with an empty message",
 }
-
-
 NOISE = {
     "simulation": "the generator is repeatable and its output floating point: not for release",
     "secure": "double precision noise on a public grid, not a discrete mechanism",
@@ -255,9 +225,10 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
     """One entry per question of the guide."""
     model, unit, tuned = trust_model(plan), plan.unit, facts.selection is not None
     holder = "client" if unit == "client" else "silo"
+    curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
     return {
         "data_subject": SUBJECTS[unit],
-        "data_curator": _curator(plan, model, holder) + (TRIER if tuned else ""),
+        "data_curator": curator + (TRIER if tuned else ""),
         "data_consumer": "whoever receives a released model; not trusted",
         "trust_model": model,
         "unit_of_privacy": UNITS[unit],
@@ -271,13 +242,7 @@ def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> di
     }
 
 
-def _curator(plan: Plan, model: str, holder: str) -> str:
-    """Who holds the data and adds the noise; without noise, who only holds them."""
-    return OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
-
-
 def _neighbours(cost: Cost) -> str:
-    """What neighbours are; where lines that promise something differ in it, to whom."""
     whose: dict[str, list[str]] = {}
     for line in cost.lines:
         seen = whose.setdefault(line.relation, [])
@@ -297,11 +262,7 @@ def _releases(plan: Plan, facts: Facts, counts: Participation, when: str) -> str
 
 
 UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"
-
-
 TRIER = "; and whoever runs the tuning, who sees every trial and is trusted to release nothing but the best"
-
-
 TUNED = "accounted: the number of trials was random, and the best alone is released"
 
 

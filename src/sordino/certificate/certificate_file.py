@@ -62,20 +62,15 @@ def compare(stored: Any, computed: Any, field: str = "") -> None:
     name = field or "certificate.json"
     if isinstance(stored, Mapping) and isinstance(computed, Mapping):
         for key in [*computed, *(key for key in stored if key not in computed)]:
+            inner = f"{field}.{key}" if field else str(key)
             if key not in stored or key not in computed:
-                raise CertificateError(
-                    _join(field, key), f"{_join(field, key)} is {'missing' if key in computed else 'not ours'}"
-                )
-            compare(stored[key], computed[key], _join(field, key))
+                raise CertificateError(inner, f"{inner} is {'missing' if key in computed else 'not ours'}")
+            compare(stored[key], computed[key], inner)
     elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
         for i, (one, other) in enumerate(zip(stored, computed, strict=True)):
             compare(one, other, f"{field}[{i}]")
     elif type(stored) is not type(computed) or stored != computed:
         raise CertificateError(name, f"{name} says {stored!r}, but what ran gives {computed!r}")
-
-
-def _join(field: str, key: str) -> str:
-    return f"{field}.{key}" if field else str(key)
 
 
 # ---- signatures -----------------------------------------------------------------------------------------------------

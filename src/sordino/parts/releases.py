@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 def _reachable(at_least: int, clients: Sampler) -> None:
     if at_least > clients.expected:
         found = f"at_least = {at_least} reports where a round expects {clients.expected:g}"
-        raise PlanError(
-            "void rounds", found, "at most the expected cohort", "lower at_least: most rounds would be void"
-        )
+        needed = "at most the expected cohort"
+        raise PlanError("void rounds", found, needed, "lower at_least: most rounds would be void")
 
 
 def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tensor:
@@ -87,12 +86,8 @@ class NoiseShares(Release, kind="noise_shares"):
     def __post_init__(self) -> None:
         Gaussian(self.noise_multiplier)
         if self.at_least < 1:
-            raise PlanError(
-                "noise shares",
-                f"at_least = {self.at_least}",
-                "at least 1 report",
-                "use the fewest clients a round accepts",
-            )
+            found = f"at_least = {self.at_least}"
+            raise PlanError("noise shares", found, "at least 1 report", "use the fewest clients a round accepts")
 
     def check_sampler(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)
