@@ -90,7 +90,7 @@ def tree_own_weight(level: int) -> float:
 def tree_noise_std(t: int) -> float:
     """Standard deviation of round t's noise, for noise of variance 1 in every block. L one bits end t, so that
 
-    n_t = sum_{l <= L} p_l w_l z_l + sum_{l < L} (p_l - 1) B_l,   p_l = prod_{l < i <= L} (1 - w_i),   w = tree_own_weight,
+    n_t = sum_{l <= L} p_l w_l z_l + sum_{l < L} (p_l - 1) B_l, p_l = prod_{l < i <= L} (1 - w_i), w = tree_own_weight,
 
     w_0 = 1: the noise of the new block of level L, less the noise B_l of the blocks that it takes the place of.
     """

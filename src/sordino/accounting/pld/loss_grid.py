@@ -1,4 +1,4 @@
-"""The loss of one release on a grid, rounded up; and bounds without a grid: of one release, of repeated (epsilon, delta).
+"""The loss of one release on a grid, rounded up; and bounds without a grid: one release, repeated (epsilon, delta).
 
     delta(e) = P(L > e) - exp(e) Q(L > e)
 
