@@ -310,7 +310,7 @@ class Plan(_Cache):
     def forecast(self) -> Cost:
         """What the plan costs if it runs as planned: computed once."""
         if not hasattr(self, "_forecast"):
-            object.__setattr__(self, "_forecast", self.cost(Participation.planned(self.clients, self.rounds)))
+            object.__setattr__(self, "_forecast", self.cost_with())
         return self._forecast
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:

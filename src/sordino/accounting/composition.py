@@ -133,7 +133,7 @@ class Cost:
 
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
-    """The cost of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen.
+    """The cost of a client-level plan, or of one client: amplified where sampler and release hide coins and cohort.
 
     To one who sees the cohort a client can be zeroed out, or, where it was never in doubt that it is there, replaced;
     round by round, or all rounds that share their noise as one event. Where coins are left and rounds share their
@@ -149,7 +149,11 @@ def client_cost(clients: Sampler, release: Release, participation: Participation
         seen = Line("cohort", relation, _rounds(clients, release.event(), participation))
     else:
         seen = Line("cohort", relation, _with_repeats(release, participation.patterns(clients), participation))
-    return Cost("client", (_models_line(clients, release, participation, seen), seen, messages))
+    models, hidden = replace(seen, adversary="models"), clients.amplifies and release.hides_cohort(clients)
+    if clients.random and hidden and not participation.end_reveals_cohorts:
+        rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
+        models = Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
+    return Cost("client", (models, seen, messages))
 
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
@@ -314,14 +318,6 @@ def _read_again(local: LocalSolver, participation: Participation, steps: int, si
     return most.total() + (
         participation.unnamed * reads.max_repeated_reads(steps, silo) if participation.unnamed else 0
     )
-
-
-def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
-    """Amplified where sampler and release both say that neither coins nor cohort are seen."""
-    if clients.random and clients.amplifies and release.hides_cohort(clients) and not participation.end_reveals_cohorts:
-        rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
-        return Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
-    return replace(seen, adversary="models")
 
 
 # ---- before the first round ------------------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ def assumptions(
         f"the population and the plan are public, and {declared(public)}",
     ]
     if plan.clients.random:
-        if _hides_cohorts(cost):
+        seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
+        if any((line.relation, line.entries, line.silos) not in seen for line in cost.of("models")):
             said.append("the coins that choose a cohort stay secret from the adversary of the first line")
         in_at_most = f"a client was in at most {counts.max_participations} rounds; more cost more"
         said.append(AVERAGED if counts.sampled_rounds else f"to one who sees the cohort, {in_at_most}")
@@ -74,12 +75,6 @@ def assumptions(
     if plan.release.correlated:
         said.append(SHARED)
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
-
-
-def _hides_cohorts(cost: Cost) -> bool:
-    """Whether the first line rests on coins that its adversary does not see: else it is the line of one who does."""
-    seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
-    return any((line.relation, line.entries, line.silos) not in seen for line in cost.of("models"))
 
 
 AVERAGED = (

@@ -15,7 +15,9 @@ CHANGE = {
     "replace_one": "replacing {all} by any other data",
     "zero_out": "one {unit} taking part with its data or with an empty message",
 }
+PROTECTED = {"client": "everything that one client", "record": "what any single record of a silo"}
 NOTHING = "Nothing is protected: no adversary is promised anything."
+REPLAYED = " {} {} charged again and answered by every silo with what it had sent before: no new release."
 SO_FAR = (
     " Those taken so far cost epsilon {}, which holds only if the loop did not stop for a reason that it read off the "
     "data."
@@ -46,8 +48,10 @@ def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
 def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
     """Sentences by topic."""
     unit = certificate["unit"] if certificate["loop"] is None else "loop"
+    promised, when = PROTECTED.get(unit, "what any single record"), "steps" if unit == "loop" else "rounds"
+    protected = f"What is protected is {promised} contributed to the training, in all {when}."
     return {
-        "protected": _protected(unit) if _promises(certificate) else NOTHING,
+        "protected": protected if _promises(certificate) else NOTHING,
         "own_code": _own_code(certificate["own_code"]),
         "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
         "noise": _noise(certificate),
@@ -70,14 +74,6 @@ def _silo(entry: dict[str, Any], known: list[str]) -> str:
 
 def _promises(certificate: dict[str, Any]) -> bool:
     return any(line["epsilon"] is not None for line in certificate["adversaries"])
-
-
-def _protected(unit: str) -> str:
-    what = {"client": "everything that one client", "record": "what any single record of a silo"}
-    when = "steps" if unit == "loop" else "rounds"
-    return (
-        f"What is protected is {what.get(unit, 'what any single record')} contributed to the training, in all {when}."
-    )
 
 
 def _own_code(own: dict[str, str] | None) -> str:
@@ -131,23 +127,19 @@ def _noise(certificate: dict[str, Any]) -> str:
 
 def _counted(certificate: dict[str, Any]) -> str:
     counts, loop = certificate["counts"], certificate["loop"]
+    again = counts.get("rounds_replayed")
     what = "rounds" if loop is None else "steps of the loop"
     when = " before their noise was drawn" if _promises(certificate) else ""
     return (
         f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
         f"{counts['rounds_accounted']} are accounted for."
-        + (_replayed(counts["rounds_replayed"]) if "rounds_replayed" in counts else "")
+        + (REPLAYED.format(again, "round was" if again == 1 else "rounds were") if again is not None else "")
         + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
         + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
         + (SO_FAR.format(upto(loop["epsilon_so_far"])) if loop is not None else "")
         + (f" {in_all(certificate['ledger'])}" if certificate["ledger"] is not None else "")
     )
-
-
-def _replayed(count: int) -> str:
-    again = "round was" if count == 1 else "rounds were"
-    return f" {count} {again} charged again and answered by every silo with what it had sent before: no new release."
 
 
 def _of_one(certificate: dict[str, Any]) -> str:
