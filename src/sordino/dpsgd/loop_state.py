@@ -137,8 +137,22 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     if not isinstance(state, Mapping) or "taken" not in state:
         found = "a state without the steps that were charged"
         raise ConfigError(found, "one that a private optimizer saved", "start a new run")
-    _check_checksum(state)
-    _check_fields(state)
+    if "checksum" not in state:
+        _refuse("without a checksum: it was edited, or an earlier version saved it")
+    try:
+        whole = checksum(state)
+    except (TypeError, ValueError, RecursionError, RuntimeError, NotImplementedError) as error:
+        _refuse(f"that cannot be read ({str(error)[:100]})")
+    if state["checksum"] != whole:
+        _refuse("whose checksum is not that of its content: it was damaged or edited")
+    odd = [name for name in state if name not in (*_FIELDS, *_OPTIONAL)]
+    odd += [name for name in _FIELDS if name not in state]
+    if odd:
+        _refuse(f"with or without {brief_repr(odd[0])}, which is not as this version writes it")
+    if type(state["format"]) is not int or state["format"] != FORMAT:
+        _refuse(f"of format {brief_repr(state['format'])}, where this version writes {FORMAT}")
+    if not _is_name(state["run"]):
+        _refuse(f"of the run {brief_repr(state['run'])}, which is no id of a run")
     other = first_difference(settings, state["settings"])
     if other:
         raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
@@ -148,28 +162,6 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     earlier: tuple[EarlierRun, ...] = codec.read(_EARLIER, state.get("earlier", []), "earlier")
     secret, order = _secret(state.get("secret", {})), _order(state.get("order", {}))
     return LoopRecord(state["run"], _counts(state["taken"]), dataset, earlier, secret, order)
-
-
-def _check_checksum(state: Mapping[str, Any]) -> None:
-    if "checksum" not in state:
-        _refuse("without a checksum: it was edited, or an earlier version saved it")
-    try:
-        whole = checksum(state)
-    except (TypeError, ValueError, RecursionError, RuntimeError, NotImplementedError) as error:
-        _refuse(f"that cannot be read ({str(error)[:100]})")
-    if state["checksum"] != whole:
-        _refuse("whose checksum is not that of its content: it was damaged or edited")
-
-
-def _check_fields(state: Mapping[str, Any]) -> None:
-    odd = [name for name in state if name not in (*_FIELDS, *_OPTIONAL)]
-    odd += [name for name in _FIELDS if name not in state]
-    if odd:
-        _refuse(f"with or without {brief_repr(odd[0])}, which is not as this version writes it")
-    if type(state["format"]) is not int or state["format"] != FORMAT:
-        _refuse(f"of format {brief_repr(state['format'])}, where this version writes {FORMAT}")
-    if not _is_name(state["run"]):
-        _refuse(f"of the run {brief_repr(state['run'])}, which is no id of a run")
 
 
 def _counts(taken: Any) -> dict[str, int]:

@@ -25,8 +25,6 @@ CACHE = 1 << 23  # entries
 GRAM = 0.8  # a Gram matrix is small: its multiplications are slower by this
 ROOM = 1 << 26  # entries of a materialised tensor that may stay in memory until the weights are known
 ROUNDING = 1e-6  # of a Gram sum, relative to the sum of its absolute values
-
-
 HALF = frozenset({torch.bfloat16, torch.float16})
 
 
@@ -163,7 +161,8 @@ class Outer:
         if inputs.shape[1] == 1:
             return row_squares(inputs) * row_squares(self.outputs.value)
         (b, t, i), o = inputs.shape, self.outputs.value.shape[2]
-        return self.by_gram(inputs) if gram_is_cheaper(b, t, i, o) else self.materialised(inputs)
+        entry = NEAR if b * i * o <= CACHE else FAR  # memory traffic, against two Gram matrices' multiplications
+        return self.by_gram(inputs) if GRAM * t * t * (i + o) < entry * i * o else self.materialised(inputs)
 
     def doubt(self) -> Tensor | float:
         return self.slack
@@ -185,19 +184,13 @@ class Outer:
 
     def weighted(self, weights: Tensor) -> Tensor:
         if self.kept is not None:
-            total = weighted_rows(weights, self.kept.view(len(weights), -1)).view(self.kept.shape[1:])
-        else:
-            total = self._products_summed(self.outputs.scaled(weights), self.read())
-        return self.reshape(total)
+            return self.reshape(weighted_rows(weights, self.kept.view(len(weights), -1)).view(self.kept.shape[1:]))
+        outputs, inputs, time_first = self.outputs.scaled(weights), self.read(), self.outputs.time_first
 
-    def _products_summed(self, outputs: Tensor, inputs: Tensor) -> Tensor:
-        """sum_jt out_jt (x) in_jt, [O, I]."""
-        time_first = self.outputs.time_first
-
-        def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
+        def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:  # sum_jt out_jt (x) in_jt, [O, I]
             return torch.mm(cast(flat(outputs[some], time_first).T), cast(flat(inputs[some], time_first)), out=out)
 
-        return summed(len(inputs), product)
+        return self.reshape(summed(len(inputs), product))
 
     def rows(self) -> Tensor:
         return self.reshape(_products(self.read(), self.outputs.value) if self.kept is None else self.kept)
@@ -206,12 +199,6 @@ class Outer:
         if self.kept is not None:
             return Rows(self.reshape(self.kept[index]))
         return Outer(self.read()[index], OutputGradients(self.outputs.value[index]), self.reshape)
-
-
-def gram_is_cheaper(b: int, t: int, i: int, o: int) -> bool:
-    """Multiplications of two Gram matrices against the memory traffic of a materialised gradient."""
-    entry = NEAR if b * i * o <= CACHE else FAR
-    return GRAM * t * t * (i + o) < entry * i * o
 
 
 def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
@@ -285,16 +272,14 @@ class Tied:
     def squares(self) -> Tensor:
         parts = self.outer.squares() + self.lookup.squares()
         self.slack = self.outer.doubt() + 4 * ROUNDING * parts  # the two uses may cancel
-        return (parts + 2 * self._cross()).clamp(min=0)
-
-    def doubt(self) -> Tensor | float:
-        return self.slack
-
-    def _cross(self) -> Tensor:
         inputs, slopes = self.outer.read(), self.outer.outputs.value
         places = self.lookup.index[:, None, :].expand(-1, slopes.shape[1], -1)
         products = torch.bmm(inputs, self.lookup.outputs.transpose(1, 2))  # [b, T, S]
-        return (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
+        cross = (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
+        return (parts + 2 * cross).clamp(min=0)
+
+    def doubt(self) -> Tensor | float:
+        return self.slack
 
     def weighted(self, weights: Tensor) -> Tensor:
         return self.outer.weighted(weights) + self.lookup.weighted(weights)

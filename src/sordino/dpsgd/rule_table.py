@@ -228,7 +228,7 @@ class VmapRule(nn.Module):
         if tape.batch == 0:
             with torch.no_grad():
                 empty = self.run(*args, **kwargs)
-            return tree_map(lambda y: y + tape.anchor if _real(y) else y, empty)
+            return tree_map(lambda y: y + tape.anchor if isinstance(y, Tensor) and y.is_floating_point() else y, empty)
         own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         copies = {f"unit.{name}": _copies(tape, p) for name, p in own if self.names is None or name in self.names}
         leaves, form = tree_flatten((args, kwargs))
@@ -248,10 +248,6 @@ class VmapRule(nn.Module):
             except _FAILS:
                 self.batched = False
         return one_by_one(one, [*copies.values(), *leaves], dims, axis)
-
-
-def _real(item: Any) -> bool:
-    return isinstance(item, Tensor) and item.is_floating_point()
 
 
 def _copies(tape: Tape, parameter: nn.Parameter) -> Tensor:

@@ -259,10 +259,6 @@ class ModelGuard:
         if not self.inside:
             self.state.note()
 
-    def begin(self) -> bool:
-        """Begin a pass; whether numbers were set since the last one, as a schedule does."""
-        return self.state.note_values()
-
     def stepped_on(self) -> None:
         """Take over the weights after a private step."""
         self.state.note_tensors(list(self.stepped))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from sordino import codec
 from sordino.dpsgd.pieces import Piece, merge_pieces, wide
@@ -175,3 +176,8 @@ class Tape:
                     if parameter is not None and parameter.requires_grad:
                         uses.setdefault(parameter, []).append(piece)
             return {parameter: merge_pieces(pieces) for parameter, pieces in uses.items()}
+
+
+def first_length(args: Any, kwargs: Any) -> int:
+    """Length of the first tensor of the arguments: the records of a batch."""
+    return next((len(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), 0)
