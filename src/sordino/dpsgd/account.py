@@ -269,9 +269,8 @@ def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tupl
         found, lacks = ("ledger", "dataset") if dataset is None else ("dataset", "ledger")
         raise ConfigError(f"{found}= without {lacks}=", "both or neither", f"add {lacks}=...")
     if not isinstance(dataset, str) or not isinstance(ledger, str | Path | Ledger):
-        raise ConfigError(
-            f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", "a file, and the data set's name in it"
-        )
+        needed = "a file, and the data set's name in it"
+        raise ConfigError(f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", needed)
     return ledger.path if isinstance(ledger, Ledger) else Path(ledger).expanduser(), dataset
 
 

@@ -60,9 +60,8 @@ def clipped_sum(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """sum_j scale g_j min(1, C / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
     if not clip_norm > 0:
-        raise ConfigError(
-            f"clip_norm {clip_norm}", "a positive number", "use a clip norm near the typical gradient norm"
-        )
+        fix = "use a clip norm near the typical gradient norm"
+        raise ConfigError(f"clip_norm {clip_norm}", "a positive number", fix)
     if not batch:
         return {name: torch.zeros_like(p) for name, p in named.items()}, torch.zeros(0, dtype=torch.float64)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -190,12 +189,9 @@ class Recorder:
     def clipped_sum(self, clip_norm: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
         """sum_j scale g_j min(1, C / ||scale g_j||) after the backward pass; `scale` is b for a mean, 1 for a sum."""
         if self.outside and self.tape.batch:
-            raise PlanError(
-                "per-record",
-                f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start",
-                "every use inside a recorded layer",
-                "call the layer itself, or pass whole=True to run the model record by record",
-            )
+            found = f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start"
+            fix = "call the layer itself, or pass whole=True to run the model record by record"
+            raise PlanError("per-record", found, "every use inside a recorded layer", fix)
         pieces = self.tape.pieces() if self.tape.batch else {}
         self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
         total, norms = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale, norm, mask)

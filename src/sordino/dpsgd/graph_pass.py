@@ -171,7 +171,6 @@ def _with_regions(traced: Traced, model: nn.Module, names: dict[str, nn.Module])
 
 
 def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, list[fx.Node]]:
-    """The nodes of every call of an owner."""
     found: dict[Any, list[fx.Node]] = {}
     for node in nodes:
         if node.op in ("placeholder", "output", "get_attr"):

@@ -105,12 +105,9 @@ class PendingBatch:
     def finish(self, loop: int) -> None:
         """Refuse to go on past a batch that had no step."""
         if loop != self.loops:
-            raise PlanError(
-                "loop",
-                "a loop over the private loader that goes on after another began, or after a checkpoint was loaded",
-                "one loop at a time, and one optimizer.step() for each batch",
-                "leave the loop before you begin another or load a checkpoint",
-            )
+            found = "a loop over the private loader that goes on after another began, or after a checkpoint was loaded"
+            fix = "leave the loop before you begin another or load a checkpoint"
+            raise PlanError("loop", found, "one loop at a time, and one optimizer.step() for each batch", fix)
         if self.piece is not None:
             raise PlanError(
                 "loop",

@@ -43,12 +43,9 @@ class NoiseState:
     def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
         """The total of step t with its noise."""
         if self.release.correlated and self.drawn != t:
-            raise PlanError(
-                "correlated noise",
-                f"step {t + 1} where noise was drawn for {self.drawn}",
-                "the noise of every step that was charged",
-                "load the last checkpoint into a new run",
-            )
+            found = f"step {t + 1} where noise was drawn for {self.drawn}"
+            needed = "the noise of every step that was charged"
+            raise PlanError("correlated noise", found, needed, "load the last checkpoint into a new run")
         self.drawn = t + 1
         noised, self.held = self.release.noised(total, ALL, rng, self.held)
         return noised

@@ -293,15 +293,6 @@ class Tied:
         return Tied(outer, lookup) if isinstance(outer, Outer) else Rows(outer.rows() + lookup.rows())
 
 
-def _tied(pieces: Sequence[Piece]) -> Tied | None:
-    """A table used once in each of the two ways."""
-    if len(pieces) != 2:
-        return None
-    lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
-    fits = isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity
-    return Tied(outer, lookup) if fits else None  # type: ignore[arg-type]
-
-
 def merge_pieces(pieces: Sequence[Piece]) -> Piece:
     """A parameter used several times: its per-record gradient is the sum of the uses, taken BEFORE the norm."""
     first = pieces[0]
@@ -311,9 +302,10 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
         return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape)
-    tied = _tied(pieces)
-    if tied is not None:
-        return tied
+    if len(pieces) == 2:
+        lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
+        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity:
+            return Tied(outer, lookup)
     total = pieces[0].rows().clone()
     for piece in pieces[1:]:
         total += piece.rows()

@@ -111,7 +111,6 @@ class Recording(Recorder):
             self.model.forward = self.own
 
     def _count(self, anchor: Tensor) -> None:
-        """Count a backward pass through the model."""
         anchor.grad = None
         self.backwards += 1
         self.warning.begin()

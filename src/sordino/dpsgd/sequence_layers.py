@@ -44,7 +44,8 @@ def attention(
     first = query.transpose(0, 1) if not module.batch_first else query
     same = query is key and key is value
     others = (key, value) if module.batch_first else (key.transpose(0, 1), value.transpose(0, 1))
-    q, k, v = (_heads(part, module) for part in _projections(tape, module, first, *others, same=same))
+    parts = _projections(tape, module, first, *others, same=same)
+    q, k, v = (x.view(*x.shape[:2], module.num_heads, -1).transpose(1, 2) for x in parts)  # [b, heads, T, E / heads]
     bias = _bias(attn_mask, key_padding_mask, q, k)
     dropout = module.dropout if module.training else 0.0
     if need_weights:
@@ -69,22 +70,15 @@ def _projections(
     whole: nn.Parameter | None = module.in_proj_weight
     if whole is not None and same:
         return linear(tape, query, whole, bias).chunk(3, 2)
-    own = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    offsets = None if bias is None else bias.detach().chunk(3)
-    return tuple(
-        _part(tape, x, weight, None if offsets is None else offsets[n], (n, bias, whole))
-        for n, (x, weight) in enumerate(zip((query, key, value), own if whole is None else whole.chunk(3), strict=True))
-    )
+    own = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight) if whole is None else whole.chunk(3)
+    pairs = enumerate(zip((query, key, value), own, strict=True))
+    return tuple(_part(tape, n, x, weight, bias, whole) for n, (x, weight) in pairs)
 
 
 def _part(
-    tape: Tape,
-    x: Tensor,
-    weight: Tensor,
-    offset: Tensor | None,
-    place: tuple[int, nn.Parameter | None, nn.Parameter | None],
+    tape: Tape, n: int, x: Tensor, weight: Tensor, bias: nn.Parameter | None, whole: nn.Parameter | None
 ) -> Tensor:
-    (n, bias, whole), inputs = place, tape.records(x, 0, 2)
+    inputs = tape.records(x, 0, 2)
 
     def use(slope: Tensor) -> Pieces:
         block = (n * slope.shape[2], (2 - n) * slope.shape[2])
@@ -95,13 +89,8 @@ def _part(
         if bias is not None:
             yield bias, Rows(F.pad(slope.sum(1), block))
 
-    flat = F.linear(x.reshape(-1, x.shape[2]), weight.detach(), offset)
+    flat = F.linear(x.reshape(-1, x.shape[2]), weight.detach(), None if bias is None else bias.detach().chunk(3)[n])
     return tape.watch(flat, use, inputs, shape=(*x.shape[:2], len(weight)))
-
-
-def _heads(x: Tensor, module: nn.MultiheadAttention) -> Tensor:
-    """[b, T, E] -> [b, heads, T, E / heads]."""
-    return x.view(*x.shape[:2], module.num_heads, -1).transpose(1, 2)
 
 
 def _bias(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

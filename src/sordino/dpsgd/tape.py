@@ -145,9 +145,8 @@ class Tape:
     def check(self, x: Tensor, axis: int, least: int) -> None:
         """Refuse an input without one slice per record."""
         if x.dim() <= axis or x.dim() < least or x.shape[axis] != self.batch:
-            raise UnrecordableError(
-                f"an input of shape {list(x.shape)} where {self.batch} records lie along axis {axis}"
-            )
+            found = f"an input of shape {list(x.shape)} where {self.batch} records lie along axis {axis}"
+            raise UnrecordableError(found)
 
     def watch(
         self, output: Tensor, use: Use, kept: Tensor | None = None, axis: int = 0, shape: tuple[int, ...] | None = None

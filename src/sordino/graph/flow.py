@@ -14,8 +14,7 @@ Gradients follow: the loss of record j is a function of record j alone, and so i
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from sordino.graph.captured import Captured, pinned, synthetic_batch
+from sordino.graph.captured import Captured, pinned, replaced_forwards, synthetic_batch
 from sordino.graph.operation_table import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM
 from sordino.graph.rules import Call, MixesError, Rows, pointwise
 
@@ -79,8 +78,9 @@ def dependence(
     try:
         first = _Run(BATCHES[0], None)
         _Reader(graph, first, records).run(runs[0])
-        second = _Run(BATCHES[1], first.steps)
-        with _watched(second, layout):
+        second, watched = _Run(BATCHES[1], first.steps), [] if layout is None else list(layout.watched)
+        found = {} if layout is None else layout.layers
+        with replaced_forwards([(own, _noting(second, own.forward, found.setdefault(own, []))) for own in watched]):
             _Reader(graph, second, records, layout).run(runs[1])
     except MixesError as error:
         return Reason(str(error), error.certain)
@@ -90,24 +90,9 @@ def dependence(
     return None
 
 
-@contextmanager
-def _watched(run: _Run, layout: Layout | None) -> Iterator[None]:
-    """Note what the watched layers are given."""
-    layers = [] if layout is None else list(layout.watched)
-    before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        assert layout is not None
-        vars(layer)["forward"] = _noting(run, layer.forward, layout.layers.setdefault(layer, []))
-    try:
-        yield
-    finally:
-        for layer, own in zip(layers, before, strict=True):
-            del vars(layer)["forward"]
-            if own is not None:
-                vars(layer)["forward"] = own
-
-
 def _noting(run: _Run, plain: Any, found: list[list[tuple[Rows | None, int]]]) -> Any:
+    """A watched layer's forward, which notes what it is given."""
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         found.append([(run.rows(leaf), len(leaf) if leaf.dim() else 0) for leaf in given])
@@ -360,7 +345,6 @@ class _Reader(fx.Interpreter):
 
 
 def _name(n: fx.Node) -> str:
-    """The plain name of what a node calls."""
     target = n.target
     if n.op == "call_function" and target is getattr:
         return str(n.args[1])
