@@ -220,10 +220,10 @@ class PrivateOptimizer(Optimizer):
         if recording.backwards > 1:
             found = f"{recording.backwards} backward passes before a step"
             raise _loop(found, "one", "add the losses up, then call backward() once")
-        if not recording.backwards and recording.other_records is not None:
+        if recording.backwards != 1 and recording.other_records is not None:
             found = f"a training pass over {recording.other_records} records where the loader gave {piece.size}"
             raise _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
-        if not recording.backwards:
+        if recording.backwards != 1:
             raise _loop("a step without a backward pass", "loss.backward() before step()")
         if piece.index != self.pending.summed:
             raise _loop(f"piece {piece.index + 1} of a batch whose earlier pieces had no step", "a step for each piece")

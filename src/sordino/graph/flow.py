@@ -156,8 +156,9 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
             raise MixesError("operations that depend on how many records there are", certain=True)
-        places = name == "arange" and outputs[0].tolist() == list(range(self.records))  # one for each record
-        if before.numbers != step.numbers and not places:
+        if before.numbers != step.numbers and not (
+            name == "arange" and outputs[0].tolist() == list(range(self.records))
+        ):
             raise MixesError(f"{name} with a number that depends on how many records there are", certain=True)
         return before
 
