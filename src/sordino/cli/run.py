@@ -96,9 +96,8 @@ def _refuse_for_flower(given: dict[str, Any]) -> None:
     if refused is not None:
         from sordino.errors import ConfigError
 
-        raise ConfigError(
-            f"{refused} with --engine flower", "an option that every silo's process takes", f"drop {refused}"
-        )
+        found = f"{refused} with --engine flower"
+        raise ConfigError(found, "an option that every silo's process takes", f"drop {refused}")
 
 
 def track_folder(out: Path) -> Path:
@@ -143,7 +142,7 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
     elif not sys.stdout.isatty():
         yield lambda line: print(_plain(line, rounds), flush=True)
     else:
-        from sordino.runs.progress import terminal_bar
+        from sordino.runs.rounds import terminal_bar
 
         with terminal_bar(rounds) as on_round:
             yield on_round
@@ -151,7 +150,7 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
 
 def _plain(line: dict[str, Any], rounds: int) -> str:
     from sordino.outcome import DIAGNOSTIC
-    from sordino.runs.progress import alarm
+    from sordino.runs.rounds import alarm
 
     figures = " ".join(f"{name}={line[name]:.4f}" for name in public(line))
     seconds = line.get(DIAGNOSTIC, {}).get("seconds")

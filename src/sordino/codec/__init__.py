@@ -21,6 +21,7 @@ from sordino.codec.part import Part as Part
 from sordino.codec.part import check_parts as check_parts
 from sordino.codec.part import family_of as family_of
 from sordino.codec.part import foreign as foreign
+from sordino.codec.part import hides_values as hides_values
 from sordino.codec.part import nested_values as nested_values
 from sordino.codec.part import package_of as package_of
 from sordino.codec.serialization import call as call
@@ -30,6 +31,5 @@ from sordino.codec.serialization import dump as dump
 from sordino.codec.serialization import read as read
 from sordino.codec.serialization import to_json as to_json
 from sordino.codec.serialization import to_toml as to_toml
-from sordino.codec.short_repr import hides_values as hides_values
 from sordino.codec.spelling import check_keywords as check_keywords
 from sordino.codec.spelling import nearest as nearest

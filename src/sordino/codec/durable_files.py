@@ -132,11 +132,7 @@ def trouble(file: Path, error: OSError) -> StorageError:
     if error.errno in _FULL:
         return StorageError(f"no room to write {file} ({reason})", "room", f"make some and add --resume: {SAFE}")
     if error.errno in _GONE:
-        return StorageError(
-            f"{file} gone from under the run ({reason})",
-            "the folder that the run was started in",
-            "put it back and add --resume, or start anew in another --out; what was charged stays spent",
-        )
-    return StorageError(
-        f"{file}, which cannot be written ({reason})", "a folder to write to", f"mend that and add --resume: {SAFE}"
-    )
+        fix = "put it back and add --resume, or start anew in another --out; what was charged stays spent"
+        return StorageError(f"{file} gone from under the run ({reason})", "the folder that the run was started in", fix)
+    found = f"{file}, which cannot be written ({reason})"
+    return StorageError(found, "a folder to write to", f"mend that and add --resume: {SAFE}")

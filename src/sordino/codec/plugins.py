@@ -95,9 +95,8 @@ def find(family: str, name: str) -> Callable[..., Any]:
     if (family, name) not in _ADDED:
         known = [other for of, other in _ADDED if of == family]
         how = f'@sordino.add_{family}("{name}") in a file that --with names, or in an installed package'
-        raise ConfigError(
-            f"{family} {name!r} of kind own", "one that was added", nearest(name, known) if known else how
-        )
+        found = f"{family} {name!r} of kind own"
+        raise ConfigError(found, "one that was added", nearest(name, known) if known else how)
     return _ADDED[family, name]
 
 

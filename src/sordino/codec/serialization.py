@@ -118,9 +118,8 @@ def _read_tuple(items: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...
 
 def _table(data: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise ConfigError(
-            f"{where or 'a value'} = {brief_repr(data)}", "a table", f"write [{where}] or {where} = {{ ... }}"
-        )
+        found = f"{where or 'a value'} = {brief_repr(data)}"
+        raise ConfigError(found, "a table", f"write [{where}] or {where} = {{ ... }}")
     return data
 
 

@@ -86,9 +86,8 @@ def _put(held: Any, places: Sequence[str], value: Any, where: str) -> Any:
         place = _place(first, len(held), here)
         return [_put(item, rest, value, here) if k == place else item for k, item in enumerate(held)]
     if not isinstance(held, Mapping):
-        raise ConfigError(
-            f"the key {here}, and {where} = {brief_repr(held)}", f"a table at {where}", f"set {where} itself"
-        )
+        found = f"the key {here}, and {where} = {brief_repr(held)}"
+        raise ConfigError(found, f"a table at {where}", f"set {where} itself")
     return {**held, first: _put(held.get(first, {}), rest, value, here)}
 
 

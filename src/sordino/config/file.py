@@ -17,10 +17,9 @@ from sordino.certificate.facts import OwnCode
 from sordino.codec import plugins, toml
 from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec
 from sordino.data import datasets
-from sordino.data.clients import Clients
+from sordino.data.clients import Clients, check_names, resolve_silo_names
 from sordino.data.partition import Natural
 from sordino.data.program import PLAIN
-from sordino.data.silo_names import check_names, resolve_silo_names
 from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError

@@ -1,11 +1,11 @@
-"""The sections [task], [privacy], [run] and [federation] of a configuration file, read by `config.file`."""
+"""Sections [task], [privacy], [run] and [federation] of a configuration file, read by `config.file`."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 
 from sordino.accounting.composition import Selection
 from sordino.certificate.facts import Declared
-from sordino.config.holdout import HoldoutPart
 from sordino.data import datasets
-from sordino.data.clients import Clients, Records
+from sordino.data.clients import Clients, Records, check_names
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
 from sordino.data.early_stopping import EarlyStopping
 from sordino.data.initial_weights import load_initial
 from sordino.data.metrics import Metric
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.program import Trust
-from sordino.data.silo_names import check_names
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, DataError
 from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.preparation import Preparation
@@ -211,6 +209,46 @@ class FederationSpec:
             found = f"[federation] tries = {self.tries}, timeout = {self.timeout:g}, port = {self.port}"
             raise ConfigError(found, "at least one try, seconds above 0, a port below 65536")
         if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
-            raise ConfigError(
-                f"[federation] quorum = {self.quorum} of {len(self.silos)} silos", "from 1 to all of them"
-            )
+            found = f"[federation] quorum = {self.quorum} of {len(self.silos)} silos"
+            raise ConfigError(found, "from 1 to all of them")
+
+
+Part = Literal["validation", "test"]
+LEAST = 2  # rows of a part
+
+
+@dataclass(frozen=True)
+class HoldoutPart:
+    """Which part of the test rows a run is judged by; `share` of them are validation."""
+
+    part: Part
+    seed: int = 0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"share = {self.share:g} of the test rows", "a share in (0, 1)", "0.5 cuts them in half")
+
+    def rows(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The places of this part among so many rows, in their order."""
+        order = Seeded(self.seed).at(0, "halves of the test rows").permutation(count)
+        cut = round(self.share * count)
+        return np.sort(order[:cut] if self.part == "validation" else order[cut:]).astype(np.int64)
+
+    def of(self, task: Task) -> Task:
+        """The task, judged by the rows of this part."""
+        test, groups = task.test, task.groups
+        if test is None:
+            fix = "name them in [task] options: test = ..., or public_test_fraction = 0.2"
+            raise DataError("no row that is declared public", "rows to choose by and rows to report on", fix)
+        rows = self.rows(len(test))
+        if min(len(rows), len(test) - len(rows)) < LEAST:
+            raise DataError(f"{len(test)} public rows, cut in two", f"at least {LEAST} in each part")
+        place = torch.from_numpy(rows)
+        mine = Records(test.x[place], test.y[place])
+        return replace(task, test=mine, groups=None if groups is None else groups[place])
+
+    @property
+    def words(self) -> str:
+        """Which rows these are."""
+        return f"the {self.part} part, share {self.share:g}, public seed {self.seed}"

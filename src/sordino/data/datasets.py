@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.codec import Foreign, nearest, package_of
-from sordino.data import arrays, images, leaf, shakespeare, tables, tabular
+from sordino.data import arrays, images, shakespeare, tables, tabular
 from sordino.data.records import Dataset, check_dataset, select_records
 from sordino.data.tables import TablePreview
 from sordino.errors import ConfigError
@@ -44,7 +44,7 @@ _SETS = {
     ),
     "cifar10": _Entry(images.cifar10, "pictures of 10 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
     "femnist_leaf": _Entry(
-        leaf.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", "public domain (NIST SD19)"
+        shakespeare.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", "public domain (NIST SD19)"
     ),
     "cifar100": _Entry(images.cifar100, "pictures of 100 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
     "svhn": _Entry(images.svhn, "house numbers, 3x32x32; extra = true: 604,388 of them", "non-commercial use only"),
@@ -215,9 +215,8 @@ def _check_options(name: str, entry: _Entry, options: dict[str, Any]) -> None:
         raise ConfigError(f"test = {options['test']!r} of data set {name}", "how many of its test records to keep")
     unknown = next((option for option in options if option not in known), None)
     if unknown is not None:
-        raise ConfigError(
-            f"unknown option {unknown!r} of data set {name}", "one of " + ", ".join(known), nearest(unknown, known)
-        )
+        found = f"unknown option {unknown!r} of data set {name}"
+        raise ConfigError(found, "one of " + ", ".join(known), nearest(unknown, known))
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise ConfigError(f"data set {name} without {option}", f"the option {option}")

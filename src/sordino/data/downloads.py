@@ -106,11 +106,9 @@ def _sum(like: str, content: bytes) -> str:
 def _download(source: Source) -> Path:
     """Fetch into a temporary file beside the target, verify, then rename: the cache never holds half a file."""
     if not source.url:
-        raise DataError(
-            f"no local copy of {source.path}, which has no canonical download",
-            f"the file {source.path} with {source.digest}",
-            source.advice or "set SORDINO_DATA to a folder that holds it",
-        )
+        found = f"no local copy of {source.path}, which has no canonical download"
+        needed = f"the file {source.path} with {source.digest}"
+        raise DataError(found, needed, source.advice or "set SORDINO_DATA to a folder that holds it")
     target = cache_folder() / source.path
     part = _temporary(target)
     try:
@@ -129,9 +127,8 @@ def _temporary(target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=target.name + ".", suffix=".part", dir=target.parent)
     except OSError as error:
-        raise DataError(
-            f"a cache that cannot be written ({error})", "a writable folder", "set SORDINO_CACHE"
-        ) from error
+        found = f"a cache that cannot be written ({error})"
+        raise DataError(found, "a writable folder", "set SORDINO_CACHE") from error
     os.close(handle)
     return Path(name)
 

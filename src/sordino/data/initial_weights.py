@@ -82,9 +82,8 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"init = {str(path)!r}, which cannot be read ({error.strerror})", "a safetensors file"
-        ) from None
+        found = f"init = {str(path)!r}, which cannot be read ({error.strerror})"
+        raise DataError(found, "a safetensors file") from None
 
 
 def _tensors(data: bytes, name: str) -> dict[str, Tensor]:

@@ -126,9 +126,8 @@ def check_dataset(data: Dataset) -> Dataset:
     if len(test_x) or len(test_y):
         test_x, test_y = _checked(test_x, test_y, data.test_groups, data.classes, "test_")
     if x.shape[1:] != test_x.shape[1:]:
-        raise DataError(
-            f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}", "the same shape"
-        )
+        found = f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}"
+        raise DataError(found, "the same shape")
     return replace(data, x=x, y=y, test_x=test_x, test_y=test_y)
 
 
@@ -160,9 +159,8 @@ def _targets(y: Array, classes: int | None, name: str) -> Array:
     if classes is None:
         return _float32(y, name)
     if y.dtype.kind not in "iu":
-        raise DataError(
-            f"{name} of type {y.dtype}", "integer labels", "store it as int64, or leave classes out for regression"
-        )
+        found = f"{name} of type {y.dtype}"
+        raise DataError(found, "integer labels", "store it as int64, or leave classes out for regression")
     wrong = np.flatnonzero((y < 0) | (y >= classes))
     if len(wrong):
         raise DataError(f"label {y[wrong[0]]} in {name}, record {wrong[0]}", f"labels from 0 to {classes - 1}")
@@ -198,8 +196,5 @@ def _check_finite(label: str, values: Array) -> None:
     wrong = int(values.size - np.count_nonzero(finite))
     record, *inside = (int(i) for i in np.unravel_index(int(np.argmin(finite)), values.shape))
     where = f"record {record}" + (f", position {tuple(inside)}" if inside else "")
-    raise DataError(
-        f"{wrong} NaN or infinite value(s) in {label}, the first in {where}",
-        "finite numbers",
-        "impute missing values by public constants before training",
-    )
+    found = f"{wrong} NaN or infinite value(s) in {label}, the first in {where}"
+    raise DataError(found, "finite numbers", "impute missing values by public constants before training")

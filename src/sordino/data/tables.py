@@ -187,9 +187,8 @@ def _listed(files: Any) -> tuple[Path, ...]:
         return tuple(Path(one) for one in files)
     where = f"files = {brief_repr(files if isinstance(files, str) else str(files))}"
     if not isinstance(files, str | Path) or not str(files):
-        raise ConfigError(
-            f"files = {brief_repr(files)}", 'a list of files, a pattern such as "sites/*.csv", or a folder'
-        )
+        needed = 'a list of files, a pattern such as "sites/*.csv", or a folder'
+        raise ConfigError(f"files = {brief_repr(files)}", needed)
     try:
         there = Path(files).expanduser()
         if there.is_dir():

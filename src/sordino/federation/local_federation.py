@@ -24,9 +24,14 @@ import tomli_w
 from sordino import codec
 from sordino.config import Config, FederationSpec
 from sordino.errors import ConfigError, EngineError
-from sordino.federation import keys
 from sordino.federation.flower_api import JOINED, flower, register
-from sordino.federation.new_federation import write_federation
+from sordino.federation.new_federation import (
+    read_public_key,
+    write_certificates,
+    write_federation,
+    write_node_key,
+    write_private,
+)
 from sordino.federation.silo_worker import SiloSpec
 from sordino.runs.execution import Executed
 from sordino.runs.folder import RunFolder
@@ -85,15 +90,15 @@ class LocalFederation:
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "flwr").mkdir(exist_ok=True)
-        keys.write_certificates(self.home)
+        write_certificates(self.home)
         link = {"address": f"{HERE}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
         (self.home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "here", "here": link}}))
         for name in self.silos:
             self.nodes.setdefault(name, free_port())
-            keys.write_node_key(self.home / name)
+            write_node_key(self.home / name)
             secret = self.home / f"{name}.secret"
             if not secret.exists():
-                keys.write_private(secret, secrets.token_bytes(32))
+                write_private(secret, secrets.token_bytes(32))
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class LocalFederation:
         """Register every silo's node key under its name."""
         ca = (self.home / "ca.crt").read_bytes()
         for name in self.silos:
-            register(f"{HERE}:{self.port}", ca, keys.read_public_key(self.home / f"{name}.pub"), name)
+            register(f"{HERE}:{self.port}", ca, read_public_key(self.home / f"{name}.pub"), name)
 
     def up(self) -> None:
         """Start all processes."""

@@ -161,9 +161,8 @@ class SecAggClient:
                 opened = json.loads(f.decrypt(self._encryption_key(session, other), str(text).encode()))
                 session.shares[other] = (bytes.fromhex(opened[0]), bytes.fromhex(opened[1]))
             except Exception:
-                raise DataError(
-                    f"a share from member {brief_repr(name)} that cannot be opened", "one sealed for us"
-                ) from None
+                found = f"a share from member {brief_repr(name)} that cannot be opened"
+                raise DataError(found, "one sealed for us") from None
 
     def _encryption_key(self, session: ClientSession, other: int) -> bytes:
         if other not in session.members:

@@ -39,8 +39,7 @@ from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.runs import admission, charge_log, checkpoint, receipts
 from sordino.runs.charge_log import ChargeLog, PrefixHash
-from sordino.runs.checkpoint import Checkpoint, TornError
-from sordino.runs.fingerprint import Fingerprint
+from sordino.runs.checkpoint import Checkpoint, Fingerprint, TornError
 from sordino.version import __version__
 
 PREPARED = "prepared.json"
@@ -297,9 +296,8 @@ class RunFolder:
     def certify(self) -> dict[str, Any]:
         """The stored certificate, if it is what this folder gives; else `CertificateError` names the field."""
         if not (self.path / "certificate.json").is_file():
-            raise ConfigError(
-                f"no certificate.json in {self.path}", "a finished run", "finish it: sordino run --resume"
-            )
+            found = f"no certificate.json in {self.path}"
+            raise ConfigError(found, "a finished run", "finish it: sordino run --resume")
         text = self._read("certificate.json")
         try:
             stored = parse(text)

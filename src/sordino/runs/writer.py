@@ -33,8 +33,7 @@ from sordino.plan import State
 from sordino.rng import Mode
 from sordino.runs import admission, charge_log, receipts
 from sordino.runs.charge_log import ChargeLog, GrowingFile, digest
-from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.fingerprint import Fingerprint, software
+from sordino.runs.checkpoint import Checkpoint, Fingerprint, software
 from sordino.runs.folder import Header, RunFolder
 from sordino.task import Task
 from sordino.version import versions
@@ -146,9 +145,8 @@ def created(
     `run` is the id of a run that was kept in memory so far; else it is drawn. `earlier`: runs its weights come from.
     """
     if path.exists() or path.is_symlink():
-        raise ConfigError(
-            f"{path}, which exists", "a new folder", "choose another --out, or add --resume (resume=True)"
-        )
+        found = f"{path}, which exists"
+        raise ConfigError(found, "a new folder", "choose another --out, or add --resume (resume=True)")
     with _beside(path) as made:
         try:
             header = _fill(made, config, task, earlier, run or secrets.token_hex(16))
