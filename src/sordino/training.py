@@ -25,8 +25,8 @@ from sordino.certificate.build import certificate, check_provable
 from sordino.certificate.earlier_runs import of_certificate
 from sordino.certificate.facts import Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
+from sordino.config.sections import EarlyStopping
 from sordino.data import lineage
-from sordino.data.early_stopping import EarlyStopping
 from sordino.data.metrics import FunctionMetric as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
 from sordino.dpsgd.account import ledger_path

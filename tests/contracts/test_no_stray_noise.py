@@ -60,7 +60,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     ),  # the seed of a mask, which the others' masks take back
     "federation/secagg_server.py": frozenset({"secrets"}),  # the name of a sum
     "config/sections.py": frozenset({"permutation"}),  # which public rows choose, and which report
-    "data/keyed_hash.py": frozenset({"secrets"}),  # the key of a fingerprint
+    "data/lineage.py": frozenset({"secrets"}),  # the key of a fingerprint
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
 FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released

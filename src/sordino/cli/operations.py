@@ -116,8 +116,7 @@ def _entry(found: Statement) -> dict[str, Any]:
     from sordino import codec
     from sordino.accounting.profiles import upward
 
-    limit = codec.dump(found.limit)
-    events = [codec.dump(item) for item in found.items]
+    limit, events = codec.dump(found.limit), [codec.dump(item) for item in found.items]
     counts: dict[str, Any] = {"runs": found.runs, "charges": found.charges}
     if found.restored is not None:
         counts["restored"] = codec.dump(found.restored)

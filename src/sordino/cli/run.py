@@ -13,6 +13,7 @@ import typer
 from sordino.cli.certificates import guarantee
 from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, listened, say
 from sordino.cli.planning import silo_lines
+from sordino.errors import ConfigError
 from sordino.runs import launch
 
 if TYPE_CHECKING:
@@ -66,7 +67,11 @@ def run(
     flower = started.engine == "flower"
     if flower:
         config.check_alone()
-        _refuse_for_flower({"--sign": sign, "--device": device != "cpu", "--threads": threads != 1})
+        given = {"--sign": sign, "--device": device != "cpu", "--threads": threads != 1}
+        refused = next((option for option, value in given.items() if value), None)
+        if refused is not None:  # over Flower the server's process and every silo have settings of their own
+            found = f"{refused} with --engine flower"
+            raise ConfigError(found, "an option that every silo's process takes", f"drop {refused}")
         from sordino.federation.local_federation import run_locally
     chosen = None if flower else engine_named(started.engine, threads=threads, timeout=timeout, device=device)
     leads = chosen is None or chosen.leads
@@ -88,16 +93,6 @@ def run(
     where = track_folder(out)
     said = f"{result_text(done)}\ntracked: {where}" if track and where.exists() else result_text(done)
     say(as_json, result(done), said)
-
-
-def _refuse_for_flower(given: dict[str, Any]) -> None:
-    """Options of a run in this process: over Flower the server's process and every silo have settings of their own."""
-    refused = next((option for option, value in given.items() if value), None)
-    if refused is not None:
-        from sordino.errors import ConfigError
-
-        found = f"{refused} with --engine flower"
-        raise ConfigError(found, "an option that every silo's process takes", f"drop {refused}")
 
 
 def track_folder(out: Path) -> Path:

@@ -25,11 +25,11 @@ from sordino.codec.part import hides_values as hides_values
 from sordino.codec.part import nested_values as nested_values
 from sordino.codec.part import package_of as package_of
 from sordino.codec.serialization import call as call
+from sordino.codec.serialization import check_keywords as check_keywords
 from sordino.codec.serialization import check_plain as check_plain
 from sordino.codec.serialization import digest as digest
 from sordino.codec.serialization import dump as dump
+from sordino.codec.serialization import nearest as nearest
 from sordino.codec.serialization import read as read
 from sordino.codec.serialization import to_json as to_json
 from sordino.codec.serialization import to_toml as to_toml
-from sordino.codec.spelling import check_keywords as check_keywords
-from sordino.codec.spelling import nearest as nearest

@@ -34,18 +34,14 @@ def wrap(cls: type, origin: Callable[[], str]) -> None:
     """Wrap the family methods and properties that a third-party class defines; `origin` names the class in errors."""
     for name, member in list(vars(cls).items()):
         method = member.fget if isinstance(member, property) else member
-        known = _inherited(cls, name)
+        # The inherited definition of a method, preferably one with a check of its result; else None
+        found = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base) and not name.startswith("_")]
+        methods = [one.fget if isinstance(one, property) else one for one in found]
+        known = next((one for one in methods if hasattr(one, _CHECK)), methods[0] if methods else None)
         if not isinstance(method, FunctionType) or hasattr(method, _WRAPPED) or not (known or name == "__post_init__"):
             continue
         wrapped = _wrapped(method, name, getattr(known, _CHECK, None), origin)
         setattr(cls, name, property(wrapped) if isinstance(member, property) else wrapped)
-
-
-def _inherited(cls: type, name: str) -> Any:
-    """The inherited definition of a method, preferably one with a check of its result; else None."""
-    found = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base) and not name.startswith("_")]
-    methods = [one.fget if isinstance(one, property) else one for one in found]
-    return next((one for one in methods if hasattr(one, _CHECK)), methods[0] if methods else None)
 
 
 def _wrapped(method: FunctionType, name: str, check: Check | None, origin: Callable[[], str]) -> Callable[..., Any]:

@@ -67,7 +67,13 @@ def append(file: Path, data: bytes, size: int) -> None:
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
         try:
             _check_size(file, os.fstat(descriptor).st_size, size)
-            _grow(descriptor, data, size)
+            try:
+                _put(descriptor, data)
+                os.fsync(descriptor)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -107,16 +113,6 @@ def _put(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def _grow(descriptor: int, data: bytes, size: int) -> None:
-    try:
-        _put(descriptor, data)
-        os.fsync(descriptor)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(descriptor, size)
-        raise
 
 
 def _check_size(file: Path, found: int, size: int) -> None:

@@ -153,7 +153,11 @@ T = TypeVar("T")
 
 
 def hides_values(cls: type[T]) -> type[T]:
-    """Class decorator, above `@dataclass`: its repr shows no value of a tensor, an array or a float."""
+    """Class decorator, above `@dataclass`: its repr shows no value of a tensor, an array or a float.
+
+    A notebook saves what a cell prints. So whatever holds a tensor, an array or bytes is printed by its shape, whatever
+    holds such a holder by its type; numbers that were computed from records (floats) are not printed either.
+    """
     cls.__repr__ = short_repr  # type: ignore[method-assign]
     return cls
 

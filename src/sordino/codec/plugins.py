@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from sordino.codec.part import FILES, Foreign, package_of
-from sordino.codec.serialization import read
-from sordino.codec.spelling import nearest
+from sordino.codec.serialization import nearest, read
 from sordino.errors import ConfigError
 
 GROUP = "sordino.parts"

@@ -160,8 +160,7 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
 
 def names_silos(name: str, options: Mapping[str, Any]) -> bool:
     """Whether the natural clients of a data set have names: a column of a table, files, or hospitals."""
-    own = name in TABLES and bool(options.get("groups") or options.get("files"))
-    return name == "heart_disease" or own
+    return name == "heart_disease" or (name in TABLES and bool(options.get("groups") or options.get("files")))
 
 
 def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
@@ -170,7 +169,9 @@ def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
     For own tables the names and headers of existing files are read; what a run would refuse by them is refused.
     """
     if name in TABLES:
-        return tables.preview({key: value for key, value in options.items() if key != "test" or not _counts(value)})
+        return tables.preview(
+            {key: value for key, value in options.items() if key != "test" or isinstance(value, str | Path)}
+        )
     return TablePreview(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else (), ())
 
 
@@ -188,10 +189,6 @@ def declared_values(name: str, options: Mapping[str, Any], *, labels: bool) -> t
     return ()
 
 
-def _counts(test: Any) -> bool:
-    return not isinstance(test, str | Path)
-
-
 def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
     """Name of the public test records, and who declares them public: the publisher, or the user for own files."""
     name = _ALIASES.get(name, name)
@@ -202,8 +199,8 @@ def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(options.get("test"), str | Path):
         return f"rows of {Path(options['test']).name}", "the configuration: test names the file"
     if "public_test_fraction" in options:
-        how = f"public_test_fraction = {options['public_test_fraction']}"
-        return f"test rows of {file}", f"the configuration: {how}"
+        share = options["public_test_fraction"]
+        return f"test rows of {file}", f"the configuration: public_test_fraction = {share}"
     return f"test rows of {file}", "the data: they are called test_x and test_y"
 
 

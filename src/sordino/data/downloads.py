@@ -55,17 +55,12 @@ def find(source: Source) -> Path | None:
     candidates = [folder / (source.path + ending) for folder in folders for ending in ("", ".gz")]
     if source.unpacked:
         bare = source.path.removesuffix(".gz")
-        names = (bare, bare.replace("-idx", ".idx"), *_torchvision(bare))
+        place, _, name = bare.partition("/")
+        known = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # where torchvision keeps these two sets
+        names = (bare, bare.replace("-idx", ".idx"), *([f"{known[place]}/raw/{name}"] if place in known else []))
         candidates += [folder / name for folder in folders for name in names]
         candidates.append(SYSTEM / source.path.replace("_", "-"))
     return next((path for path in candidates if path.is_file()), None)
-
-
-def _torchvision(path: str) -> tuple[str, ...]:
-    """Where torchvision keeps a file of these two sets, below its root."""
-    folder, _, name = path.partition("/")
-    known = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
-    return (f"{known[folder]}/raw/{name}",) if folder in known else ()
 
 
 def read(source: Source) -> bytes:
@@ -110,19 +105,6 @@ def _download(source: Source) -> Path:
         needed = f"the file {source.path} with {source.digest}"
         raise DataError(found, needed, source.advice or "set SORDINO_DATA to a folder that holds it")
     target = cache_folder() / source.path
-    part = _temporary(target)
-    try:
-        _fetch(source, part)
-        _verify(
-            source, part.read_bytes(), f"a download of {source.url}", "try again; if it persists the source has changed"
-        )
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-    return target
-
-
-def _temporary(target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=target.name + ".", suffix=".part", dir=target.parent)
@@ -130,7 +112,14 @@ def _temporary(target: Path) -> Path:
         found = f"a cache that cannot be written ({error})"
         raise DataError(found, "a writable folder", "set SORDINO_CACHE") from error
     os.close(handle)
-    return Path(name)
+    part, fix = Path(name), "try again; if it persists the source has changed"
+    try:
+        _fetch(source, part)
+        _verify(source, part.read_bytes(), f"a download of {source.url}", fix)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
 
 
 def _fetch(source: Source, part: Path) -> None:

@@ -145,7 +145,11 @@ class TextTable:
 def read_table(path: Path) -> TextTable:
     """All rows of a .csv or .parquet file whose columns have names."""
     if path.suffix in PARQUET:
-        return _read_parquet(path)
+        # All rows, every value as the text that represents it exactly
+        table, names = _open_parquet(path, "read_table")
+        header = _unique_names(path, names)
+        columns = [_tokens(path, name, table.column(place)) for place, name in enumerate(header)]
+        return TextTable(path, header, list(zip(*columns, strict=True)))
     try:
         text = regular_file(path).read_text("utf-8-sig")
     except (OSError, ValueError, MemoryError) as error:
@@ -195,14 +199,6 @@ def _unique_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
 
 
 # ---- parquet ---------------------------------------------------------------------------------------------------------
-
-
-def _read_parquet(path: Path) -> TextTable:
-    """All rows, every value as the text that represents it exactly."""
-    table, names = _open_parquet(path, "read_table")
-    header = _unique_names(path, names)
-    columns = [_tokens(path, name, table.column(place)) for place, name in enumerate(header)]
-    return TextTable(path, header, list(zip(*columns, strict=True)))
 
 
 def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:

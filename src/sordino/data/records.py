@@ -133,7 +133,14 @@ def check_dataset(data: Dataset) -> Dataset:
 
 def _checked(x: Array, y: Array, groups: Ints | None, classes: int | None, part: str) -> tuple[Array, Array]:
     """x and y in their final types: matching lengths, labels in range, finite. `part` is "" or "test_"."""
-    _check_shapes(x, y, groups, part)
+    if x.ndim < 2 or y.ndim != 1:
+        raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
+    lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
+        raise DataError(found, "the same number in each")
+    if not len(y):
+        raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
     x, y = _features(x, part + "x"), _targets(y, classes, part + "y")
     _check_finite(part + "x", x)
     _check_finite(part + "y", y)
@@ -173,17 +180,6 @@ def _float32(values: Array, label: str) -> Array:
         raise DataError(f"{label} of type {values.dtype}", "real numbers")
     with np.errstate(over="ignore"):
         return values.astype(np.float32, copy=False)
-
-
-def _check_shapes(x: Array, y: Array, groups: Ints | None, part: str) -> None:
-    if x.ndim < 2 or y.ndim != 1:
-        raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
-    lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
-        raise DataError(found, "the same number in each")
-    if not len(y):
-        raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
 
 
 def _check_finite(label: str, values: Array) -> None:

@@ -171,7 +171,10 @@ def femnist_leaf(*, path: str | Path | None = None, writers: int | None = None, 
     LEAF draws its split itself and publishes no sum, so what is checked is the content: 784 numbers from 0 to 1 in
     each image, labels below 62, test writers that have training images too. White is 1.
     """
-    folder = _folder(path)
+    named = leaf_folder() if path is None else Path(path).expanduser()
+    folder = named or cache_folder() / FOLDER
+    if named is None or not (folder / "train").is_dir() or not (folder / "test").is_dir():
+        raise DataError(f"no LEAF FEMNIST in {folder}", "its folders train and test", HOW.format(folder=folder))
     train = {name: (x, y) for name, x, y in _users(folder / "train") if len(y) >= least}
     chosen = sorted(train)[:writers]
     test = {name: (x, y) for name, x, y in _users(folder / "test") if name in set(chosen)}
@@ -188,14 +191,6 @@ def leaf_folder() -> Path | None:
     named = os.environ.get("SORDINO_DATA")
     folders = [*([Path(named).expanduser()] if named else []), cache_folder()]
     return next((folder / FOLDER for folder in folders if (folder / FOLDER / "train").is_dir()), None)
-
-
-def _folder(path: str | Path | None) -> Path:
-    found = leaf_folder() if path is None else Path(path).expanduser()
-    if found is None or not (found / "train").is_dir() or not (found / "test").is_dir():
-        folder = found or cache_folder() / FOLDER
-        raise DataError(f"no LEAF FEMNIST in {folder}", "its folders train and test", HOW.format(folder=folder))
-    return found
 
 
 def _users(folder: Path) -> Iterator[User]:

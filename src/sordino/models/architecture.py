@@ -44,22 +44,18 @@ def build_seeded(spec: Architecture, shape: Shape, outputs: int, seed: int) -> n
     Initial weights are public, so a plain torch generator serves; it reads the low 32 bits of `seed`.
     """
     if spec.weighed:
-        _check_size(spec, shape, outputs)
+        # Refuse a net of too many parameters, counted on the meta device, which allocates nothing
+        name = type(spec).__name__
+        try:
+            with torch.device("meta"):
+                count = sum(parameter.numel() for parameter in spec.build(shape, outputs).parameters())
+        except RuntimeError as error:  # a shape beyond 64 bits
+            raise ConfigError(f"{name} for records of shape {list(shape)} ({error})", "a smaller net") from None
+        if count > LARGEST:
+            raise ConfigError(f"{name} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         return spec.build(shape, outputs)
-
-
-def _check_size(spec: Architecture, shape: Shape, outputs: int) -> None:
-    """Refuse a net of too many parameters, counted on the meta device, which allocates nothing."""
-    name = type(spec).__name__
-    try:
-        with torch.device("meta"):
-            count = sum(parameter.numel() for parameter in spec.build(shape, outputs).parameters())
-    except RuntimeError as error:  # a shape beyond 64 bits
-        raise ConfigError(f"{name} for records of shape {list(shape)} ({error})", "a smaller net") from None
-    if count > LARGEST:
-        raise ConfigError(f"{name} of {count:,} parameters", f"at most {LARGEST:,}", "make its layers narrower")
 
 
 Build = Callable[..., nn.Module]  # (shape of one record, how many outputs, **options) -> a module

@@ -77,7 +77,10 @@ class Checkpoint:
         try:
             said = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
             named = safetensors.torch.load(data)
-            parts = [_of(named, side) for side in ("memory.", "public_state.", "secret_state.")]
+            parts = [
+                {name.removeprefix(side): held for name, held in named.items() if name.startswith(side)}
+                for side in ("memory.", "public_state.", "secret_state.")
+            ]
             marks = [PrefixHash(*said[name]) for name in ("history", "engine")]
             found = cls(State(said["t"], *parts), said["head"], *marks)
             whole = type(found.state.t) is int and found.sha256 == said["sha256"]
@@ -110,10 +113,6 @@ class Checkpoint:
             raise _disagrees(f"is of round {t}, and later rounds were charged and saved after it")
 
 
-def _of(named: dict[str, Tensor], side: str) -> dict[str, Tensor]:
-    return {name.removeprefix(side): tensor for name, tensor in named.items() if name.startswith(side)}
-
-
 def _disagrees(what: str) -> CertificateError:
     return CertificateError("checkpoint", f"the checkpoint {what}")
 
@@ -133,21 +132,16 @@ def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
         except TornError as error:
             why = f"is damaged ({error})"
     if (folder / BEFORE).exists():
-        return _fallback(folder, log, why), why
+        try:
+            older = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
+        except TornError as error:
+            what = f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
+            raise CertificateError("checkpoint", what) from None
+        older.check(log, fallback=True)
+        return older, why
     if why != "is missing" or any(charge.round > 1 for charge in log.charges):
         raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start anew")
     return None, ""
-
-
-def _fallback(folder: Path, log: ChargeLog, why: str) -> Checkpoint:
-    try:
-        found = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
-    except TornError as error:
-        raise CertificateError(
-            "checkpoint", f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
-        ) from None
-    found.check(log, fallback=True)
-    return found
 
 
 _WORDS = "what module and loss say of a made-up record, so one of them is another"

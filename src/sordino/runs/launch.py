@@ -95,18 +95,14 @@ def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
 def rendezvous_folder() -> Iterator[Path]:
     """A folder for the time of a run. Those of watchers that were killed go first: nobody holds their lock."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
-        _clear(left)
+        # Remove the folder, if its watcher is gone and it is ours
+        with suppress(OSError), open(left, "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name, open(Path(name) / "making", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.rename(Path(name) / "making", Path(name) / LOCK)  # under this name it is locked from the first moment
         yield Path(name)
-
-
-def _clear(lock: Path) -> None:
-    """Remove the folder, if its watcher is gone and it is ours."""
-    with suppress(OSError), open(lock, "rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(lock.parent)
 
 
 def _environment(folder: Path, rank: int, workers: int, threads: int) -> dict[str, str]:

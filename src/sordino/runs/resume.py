@@ -30,7 +30,12 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
     folder = RunFolder.open(path, config)
     with folder.locked():
         held = folder.contents()
-        _check_given(path, held.config, config)
+        # A task that was made in Python must be of the same kind as the one before; its data are compared apart
+        kept, given = held.config.task.model, config.task.model
+        differ = kept.differs(given) if isinstance(kept, InMemoryModel) and isinstance(given, InMemoryModel) else []
+        if differ:
+            found = f"another task than {path} was started with: {', '.join(differ)}"
+            raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
         _check_same(folder, held.header, config, task)
         if (path / "certificate.json").exists():
             folder.certify()
@@ -49,15 +54,6 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         writer = RunWriter.after(folder, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
         yield writer, RunStart(writer, state, lines, refused=folder.refusal(held), notes=tuple(notes))
-
-
-def _check_given(path: Path, before: Config, now: Config) -> None:
-    """A task that was made in Python must be of the same kind as the one before; its data are compared apart."""
-    kept, given = before.task.model, now.task.model
-    differ = kept.differs(given) if isinstance(kept, InMemoryModel) and isinstance(given, InMemoryModel) else []
-    if differ:
-        found = f"another task than {path} was started with: {', '.join(differ)}"
-        raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
 
 
 def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -> None:
