@@ -203,7 +203,19 @@ class Task:
         y = y if y.is_floating_point() else torch.zeros_like(y)
         refusal = self.program.refusal()
         try:
-            self._check_shapes(x, y)
+            # Model, loss and labels fit each other; x and y are made up
+            records, outputs = self.clients.records, trial_outputs(self.model, x)
+            tokens = self.losses.targets == "token"
+            scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
+            classes = self.losses.classes(scores)
+            parts = ((records, "the clients' data"), (self.test, "the test data"), (self.public, "the public data"))
+            for part, name in parts:
+                if classes and part is not None and not part.lazy:
+                    check_labels(part.y.masked_fill(part.y == IGNORED, 0) if tokens else part.y, classes, name)
+            name = f"loss {self.losses.kind!r}" if self.losses.kind else "a loss"
+            check_losses(self.losses, outputs, y, name)
+            if self.losses.has_slope and not keeps_apart(self.losses):
+                check_slope(self.losses, outputs, y, name)
         except DataError:
             raise
         except Exception:
@@ -211,21 +223,6 @@ class Task:
                 raise
         if refusal is not None:
             raise refusal
-
-    def _check_shapes(self, x: Tensor, y: Tensor) -> None:
-        """Model, loss and labels fit each other; x and y are made up."""
-        records, outputs = self.clients.records, trial_outputs(self.model, x)
-        tokens = self.losses.targets == "token"
-        scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
-        classes = self.losses.classes(scores)
-        parts = ((records, "the clients' data"), (self.test, "the test data"), (self.public, "the public data"))
-        for part, name in parts:
-            if classes and part is not None and not part.lazy:
-                check_labels(part.y.masked_fill(part.y == IGNORED, 0) if tokens else part.y, classes, name)
-        name = f"loss {self.losses.kind!r}" if self.losses.kind else "a loss"
-        check_losses(self.losses, outputs, y, name)
-        if self.losses.has_slope and not keeps_apart(self.losses):
-            check_slope(self.losses, outputs, y, name)
 
     @property
     def program(self) -> Program:

@@ -120,11 +120,8 @@ def _bound(bound: Bound | AlreadyPrivate) -> str:
 
     if isinstance(bound, AlreadyPrivate):
         return f"private already, per {bound.unit}"
-    return (
-        f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the clip norm"
-        if bound.finite
-        else "none"
-    )
+    words = f"L{bound.norm} norm of one {bound.unit}'s message at most 1, in units of the clip norm"
+    return words if bound.finite else "none"
 
 
 def forecast_text(found: dict[str, Any]) -> str:
@@ -174,7 +171,6 @@ def _adversary_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _adversary_text(line: dict[str, Any]) -> list[str]:
-
     told = line.get("by_participations")
     first = f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}"
     return [first, *([f"    {in_words(told)}"] if told else [])]
@@ -183,7 +179,6 @@ def _adversary_text(line: dict[str, Any]) -> list[str]:
 def _epsilon(line: dict[str, Any]) -> str:
     if line["epsilon"] is None:
         return f"{'no guarantee':<32}"
-
     return f"epsilon {upto(line['epsilon'], 4):<9} delta {upto(line['delta']):<8}"
 
 
@@ -204,16 +199,9 @@ def epsilon(
     from sordino.cli import calculator
 
     question = calculator.Question(
-        sampler=sampler,
-        population=population,
-        cohort=cohort,
-        rounds=rounds,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        mechanism=mechanism,
-        epsilon0=epsilon0,
-        cap=cap,
-    )
+        sampler=sampler, population=population, cohort=cohort, rounds=rounds, noise_multiplier=noise_multiplier,
+        delta=delta, mechanism=mechanism, epsilon0=epsilon0, cap=cap,
+    )  # fmt: skip
     found = calculator.answer(question)
     say(as_json, found, calculator.text(found))
 

@@ -109,16 +109,14 @@ def array(
     """A numpy array of this shape (None: any length); kind "f": finite float64, "i": whole numbers in [low, high)."""
     import numpy as np
 
-    words = f"a numpy array of shape {shape} of " + (
-        "finite float64" if kind == "f" else f"whole numbers from {low} to {high - 1}"
-    )
+    what = "finite float64" if kind == "f" else f"whole numbers from {low} to {high - 1}"
     fits = isinstance(found, np.ndarray) and found.ndim == len(shape)
     fits = fits and all(want in (None, have) for have, want in zip(found.shape, shape, strict=True))
     if fits and kind == "f":
         fits = found.dtype == np.float64 and bool(np.isfinite(found).all())
     elif fits:
         fits = found.dtype.kind in "iu" and (found.size == 0 or (found.min() >= low and found.max() < high))
-    return "" if fits else words
+    return "" if fits else f"a numpy array of shape {shape} of {what}"
 
 
 def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = False) -> str:
@@ -140,11 +138,8 @@ def number(found: Any, low: float, *, above: bool = False) -> str:
 
     real = isinstance(found, numbers.Real) and not isinstance(found, bool)
     sound = real and math.isfinite(float(found)) and float(found) >= low
-    return (
-        ""
-        if sound and not (above and found == low)
-        else f"a finite number {'above' if above else 'of at least'} {low:g}"
-    )
+    words = f"a finite number {'above' if above else 'of at least'} {low:g}"
+    return "" if sound and not (above and found == low) else words
 
 
 def of_type(*types: type) -> Check:

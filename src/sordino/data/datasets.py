@@ -151,7 +151,17 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
     name = _ALIASES.get(name, name)
     if name not in _SETS:
         raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
-    _check_options(name, _SETS[name], options)
+    parameters = inspect.signature(_SETS[name].read).parameters
+    known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
+    if "test" in options and "test" not in parameters:
+        raise ConfigError(f"test = {options['test']!r} of data set {name}", "how many of its test records to keep")
+    unknown = next((option for option in options if option not in known), None)
+    if unknown is not None:
+        found = f"unknown option {unknown!r} of data set {name}"
+        raise ConfigError(found, "one of " + ", ".join(known), nearest(unknown, known))
+    for option, parameter in parameters.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise ConfigError(f"data set {name} without {option}", f"the option {option}")
     if validation and name in arrays.NAMES:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
         raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
@@ -202,18 +212,3 @@ def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
         share = options["public_test_fraction"]
         return f"test rows of {file}", f"the configuration: public_test_fraction = {share}"
     return f"test rows of {file}", "the data: they are called test_x and test_y"
-
-
-def _check_options(name: str, entry: _Entry, options: dict[str, Any]) -> None:
-    """Refuse unknown options and missing required ones."""
-    parameters = inspect.signature(entry.read).parameters
-    known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
-    if "test" in options and "test" not in parameters:
-        raise ConfigError(f"test = {options['test']!r} of data set {name}", "how many of its test records to keep")
-    unknown = next((option for option in options if option not in known), None)
-    if unknown is not None:
-        found = f"unknown option {unknown!r} of data set {name}"
-        raise ConfigError(found, "one of " + ", ".join(known), nearest(unknown, known))
-    for option, parameter in parameters.items():
-        if parameter.default is parameter.empty and option not in options:
-            raise ConfigError(f"data set {name} without {option}", f"the option {option}")

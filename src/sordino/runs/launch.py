@@ -116,13 +116,9 @@ def _environment(folder: Path, rank: int, workers: int, threads: int) -> dict[st
 
 def _start(command: Sequence[str], rank: int, environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
     with open(folder / f"said.{rank}", "wb") as said:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            stdin=subprocess.PIPE,  # never written to: its end tells a rank that its watcher is gone
-            stdout=None if rank == 0 else subprocess.DEVNULL,
-            stderr=said,
-        )
+        own, out = [sys.executable, *command], None if rank == 0 else subprocess.DEVNULL
+        # stdin is never written to: its end tells a rank that its watcher is gone
+        return subprocess.Popen(own, env=environment, stdin=subprocess.PIPE, stdout=out, stderr=said)
 
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:

@@ -166,7 +166,16 @@ def _unusable(path: Path, error: OSError | StorageError) -> ConfigError:
 def _beside(path: Path) -> Iterator[Path]:
     """A folder under another name, locked while it is built (and after it is moved), removed if building fails."""
     for left in path.parent.glob(f".{path.name}.*{durable_files.PARTIAL}"):
-        _clear(left)
+        # Remove what a killed run left of a folder that was never moved to its place; one being built is locked
+        with suppress(OSError):
+            lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(lock)
+        if left.is_dir() and not (left / "checkpoint").exists():
+            shutil.rmtree(left, ignore_errors=True)
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}{durable_files.PARTIAL}")
     try:
         try:
@@ -180,19 +189,6 @@ def _beside(path: Path) -> Iterator[Path]:
     except (Exception, KeyboardInterrupt):
         shutil.rmtree(made, ignore_errors=True)
         raise
-
-
-def _clear(left: Path) -> None:
-    """Remove what a killed run left of a folder that was never moved to its place; one being built is locked."""
-    with suppress(OSError):
-        lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left)
-        finally:
-            os.close(lock)
-    if left.is_dir() and not (left / "checkpoint").exists():
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _fill(made: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...], run: str) -> Header:
