@@ -21,7 +21,9 @@ import tomli_w
 from sordino.codec.part import DEEPEST, Part, check_part, join
 from sordino.errors import ConfigError, brief_repr
 
-P, R, T = ParamSpec("P"), TypeVar("R"), TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
