@@ -67,11 +67,7 @@ def run(
     flower = started.engine == "flower"
     if flower:
         config.check_alone()
-        given = {"--sign": sign, "--device": device != "cpu", "--threads": threads != 1}
-        refused = next((option for option, value in given.items() if value), None)
-        if refused is not None:  # over Flower the server's process and every silo have settings of their own
-            found = f"{refused} with --engine flower"
-            raise ConfigError(found, "an option that every silo's process takes", f"drop {refused}")
+        _refuse_for_flower({"--sign": sign, "--device": device != "cpu", "--threads": threads != 1})
         from sordino.federation.local_federation import run_locally
     chosen = None if flower else engine_named(started.engine, threads=threads, timeout=timeout, device=device)
     leads = chosen is None or chosen.leads
@@ -95,13 +91,20 @@ def run(
     say(as_json, result(done), said)
 
 
+def _refuse_for_flower(given: dict[str, Any]) -> None:
+    """Options of a run in this process: over Flower the server's process and every silo have settings of their own."""
+    refused = next((option for option, value in given.items() if value), None)
+    if refused is not None:
+        found = f"{refused} with --engine flower"
+        raise ConfigError(found, "an option that every silo's process takes", f"drop {refused}")
+
+
 def track_folder(out: Path) -> Path:
     """Where trackers that keep files write: beside the run."""
     return out.with_name(f"{out.name}.track")
 
 
 def _open_trackers(kinds: list[str], config: Config, out: Path, held: ExitStack) -> list[Tracker]:
-    """The trackers that the command names, open as long as `held` is."""
     from sordino.report.trackers import Tracker
 
     folder, noise = track_folder(out), config.privacy.noise

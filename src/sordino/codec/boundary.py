@@ -69,7 +69,6 @@ def _name(error: BaseException, method: str, origin: Callable[[], str]) -> None:
 
 
 def _ours(error: BaseException) -> bool:
-    """Whether an exception is one of Sordino's own."""
     return isinstance(error, SordinoError) or type(error).__module__.startswith("sordino.")
 
 

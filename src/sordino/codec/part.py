@@ -131,7 +131,6 @@ def _ours(cls: type[Part]) -> bool:
 
 
 def _called(cls: type[Part]) -> str:
-    """Description of a part's class for errors."""
     return f"part {cls.kind or cls.__name__!r} ({family_of(cls).__name__} of {package_of(cls.__module__)[0]})"
 
 

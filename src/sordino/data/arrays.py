@@ -66,7 +66,6 @@ def _open_npy(path: Path) -> Array:
 
 
 def _check_memmap(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
-    """Shapes and types, which are known without reading."""
     x, y, offsets = arrays["x"], arrays["y"], arrays["clients"]
     if x.ndim < 2 or y.ndim != 1:
         raise DataError(f"x of shape {x.shape} and y of shape {y.shape} in {folder}", "x [n, ...] and y [n]")

@@ -170,7 +170,6 @@ def _tables(part: Any, where: str, keys: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _listed(part: Mapping[str, Any], where: str, lists: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The configuration with lists at those places."""
     inside = {key: _listed(value, f"{where}{key}.", lists) for key, value in part.items() if isinstance(value, Mapping)}
     return {**part, **inside, **{key: lists[where + key] for key in part if where + key in lists}}
 

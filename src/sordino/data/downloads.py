@@ -93,7 +93,6 @@ def _verify(source: Source, content: bytes, where: str, fix: str) -> None:
 
 
 def _sum(like: str, content: bytes) -> str:
-    """Checksum of a content, of the same kind as `like`."""
     kind = like.partition(":")[0]
     return f"{kind}:{hashlib.new(kind, content, usedforsecurity=False).hexdigest()}"
 

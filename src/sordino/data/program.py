@@ -305,7 +305,6 @@ class Program:
         return found if found.reason is None else None
 
     def _scores(self) -> tuple[Tensor, Tensor]:
-        """Empty tensors of the shapes of outputs and targets."""
         model = self.running().eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = model(self.sample(2)[0])

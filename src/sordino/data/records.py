@@ -183,7 +183,6 @@ def _float32(values: Array, label: str) -> Array:
 
 
 def _check_finite(label: str, values: Array) -> None:
-    """Refuse NaN and infinite values: how many, and where the first is."""
     if not np.issubdtype(values.dtype, np.floating):
         return
     finite = np.isfinite(values)

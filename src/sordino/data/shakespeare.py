@@ -194,7 +194,6 @@ def leaf_folder() -> Path | None:
 
 
 def _users(folder: Path) -> Iterator[User]:
-    """All users of a folder's files."""
     for file in sorted(folder.glob("*.json")):
         try:
             held: Any = json.loads(file.read_bytes())

@@ -291,7 +291,6 @@ class FlowerTransport:
             raise EngineError(f"a SuperLink that does not answer ({error})", "", "start it, and resume") from None
 
     def _send(self, pending: PendingMessages, deadline: float) -> None:
-        """Send what is due to the silos that are online."""
         ttl, now = deadline - time.time(), time.monotonic()
         if ttl < LEAST or now < pending.last_poll + ONLINE_PULSE:
             return

@@ -290,13 +290,11 @@ def _check(spec: Architecture, shape: Shape, outputs: int) -> None:
 
 
 def _flat(spec: Architecture, shape: Shape, outputs: int) -> int:
-    """Entries of one record."""
     _check(spec, shape, outputs)
     return math.prod(shape)
 
 
 def _image(spec: Architecture, shape: Shape, outputs: int, least: int) -> tuple[int, int, int]:
-    """Channels, height and width of one record."""
     _check(spec, shape, outputs)
     if len(shape) != 3 or min(shape[1:]) < least:
         found = f"records of shape {list(shape)} for {_name(spec)}"

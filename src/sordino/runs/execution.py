@@ -110,7 +110,6 @@ def _run_to_end(
     show: OnRound | None,
     key: Ed25519PrivateKey | None,
 ) -> Executed:
-    """Run the rounds that are left, then write model and certificate."""
     folder, plan, budget = writer.folder, config.plan, config.budget
     if budget is not None:  # what earlier rounds took of a client's budget stays taken
         budget = receipts.filter_after_charges(folder.path, plan, budget, writer.log, engine.deployed)

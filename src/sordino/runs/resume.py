@@ -45,11 +45,8 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         history, engine = (_bound(folder, name, last) for name in (HISTORY, ENGINE))
         notes = _other_versions(engine)
         if last is not None and why:
-            notes.insert(
-                0,
-                f"checkpoint/{checkpoint.STATE} {why}; the run goes on from the one before it, after round "
-                f"{last.state.t}, and what is run again is charged again",
-            )
+            back = f"the run goes on from the one before it, after round {last.state.t}"
+            notes.insert(0, f"checkpoint/{checkpoint.STATE} {why}; {back}, and what is run again is charged again")
         _repair(folder, held, len(history), len(engine), why)
         writer = RunWriter.after(folder, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
