@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from sordino import lazy
 
 if TYPE_CHECKING:
-    from sordino.dpsgd.clipped_gradient import ClippedGradient as ClippedGradient
+    from sordino.dpsgd.batch_independence import refuse_mixing as refuse_mixing
     from sordino.dpsgd.clipped_sum import Clipped as Clipped
+    from sordino.dpsgd.clipped_sum import ClippedGradient as ClippedGradient
     from sordino.dpsgd.clipped_sum import Recorder as Recorder
     from sordino.dpsgd.loader import PrivateLoader as PrivateLoader
-    from sordino.dpsgd.mixing_layers import refuse_mixing as refuse_mixing
     from sordino.dpsgd.optimizer import PrivateOptimizer as PrivateOptimizer
     from sordino.dpsgd.private_loop import make_private as make_private
 

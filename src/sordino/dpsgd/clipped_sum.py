@@ -1,4 +1,4 @@
-"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||), and the recorder of ordinary backward passes.
+"""Clipped sum of per-record gradients, sum_j g_j min(1, C / ||g_j||): of recorded pieces, of passes, of any module.
 
 One norm over all parameters. Fast norms decide for almost every record; a record whose fast norm cannot be trusted
 (huge, not finite, or cancelled in float32 by more than the slack) is materialised and measured again on its own.
@@ -7,15 +7,18 @@ A record whose gradient is not finite counts as zero; its norm stays visible as 
     with Recorder(model) as recorder:
         losses(model(x), y).mean().backward()
         clipped = recorder.clipped_sum(clip_norm=1.0, scale=len(x))        # scale undoes the mean
+
+`ClippedGradient` is the engines' DP-SGD path: any module, any loss with one value per record, one backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
@@ -23,11 +26,11 @@ from torch.utils.hooks import RemovableHandle
 
 from sordino import codec
 from sordino.accounting.bounds import Norm
-from sordino.dpsgd.mixing_layers import refuse_mixing
+from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixing_error, refuse_mixing
 from sordino.dpsgd.pieces import ROOM, Piece, sums_in, wide
 from sordino.dpsgd.rule_table import run_by_rules, sites
-from sordino.dpsgd.tape import Tape
-from sordino.errors import ConfigError, PlanError
+from sordino.dpsgd.tape import Tape, UnrecordableError, first_length
+from sordino.errors import ConfigError, DataError, PlanError
 from sordino.kernels.allocator import tune
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
 
@@ -57,9 +60,8 @@ def clipped_sum(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """sum_j scale g_j min(1, C / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
     if not clip_norm > 0:
-        raise ConfigError(
-            f"clip_norm {clip_norm}", "a positive number", "use a clip norm near the typical gradient norm"
-        )
+        fix = "use a clip norm near the typical gradient norm"
+        raise ConfigError(f"clip_norm {clip_norm}", "a positive number", fix)
     if not batch:
         return {name: torch.zeros_like(p) for name, p in named.items()}, torch.zeros(0, dtype=torch.float64)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -165,10 +167,8 @@ class Recorder:
         self.clear()
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
-        first = next((x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), None)
-        self.tape.begin(0 if first is None else len(first))
+        if torch.is_grad_enabled():
+            self.tape.begin(first_length(args, kwargs))
 
     def _verify(self, module: nn.Module, args: Any, output: Any) -> None:
         """On the first batch of two or more: the first and last record's output must depend on no other record."""
@@ -189,12 +189,9 @@ class Recorder:
     def clipped_sum(self, clip_norm: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
         """sum_j scale g_j min(1, C / ||scale g_j||) after the backward pass; `scale` is b for a mean, 1 for a sum."""
         if self.outside and self.tape.batch:
-            raise PlanError(
-                "per-record",
-                f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start",
-                "every use inside a recorded layer",
-                "call the layer itself, or pass whole=True to run the model record by record",
-            )
+            found = f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start"
+            fix = "call the layer itself, or pass whole=True to run the model record by record"
+            raise PlanError("per-record", found, "every use inside a recorded layer", fix)
         pieces = self.tape.pieces() if self.tape.batch else {}
         self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
         total, norms = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale, norm, mask)
@@ -210,3 +207,124 @@ def note_gradient(parameter: nn.Parameter, outside: set[str], name: str) -> Remo
 
     handle: RemovableHandle = parameter.register_hook(note)  # type: ignore[no-untyped-call]
     return handle
+
+
+Losses = Callable[[Any, Tensor], Tensor]  # (outputs, targets) -> one loss per record [b]
+
+
+class ClippedGradient:
+    """Clipped sums of a model's per-record gradients.
+
+    Layers go by their own rules where the records can be told apart in every layer; a model that uses a parameter
+    outside its layer, or a layer without records, is run whole, each record with its own copy of the parameters.
+    A model or a loss that mixes records is refused: at the first batch, or in a later one chosen at random by `rng`.
+    `proved` says that no record can reach another in model and loss, by their operations: then no check is needed.
+    """
+
+    def __init__(
+        self, model: nn.Module, losses: Losses, rng: np.random.Generator | None = None, proved: bool = False
+    ) -> None:
+        self.model = model
+        self.losses = losses
+        self.checks, self.proved = IndependenceChecks(model, self._passing, rng), proved
+        self.asked = False  # whether the next batch is checked, whatever the random numbers say
+        self.recorder = Recorder(model, verify=False)
+        self.whole = False
+        self.trusted = False  # whether a batch has shown that the records are kept apart
+        self.recheck = False  # whether the gradients of the next pass are checked again
+        self.channels_last = True  # until a model turns out to need the usual order
+
+    def sum(self, x: Any, y: Tensor, clip_norm: float, mask: Tensor | None = None, norm: Norm = 2) -> Clipped:
+        """The clipped sum over the records of x (a tensor, or a tuple of the model's inputs) that `mask` keeps."""
+        inputs = x if isinstance(x, tuple) else (x,)
+        if mask is not None:  # masked records are left out of the forward pass; their norms and losses read zero
+            kept = mask.bool()
+            part = self.sum(tuple(item[kept] for item in inputs), y[kept], clip_norm, norm=norm)
+            norms, losses = part.norms.new_zeros(len(y)), part.losses.new_zeros(len(y))
+            norms[kept], losses[kept] = part.norms, part.losses
+            return Clipped(part.total, norms, losses)
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if named.keys() != self.recorder.named.keys() or any(p is not named[n] for n, p in self.recorder.named.items()):
+            self._restart()  # parameters were frozen or unfrozen
+        if not len(y):
+            total = {name: torch.zeros_like(p) for name, p in named.items()}
+            return Clipped(total, torch.zeros(0, dtype=torch.float64), torch.zeros(0))
+        try:
+            self._check(inputs, y)
+            return self._recorded(inputs, y, clip_norm, norm)
+        except UnrecordableError:
+            return self._run_whole(inputs, y, clip_norm, norm)
+
+    def _restart(self) -> None:
+        self.recorder, self.trusted = Recorder(self.model, self.whole, verify=False), False
+
+    def _recorded(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
+        with torch.enable_grad(), self.recorder as recorder:
+            losses = self._verified(inputs, y)
+            wanted = [recorder.tape.anchor, *recorder.named.values()]
+            slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+            if any(slope is not None for slope in slopes[1:]):
+                raise UnrecordableError("a parameter used outside the layer that owns it")
+            clipped = recorder.clipped_sum(clip_norm, norm=norm)
+        return Clipped(clipped.total, clipped.norms, losses.detach())
+
+    def _verified(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        """The losses; on the first batch of two or more, the first and the last must depend on no other record."""
+        losses = self._arranged(inputs, y)
+        if not self.trusted or self.recheck:
+            try:
+                self.recorder.tape.check_slices([losses], (0, len(losses) - 1))
+            except UnrecordableError:
+                if self.recheck:  # steps have been taken
+                    raise mixing_error() from None
+                raise
+            self.trusted, self.recheck = self.trusted or (len(y) > 1 and bool(losses.isfinite().all())), False
+        return losses
+
+    def _check(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        """At the first batch, and in some after it, a record alone is compared with the record among others."""
+        due = self.checks.due(len(y), max(len(y), 1)) or self.asked
+        if self.whole or self.proved or len(y) < 2:
+            return
+        batch = BatchPass(self._recorded_losses, (inputs, y), len(y))
+        if not self.trusted:
+            self.checks.start(batch)
+        elif due:
+            self.asked, self.recheck = False, self.checks.again(batch)
+
+    def _recorded_losses(self, pair: Any) -> Tensor:
+        with self.recorder:
+            return self._arranged(*pair)
+
+    def _passing(self, model: nn.Module) -> Callable[[Any], Tensor]:
+        """The losses of the model, or of a copy of it."""
+        return lambda pair: self.losses(model(*pair[0]), pair[1])
+
+    def _arranged(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        """The losses, images channels last unless the model's own `view` calls cannot read them so."""
+        self.recorder.tape.channels_last = self.channels_last
+        try:
+            return self._losses(inputs, y)
+        except RuntimeError as error:
+            if not self.channels_last or "view" not in str(error):
+                raise
+        self.channels_last = self.recorder.tape.channels_last = False
+        self.recorder.clear()
+        return self._losses(inputs, y)
+
+    def _losses(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        losses = self.losses(self.model(*inputs), y)
+        if losses.shape != (len(y),):
+            found = f"a loss of shape {list(losses.shape)} for {len(y)} records"
+            raise DataError(found, "one value per record", 'reduction="none"')
+        return losses
+
+    def _run_whole(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, norm: Norm) -> Clipped:
+        """From now on each record has its own copy of all parameters; a model that mixes records is refused."""
+        if self.whole:
+            raise mixing_error()
+        if len(y) > 1 and not self.proved:
+            self.checks.start(BatchPass(self._passing(self.model), (inputs, y), len(y)))
+        self.whole = True
+        self._restart()
+        return self._recorded(inputs, y, clip_norm, norm)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.mixing_layers import has_mixing_layer
+from sordino.dpsgd.batch_independence import has_mixing_layer
 from sordino.dpsgd.state_guard import StateGuard
 from sordino.engines.dense_clients import Copies
 from sordino.engines.winograd import accelerate

@@ -1,14 +1,20 @@
 """A user's module or loss as a graph of torch operations: captured on synthetic records, and read for independence.
 
-captured  a graph as a value; capture and export_capture make one of a module's forward, by torch.fx or torch.export:
-          no Python of the user's runs on private records any more
+captured  a graph as a value; capture makes one of a module's forward, by torch.fx or torch.export: no Python of the
+          user's runs on private records any more
 rules     (and operation_table) for each ATen operation, along which dimension the records of a batch lie in its output
 flow      reads a captured graph: does the output for a record depend on that record alone?
 tracing   the graphs of one module, one for each kind of arguments, and its grade
-grades    what is proved of the code that ran: the words that certificates and policies use
+
+Grades say what is proved of the code that runs on private records; certificates and policies use the same words:
+
+by construction          no record reaches another: read off the operations (`flow`)
+per record (vmap)        the graph has no state and no branch on data; it is run for each record by itself
+own code, trusted        no graph: the user's Python runs on the records, and the user vouches for it
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from sordino import lazy
 
@@ -17,13 +23,19 @@ if TYPE_CHECKING:
     from sordino.graph.captured import UntraceableError as UntraceableError
     from sordino.graph.flow import Layout as Layout
     from sordino.graph.flow import dependence as dependence
-    from sordino.graph.grades import BY_CONSTRUCTION as BY_CONSTRUCTION
-    from sordino.graph.grades import GRADES as GRADES
-    from sordino.graph.grades import PER_RECORD as PER_RECORD
-    from sordino.graph.grades import TRUSTED as TRUSTED
-    from sordino.graph.grades import Grade as Grade
-    from sordino.graph.grades import weakest as weakest
     from sordino.graph.tracing import Traced as Traced
     from sordino.graph.tracing import Tracing as Tracing
 
 __all__, __getattr__ = lazy.exports(__name__, __file__)
+__all__ += ["BY_CONSTRUCTION", "GRADES", "PER_RECORD", "TRUSTED", "Grade", "weakest"]
+
+Grade = Literal["by construction", "per record (vmap)", "own code, trusted"]
+BY_CONSTRUCTION: Grade = "by construction"
+PER_RECORD: Grade = "per record (vmap)"
+TRUSTED: Grade = "own code, trusted"
+GRADES: tuple[Grade, ...] = (BY_CONSTRUCTION, PER_RECORD, TRUSTED)
+
+
+def weakest(grades: Sequence[Grade]) -> Grade:
+    """The grade of what is made of several pieces of code."""
+    return max(grades, key=GRADES.index, default=BY_CONSTRUCTION)

@@ -1,12 +1,16 @@
-"""A captured graph as a value, and what capture, reading and execution share: flat arguments, synthetic batches.
+"""A captured graph as a value, the graph that torch.export makes, and what capture, reading and execution share.
 
 Imported by `capture`, `flow`, `tracing`, and by the code of dpsgd, data and task that runs graphs.
 """
 
 from __future__ import annotations
 
+import io
+import logging
+import operator
+import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,9 +23,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from sordino import codec
 
 Leaf = Callable[[nn.Module], bool]
-
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_LIBRARIES = ("torch", "_operator", "math")
 
 
 class UntraceableError(Exception):
@@ -77,9 +80,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class _Holder:
-    """What the code of a graph calls `self`."""
+    """What the code of a graph calls `self`: the user's model, and what runs the regions of a graph pass."""
 
     module: nn.Module
+    regions: Any = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,21 @@ def pinned() -> Iterator[None]:
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextmanager
+def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """While it lasts, these modules run by these functions; then by their own forward again."""
+    before = [vars(module).get("forward") for module, _ in forwards]
+    for module, forward in forwards:
+        vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        for (module, _), own in zip(forwards, before, strict=True):
+            del vars(module)["forward"]
+            if own is not None:
+                vars(module)["forward"] = own
 
 
 def torch_layer(module: nn.Module) -> bool:
@@ -165,9 +184,6 @@ def _acts(node: fx.Node) -> bool:
     return bool(schema.is_mutable) if schema is not None else name.split(".")[0].endswith("_") or name == "setitem"
 
 
-_LIBRARIES = ("torch", "_operator", "math")
-
-
 def _may_write(node: fx.Node, module: nn.Module) -> bool:
     """Whether a node may change a tensor that it is given: in place by its name, by `out`, or by a flag."""
     if node.op == "call_module":
@@ -175,3 +191,96 @@ def _may_write(node: fx.Node, module: nn.Module) -> bool:
         return any(getattr(part, "inplace", False) for part in layer.modules())
     flagged = "out" in node.kwargs or any(value is True for value in (*node.args, *node.kwargs.values()))
     return node.op in ("call_function", "call_method") and (flagged or _acts(node))
+
+
+def export_graph(
+    module: nn.Module, tensors: Sequence[Tensor], records: Sequence[bool], layers: dict[str, nn.Module]
+) -> fx.GraphModule:
+    """The graph of module(*tensors) for any number of records; calls of `layers` are single nodes."""
+    shapes = tuple(_dynamic(x, own) for x, own in zip(tensors, records, strict=True))
+    with _quiet():
+        program = torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False)
+        found = program.module(check_guards=False)
+        assert isinstance(found, fx.GraphModule)
+        _inline_no_grad(found)
+        found.graph.owning_module = None
+        calls: dict[Any, list[fx.Node]] = {}  # what one call of a layer computed is a call of that layer again
+        for node in found.graph.nodes:
+            key = layer_call(node, layers)
+            if key is not None:
+                calls.setdefault(key, []).append(node)
+        for (_, name), nodes in calls.items():
+            _replace_by_call(found.graph, name, nodes)
+        output = next(n for n in found.graph.nodes if n.op == "output")
+        output.args = (tuple(tree_flatten(output.args[0])[0]),)
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export warns of, and logs, what it cannot follow: the refusal says it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _inline_no_grad(flattened: fx.GraphModule) -> None:
+    """Regions under torch.no_grad() stand in the graph itself, between two switches."""
+    graph = flattened.graph
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") != "wrap_with_set_grad_enabled":
+            continue
+        enabled, inner, *taken = node.args
+        part = getattr(flattened, str(inner.target))
+        names = dict(zip((n for n in part.graph.nodes if n.op == "placeholder"), taken, strict=True))
+        with graph.inserting_before(node):
+            graph.call_function(torch._C._set_grad_enabled, (enabled,))
+            given = graph.graph_copy(part.graph, names)
+            graph.call_function(torch._C._set_grad_enabled, (not enabled,))
+        for user in list(node.users):
+            if user.target is not operator.getitem:
+                raise UntraceableError("a region without gradients whose answer is read as a whole")
+            user.replace_all_uses_with(given[user.args[1]])  # type: ignore[index]
+            graph.erase_node(user)
+        graph.erase_node(node)
+        graph.erase_node(inner)
+
+
+def _dynamic(x: Tensor, own: bool) -> Any:
+    if not own:
+        return None
+    dim = torch.export.Dim
+    free = dict.fromkeys(range(1, x.dim()), dim.AUTO) if not x.is_floating_point() else {}
+    return {0: dim.DYNAMIC, **free}
+
+
+def _replace_by_call(graph: fx.Graph, name: str, nodes: list[fx.Node]) -> None:
+    """One call in place of the nodes, where they took and gave one tensor; sizes a layer reads off its input itself."""
+    inside = set(nodes)
+    for node in nodes:  # a cast that changes nothing gives its input: what else reads that input reads it there
+        source = node.args[0] if node.args and str(node.target).startswith("aten.to.") else None
+        if isinstance(source, fx.Node) and source not in inside and _same_kind(node, source):
+            for user in [user for user in node.users if user not in inside]:
+                user.replace_input_with(node, source)
+    taken = {a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr"}
+    taken = {a for a in taken if not isinstance(a.meta.get("val"), int | torch.SymInt)}
+    given = [n for n in nodes if any(user not in inside for user in n.users)]
+    if len(taken) != 1 or len(given) != 1 or any(n.op != "call_function" for n in nodes):
+        return
+    with graph.inserting_before(given[0]):
+        call = graph.call_module(f"module.{name}", (taken.pop(),))
+    call.meta.update({name: given[0].meta.get(name) for name in ("val", "nn_module_stack")})
+    given[0].replace_all_uses_with(call)
+    for node in reversed(nodes):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _same_kind(first: fx.Node, second: fx.Node) -> bool:
+    a, b = first.meta.get("val"), second.meta.get("val")
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and (a.dtype, a.device) == (b.dtype, b.device)

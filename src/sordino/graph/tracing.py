@@ -1,12 +1,7 @@
 """The graphs of one module, one for each kind of arguments, and what each proves; used by dpsgd, engines and data.
 
-`Traced.grade` says what is proved of a module:
-
-    by construction          no record reaches another: read off the operations (`flow`)
-    per record (vmap)        the graph has no state and no branch on data; it is run for each record by itself
-    own code, trusted        no graph: the user's Python runs on the records, and the user vouches for it
-
-`chained` reads off a graph whether a model is a chain of layers, x -> layer -> layer -> scores.
+`Traced.grade` says what is proved of a module (grades: `sordino.graph`); `chained` reads off a graph whether a model is
+a chain of layers, x -> layer -> layer -> scores.
 """
 
 from __future__ import annotations
@@ -22,10 +17,10 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import TreeSpec
 
 from sordino import codec
+from sordino.graph import BY_CONSTRUCTION, PER_RECORD, Grade, weakest
 from sordino.graph.capture import RECORDS, answers, capture, close, differs, restored_state
 from sordino.graph.captured import Captured, Leaf, UntraceableError, flat, synthetic_batch, torch_layer
 from sordino.graph.flow import Layout, Reason, dependence
-from sordino.graph.grades import BY_CONSTRUCTION, PER_RECORD, Grade, weakest
 
 _CURVES: dict[Any, Callable[[], nn.Module]] = {
     **dict.fromkeys((torch.relu, F.relu, "relu"), nn.ReLU),
@@ -108,7 +103,10 @@ class Tracing:
         """The graph for arguments of this kind, whatever it does with records; `UntraceableError` if there is none."""
         key = self._key(args, kwargs, records)
         if key not in self.graphs:
-            self.graphs[key] = self._reused(args, kwargs, records) or self._captured(args, kwargs, records)
+            known = self._reused(args, kwargs, records)
+            if known is None and self.closed:
+                raise UntraceableError("records of a new shape after the module's own code has run on data")
+            self.graphs[key] = known or capture(self.module, args, kwargs, records, self.leaf)
         return self.graphs[key]
 
     def of(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Traced:
@@ -138,11 +136,6 @@ class Tracing:
     def grade(self) -> Grade:
         """The weakest of all graphs so far."""
         return weakest([traced.grade for traced in self.known.values()])
-
-    def _captured(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
-        if self.closed:
-            raise UntraceableError("records of a new shape after the module's own code has run on data")
-        return capture(self.module, args, kwargs, records, self.leaf)
 
     def _reused(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured | None:
         """A graph for other shapes that answers as the module does for these too."""

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sordino import codec
-from sordino.certificate import signature
+from sordino.certificate import certificate_file
 from sordino.certificate.earlier_runs import cost_of, of_certificate
 from sordino.codec import durable_files
 from sordino.codec.durable_files import SAFE
@@ -79,7 +79,7 @@ def execute(
         check(config.plan, task, engine)
         engine.prepare(config.plan, task, config.streams)
     check_run(config, task, engine)
-    key = None if sign is None else signature.private_key(sign)
+    key = None if sign is None else certificate_file.private_key(sign)
     with ExitStack() as held:
         if resume and path.exists():
             writer, start = held.enter_context(resumed(path, config, task))
@@ -92,9 +92,8 @@ def execute(
         if config.privacy.ledger is not None:
             prepares = start.state is None or not known(start.state)
             t = 0 if start.state is None else start.state.t
-            writer.admission = held.enter_context(
-                admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
-            )
+            admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
+            writer.admission = held.enter_context(admitted)
         done = _run_to_end(config, task, writer, start, engine, on_round, key)
         if writer.admission is not None and writer.admission.elsewhere:
             count = writer.admission.elsewhere
@@ -111,7 +110,6 @@ def _run_to_end(
     show: OnRound | None,
     key: Ed25519PrivateKey | None,
 ) -> Executed:
-    """Run the rounds that are left, then write model and certificate."""
     folder, plan, budget = writer.folder, config.plan, config.budget
     if budget is not None:  # what earlier rounds took of a client's budget stays taken
         budget = receipts.filter_after_charges(folder.path, plan, budget, writer.log, engine.deployed)
@@ -122,7 +120,7 @@ def _run_to_end(
     attach_lineage(model, config, before)
     if plan.prepare:
         write_preparations(folder.path, task, state)
-    made = writer.finish(model_bytes(model), None if key is None else partial(signature.sign, key=key))
+    made = writer.finish(model_bytes(model), None if key is None else partial(certificate_file.sign, key=key))
     register_lineage(model, task, (*before, of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")

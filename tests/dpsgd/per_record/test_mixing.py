@@ -13,8 +13,7 @@ from tests.dpsgd.per_record.oracle import classes
 from torch import Tensor, nn
 
 from sordino.dpsgd import ClippedGradient
-from sordino.dpsgd.batch_independence import IndependenceChecks
-from sordino.dpsgd.mixing_layers import keeps_records_apart
+from sordino.dpsgd.batch_independence import IndependenceChecks, keeps_records_apart
 from sordino.errors import PlanError
 from sordino.models import ARCHITECTURES, build_seeded
 

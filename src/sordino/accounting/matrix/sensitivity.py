@@ -88,9 +88,8 @@ class Patterns:
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.min_separation) < 1 or self.max_participations < 0:
-            found = (
-                f"{self.rounds} rounds, max_participations {self.max_participations}, separation {self.min_separation}"
-            )
+            most, apart = self.max_participations, self.min_separation
+            found = f"{self.rounds} rounds, max_participations {most}, separation {apart}"
             needed = "rounds and min_separation of at least 1, max_participations of at least 0"
             raise PlanError("correlated noise", found, needed)
 
@@ -100,19 +99,9 @@ class Patterns:
         return min(self.max_participations, 1 + (self.rounds - 1) // self.min_separation)
 
     @property
-    def whole_periods(self) -> bool:
-        """Whether a pattern may have every round of its period: more rounds never move C X by less."""
-        return self.periodic and self.max_participations >= 1 + (self.rounds - 1) // self.min_separation
-
-    @property
     def earliest(self) -> NDArray[np.int64]:
         """0, s, 2 s, ..., s = min_separation: the pattern that begins at once and never waits."""
         return np.arange(self.reachable, dtype=np.int64) * self.min_separation
-
-
-def is_decreasing(column: Floats) -> bool:
-    """Whether entries are nonnegative and never rise."""
-    return bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
 
 
 def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
@@ -125,12 +114,10 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     if patterns.reachable == 0:
         return 0.0
     column = np.trim_zeros(column[: patterns.rounds], "b")
-    if (
-        len(column) <= patterns.min_separation
-    ):  # no two overlap; later ones are cut off at the end and count for no more
+    if len(column) <= patterns.min_separation:  # no two overlap; later ones are cut off and count for no more
         left = np.minimum(patterns.rounds - patterns.earliest, len(column))
         return math.sqrt(float(np.cumsum(column**2)[left - 1].sum()))
-    if not is_decreasing(column):
+    if not (np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0)):
         return sensitivity_bound(_gram(column, patterns.rounds), patterns)
     whole, total = padded(column, patterns.rounds), np.zeros(patterns.rounds)
     for start in patterns.earliest:
@@ -155,12 +142,12 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
     if patterns.reachable == 0:
         return 0.0
     size, apart = np.abs(gram), patterns.min_separation
-    if patterns.whole_periods:
+    if patterns.periodic and patterns.max_participations >= 1 + (patterns.rounds - 1) // apart:
+        # a pattern may have every round of its period, and more rounds never move C X by less
         found = max(float(size[first::apart, first::apart].sum()) for first in range(apart))
         return math.sqrt(found) * (1 + 1e-12)
-    width = max(
-        (k + 1 for k in range(len(size)) if size.diagonal(k).any()), default=1
-    )  # rounds so far apart never meet
+    # rounds so far apart never meet
+    width = max((k + 1 for k in range(len(size)) if size.diagonal(k).any()), default=1)
     gaps = np.arange(apart, max(width, apart + 1))
     if len(size) * len(gaps) ** 2 <= _ENTRIES:
         found, exact = _by_two_gaps(size, gaps, patterns.reachable), width <= 3 * apart
