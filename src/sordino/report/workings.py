@@ -61,10 +61,7 @@ def spectra(run: Run, place: int) -> Chart | None:
         return None
     noise, update = found["noise"], found["update"]
     at = plain(noise["frequency"])
-    lines = [
-        Series("noise before", at, plain(noise["before"]), 0),
-        Series("noise after", at, plain(noise["after"]), 1),
-    ]
+    lines = [Series("noise before", at, plain(noise["before"]), 0), Series("noise after", at, plain(noise["after"]), 1)]
     if update is not None:
         where = plain(update["frequency"])
         lines += [
