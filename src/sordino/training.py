@@ -48,7 +48,7 @@ from sordino.outcome import (
     warn_if_no_update,
 )
 from sordino.plan import Plan, State
-from sordino.report.history import History
+from sordino.report.text_table import History
 from sordino.rng import Mode
 from sordino.runs import admission
 from sordino.runs.execution import (

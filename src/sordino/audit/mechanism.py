@@ -25,11 +25,9 @@ from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation
 from sordino.accounting.events import GaussianNoise, Relation
-from sordino.audit.column_attack import audit_preparation
-from sordino.audit.record_attack import Proved, audit_records
-from sordino.audit.sequence import audit_sequence
+from sordino.audit.record_attack import Proved, audit_preparation, audit_records
 from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, choose, choose_steadily, not_finite, separation
-from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
+from sordino.audit.worst_case import Attack, Pipeline, audit_sequence, crowds, resized, worst_messages
 from sordino.errors import UserError
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan

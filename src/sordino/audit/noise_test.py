@@ -21,8 +21,8 @@ from scipy import special
 from torch import Tensor
 
 from sordino.accounting.bounds import AlreadyPrivate
-from sordino.audit.sequence import whitening
 from sordino.audit.trial_rounds import TrialRound, TrialRounds
+from sordino.audit.worst_case import whitening
 from sordino.parts.distributions import Distribution, Normal
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.release_base import own_message

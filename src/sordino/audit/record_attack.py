@@ -3,12 +3,13 @@
 The canary's slope is huge; in the other world it is replaced by its opposite, or is gone. What an adversary sees is
 projected on the direction in which the canary pulls, and a Clopper-Pearson bound says how far apart the worlds are.
 Where a silo tosses coins for its batch, they are tossed in every trial: many silos with the same records draw theirs.
+`audit_preparation` attacks what is released of a column before the first round.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +19,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.accounting.accountant import bound
-from sordino.accounting.bounds import AlreadyPrivate
+from sordino.accounting.bounds import AlreadyPrivate, Unit
 from sordino.accounting.composition import Adversary, Line, Participation
+from sordino.accounting.events import Relation
 from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.audit.trial_rounds import shrink_clients, shrink_local, shrink_release
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.prepare import noised_total
 from sordino.loop import noised_mean
+from sordino.parts.mechanisms import Laplace
+from sordino.parts.preparation import Preparation, Values
 from sordino.parts.releases import Forward, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.rng import Seeded
+from sordino.rng import Seeded, Streams
 from sordino.task import Task
 
 FEATURES, RECORDS = 6, 64  # of the attacked silo
@@ -210,3 +215,53 @@ def _read_first(plan: Plan, silo: int) -> int:
 
 def _projected(rows: Tensor) -> Array:
     return np.asarray(rows[:, 0].double())
+
+
+DRAWN = 1 << 24  # numbers drawn for each world of a preparation
+
+
+Release = Callable[[Plan, Preparation, Iterable[Values], Streams], Tensor]
+
+
+@dataclass(frozen=True)
+class Copies(Preparation):
+    """So many releases of one column as one long message: noise is independent per coordinate, so the law is theirs."""
+
+    inner: Preparation
+    count: int
+
+    @property
+    def column(self) -> str:  # type: ignore[override]
+        return self.inner.column
+
+    def message(self, shares: Values, unit: Unit) -> Values:
+        return np.tile(self.inner.message(shares, unit), self.count)
+
+    def noise(self, relation: Relation) -> Laplace:
+        return self.inner.noise(relation)
+
+
+def audit_preparation(
+    plan: Plan,
+    part: Preparation,
+    delta: float,
+    trials: int = 200_000,
+    alpha: float = 1e-3,
+    seed: int = 0,
+    release: Release = noised_total,
+) -> Proved:
+    """One unit's values are all low, or all high; or, where a unit is taken away, all low or not there.
+
+    The bins that differ are added up by their sign, each cut at where Laplace noise of this size tells no more.
+    `release` is what runs; the promise is the plan's.
+    """
+    relation = plan.forecast.lines[0].relation
+    own = (np.zeros(1), np.ones(1) if relation == "replace_one" else np.zeros(0))
+    first, second = (part.message(values, plan.unit) for values in own)
+    copies = Copies(part, min(trials, DRAWN // len(first)))
+    # releases [copies, bins] of one client alone, who has `mine`: others could only add noise
+    drawn = [release(plan, copies, [mine], Seeded(2 * seed + k)).numpy() for k, mine in enumerate(own)]
+    worlds = [seen.reshape(copies.count, -1) for seen in drawn]
+    shift, middle = first - second, (first + second) / 2
+    there, gone = (np.clip((seen - middle) * np.sign(shift), -1, 1) @ np.abs(shift) for seen in worlds)
+    return prove(there, gone, Line("models", relation, ((part.event(relation), 1),)), delta, alpha)

@@ -20,7 +20,7 @@ from sordino.data.clients import Records
 from sordino.data.metrics import figures
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.batches import equal_shares, records_read
-from sordino.engines.diagnostics import of_updates
+from sordino.engines.client_state import of_updates
 from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.jobs import END, Limits, Order

@@ -19,7 +19,43 @@ from typing import Any, Literal
 from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
-from sordino.report.colours import LIGHT, SERIES
+
+pass
+
+# Colours of a page in both themes. The seven of series were searched for: as readable as text on a card, and any two at
+# least 25 apart in CIELAB as normal, protanopic, deuteranopic and tritanopic eyes see them (Machado, Oliveira, Fernandes
+# 2009).
+SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
+THEMES = {  # light, dark
+    "ground": ("#f6f5f1", "#121417"),
+    "card": ("#ffffff", "#1b1e23"),
+    "ink": ("#1b1d21", "#eceae4"),
+    "quiet": ("#565a61", "#aeb2b9"),
+    "rule": ("#d8d6cf", "#3a3f47"),
+    "link": ("#00549b", "#7cc0f5"),
+    "warn": ("#7a2e00", "#ffc49b"),
+    "warn-ground": ("#fdeee3", "#3b2213"),
+    "bad": ("#9b0016", "#ffb0b5"),
+    "bad-ground": ("#fde4e6", "#4a141a"),
+    "good": ("#0b5c3d", "#8fdcb6"),
+    "good-ground": ("#e6f3ec", "#12301f"),
+    "s0": ("#005a9e", "#6fb9f2"),
+    "s1": ("#ce2f65", "#fe5a14"),
+    "s2": ("#966b00", "#ffff3f"),
+    "s3": ("#8f42f8", "#b56cff"),
+    "s4": ("#671400", "#da748a"),
+    "s5": ("#000045", "#c9fafa"),
+    "s6": ("#2c0017", "#00ff6d"),
+}
+LIGHT, DARK = ({name: pair[dark] for name, pair in THEMES.items()} for dark in (0, 1))
+PAIRS = (
+    *((text, ground) for text in ("ink", "quiet", "link") for ground in ("ground", "card")),
+    ("warn", "warn-ground"),
+    ("bad", "bad-ground"),
+    ("good", "good-ground"),
+    *((series, "card") for series in SERIES),
+    ("card", "link"),
+)
 
 WIDTH, HEIGHT = 380.0, 230.0  # of a chart on the page, without its legend
 LEGEND_ROW, BAR_ROW = 16.0, 40.0
@@ -112,6 +148,27 @@ class Bars:
     axis: str
     rows: tuple[tuple[str, float, str], ...]  # name, length, and what is written at its end
     marks: tuple[float, ...] = ()
+
+
+# ---- colours ---------------------------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb: 0.2126 R + 0.7152 G + 0.0722 B of linear light."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """(L1 + 0.05) / (L2 + 0.05), from 1 (the same) to 21 (black on white): WCAG 2.2, success criterion 1.4.3."""
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def variables(theme: dict[str, str]) -> str:
+    """A theme as CSS."""
+    return " ".join(f"--{name}: {value};" for name, value in theme.items())
 
 
 # ---- on axes of matplotlib ------------------------------------------------------------------------------------------

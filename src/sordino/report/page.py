@@ -1,4 +1,11 @@
-"""The page: one HTML file from the report's data, with its style, its script and its figures inside."""
+"""The page: one HTML file from the report's data, with its style, its script and its figures inside.
+
+`ReportSection` is the base of sections that other packages add after Sordino's own; so may a file that
+`sordino report --with` names.
+
+    [project.entry-points."sordino.report_sections"]
+    my_pkg = "my_pkg.report"        # a module: importing it registers the sections that it defines
+"""
 
 from __future__ import annotations
 
@@ -12,13 +19,19 @@ from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
 from sordino.errors import ConfigError
-from sordino.report import charts, colours, comparison, own_sections, workings
-from sordino.report.figures import Axis, Bars, Chart, draw
-from sordino.report.own_sections import ReportSection
+from sordino.report import charts, comparison, workings
+from sordino.report.figures import DARK, LIGHT, Axis, Bars, Chart, draw, variables
+
+pass
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from sordino.codec import plugins
+from sordino.errors import shorten
 from sordino.report.text_table import Table, figure, short
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
-Run = dict[str, Any]
+Run = dict[str, Any]  # one run as `sordino report --json` prints it
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,8 @@ def rendered(found: dict[str, Any]) -> str:
     return environment.get_template("page.html.jinja").render(
         data=found,
         runs=runs,
-        light=colours.variables(colours.LIGHT),
-        dark=colours.variables(colours.DARK),
+        light=variables(LIGHT),
+        dark=variables(DARK),
         comparison=comparison.table(found),
         utility=_drawn([charts.utility(found), *charts.metrics(found), *_each(each, charts.groups)]),
         privacy=_drawn([*charts.curves(each), *_each(each, charts.silos)]),
@@ -59,7 +72,7 @@ def rendered(found: dict[str, Any]) -> str:
         inside=_drawn([*_each(each, workings.norms), workings.clipped(each)]),
         ran=_drawn(_each(each, workings.spectra, workings.turns)),
         smooths=any(run["spectrum"] is not None for run in runs),
-        sections=[_section(place, *one) for place, one in enumerate(own_sections.contents_of(runs))],
+        sections=[_section(place, *one) for place, one in enumerate(contents_of(runs))],
     )
 
 
@@ -181,3 +194,45 @@ def memberships(runs: Sequence[Run]) -> Table | None:
             )
     head = ("run", "AUC", "AUC at most", "found at 1 % false alarms", "found at most")
     return Table(head, tuple(rows), "Membership by a loss threshold (guessing has AUC 0.5)") if rows else None
+
+
+GROUP = "sordino.report_sections"
+
+
+class ReportSection(ABC):
+    """A section of the page: a heading, a text, and charts, bars and tables made of the runs' data.
+
+    `not_private` puts the banner of unreleased data above it. A subclass is registered under its title.
+    """
+
+    title: ClassVar[str]
+    not_private: ClassVar[bool] = False
+    members: ClassVar[dict[str, type[ReportSection]]] = {}
+
+    def __init_subclass__(cls, title: str = "") -> None:
+        if title:
+            cls.title = title
+            ReportSection.members[title] = cls
+
+    def text(self, runs: Sequence[Run]) -> str:
+        """What stands under the heading."""
+        return ""
+
+    @abstractmethod
+    def contents(self, runs: Sequence[Run]) -> Sequence[Chart | Bars | Table]:
+        """Figures and tables; nothing: the section is left out."""
+
+
+def contents_of(runs: Sequence[Run]) -> list[tuple[ReportSection, str, Sequence[Chart | Bars | Table]]]:
+    """Every installed section that has something to show of these runs."""
+    plugins.load(GROUP)
+    found = []
+    for title, kind in ReportSection.members.items():
+        try:
+            section = kind()
+            made = section.contents(runs)
+            found += [(section, section.text(runs), made)] if made else []
+        except Exception as error:
+            why = shorten(f"{type(error).__name__}: {error}")
+            raise ConfigError(f"report section {title!r}, which fails ({why})", "one that can be drawn") from None
+    return found
