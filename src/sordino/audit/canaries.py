@@ -15,25 +15,20 @@ Guarantee: each bound is above the truth with probability at most `alpha` over t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import special
 from torch import Tensor
 
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Line
-
-pass
-from collections.abc import Callable
-
-from scipy import special
-
 from sordino.audit.mechanism import gaussian_epsilon_at
 from sordino.audit.tradeoff import Limit, not_finite
 from sordino.audit.trial_rounds import RecordingEngine
@@ -87,7 +82,9 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, se
     planted = plant(plan, task, line, min(most, max(2, ENTRIES // task.layout.size)), seed)
     scores = np.zeros(len(planted.inside))
     worker, rounds = _alone(plan, planted.alone), 0
-    for job, collected in _trained(plan, planted, seed):
+    engine = RecordingEngine(InProcess(), absent=planted.absent)
+    for _ in run(plan, planted.task, engine=engine, streams=Seeded(seed), eval_every=plan.rounds + 1):
+        job, collected = engine.seen.pop()
         scores += _scores(plan, planted, worker, job, collected, Seeded(seed))
         rounds += 1
     return lower_bounds(scores, planted.inside, line, delta, plan.unit, rounds)
@@ -103,19 +100,13 @@ def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: s
     upper = accountant.bound(line.entries, line.relation, delta).value
     curve = certified(Limit.of(line, upper, delta))
     return CanaryAudit(
-        unit=unit,
-        canaries=len(inside),
-        rounds=rounds,
-        confidence=1 - ALPHA,
-        delta=delta,
-        guessed=best.made,
-        right=best.right,
+        unit, len(inside), rounds, 1 - ALPHA, delta, best.made, best.right,
         lower_epsilon=max(epsilons),
         lower_mu=mu,
         gaussian_epsilon=gaussian_epsilon_at(mu, delta) if mu > 0 else 0.0,
         upper_epsilon=upper,
         passed=max(epsilons) <= upper and not any(rejects(curve, found, alpha) for found in tried),
-    )
+    )  # fmt: skip
 
 
 # ---- planted ---------------------------------------------------------------------------------------------------------
@@ -153,15 +144,12 @@ def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
     table = Records(torch.cat([held.records.x, mine.x]), torch.cat([held.records.y, mine.y]), held.records.lazy)
     rows = first + np.arange(len(places)) + np.where(inside, 0, len(places) if replaced else 0)
     keep = inside | replaced
-    clients = (
-        _clients(held, table, places, rows, keep) if plan.unit == "client" else _silos(held, table, places, rows, keep)
-    )
+    clients = (_clients if plan.unit == "client" else _silos)(held, table, places, rows, keep)
     count = len(mine.x)
     alone = Clients(mine, np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64))
     gone = places[~inside].tolist() if line.relation == "add_remove" and plan.unit == "client" else []
-    return Planted(
-        replace(task, clients=clients), replace(task, clients=alone), places, inside, replaced, frozenset(gone)
-    )
+    with_canaries, single = replace(task, clients=clients), replace(task, clients=alone)
+    return Planted(with_canaries, single, places, inside, replaced, frozenset(gone))
 
 
 def canaries(like: Records, count: int, stand_ins: bool, rng: np.random.Generator) -> Records:
@@ -202,12 +190,6 @@ def _table(table: Records, parts: list[NDArray[np.int64]]) -> Clients:
 # ---- trained and scored ----------------------------------------------------------------------------------------------
 
 
-def _trained(plan: Plan, planted: Planted, seed: int) -> Iterator[tuple[ClientJob, Collected]]:
-    engine = RecordingEngine(InProcess(), absent=planted.absent)
-    for _ in run(plan, planted.task, engine=engine, streams=Seeded(seed), eval_every=plan.rounds + 1):
-        yield engine.seen.pop()
-
-
 def _scores(
     plan: Plan, planted: Planted, worker: _Alone, job: ClientJob, collected: Collected, streams: Seeded
 ) -> Floats:
@@ -222,18 +204,14 @@ def _scores(
     t, count = job.public.t, plan.release.denominator(plan.clients.expected, collected.received)
     noised = noised_mean(plan, collected, job.cohort, streams, t, {})[0].double() * count / _pace(plan, t)
     sent = torch.where(torch.from_numpy(planted.inside)[:, None], pulls, other)
-    known = _others(plan, collected, sent, drawn) if _may_know(plan) else torch.zeros_like(noised)
+    canaries_sum = sent[torch.from_numpy(drawn)].sum(0, dtype=torch.float64)
+    known = collected.total - canaries_sum if _may_know(plan) else torch.zeros_like(noised)
     rest = noised - known.double() - rate / 2 * (pulls + other).sum(0).double()
     apart = (pulls - other).double()
     part = (rate / 2 - rate**2 / 4) if not planted.replaced else rate / 4
     std = _std(plan, job)
     mixed = part * (apart @ apart.T) + std**2 * torch.eye(len(apart), dtype=torch.float64)
     return np.asarray(torch.linalg.solve(mixed, apart @ rest))
-
-
-def _others(plan: Plan, collected: Collected, sent: Tensor, drawn: Bits) -> Tensor:
-    """What came from those who are no canaries."""
-    return collected.total - sent[torch.from_numpy(drawn)].sum(0, dtype=torch.float64)
 
 
 def _may_know(plan: Plan) -> bool:
@@ -277,8 +255,7 @@ def _alone(plan: Plan, task: Task) -> _Alone:
 def _drawn(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bits:
     """Which canaries (or their stand-ins) were read in this round: the coins of a simulation can be tossed again."""
     if plan.unit == "client":
-        there = planted.inside | planted.replaced
-        return np.isin(planted.places, job.cohort) & there
+        return np.isin(planted.places, job.cohort) & (planted.inside | planted.replaced)
     held, t = planted.task.clients, job.public.t
     rows = [
         held.rows(int(c))[picked[picked >= 0]]

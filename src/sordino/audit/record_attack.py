@@ -74,33 +74,24 @@ def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int
         if all(event.protects for event, _ in line.entries):
             kept.setdefault(line.entries, line.adversary)  # equal claims: the stronger adversary
     trials = trials // TOSSED if _tosses(few) else trials
-    most = {who: max(trials // _reports(cost.line(who, _weakest(few))), 1000) for who in kept.values()}
+    most = {}
+    for who in kept.values():  # a trial draws the noise of all messages where they are shuffled
+        messages = max(event.messages for event, _ in cost.line(who, _weakest(few)).entries)
+        most[who] = max(trials // messages, 1000)
     return [attack_record(few, who, count, delta=delta, alpha=alpha, seed=seed) for who, count in most.items()]
 
 
-def _reports(line: Line) -> int:
-    """Messages whose noise one trial draws: all of them where they are shuffled."""
-    return max(event.messages for event, _ in line.entries)
-
-
 def attack_record(
-    plan: Plan,
-    adversary: Adversary,
-    trials: int,
-    *,
-    sabotage: Break | None = None,
-    lost: int = 0,
-    broken: Plan | None = None,
-    delta: float = 1e-5,
-    alpha: float = 2.5e-4,
-    seed: int = 0,
-) -> Proved:
+    plan: Plan, adversary: Adversary, trials: int, *, sabotage: Break | None = None, lost: int = 0,
+    broken: Plan | None = None, delta: float = 1e-5, alpha: float = 2.5e-4, seed: int = 0,
+) -> Proved:  # fmt: skip
     """Attack one round. The promise is the plan's; what runs is `broken`, if given, or the plan with a sabotage."""
     silo = _weakest(plan)
     line = plan.cost(Participation(releases=1, max_participations=1)).line(adversary, silo)
     other = None if line.relation == "add_remove" else -LOUD
     runs = broken or plan
-    trials = min(trials, HELD // _size(runs, silo))
+    assert runs.local.reads is not None
+    trials = min(trials, HELD // runs.local.reads.size(silo))
     there, gone = (
         _seen(runs, adversary, canary, trials, 2 * seed + k, sabotage, lost) for k, canary in enumerate((LOUD, other))
     )
@@ -151,18 +142,13 @@ def _tosses(plan: Plan) -> bool:
     return isinstance(plan.bound, AlreadyPrivate) or law is None or law.secret
 
 
-def _size(plan: Plan, silo: int) -> int:
-    assert plan.local.reads is not None
-    return plan.local.reads.size(silo)
-
-
 def _seen(
     plan: Plan, adversary: Adversary, canary: float | None, copies: int, seed: int, sabotage: Break | None, lost: int
 ) -> Array:
     """What an adversary sees of round 0 along the canary's direction; the noise of `lost` silos never reaches it."""
-    silo, spent = _weakest(plan), isinstance(plan.bound, AlreadyPrivate)
+    silo = _weakest(plan)
     rows = _messages(plan, silo, canary, copies, sabotage)
-    if spent:
+    if isinstance(plan.bound, AlreadyPrivate):
         return _projected(rows)
     sent, streams = rows.repeat(copies // len(rows), 1).reshape(-1), Seeded(seed)
     if adversary == "messages":
@@ -184,7 +170,9 @@ def _messages(plan: Plan, silo: int, canary: float | None, copies: int, sabotage
         changed |= {"noise_multiplier": plan.local.noise_multipliers[silo], "noise_multipliers": ()}
     local: Any = replace(plan.local, **changed)  # type: ignore[type-var]
     alone = replace(plan, clients=Everyone(crowd), local=local, release=Forward() if spent else NoNoise())
-    one = world(canary, (size,), _read_first(plan, silo))
+    # a record that round 0 reads, where that is public; else any
+    first = 0 if _tosses(plan) else int(reads.draw(0, 0, size, Seeded(0).at(0, "none"))[0])
+    one = world(canary, (size,), first)
     same = Clients(one.clients.records, np.tile(one.clients.index, crowd), np.arange(crowd + 1) * size)
     worker = InProcess(path="batched").prepare(alone, replace(one, clients=same), Seeded(0))
     if sabotage is not None:
@@ -204,13 +192,6 @@ def world(canary: float | None, sizes: tuple[int, ...], place: int = 0) -> Task:
     nn.init.zeros_(model.weight)
     pairs = zip(torch.split(x, list(sizes)), torch.split(y, list(sizes)), strict=True)
     return Task(model, Clients.of([Records(a, b) for a, b in pairs]), loss="mse")
-
-
-def _read_first(plan: Plan, silo: int) -> int:
-    """A record that round 0 reads, where that is public; else any."""
-    reads = plan.local.reads
-    assert reads is not None
-    return 0 if _tosses(plan) else int(reads.draw(0, 0, reads.size(silo), Seeded(0).at(0, "none"))[0])
 
 
 def _projected(rows: Tensor) -> Array:

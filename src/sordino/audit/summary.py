@@ -10,8 +10,6 @@ from typing import Any
 from safetensors.torch import load_file
 
 from sordino.accounting.rounding import atleast, upto
-
-pass
 from sordino.audit.mechanism import CONFIDENCE, audit_mechanism
 from sordino.audit.membership import audit_membership
 from sordino.audit.noise_test import FALSE_ALARM, Finding, noise_tests, not_examined, unexamined
@@ -81,9 +79,8 @@ def config_of(target: Path, changes: Sequence[str] = ()) -> Config:
 def trained_run(target: Path) -> tuple[RunFolder, Task]:
     """A certified run and its task, the model loaded with what was trained."""
     if not target.is_dir():
-        raise ConfigError(
-            f"{target}, which is no run folder", "a finished run", "add --mechanism to audit a file's plan"
-        )
+        fix = "add --mechanism to audit a file's plan"
+        raise ConfigError(f"{target}, which is no run folder", "a finished run", fix)
     folder = RunFolder.open(target)
     folder.certify()
     task = prepared(folder.config(), target)
@@ -169,9 +166,8 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
     silent = not all(one["examined"] for one in (*attacks, *asked))
     lines = ["FAILED: what runs is not what the plan says"] if odd else []
     lines += ["FAILED: more was learnt than the certificate allows"] if beaten or not (odd or silent) else []
-    return lines + (
-        ["NOT PASSED: some of it was not examined (docs/own-parts.md says what a part can state)"] if silent else []
-    )
+    unseen = "NOT PASSED: some of it was not examined (docs/own-parts.md says what a part can state)"
+    return lines + ([unseen] if silent else [])
 
 
 def _mechanism_line(audit: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""One round made of a plan's own objects, the worst messages that fit through it, and attacks on several rounds at once.
+"""One round made of a plan's own objects, the worst messages that fit through it, and attacks on several rounds.
 
 Where rounds share their noise, `audit_sequence` makes the best linear test of the whole sequence. One unit moves the
 sums y of its rounds by x; the rounds' noise has covariance L L^T, so L^-1 y is L^-1 x in white noise, and
@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from scipy.linalg import solve_triangular
 from torch import Tensor
 
 from sordino import codec
-from sordino.accounting.bounds import Bound
-from sordino.accounting.events import Relation
-
-pass
-from scipy.linalg import solve_triangular
-
 from sordino.accounting import accountant
+from sordino.accounting.bounds import Bound
 from sordino.accounting.composition import Cost, Line, Participation
+from sordino.accounting.events import Relation
 from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.engines.base import Collected
 from sordino.loop import noised_mean
@@ -140,7 +137,10 @@ def worst_messages(pipeline: Pipeline, relation: Relation, hidden: bool) -> list
     found = [_worst(pipeline, relation, name, rows) for name, rows in directions().items()]
     most = max(attack.movement for attack in found)
     best = [attack for attack in found if attack.movement >= 0.99 * most]
-    return best if not hidden or math.isinf(most) else [crowded for attack in best for crowded in _crowds(attack)]
+    if not hidden or math.isinf(most):
+        return best
+    opposed = (replace(one, name=f"{one.name}, crowd opposed", crowd=-one.sent) for one in best)
+    return [attack for pair in zip(best, opposed, strict=True) for attack in pair]
 
 
 def _worst(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> Attack:
@@ -159,11 +159,6 @@ def _worst(pipeline: Pipeline, relation: Relation, name: str, rows: Tensor) -> A
     mine, other, row = np.unravel_index(int(sizes.argmax()), sizes.shape)
     movement, first, second = float(sizes.max()), sent[mine, row], instead[other, row]
     return Attack(name, first, None if relation == "add_remove" else second, torch.zeros_like(first), movement)
-
-
-def _crowds(attack: Attack) -> Iterator[Attack]:
-    yield attack
-    yield replace(attack, name=f"{attack.name}, crowd opposed", crowd=-attack.sent)
 
 
 LONGEST, FEW = 64, 20_000  # rounds of a sequence; trials where every one draws coins of its own
@@ -203,12 +198,9 @@ class Sequence:
     @property
     def rounds(self) -> int:
         """Some turns of one client, where they fit."""
-        return min(self.plan.rounds, LONGEST, max(3 * self._apart, 8))
-
-    @property
-    def _apart(self) -> int:
         reads = self.plan.local.reads
-        return max(self.plan.clients.min_separation or 1, 1 if reads is None else reads.min_separation(0) or 1)
+        apart = max(self.plan.clients.min_separation or 1, 1 if reads is None else reads.min_separation(0) or 1)
+        return min(self.plan.rounds, LONGEST, max(3 * apart, 8))
 
     @property
     def cost(self) -> Cost:
@@ -273,12 +265,8 @@ def _coins(clients: Sampler, rounds: int, count: int, streams: Streams) -> Array
     found, law = np.zeros((rounds, count)), few.law()
     for t in (t for t in range(rounds) if law is None or law.inclusions(t)[0] > 0):
         rng = streams.at(t, "cohort")
-        found[t] = [_came(few.draw(t, rng)) for _ in range(count)]
+        found[t] = [float(len(cohort) > 0 and cohort[0] == 0) for cohort in (few.draw(t, rng) for _ in range(count))]
     return found
-
-
-def _came(cohort: Cohort) -> float:
-    return float(len(cohort) > 0 and cohort[0] == 0)
 
 
 def _compare(line: Line, there: Array, gone: Array, delta: float, alpha: float, rounds: int, movement: float) -> Found:

@@ -58,17 +58,12 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
         first = int(wrong[0])
         who = task.clients.name(int(here[first]))
         found = f"silo {who} with {held[first]} records where the plan declares {declared[first]}"
-        sizes = _by_name(task.clients.names, held.tolist())
+        pairs = (f"{name} = {size}" for name, size in zip(task.clients.names, held.tolist(), strict=False))
+        sizes = f"{{ {', '.join(pairs)} }}" if task.clients.names else str(held.tolist())
         fix = f"set sizes = {sizes} in [recipe], or in its records, if they may be public"
         if task.clients.here is not None:
             fix = "declare this silo's own size in the plan's records, if it may be public"
         raise DataError(found, "the declared sizes", fix)
-
-
-def _by_name(names: tuple[str, ...], sizes: list[int]) -> str:
-    """Sizes as the file has them."""
-    pairs = (f"{name} = {size}" for name, size in zip(names, sizes, strict=False))
-    return f"{{ {', '.join(pairs)} }}" if names else str(sizes)
 
 
 def check_layers(model: nn.Module) -> None:
@@ -112,13 +107,10 @@ def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
     median, reach = float(norms.median()), local.unit(clip_norm) * reads.count
     if median > SILENT * reach:
         spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
-        found = (
-            f"public targets that spread over {spread:.3g}: the median gradient is {median / reach:.0f} clip norms long"
-        )
+        long = f"the median gradient is {median / reach:.0f} clip norms long"
+        needed = f"most gradients within {SILENT:g} clip norms, else the clip silently replaces the loss"
         fix = f"scale the target to a public range, or raise clip norm towards {median:.2g}"
-        raise DataError(
-            found, f"most gradients within {SILENT:g} clip norms, else the clip silently replaces the loss", fix
-        )
+        raise DataError(f"public targets that spread over {spread:.3g}: {long}", needed, fix)
 
 
 _LOG = logging.getLogger("sordino")
@@ -143,7 +135,8 @@ def _unreached(task: Task) -> tuple[list[str], int]:
     """Names of the trained tensors that the loss of a made-up record does not depend on, and how many are trained."""
     model = copied(task.model).eval()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    x, y = (_ones(side).to(task.device) for side in (task.clients.records.x, task.clients.records.y))
+    sides = (task.clients.records.x, task.clients.records.y)
+    x, y = (torch.ones((2, *side.shape[1:]), dtype=side.dtype, device=task.device) for side in sides)
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             total: Any = task.losses(model(x), y * 0).sum()
@@ -153,10 +146,6 @@ def _unreached(task: Task) -> tuple[list[str], int]:
         return list(named), len(named)
     slopes = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     return [name for name, slope in zip(named, slopes, strict=True) if slope is None], len(named)
-
-
-def _ones(table: Tensor) -> Tensor:
-    return torch.ones((2, *table.shape[1:]), dtype=table.dtype)
 
 
 MACHINES = 1e-3  # relative: the same pass on another machine, or with another version of torch

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sordino.data.clients import Clients, Records
+from sordino.data.clients import Records
 from sordino.errors import PartError
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.samplers import Cohort
@@ -86,15 +86,12 @@ def personal_metrics(plan: Plan, task: Task, state: State, model: Tensor, train:
         module = task.at(personal)
         for name, held in (("personal", task.client_test), ("personal_train", task.clients if train else None)):
             if held is not None and held.size(client):
-                found = evaluate(module, _rows(held, client), task.program.losses)
+                rows = torch.from_numpy(held.rows(client))
+                own_rows = Records(held.records.x[rows], held.records.y[rows])
+                found = evaluate(module, own_rows, task.program.losses)
                 for figure in found.keys() & {"accuracy", "rmse", "loss"}:
                     sums.setdefault(f"{name}_{figure}", []).append(found[figure])
     return {name: sum(values) / len(values) for name, values in sorted(sums.items())}
-
-
-def _rows(held: Clients, client: int) -> Records:
-    rows = torch.from_numpy(held.rows(client))
-    return Records(held.records.x[rows], held.records.y[rows])
 
 
 def of_updates(norms: list[Tensor], clip_norm: float) -> dict[str, float]:

@@ -72,15 +72,9 @@ class InProcessWorker(Worker):
     """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
 
     def __init__(
-        self,
-        plan: Plan,
-        task: Task,
-        streams: Streams,
-        way: ExecutionPath,
-        chunk: int,
-        winograd: bool = True,
+        self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, winograd: bool = True,
         own_noise: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, Settings(winograd, streams, plan.local.any_order))

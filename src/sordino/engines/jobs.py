@@ -93,9 +93,8 @@ class Job:
         if frame.kind != "round":
             raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
         frame.holds((*words, *PUBLIC), {"start", *public_names(frame)})
-        job = replace(
-            _question(frame), public=public_of(frame, size), start=vector(frame.arrays["start"], "start", size)
-        )
+        start = vector(frame.arrays["start"], "start", size)
+        job = replace(_question(frame), public=public_of(frame, size), start=start)
         _check_round(job, size)
         return job
 
@@ -107,10 +106,17 @@ def _question(frame: Frame) -> Job:
         raise bad(f"run = {brief_repr(said['run'])}", "the 32 hexadecimal digits of a run")
     if said["mode"] not in get_args(Mode):
         raise bad(f"mode = {brief_repr(said['mode'])}", "simulation or secure")
-    plan = _plan(said["plan"])
+    if not isinstance(said["plan"], dict):
+        raise bad(f"plan = {brief_repr(said['plan'])}", "a table")
+    try:
+        plan = read_plan(json.dumps(said["plan"], sort_keys=True))
+    except UserError as error:
+        raise bad(f"a plan that cannot run: {error}") from None
     client = count(said["client"], "client", plan.clients.population)
-    seed, deadline = _seed(said["seed"], said["mode"]), _deadline(said["deadline"])
-    return Job(said["run"], plan, client, said["mode"], seed, deadline, paid=count(said["paid"], "paid"))
+    seed, deadline = _seed(said["seed"], said["mode"]), math.inf if said["deadline"] is None else said["deadline"]
+    if said["deadline"] is not None and (type(deadline) not in (int, float) or not 0 <= deadline < math.inf):
+        raise bad(f"deadline = {brief_repr(deadline)}", "seconds since 1970, or null")
+    return Job(said["run"], plan, client, said["mode"], seed, float(deadline), paid=count(said["paid"], "paid"))
 
 
 def _seed(seed: Any, mode: Mode) -> int | None:
@@ -121,23 +127,6 @@ def _seed(seed: Any, mode: Mode) -> int | None:
         raise bad(f"seed = {brief_repr(seed)}", "a whole number of at most 64 bits, in a simulation")
     found: int | None = seed
     return found
-
-
-def _deadline(value: Any) -> float:
-    if value is None:
-        return math.inf
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise bad(f"deadline = {brief_repr(value)}", "seconds since 1970, or null")
-    return float(value)
-
-
-def _plan(table: Any) -> Plan:
-    if not isinstance(table, dict):
-        raise bad(f"plan = {brief_repr(table)}", "a table")
-    try:
-        return read_plan(json.dumps(table, sort_keys=True))
-    except UserError as error:
-        raise bad(f"a plan that cannot run: {error}") from None
 
 
 @lru_cache(maxsize=8)

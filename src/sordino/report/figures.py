@@ -1,6 +1,6 @@
 """All drawing, by matplotlib: charts and bars as SVG for the report's page, and the same or panels as picture files.
 
-Called by the page, `sordino compare --plot`, `Result.plot`, `sordino tune` and the papers' figures. In the SVG of a page
+Called by the page, `sordino compare --plot`, `Result.plot`, `sordino tune` and the papers' figures. In a page's SVG
 text is text, and every colour is a variable of the page's two themes.
 """
 
@@ -20,11 +20,8 @@ from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
 
-pass
-
 # Colours of a page in both themes. The seven of series were searched for: as readable as text on a card, and any two at
-# least 25 apart in CIELAB as normal, protanopic, deuteranopic and tritanopic eyes see them (Machado, Oliveira, Fernandes
-# 2009).
+# least 25 apart in CIELAB as normal, protanopic, deuteranopic and tritanopic eyes see them (Machado et al. 2009).
 SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
 THEMES = {  # light, dark
     "ground": ("#f6f5f1", "#121417"),

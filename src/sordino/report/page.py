@@ -9,25 +9,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
-from sordino.errors import ConfigError
+from sordino.codec import plugins
+from sordino.errors import ConfigError, shorten
 from sordino.report import charts, comparison, workings
 from sordino.report.figures import DARK, LIGHT, Axis, Bars, Chart, draw, variables
-
-pass
-from abc import ABC, abstractmethod
-from typing import ClassVar
-
-from sordino.codec import plugins
-from sordino.errors import shorten
 from sordino.report.text_table import Table, figure, short
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
