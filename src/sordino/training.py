@@ -52,7 +52,6 @@ from sordino.report.text_table import History
 from sordino.rng import Mode
 from sordino.runs import admission
 from sordino.runs.execution import (
-    Executed,
     attach_lineage,
     earlier_runs,
     execute,
@@ -272,7 +271,12 @@ def train(
 
         if out is None:
             return _in_memory(config, task, engine, show)
-        return _in_folder(execute(config, Path(out), resume=resume, engine=engine, on_round=show, task=task), task)
+        done = execute(config, Path(out), resume=resume, engine=engine, on_round=show, task=task)
+    folder = RunFolder.open(done.path)
+    held, rows = folder.contents(), History.of(done.history)
+    assert done.model is not None
+    kept = folder.facts(held)
+    return Result(done.model, rows, done.certificate, done.notes, done.path, held.config, kept, task)
 
 
 def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
@@ -302,24 +306,5 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     facts = replace(facts, ledger=admission.final_standing(config, notes.run, facts))
     made = certificate(plan, facts)
     register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
-    return Result(
-        model,
-        History.of(notes.history),
-        made,
-        single_class_note(notes.history),
-        None,
-        config,
-        facts,
-        task,
-        (notes, state),
-    )
-
-
-def _in_folder(done: Executed, task: Task) -> Result:
-    folder = RunFolder.open(done.path)
-    held = folder.contents()
-    assert done.model is not None
-    facts = folder.facts(held)
-    return Result(
-        done.model, History.of(done.history), done.certificate, done.notes, done.path, held.config, facts, task
-    )
+    words, rows = single_class_note(notes.history), History.of(notes.history)
+    return Result(model, rows, made, words, None, config, facts, task, (notes, state))

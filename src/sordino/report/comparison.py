@@ -7,6 +7,7 @@ best setting are paired by seed. Called by `sordino compare` and by the report's
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import Any
@@ -105,17 +106,10 @@ def _labels(
         names = [str(runs[place]["name"]) for place in group]
         own = [f"{one['setting'].rpartition('.')[2]} {short(one['values'][group[0]])}" for one in differ
                if one["setting"] != SEED and one["values"][group[0]] is not None]  # fmt: skip
-        start = _common(names)
+        # what all names begin with, without what separates a seed from it
+        start = os.path.commonprefix(names).rstrip("-_./ ").removesuffix("seed").rstrip("-_./ ")  # noqa: RUF071
         found.append(names[0] if len(names) == 1 else start or ", ".join(own[:3]) or names[0])
     return found if len(set(found)) == len(found) else [str(runs[group[0]]["name"]) for group in groups]
-
-
-def _common(names: Sequence[str]) -> str:
-    """What all names begin with, without what separates a seed from it."""
-    same = next(
-        (k for k, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), min(map(len, names))
-    )
-    return names[0][:same].rstrip("-_./ ").removesuffix("seed").rstrip("-_./ ")
 
 
 def _metrics(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -144,10 +138,8 @@ def _difference(own: dict[Any, float], best: dict[Any, float]) -> dict[str, floa
 
 def _worst(group: Sequence[int], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the setting costs: of its runs the one with the largest epsilon, which may depend on who took part."""
-    run = max(
-        (runs[place] for place in group),
-        key=lambda one: [float("inf") if e is None else e for e in one["epsilon"].values()],
-    )
+    own = [runs[place] for place in group]
+    run = max(own, key=lambda one: [float("inf") if e is None else e for e in one["epsilon"].values()])
     return {name: run[name] for name in ("epsilon", "relations", *PLAIN)}
 
 
@@ -173,9 +165,8 @@ def table(found: dict[str, Any]) -> Table:
         columns[name] = lambda row, name=name: upto(row[name]) if name == "delta" else figure(row[name], 3)  # type: ignore[misc]
     said = " Intervals are 95% over seeds; differences are paired by seed." if seeds else ""
     best = f" Best: {metric}, among settings with a guarantee." if gaps else ""
-    return Table(
-        tuple(columns), tuple(tuple(cell(row) for cell in columns.values()) for row in rows), CAPTION + best + said
-    )
+    cells = tuple(tuple(cell(row) for cell in columns.values()) for row in rows)
+    return Table(tuple(columns), cells, CAPTION + best + said)
 
 
 def settings_table(found: dict[str, Any]) -> Table:
@@ -188,13 +179,9 @@ def settings_table(found: dict[str, Any]) -> Table:
 
 
 def _figure(found: dict[str, float | None] | None) -> str:
-    if found is None:
-        return "-"
-    return (
-        figure(found["mean"])
-        if found["half_width"] is None
-        else Estimate(found["mean"] or 0.0, found["half_width"]).text()
-    )
+    if found is None or found["half_width"] is None:
+        return "-" if found is None else figure(found["mean"])
+    return Estimate(found["mean"] or 0.0, found["half_width"]).text()
 
 
 def _gap(row: dict[str, Any]) -> str:

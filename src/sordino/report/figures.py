@@ -101,9 +101,8 @@ class Axis:
         else:
             pad = 0.04 * (high - low)
             low, high = low - pad * (self.low is None), high + pad * (self.high is None)
-        return (low if self.least is None else max(low, self.least)), (
-            high if self.most is None else min(high, self.most)
-        )
+        low = low if self.least is None else max(low, self.least)
+        return low, high if self.most is None else min(high, self.most)
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,8 @@ def _style(axes: Any) -> None:
 def _ticks(scale: Any, axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    scale.set_major_locator(
-        LogLocator(numticks=6) if axis.log else MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=axis.whole)
-    )
+    linear = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=axis.whole)
+    scale.set_major_locator(LogLocator(numticks=6) if axis.log else linear)
     scale.set_minor_locator(NullLocator())
     scale.set_major_formatter(FuncFormatter(lambda value, _: tick_label(value)))
 
@@ -359,17 +357,9 @@ def keep(figure: Any, path: Path) -> list[Path]:
 
 
 def curves(
-    panels: Panels,
-    x: str,
-    y: str,
-    path: Path,
-    *,
-    xlabel: str | Mapping[str, str] = "",
-    ylabel: str = "",
-    log: bool = False,
-    log_y: bool = False,
-    own_y: bool = False,
-) -> None:
+    panels: Panels, x: str, y: str, path: Path, *, xlabel: str | Mapping[str, str] = "", ylabel: str = "",
+    log: bool = False, log_y: bool = False, own_y: bool = False,
+) -> None:  # fmt: skip
     """One panel per entry, one line per label; a row without x (None) is a dashed level, a spread is an error bar.
 
     Axes are named in words: `xlabel` for all panels, or one by title of the panel. The legend stands outside the data:
@@ -426,9 +416,8 @@ def _legends(figure: Any, axes: Sequence[Any], same_lines: bool) -> None:
 def _line(axis: Any, label: str, rows: Sequence[Row], x: str, y: str, color: str) -> None:
     placed = [row for row in rows if row[x] is not None]
     bars = [row.get("spread") or 0.0 for row in placed]
-    axis.errorbar(
-        [r[x] for r in placed], [r[y] for r in placed], bars, marker="o", ms=3, capsize=2, label=label, color=color
-    )
+    xs, ys = [row[x] for row in placed], [row[y] for row in placed]
+    axis.errorbar(xs, ys, bars, marker="o", ms=3, capsize=2, label=label, color=color)
     for row in rows:
         if row[x] is None:
             axis.axhline(row[y], color=color, ls="--", lw=1)

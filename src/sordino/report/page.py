@@ -43,13 +43,9 @@ class Figure:
 def rendered(found: dict[str, Any]) -> str:
     """The whole page."""
     environment = Environment(
-        loader=PackageLoader("sordino.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+        loader=PackageLoader("sordino.report", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
     environment.filters |= {"upto": upto, "figure": figure, "short": short}
     runs, each = found["runs"], charts.one_of_each(found)
     return environment.get_template("page.html.jinja").render(
@@ -76,11 +72,8 @@ def write(file: Path, found: dict[str, Any]) -> None:
     try:
         file.write_text(rendered(found), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"{file}, which cannot be written ({error.strerror})",
-            "a file in a folder that exists",
-            "choose another --out",
-        ) from None
+        wrong = f"{file}, which cannot be written ({error.strerror})"
+        raise ConfigError(wrong, "a file in a folder that exists", "choose another --out") from None
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -178,15 +171,8 @@ def memberships(runs: Sequence[Run]) -> Table | None:
         m = run["audit"].get("membership", {}).get("membership")
         if m is not None:
             found, most = m["true_positives"]["0.01"], m["true_positive_rate_at_1_percent_at_most"]
-            rows.append(
-                (
-                    run["name"],
-                    f"{m['auc']:.4f}",
-                    upto(m["auc_at_most"], 4),
-                    f"{100 * found:.2f} %",
-                    f"{upto(100 * most)} %",
-                )
-            )
+            areas = f"{m['auc']:.4f}", upto(m["auc_at_most"], 4)
+            rows.append((run["name"], *areas, f"{100 * found:.2f} %", f"{upto(100 * most)} %"))
     head = ("run", "AUC", "AUC at most", "found at 1 % false alarms", "found at most")
     return Table(head, tuple(rows), "Membership by a loss threshold (guessing has AUC 0.5)") if rows else None
 

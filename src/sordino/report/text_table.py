@@ -85,7 +85,8 @@ class Table:
 
     def latex(self, label: str = "tab:sordino") -> str:
         """A table of the package booktabs; numbers stand to the right."""
-        sides = "l" + "".join(self._side(place) for place in range(1, len(self.head)))
+        columns = ([row[place] for row in self.rows] for place in range(1, len(self.head)))
+        sides = "l" + "".join("r" if all(map(_number, cells)) else "l" for cells in columns)
         body = [" & ".join(map(escaped, row)) + r" \\" for row in self.rows]
         return "\n".join([
             r"\begin{table}  % \usepackage{booktabs}",
@@ -101,9 +102,6 @@ class Table:
             r"\end{tabular}",
             r"\end{table}",
         ])  # fmt: skip
-
-    def _side(self, place: int) -> str:
-        return "r" if all(_number(row[place]) for row in self.rows) else "l"
 
 
 def _number(cell: str) -> bool:
@@ -121,13 +119,12 @@ def escaped(text: str) -> str:
 
 def bibtex(versions: Sequence[str] = (__version__,)) -> str:
     """An entry for each version that ran."""
-    return "\n\n".join(_entry(version) for version in sorted(set(versions)))
-
-
-def _entry(version: str) -> str:
-    fields = {"author": f"{{{AUTHOR}}}", "title": f"{{{TITLE}}}", "version": version, "note": "Apache-2.0"}
-    lines = [f"  {name} = {{{value}}}," for name, value in fields.items()]
-    return "\n".join([f"@software{{sordino-{version},", *lines, "}"])
+    found = []
+    for version in sorted(set(versions)):
+        fields = {"author": f"{{{AUTHOR}}}", "title": f"{{{TITLE}}}", "version": version, "note": "Apache-2.0"}
+        lines = [f"  {name} = {{{value}}}," for name, value in fields.items()]
+        found.append("\n".join([f"@software{{sordino-{version},", *lines, "}"]))
+    return "\n\n".join(found)
 
 
 NOT_PRIVATE = "not_private/"  # before the names of figures of unreleased data

@@ -134,12 +134,13 @@ class Tracker:
         if kind not in TrackerBackend.members:
             raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(TrackerBackend.members)))
         self.noise, self.last, self.kind = noise, 0, kind
-        self._attempt(lambda: self._open(Path(folder), settings))
 
-    def _open(self, folder: Path, settings: Any) -> None:
-        self.backend = TrackerBackend.members[self.kind](folder)
-        if settings is not None:
-            self.backend.log_settings({name: str(value) for name, value in flat(codec.dump(settings))})
+        def start() -> None:
+            self.backend = TrackerBackend.members[kind](Path(folder))
+            if settings is not None:
+                self.backend.log_settings({name: str(value) for name, value in flat(codec.dump(settings))})
+
+        self._attempt(start)
 
     def _attempt(self, call: Callable[[], None]) -> None:
         """Call the library; whatever it raises is one warning, and the end of the tracking."""
