@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sordino.data.clients import Clients, Records
 from sordino.engines.dense_clients import DenseClients
 from sordino.engines.inprocess import InProcessWorker
 from sordino.engines.linear_clients import LinearClients
@@ -28,7 +29,6 @@ from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd
 from sordino.rng import Seeded
-from sordino.data.clients import Clients, Records
 from sordino.task import Task
 
 Make = Callable[[Task], Objective]

@@ -1,7 +1,7 @@
 """Sordino: differentially private federated learning, with a certificate that is true of what ran.
 
-`train(plan, task)` trains across clients, `make_private(model, optimizer, loader, ...)` is DP-SGD in an ordinary PyTorch
-loop; `recipes` has the algorithms, `parts` what they are made of. Names are imported when first used.
+`train(plan, task)` trains across clients, `make_private(model, optimizer, loader, ...)` is DP-SGD in an ordinary
+PyTorch loop; `recipes` has the algorithms, `parts` what they are made of. Names are imported when first used.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch import nn
 
 from sordino import codec
 from sordino.certificate import explain as explaining
-from sordino.certificate.build import certificate, check_provable
+from sordino.certificate.build import certificate
 from sordino.certificate.earlier_runs import of_certificate
 from sordino.certificate.facts import Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
@@ -289,7 +289,6 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
     check_run(config, task, engine)
-    check_provable(config.plan, config.delta, config.deltas)
     plan, notes, stop = config.plan, InMemoryRun(), config.run.stop
     before = earlier_runs(task)
     admission.admit_whole(config, notes.run)

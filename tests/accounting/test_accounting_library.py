@@ -55,7 +55,8 @@ def test_an_epsilon_needs_neither_torch_nor_the_library_nor_the_heavy_half_of_sc
     code = """
 import sys
 from sordino.cli import main
-sys.argv = "sordino epsilon --sampler poisson --population 1000 --cohort 50 --rounds 30 --noise-multiplier 2 --json".split()
+sys.argv = "sordino epsilon --sampler poisson --population 1000 --cohort 50".split()
+sys.argv += "--rounds 30 --noise-multiplier 2 --json".split()
 try:
     main()
 except SystemExit as stop:

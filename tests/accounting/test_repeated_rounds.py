@@ -88,7 +88,8 @@ def test_repeats_that_nobody_can_name_may_be_of_any_group() -> None:
 
 
 SAMPLERS: list[Sampler] = [
-    Everyone(6), RoundRobin(10, 3), RoundRobin(10, 3, seed=4), MinSeparation(12, 2, 3), FixedSize(9, 3), Poisson(9, 0.4),
+    Everyone(6), RoundRobin(10, 3), RoundRobin(10, 3, seed=4), MinSeparation(12, 2, 3),
+    FixedSize(9, 3), Poisson(9, 0.4),
     CyclicPoisson(12, 4, 0.7),
 ]  # fmt: skip
 

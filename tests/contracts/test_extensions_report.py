@@ -40,7 +40,8 @@ class Clients(ReportSection, title="Clients of each run"):
     def contents(self, runs):
         rows = tuple((run["name"], str(run["participation"]["population"])) for run in runs)
         line = Series("rounds", (0.0, 1.0), (0.0, 1.0))
-        return Table(("run", "clients"), rows, "Clients"), Chart("c", "A line", "It rises.", Axis("x"), Axis("y"), (line,))
+        chart = Chart("c", "A line", "It rises.", Axis("x"), Axis("y"), (line,))
+        return Table(("run", "clients"), rows, "Clients"), chart
 '''
 
 

@@ -157,7 +157,8 @@ def test_clients_with_other_fields_are_refused() -> None:
 
 def test_what_is_handed_over_is_the_users_own_module() -> None:
     plan = so.Plan(
-        rounds=1, clients=so.Everyone(2), local=so.parts.LocalSgd(epochs=1, batch=2, lr=0.1), encode=(so.parts.Clip(1.0),),
+        rounds=1, clients=so.Everyone(2), local=so.parts.LocalSgd(epochs=1, batch=2, lr=0.1),
+        encode=(so.parts.Clip(1.0),),
         release=so.parts.CentralNoise(so.parts.Gaussian(1.0)), server=so.parts.Sgd(lr=1.0),
     )  # fmt: skip
     result = so.train(plan, so.Task.of(Bag(), [rows(), rows()]), delta=0.1)

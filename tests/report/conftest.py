@@ -19,7 +19,9 @@ CHANGES = {
     "shares": [(CENTRAL, 'release = { kind = "noise_shares", noise_multiplier = 9.0, at_least = 20 }')],
     "none": [(CENTRAL, 'release = { kind = "no_noise" }')],
     "secure": [('kind = "sgd" }\n\n[run]', 'kind = "sgd" }\n\n[privacy]\nnoise = "secure"\n\n[run]')],
-    "local": [(CENTRAL, 'release = { kind = "local_noise", mechanism = { kind = "gaussian", noise_multiplier = 9.0 } }')],
+    "local": [
+        (CENTRAL, 'release = { kind = "local_noise", mechanism = { kind = "gaussian", noise_multiplier = 9.0 } }')
+    ],
 }  # fmt: skip
 SILOS = """
 [task]

@@ -1,4 +1,4 @@
-"""Promise: runs that differ in their seed are one setting, with intervals and paired differences; relations are said."""
+"""Promise: runs that differ in their seed are one setting, with intervals and paired differences."""
 
 from __future__ import annotations
 

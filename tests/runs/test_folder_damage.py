@@ -94,7 +94,7 @@ def edited(out: Path, found: str, instead: str, name: str = "plan.toml") -> Path
 def test_a_plan_that_was_edited_after_a_kill_is_not_continued(
     found: str, instead: str, runs: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """Killed after 2 of 4 rounds, noise multiplier 2 to 5 by hand: the certificate would cost all rounds as if with 5."""
+    """Killed after 2 of 4 rounds, noise multiplier 2 to 5 by hand: a certificate of all rounds as if with 5."""
     out = edited(Path(shutil.copytree(runs["central", "stopped"], tmp_path / "a")), found, instead)
     charged = lines(out / "charges.jsonl")
     said = sordino("run", out / "plan.toml", "--out", out, "--resume")

@@ -1,4 +1,4 @@
-"""Sampling tests: are cohorts and batches drawn as the sampler states and the cost assumes? Of the behaviour audit.
+"""Sampling tests: are cohorts and batches drawn as the sampler states? Called by the behaviour audit.
 
 Samplers state how they draw (`Sampler.law`, `RecordSampler.law`); of one that does not, nothing is examined.
 """

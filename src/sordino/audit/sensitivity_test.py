@@ -1,4 +1,4 @@
-"""Sensitivity tests: how far one client or record changes the sum, on each of the engine's paths. For `summary`.
+"""Sensitivity tests: how far one client or record changes the sum, on each of the engine's paths.
 
 The definition of sensitivity, measured: two data sets are equal but for one unit, whose gradient points the other way
 or which is gone; all randomness is the same; the difference of the two sums is compared with what the noise is for.

@@ -199,4 +199,4 @@ def examples(
 def _shown(file: Path, home: Path) -> bool:
     above = file.relative_to(home).parts[:-1]
     hidden = any(part.startswith((".", "__")) or part.endswith(".egg-info") for part in above)
-    return file.is_file() and not hidden and file.suffix in (".py", ".toml", ".md")
+    return file.is_file() and not hidden and file.suffix in (".py", ".toml", ".md", ".ipynb")

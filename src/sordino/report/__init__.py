@@ -1,4 +1,4 @@
-"""Reports of runs: page, comparison, figures and trackers. `ReportSection` and `TrackerBackend` are bases of yours."""
+"""Reports of runs: page, comparison, figures and trackers. `ReportSection` and `TrackerBackend` are bases for yours."""
 
 from __future__ import annotations
 

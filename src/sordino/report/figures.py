@@ -1,7 +1,7 @@
 """All drawing, by matplotlib: charts and bars as SVG for the report's page, and the same or panels as picture files.
 
-Called by the page, `sordino compare --plot`, `Result.plot`, `sordino tune` and the papers' figures. In a page's SVG
-text is text, and every colour is a variable of the page's two themes.
+Called by the page, `sordino compare --plot`, `Result.plot`, `sordino tune` and the papers' figures. In the SVG of a
+page text is text, and every colour is a variable of the page's two themes.
 """
 
 from __future__ import annotations

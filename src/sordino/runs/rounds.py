@@ -79,16 +79,14 @@ class RunStart:
 
 
 def check_run(config: Config, task: Task, engine: Engine) -> None:
-    """Every mistake is found here, before anything is charged or written: also in a metric, or in a rule to stop.
+    """Every mistake is found here, before anything is charged, written or computed; also in a metric or stopping rule.
 
-    That accounting can price the plan is checked at the first charge; for parts and engines that are not Sordino's own
-    on this machine, here already, before anybody else has computed anything.
+    A plan whose epsilon accounting cannot prove is refused here too.
     """
     check(config.plan, task, engine)
     if config.privacy.silos or config.privacy.client_epsilon is not None:
         config.check_budget()
-    if config.foreign or engine.deployed:
-        check_provable(config.plan, config.delta, config.deltas)
+    check_provable(config.plan, config.delta, config.deltas)
     stop = config.run.stop
     figures = task.evaluate(task.layout.flatten(task.model)) if task.metrics or stop is not None else {}
     if stop is not None:

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
-from sordino.certificate.build import check_provable
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.certificate.schema import text_of
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.engines.base import Receipt
-from sordino.errors import BudgetError, ConfigError, StorageError, UserError
+from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.loop import RoundReceipts
 from sordino.outcome import declared_public, releasable
 from sordino.parts.samplers import Cohort
@@ -84,15 +83,8 @@ class RunWriter:
     def charge(self, t: int, cohort: Cohort | None) -> None:
         """Write one release down before any of its noise exists: twice here, and in the ledger it is charged to.
 
-        Who took part is written only where that is visible. The first charge of a plan that accounting cannot price is
-        refused, and the folder, which holds nothing yet, is removed.
+        Who took part is written only where that is visible.
         """
-        if not self.charged:
-            try:
-                check_provable(self.config.plan, self.config.delta, self.config.deltas)
-            except UserError:
-                shutil.rmtree(self.folder.path, ignore_errors=True)
-                raise
         line = charge_log.next_charge(t, cohort, self.header.config, self.head).line()
         self.charges.append(line)
         self.charged += 1

@@ -231,7 +231,7 @@ def _noise(search: _Search, sensitivity: float) -> RenyiNoise:
 
 
 def uniform_noise(*, epsilon: float, delta: float, rounds: int, rate: float, clip_norm: float) -> RenyiNoise:
-    """Noise on the sum of clipped updates, cohorts of fixed size drawn without replacement (sensitivity 2 C, clip norm C).
+    """Noise on the sum of clipped updates, cohorts of fixed size without replacement (sensitivity 2 C, clip norm C).
 
         nu = (rate C / epsilon) sqrt(14 rounds / lambda * (log(1/delta)/(1-lambda) + epsilon))
 
