@@ -145,20 +145,16 @@ class Result:
         plan, facts = self._known()
         if layer == "mechanism":
             return auditing.of_plan(plan, facts.delta)
-        task = self._as_trained()
+        task = self.task
+        if task is None:
+            raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
+        if task.waiting:  # columns scaled by what the run has released of them
+            task = with_released_columns(task, self.path) if self.path else scaled(task, known(self._kept()[1]))
         if layer == "canaries":
             return auditing.of_canaries(replace(plan, prepare=()), task, facts.delta)
         held = copy.deepcopy(task.model)
         load_weights(held, self.model.state_dict())
         return auditing.of_model(replace(task, model=held), plan, facts)
-
-    def _as_trained(self) -> Task:
-        """The task as its rounds saw it: columns scaled by what the run has released of them."""
-        if self.task is None:
-            raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
-        if not self.task.waiting:
-            return self.task
-        return with_released_columns(self.task, self.path) if self.path else scaled(self.task, known(self._kept()[1]))
 
     def save(self, path: str | Path) -> Path:
         """What may be handed on, as a folder that `sordino certify` and `explain` read: without checkpoint/ and audits.

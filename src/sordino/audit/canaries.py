@@ -200,7 +200,9 @@ def _scores(
     if not plan.release.accepts(collected.received):
         return np.zeros(len(planted.inside))
     pulls, other = _pulls(worker, planted, job)
-    drawn, rate = _drawn(plan, planted, job, streams), _rate(plan)
+    drawn, reads = _drawn(plan, planted, job, streams), plan.local.reads
+    rate = plan.clients.expected / plan.clients.population  # how often one unit is read
+    rate *= 1.0 if reads is None else min(1.0, reads.count / float(np.mean(reads.sizes)))
     t, count = job.public.t, plan.release.denominator(plan.clients.expected, collected.received)
     noised = noised_mean(plan, collected, job.cohort, streams, t, {})[0].double() * count / _pace(plan, t)
     sent = torch.where(torch.from_numpy(planted.inside)[:, None], pulls, other)
@@ -265,13 +267,6 @@ def _drawn(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bit
     first = len(held.records.x) - len(planted.alone.clients.records.x)
     mine = first + np.arange(len(planted.inside)) + np.where(planted.inside, 0, len(planted.inside))
     return np.isin(mine, np.concatenate(rows)) if rows else np.zeros(len(mine), dtype=np.bool_)
-
-
-def _rate(plan: Plan) -> float:
-    """How often one unit is read."""
-    reads = plan.local.reads
-    taking_part = plan.clients.expected / plan.clients.population
-    return taking_part if reads is None else taking_part * min(1.0, reads.count / float(np.mean(reads.sizes)))
 
 
 def _pace(plan: Plan, t: int) -> float:

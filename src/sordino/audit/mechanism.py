@@ -29,7 +29,6 @@ from sordino.audit.record_attack import Proved, audit_preparation, audit_records
 from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, choose, choose_steadily, not_finite, separation
 from sordino.audit.worst_case import Attack, Found, Pipeline, audit_sequence, crowds, resized, worst_messages
 from sordino.errors import UserError
-from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 
@@ -239,17 +238,13 @@ class _Stage:
 
     def __init__(self, pipeline: Pipeline, line: Line, effort: _Effort) -> None:
         self.pipeline, self.line, self.effort = pipeline, line, effort
-        self.client = self._client()
-
-    def _client(self) -> int:
-        """Whom to attack: the least noised where clients differ, else one that a first draw of this round picked.
-
-        With secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
-        """
-        if self.pipeline.plan.release.noise_multipliers:
-            return _weakest(self.pipeline.plan)
-        drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
-        return int(drawn[0]) if len(drawn) else 0
+        # Whom to attack: the least noised where clients differ, else one that a first draw of this round picked. With
+        # secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
+        if pipeline.plan.release.noise_multipliers:
+            self.client = _weakest(pipeline.plan)
+        else:
+            drawn = pipeline.cohort(effort.streams().at(pipeline.t, "cohort"))
+            self.client = int(drawn[0]) if len(drawn) else 0
 
     def worlds(self, trials: int, absent: bool) -> tuple[_World, _World]:
         """With our client; and without it (`absent`) or, the same cohorts again, with another message of it.
@@ -288,10 +283,8 @@ class _Stage:
 
     def features(self, attack: Attack, worlds: tuple[_World, _World]) -> tuple[Array, Array]:
         """Both worlds: (shift along the moved direction, spread across it) of what is seen, [n, 2] each."""
-        there, gone = worlds
-        return self._look(there, attack, attack.sent), self._look(
-            gone, attack, attack.sent if attack.instead is None else attack.instead
-        )
+        instead = attack.sent if attack.instead is None else attack.instead
+        return self._look(worlds[0], attack, attack.sent), self._look(worlds[1], attack, instead)
 
     def _look(self, world: _World, attack: Attack, sent: Tensor) -> Array:
         """Trials with equal cohort sizes, and ours in or out alike, have equal messages: they are noised together."""
@@ -308,14 +301,9 @@ class _Stage:
         if self.line.adversary == "messages":
             return _features(pipeline.message(sent, self.client, copies, streams), attack.moved)
         messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
-        cohort = _cohort(self.client, size, present)
+        others = np.setdiff1d(np.arange(size + 1), [self.client])[: size - present]
+        cohort = np.concatenate([[self.client] if present else [], others]).astype(np.int64)  # ours first, if present
         return _features(pipeline.released(messages, cohort, copies, streams), attack.moved)
-
-
-def _cohort(client: int, size: int, present: bool) -> Cohort:
-    """Our client first, if present, and as many others as it takes."""
-    others = np.setdiff1d(np.arange(size + 1), [client])[: size - present]
-    return np.concatenate([[client] if present else [], others]).astype(np.int64)
 
 
 def _features(seen: Tensor, moved: Tensor) -> Array:

@@ -170,17 +170,14 @@ def _rests(draws: Draws) -> list[Finding]:
     apart = draws.law.min_separation
     if apart is None or apart < 2:
         return []
-    nearest = np.array([_nearest(episode, draws.law.population) for episode in draws.episodes])
+    nearest = np.full(len(draws.episodes), math.inf)
+    for i, episode in enumerate(draws.episodes):
+        last = np.full(draws.law.population, -math.inf)
+        for t, draw in enumerate(episode):
+            nearest[i] = min(nearest[i], float((t - last[draw]).min(initial=math.inf)))
+            last[draw] = t
     text = f"rounds between two of one of them, {apart} accounted"
     return [finding(f"{draws.what}: rest", (nearest >= apart).astype(float), lambda i: f"{nearest[i]:g} {text}")]
-
-
-def _nearest(draws: Sequence[Draw], population: int) -> float:
-    last, least = np.full(population, -math.inf), math.inf
-    for t, draw in enumerate(draws):
-        least = min(least, float((t - last[draw]).min(initial=math.inf)))
-        last[draw] = t
-    return least
 
 
 def _rates(draws: Draws) -> list[Finding]:

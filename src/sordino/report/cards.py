@@ -185,21 +185,18 @@ def _loss(made: dict[str, Any]) -> dict[str, Any]:
     first = made["adversaries"][0]
     other = [f"epsilon {upto(one['epsilon'], 4)} at delta {upto(one['delta'])}" for one in first["other_deltas"]]
     gdp = first["gdp"]
+    lines = []
+    for line in made["adversaries"]:
+        bound = f"epsilon {upto(line['epsilon'], 4)} at delta {upto(line['delta'])}"
+        held = "nothing is guaranteed" if line["epsilon"] is None else bound
+        lines.append(f"- To one who {line['description']}: {held}.")
     mu = [] if gdp is None else [f"mu {upto(gdp['mu'], 4)} (Gaussian DP, regret {upto(gdp['regret'], 2)})"]
     return {
         "privacy_unit": made["statement"]["unit_of_privacy"],
         "privacy_unit_details": f"Neighbours: {made['statement']['neighbours']}. {sentence(made['assumptions'][0])}",
         "privacy_parameters": {"epsilon": made["epsilon"], "delta": made["delta"]},
-        "privacy_parameters_details": "\n".join(
-            [f"- {_line(line)}" for line in made["adversaries"]] + [f"- The first also: {'; '.join(other + mu)}."]
-        ),
+        "privacy_parameters_details": "\n".join([*lines, f"- The first also: {'; '.join(other + mu)}."]),
     }
-
-
-def _line(line: dict[str, Any]) -> str:
-    if line["epsilon"] is None:
-        return f"To one who {line['description']}: nothing is guaranteed."
-    return f"To one who {line['description']}: epsilon {upto(line['epsilon'], 4)} at delta {upto(line['delta'])}."
 
 
 def _model(made: dict[str, Any], about: About) -> dict[str, Any]:

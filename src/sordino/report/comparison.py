@@ -65,7 +65,11 @@ def comparison(
     """A row for every setting; `metric` is the figure that all runs have and that they are compared by, if any."""
     names = {one.main_metric for one in subjects}
     metric = names.pop() if len(names) == 1 else None
-    groups = _groups(subjects)
+    grouped: dict[str, list[int]] = {}  # places of runs that differ in their seed only; a loop stands alone
+    for place, one in enumerate(subjects):
+        asked = {name: value for name, value in flat(one.settings) if name != SEED}
+        grouped.setdefault(json.dumps(asked, default=str) if asked else f"alone {place}", []).append(place)
+    groups = list(grouped.values())
     labels = _labels(groups, runs, differ)
     values = [_by_seed(group, subjects, metric) for group in groups]
     known = [place for place, found in enumerate(values) if found]
@@ -86,15 +90,6 @@ def comparison(
         for place, (group, label, found) in enumerate(zip(groups, labels, values, strict=True))
     ]
     return {"metric": metric, "better": None if metric is None else better(metric), "rows": rows}
-
-
-def _groups(subjects: Sequence[Subject]) -> list[list[int]]:
-    """Places of runs that differ in their seed only; a loop, which has no plan.toml, stands alone."""
-    found: dict[str, list[int]] = {}
-    for place, one in enumerate(subjects):
-        asked = {name: value for name, value in flat(one.settings) if name != SEED}
-        found.setdefault(json.dumps(asked, default=str) if asked else f"alone {place}", []).append(place)
-    return list(found.values())
 
 
 def _labels(
@@ -157,7 +152,7 @@ def table(found: dict[str, Any]) -> Table:
     for name in names:
         columns[name] = lambda row, name=name: _figure(row["metrics"].get(name))  # type: ignore[misc]
         if name == metric and gaps:
-            columns["minus best"] = _gap
+            columns["minus best"] = lambda row: "best" if row["best"] else _figure(row["minus_best"], "+")
     for name in adversaries:
         columns[f"epsilon ({name})"] = lambda row, name=name: epsilon_cell(row, name, rows)  # type: ignore[misc]
     columns["relation"] = lambda row: str(row["relations"][adversaries[0]])
@@ -178,15 +173,11 @@ def settings_table(found: dict[str, Any]) -> Table:
     return whole.turned if cells and len(rows) > COLUMNS else whole
 
 
-def _figure(found: dict[str, float | None] | None) -> str:
-    if found is None or found["half_width"] is None:
+def _figure(found: dict[str, float | None] | None, sign: str = "") -> str:
+    """A mean with its interval; `sign` = "+" for a difference."""
+    if found is None or (found["half_width"] is None and not sign):
         return "-" if found is None else figure(found["mean"])
-    return Estimate(found["mean"] or 0.0, found["half_width"]).text()
-
-
-def _gap(row: dict[str, Any]) -> str:
-    found = row["minus_best"]
-    return "best" if row["best"] else "-" if found is None else Estimate(found["mean"], found["half_width"]).text("+")
+    return Estimate(found["mean"] or 0.0, found["half_width"]).text(sign)
 
 
 def epsilon_cell(row: dict[str, Any], adversary: str, rows: Sequence[dict[str, Any]]) -> str:

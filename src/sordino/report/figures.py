@@ -179,7 +179,12 @@ def plot_chart(axes: Any, chart: Chart) -> None:
         _ticks(scale, axis)
     axes.set_xlabel(chart.x.label, color=LIGHT["ink"])
     axes.set_ylabel(chart.y.label, color=LIGHT["ink"])
-    _style(axes)
+    axes.grid(axis="y", color=LIGHT["rule"], lw=0.8)
+    axes.set_axisbelow(True)
+    axes.set_facecolor("none")
+    axes.tick_params(colors=LIGHT["quiet"], length=3)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side == "bottom", color=LIGHT["rule"])
     shown = [(one, _plot_series(axes, one)) for one in chart.series]
     named = [(handle, _shortened(one.name)) for one, handle in shown if one.name and one.kind != "band"]
     if named:
@@ -201,15 +206,6 @@ def _plot_series(axes: Any, one: Series) -> Any:
     dash = (0, (3, 3)) if one.quiet else DASHES[one.tone % len(DASHES)]
     (line,) = axes.plot(one.xs, one.ys, color=colour, ls=dash, lw=1.2 if one.quiet else 1.9)
     return line
-
-
-def _style(axes: Any) -> None:
-    axes.grid(axis="y", color=LIGHT["rule"], lw=0.8)
-    axes.set_axisbelow(True)
-    axes.set_facecolor("none")
-    axes.tick_params(colors=LIGHT["quiet"], length=3)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color=LIGHT["rule"])
 
 
 def _ticks(scale: Any, axis: Axis) -> None:

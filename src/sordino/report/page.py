@@ -22,7 +22,7 @@ from sordino.accounting.rounding import atleast, upto
 from sordino.codec import plugins
 from sordino.errors import ConfigError, shorten
 from sordino.report import charts, comparison, workings
-from sordino.report.figures import DARK, LIGHT, Axis, Bars, Chart, draw, variables
+from sordino.report.figures import DARK, LIGHT, Bars, Chart, draw, variables
 from sordino.report.text_table import Table, figure, short
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
@@ -122,12 +122,9 @@ def _chart(chart: Chart) -> tuple[Table, bool]:
         columns.append((f"{name} from" if one.tops else name, dict(zip(one.xs, one.ys, strict=True))))
         columns += [(f"{name} to", dict(zip(one.xs, one.tops, strict=True)))] if one.tops else []
     head = (chart.x.label, *(name for name, _ in columns))
-    rows = tuple((chart.x.number(x), *(_cell(chart.y, column.get(x)) for _, column in columns)) for x in kept)
+    cells = [["-" if (y := column.get(x)) is None else chart.y.number(y) for _, column in columns] for x in kept]
+    rows = tuple((chart.x.number(x), *row) for x, row in zip(kept, cells, strict=True))
     return Table(head, rows, f"{chart.title}: numbers"), every > 1
-
-
-def _cell(axis: Axis, value: float | None) -> str:
-    return "-" if value is None else axis.number(value)
 
 
 def _bars(bars: Bars) -> Table:
