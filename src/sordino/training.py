@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from sordino import codec
+from sordino import codec, outcome
 from sordino.certificate import explain as explaining
 from sordino.certificate.build import certificate
 from sordino.certificate.earlier_runs import of_certificate
@@ -37,28 +37,10 @@ from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
 from sordino.models.in_memory import NAME, has_written_form
-from sordino.outcome import (
-    declared_public,
-    facts_of_charges,
-    final_model,
-    last_figures,
-    load_weights,
-    model_bytes,
-    model_digest,
-    warn_if_no_update,
-)
 from sordino.plan import Plan, State
 from sordino.report.text_table import History
 from sordino.rng import Mode
-from sordino.runs import admission
-from sordino.runs.execution import (
-    attach_lineage,
-    earlier_runs,
-    execute,
-    register_lineage,
-    with_released_columns,
-    write_preparations,
-)
+from sordino.runs import admission, execution
 from sordino.runs.folder import MEMORY, RunFolder
 from sordino.runs.loading import AUDIT, subject
 from sordino.runs.progress import bar_where_seen
@@ -148,12 +130,14 @@ class Result:
         task = self.task
         if task is None:
             raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
-        if task.waiting:  # columns scaled by what the run has released of them
-            task = with_released_columns(task, self.path) if self.path else scaled(task, known(self._kept()[1]))
+        if task.waiting and self.path:  # columns scaled by what the run has released of them
+            task = execution.with_released_columns(task, self.path)
+        elif task.waiting:
+            task = scaled(task, known(self._kept()[1]))
         if layer == "canaries":
             return auditing.of_canaries(replace(plan, prepare=()), task, facts.delta)
         held = copy.deepcopy(task.model)
-        load_weights(held, self.model.state_dict())
+        outcome.load_weights(held, self.model.state_dict())
         return auditing.of_model(replace(task, model=held), plan, facts)
 
     def save(self, path: str | Path) -> Path:
@@ -181,8 +165,8 @@ class Result:
             _replay(writer, notes, self.config.privacy.noise)
             writer.save(state)
             if self.config.plan.prepare:
-                write_preparations(path, self.task, state)
-            writer.finish(model_bytes(self.model))
+                execution.write_preparations(path, self.task, state)
+            writer.finish(outcome.model_bytes(self.model))
 
     def _kept(self) -> tuple[InMemoryRun, State]:
         if self.kept is None or self.config is None or self.task is None:
@@ -267,7 +251,7 @@ def train(
 
         if out is None:
             return _in_memory(config, task, engine, show)
-        done = execute(config, Path(out), resume=resume, engine=engine, on_round=show, task=task)
+        done = execution.execute(config, Path(out), resume=resume, engine=engine, on_round=show, task=task)
     folder = RunFolder.open(done.path)
     held, rows = folder.contents(), History.of(done.history)
     assert done.model is not None
@@ -286,20 +270,20 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
     check_run(config, task, engine)
     plan, notes, stop = config.plan, InMemoryRun(), config.run.stop
-    before = earlier_runs(task)
+    before = execution.earlier_runs(task)
     admission.admit_whole(config, notes.run)
     state, _ = run_rounds(config, task, RunStart(notes), engine, show)
-    warn_if_no_update(notes.history)
-    model = final_model(plan, task, state)
-    attach_lineage(model, config, before)
+    outcome.warn_if_no_update(notes.history)
+    model = outcome.final_model(plan, task, state)
+    execution.attach_lineage(model, config, before)
     early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
-    known = Facts(config.delta, config.privacy.noise, 0, model=model_digest(model), early=early, **config.facts)
-    known = replace(known, public=declared_public(task), environment=(versions(),), in_memory=True, earlier=before)
-    known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
+    known = Facts(config.delta, config.privacy.noise, 0, model=outcome.model_digest(model), early=early, **config.facts)
+    known = replace(known, public=outcome.declared_public(task), environment=(versions(),), in_memory=True)
+    known = replace(known, utility=outcome.last_figures(notes.history), prepared=notes.prepared, earlier=before)
     known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
-    facts = facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
+    facts = outcome.facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
     facts = replace(facts, ledger=admission.final_standing(config, notes.run, facts))
     made = certificate(plan, facts)
-    register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
+    execution.register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
     words, rows = single_class_note(notes.history), History.of(notes.history)
     return Result(model, rows, made, words, None, config, facts, task, (notes, state))

@@ -92,9 +92,8 @@ def attack_record(
     runs = broken or plan
     assert runs.local.reads is not None
     trials = min(trials, HELD // runs.local.reads.size(silo))
-    there, gone = (
-        _seen(runs, adversary, canary, trials, 2 * seed + k, sabotage, lost) for k, canary in enumerate((LOUD, other))
-    )
+    worlds = enumerate((LOUD, other))
+    there, gone = (_seen(runs, adversary, canary, trials, 2 * seed + k, sabotage, lost) for k, canary in worlds)
     return prove(there, gone, line, delta, alpha)
 
 

@@ -219,9 +219,8 @@ def _spread(draws: Draws) -> list[Finding]:
     edges = (means + np.outer((0, -1, 1), np.sqrt(means))) * (1 + 1e-12)
     cuts = np.maximum(np.floor(edges), 0).astype(int)  # [3, rounds]
     above = (sizes > cuts).sum(1)
-    due = np.array(
-        [np.mean([law.size_sf(t, int(k)) for (t, _), k in zip(draws.all, cut, strict=True)]) for cut in cuts]
-    )
+    pairs = [zip(draws.all, cut, strict=True) for cut in cuts]
+    due = np.array([np.mean([law.size_sf(t, int(k)) for (t, _), k in each]) for each in pairs])
     names = ("the mean", "the mean less its root", "the mean and its root")
     text = [
         f"more than {n} in {a} of {len(sizes)} rounds, {d * len(sizes):.0f} due"

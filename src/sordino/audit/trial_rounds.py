@@ -203,9 +203,7 @@ def synthetic_task(plan: Plan) -> Task:
     reads, population = plan.local.reads, plan.clients.population
     if reads is None:
         signs = 1.0 - 2.0 * (torch.arange(SIZE) % 2)
-        x = torch.stack(
-            [signs * scale for scale in (1e6, 1e20)]
-        )  # beyond the clip norm; where float32 squares overflow
+        x = torch.stack([signs * 1e6, signs * 1e20])  # beyond the clip norm, and where float32 squares overflow
         held = Clients(Records(x, _never(len(x))), np.arange(population) % len(x), np.arange(population + 1))
     else:
         sizes = [reads.size(silo) for silo in range(population)]

@@ -177,7 +177,10 @@ def _store(patience: timedelta) -> tuple[Any, int, int]:
 def _answered(host: str, port: int, patience: float) -> None:
     """Rank 0 may be late, but whoever listens there must answer as a store does: torch itself would wait for ever."""
     until, met = time.monotonic() + patience, threading.Event()
-    while not _listens(host, port):
+    while True:
+        with suppress(OSError):
+            socket.create_connection((host, port), timeout=ANSWER).close()
+            break
         if time.monotonic() > until:
             raise RuntimeError(f"nobody listens at {host}:{port}")
         time.sleep(0.1)
@@ -191,14 +194,6 @@ def _answered(host: str, port: int, patience: float) -> None:
     if not met.wait(ANSWER):
         fix = "choose another port, torchrun's --master-port"
         raise RuntimeError(f"what listens at {host}:{port} is not rank 0: {fix}")
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=ANSWER).close()
-    except OSError:
-        return False
-    return True
 
 
 def _met(device: torch.device, timeout: float) -> Group:

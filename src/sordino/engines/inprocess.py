@@ -145,9 +145,8 @@ class InProcessWorker(Worker):
             self.objective.fast.asked = True  # the certificate is next: look whether records are kept apart
         streams = [self.streams.at(t, "batches", int(c)) for c in clients]
         sizes = [self.task.clients.size(int(c)) for c in clients]
-        drawn = [
-            self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in zip(sizes, streams, clients, strict=True)
-        ]
+        each = zip(sizes, streams, clients, strict=True)
+        drawn = [self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in each]
         coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
         batches = self.reader.batches(clients, drawn)
         state = self._ordered(self.client_states.of(clients, start), inward=True)

@@ -51,9 +51,7 @@ def metrics(found: dict[str, Any]) -> list[Chart]:
             if known:
                 series += _mean_line(label, known, tone)
                 (*_, last), (*_, value) = series[-1].xs, series[-1].ys
-                ended = last == max(
-                    run["answer"]["evaluated_after"] for run in runs
-                )  # else later rounds do not have it
+                ended = last == max(run["answer"]["evaluated_after"] for run in runs)  # else later ones lack it
                 ends.append(f"{label} {'ends at' if ended else f'was last known after round {last:g}, at'} {value:.4g}")
         word, bands = name.replace("_", " "), any(one.kind == "band" for one in series)
         said = "Lines are means over seeds, bands their 95% intervals. " if bands else ""

@@ -83,7 +83,11 @@ class Mlflow(TrackerBackend, kind="mlflow"):
         mlflow = _needed("mlflow", "mlflow")
         if "MLFLOW_TRACKING_URI" not in os.environ:
             folder.mkdir(parents=True, exist_ok=True)
-            mlflow.set_tracking_uri(_store(folder.resolve()))
+            store = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+            if find_spec("sqlalchemy") is None or find_spec("alembic") is None:
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+                store = (folder.resolve() / "mlflow").as_uri()
+            mlflow.set_tracking_uri(store)
         mlflow.set_experiment("sordino")
         self.mlflow, self.run = mlflow, mlflow.start_run(run_name=folder.stem)
 
@@ -184,13 +188,6 @@ class Tracker:
     ) -> None:
         if self.backend is not None:
             self._attempt(self.backend.close)
-
-
-def _store(folder: Path) -> str:
-    if find_spec("sqlalchemy") is not None and find_spec("alembic") is not None:
-        return f"sqlite:///{folder / 'mlflow.db'}"
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    return (folder / "mlflow").as_uri()
 
 
 def _mlflow(name: str) -> str:

@@ -297,17 +297,14 @@ def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
     folder = SweepFolder(asked, Path())
     folder.check()
     data, by = asked.data
-    runs = [f"{one.run.text}{_noise(one.run.config)}" for one in folder.stored]
+    runs = []
+    for run in (one.run for one in folder.stored):
+        noise = getattr(getattr(run.config.plan.release, "mechanism", None), "noise_multiplier", None)
+        runs.append(run.text + ("" if noise is None else f": noise multiplier {noise:.4g}"))
     cost = folder.cost() if folder.charged else {"epsilon": None}
     found = {"runs": runs, "data": data, "declared_by": by, **cost}
     rows = [f"{name}: {rows}" for name, rows in folder.rows_used.items()]
     return found, "\n".join([*runs, guarantee({**found, "charged": folder.charged}), *rows])
-
-
-def _noise(config: Config) -> str:
-    mechanism = getattr(config.plan.release, "mechanism", None)
-    number = getattr(mechanism, "noise_multiplier", None)
-    return "" if number is None else f": noise multiplier {number:.4g}"
 
 
 # ---- for compare, report and explain ---------------------------------------------------------------------------------
