@@ -110,11 +110,8 @@ def check_train_metrics(asked: bool | None, mode: Mode) -> None:
 def check_population(plan: Plan, population: int) -> None:
     """Refuse data of another number of clients than the plan's."""
     if plan.clients.population != population:
-        raise DataError(
-            f"a plan for {plan.clients.population} clients and data of {population}",
-            "the same population in both",
-            f"set population = {population} in the plan's clients",
-        )
+        found = f"a plan for {plan.clients.population} clients and data of {population}"
+        raise DataError(found, "the same population in both", f"set population = {population} in the plan's clients")
 
 
 def check_needs(plan: Plan, public: bool, engine: Engine) -> None:
@@ -247,9 +244,8 @@ def released(
 ) -> tuple[State, Collected]:
     """From the sum to the next state, and what an onlooker who must not exist would have seen."""
     after, encoded = advanced(plan, task.layout, streams, state, public, collected, cohort)
-    after = (
-        replace(after, secret_state=after.secret_state | collected.client_state) if collected.client_state else after
-    )
+    if collected.client_state:
+        after = replace(after, secret_state=after.secret_state | collected.client_state)
     if encoded is None or collected.deployed or collected.noised:
         return after, collected
     clean = collected.total / plan.release.denominator(plan.clients.expected, collected.received)

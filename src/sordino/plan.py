@@ -74,31 +74,20 @@ class Plan(_Cache):
         check_parts(self, "plan")
         if not 1 <= self.rounds <= LONGEST:
             raise PlanError("rounds", f"rounds = {brief_repr(self.rounds)}", f"at least 1, and at most {LONGEST:,}")
-        self._check_clip_norm()
         self._check_schedules()
         self.local.check_rounds(self.rounds)
         self.release.check(self.bound)
         self.release.check_sampler(self.clients)
         self._check_records()
         self.server.check_rounds(self.rounds)
-        self._check_denoisers()
-        self._check_lengths()
-        self._check_prepare()
-        if self.release.is_fitted(self.rounds):
-            self._check_events()
+        self._check_steps()
+        lines = self.forecast.lines if self.release.is_fitted(self.rounds) else ()
+        for event, relation in ((event, line.relation) for line in lines for event, _ in line.entries):
+            if not has_bound(event, relation):
+                raise no_bound(event, relation)
         if self.local.projects and self.clip is None:
-            raise PlanError(
-                "projection",
-                "project = true without a Clip step",
-                "a clip norm to project on",
-                "add Clip(clip_norm) to encode",
-            )
-
-    def _check_events(self) -> None:
-        for line in self.forecast.lines:
-            for event, _ in line.entries:
-                if not has_bound(event, line.relation):
-                    raise no_bound(event, line.relation)
+            found, needed = "project = true without a Clip step", "a clip norm to project on"
+            raise PlanError("projection", found, needed, "add Clip(clip_norm) to encode")
 
     def fitted(self) -> Plan:
         """The same plan, with the coefficients of its noise strategy optimised for its rounds, clients and server.
@@ -124,15 +113,7 @@ class Plan(_Cache):
         return record_patterns(self.clients, self.local, self.rounds, times, 0)
 
     def _check_schedules(self) -> None:
-        """A step size that overflows in some round leaves no model."""
-        for where, schedule in codec.nested_values(self):
-            if isinstance(schedule, Schedule) and not finite(*schedule.span(self.rounds)):
-                low, high = schedule.span(self.rounds)
-                found = f"{where} from {low:g} to {high:g} in {self.rounds} rounds"
-                raise PlanError("schedule", found, "finite numbers that float32 holds in every round")
-
-    def _check_clip_norm(self) -> None:
-        """A clip norm that is not a positive finite number in every round bounds nothing."""
+        """A clip norm must be positive and finite in every round to bound anything; no step size may overflow."""
         clip_norms = [*(clip.clip_norm for clip in self.clips), *self.local.clip_norms]
         scheduled = [clip_norm for clip_norm in clip_norms if isinstance(clip_norm, Schedule)]
         for clip_norm in scheduled:
@@ -140,14 +121,18 @@ class Plan(_Cache):
             if not positive(low, high):
                 found = f"a clip norm from {low:g} to {high:g} in {self.rounds} rounds"
                 raise PlanError("clip", found, "a positive finite clip norm in every round")
-        if not any(clip_norm.learned for clip_norm in scheduled):
-            return
-        if self.clips != self.encode[-1:]:
+        learned = any(clip_norm.learned for clip_norm in scheduled)
+        if learned and self.clips != self.encode[-1:]:
             found = "an adaptive clip norm, and a step after its Clip or another Clip"
             raise PlanError("adaptive clip", found, "one Clip, as the last step", "put it at the end of encode")
-        if self.local.projects:
+        if learned and self.local.projects:
             found = "an adaptive clip norm with project = true, under which every update is inside"
             raise PlanError("adaptive clip", found, "updates that are not projected", "set project = false")
+        for where, schedule in codec.nested_values(self):
+            if isinstance(schedule, Schedule) and not finite(*schedule.span(self.rounds)):
+                low, high = schedule.span(self.rounds)
+                found = f"{where} from {low:g} to {high:g} in {self.rounds} rounds"
+                raise PlanError("schedule", found, "finite numbers that float32 holds in every round")
 
     def _check_records(self) -> None:
         """What only matters where one record is the unit."""
@@ -169,24 +154,8 @@ class Plan(_Cache):
             found = f"{self.encode[0].kind} after a gradient that is clipped record by record"
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
 
-    def _check_lengths(self) -> None:
-        """Steps that look at the model's coordinates need messages of one model."""
-        looks = next(
-            (step for step in self.encode if step.needs_slopes or step.needs_tensors or step is self.mask), None
-        )
-        if looks is not None and self.local.length(1) != 1:
-            found = f"{looks.kind} on messages of {self.local.kind}, which hold more than an update"
-            raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")
-
-    def _check_prepare(self) -> None:
-        """One release of a column is enough: all that it may tell is read off it."""
-        names = [part.column for part in self.prepare]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise PlanError("preparation", f"two releases of column {twice!r}", "one for each column")
-
-    def _check_denoisers(self) -> None:
-        """Who shrinks by the noise must be told how much there is."""
+    def _check_steps(self) -> None:
+        """Who shrinks by the noise must be told how much there is; who looks at coordinates needs those of a model."""
         asking = [step for step in self.postprocess if step.needs_noise]
         if asking and isinstance(self.bound, AlreadyPrivate):
             found = f"{asking[0].kind} on messages whose noise went through local steps"
@@ -196,6 +165,15 @@ class Plan(_Cache):
         if late is not None:
             found = f"{late.kind} after {self.postprocess[bent].kind}, which leaves noise of no known deviation"
             raise PlanError("denoising", found, "linear maps before it", f"put {late.kind} first, or drop one")
+        coordinates = (step for step in self.encode if step.needs_slopes or step.needs_tensors or step is self.mask)
+        looks = next(coordinates, None)
+        if looks is not None and self.local.length(1) != 1:
+            found = f"{looks.kind} on messages of {self.local.kind}, which hold more than an update"
+            raise PlanError("sparsity", found, "messages of one number per parameter", f"drop {looks.kind}")
+        names = [part.column for part in self.prepare]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:  # one release of a column is enough: all that it may tell is read off it
+            raise PlanError("preparation", f"two releases of column {twice!r}", "one for each column")
 
     @property
     def unit(self) -> Unit:
@@ -332,7 +310,7 @@ class Plan(_Cache):
     def forecast(self) -> Cost:
         """What the plan costs if it runs as planned: computed once."""
         if not hasattr(self, "_forecast"):
-            object.__setattr__(self, "_forecast", self.cost(Participation.planned(self.clients, self.rounds)))
+            object.__setattr__(self, "_forecast", self.cost_with())
         return self._forecast
 
     def decode(self, mean: Tensor, public: Public) -> Tensor:

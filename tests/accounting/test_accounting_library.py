@@ -22,7 +22,7 @@ import sordino
 from sordino.accounting import accountant, renyi
 from sordino.accounting.accountant import epsilon, rdp_epsilon
 from sordino.accounting.events import FixedSampled, GaussianNoise, LaplaceNoise, PoissonSampled
-from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.pld.loss_grid import gaussian_epsilon
 
 SOURCE = Path(sordino.__file__).parent
 REMOVE, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE

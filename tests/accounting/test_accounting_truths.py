@@ -47,7 +47,7 @@ def test_sums_of_gaussians_are_the_closed_form(relation: Relation, noise_multipl
 def test_forgetting_that_replacing_moves_by_two_would_fall_below_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     gauss, fixed = GaussianNoise(2.0), FixedSampled(2000, 100, GaussianNoise(1.8))
     assert cost(gauss, 1, "replace_one", 1e-5) == pytest.approx(4.38, abs=0.005)
-    monkeypatch.setattr(events, "moved", lambda relation: 1.0)
+    monkeypatch.setattr(events, "sensitivity", lambda relation: 1.0)
     assert oracles.gaussian_delta(cost(gauss, 1, "replace_one", 1e-5), 1.0) > 1e-5
     assert cost(fixed, 200, "replace_one", 2000**-1.1) < 4.60
 

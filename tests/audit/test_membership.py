@@ -16,7 +16,7 @@ from tests.tiny import final, noise, plan
 from torch import nn
 
 from sordino.audit.membership import auc, audit_membership, true_positive_rate
-from sordino.certificate.schema import text_of
+from sordino.certificate.certificate_file import text_of
 from sordino.config import load_config
 from sordino.errors import DataError
 from sordino.parts.encoding import Clip

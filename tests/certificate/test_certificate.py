@@ -19,8 +19,8 @@ from sordino.accounting import accountant
 from sordino.accounting.delta import check_delta, default_delta
 from sordino.accounting.profiles import upward
 from sordino.certificate.build import certificate
+from sordino.certificate.certificate_file import compare
 from sordino.certificate.facts import Facts
-from sordino.certificate.schema import compare
 from sordino.errors import CertificateError, ConfigError
 from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian

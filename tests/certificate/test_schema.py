@@ -13,7 +13,7 @@ from tests.commands import federation, sordino
 from tests.dpsgd.loops import private, train
 
 from sordino.certificate.build import FORMAT
-from sordino.certificate.schema import schema
+from sordino.certificate.certificate_file import schema
 
 CHECK = jsonschema.Draft202012Validator(schema())
 

@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 
 import sordino as so
 from sordino.accounting import accountant
-from sordino.certificate.schema import schema
+from sordino.certificate.certificate_file import schema
 from sordino.dpsgd import loop_certificate
 from sordino.errors import CertificateError, DataError
 from sordino.parts.banded import Banded

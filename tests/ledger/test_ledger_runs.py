@@ -17,7 +17,7 @@ from sordino.accounting import accountant
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event, GaussianNoise, PoissonSampled
 from sordino.accounting.profiles import upward
-from sordino.certificate.schema import schema
+from sordino.certificate.certificate_file import schema
 from sordino.config import load_config
 from sordino.errors import CertificateError, ConfigError
 from sordino.ledger.entries import Account, Run, RunEntry

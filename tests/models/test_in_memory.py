@@ -14,7 +14,7 @@ from tests.tiny import clients, mlp, plan, seeded
 from torch import Tensor, nn
 
 import sordino as so
-from sordino.certificate.schema import schema
+from sordino.certificate.certificate_file import schema
 from sordino.codec import plugins
 from sordino.data import datasets
 from sordino.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.accounting.matrix_oracles import every_pattern, root_mean_square
 
-from sordino.accounting.matrix import optimize, sensitivity, toeplitz, trees
+from sordino.accounting.matrix import optimize, sensitivity, toeplitz
 from sordino.accounting.matrix.optimize import Goal, best_bands, best_buffers
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.errors import PlanError
@@ -86,7 +86,7 @@ def test_errors_are_those_of_the_matrix(strategy: Strategy, work: np.ndarray | N
 
 def test_the_noise_of_a_tree_is_what_its_blocks_say() -> None:
     noise, z = streamed(Tree(), ROUNDS)
-    assert np.allclose(noise, trees.noise_matrix(ROUNDS) @ z, atol=1e-5)
+    assert np.allclose(noise, toeplitz.tree_noise_matrix(ROUNDS) @ z, atol=1e-5)
 
 
 def test_the_tree_estimates_sums_without_bias_from_its_blocks() -> None:
@@ -99,9 +99,9 @@ def test_the_tree_estimates_sums_without_bias_from_its_blocks() -> None:
             level += 1
             blocks.append((t + 1 - (1 << level), t + 1))
     c = np.array([[float(a <= s < b) for s in range(ROUNDS)] for a, b in blocks])
-    made = np.cumsum(trees.noise_matrix(ROUNDS), axis=0) @ c
+    made = np.cumsum(toeplitz.tree_noise_matrix(ROUNDS), axis=0) @ c
     assert np.allclose(made, np.tril(np.ones((ROUNDS, ROUNDS))))
-    assert np.allclose(c.T @ c, trees.gram(ROUNDS))
+    assert np.allclose(c.T @ c, toeplitz.tree_gram(ROUNDS))
 
 
 @pytest.mark.parametrize("strategy", [*TOEPLITZ, Tree()])
@@ -127,7 +127,9 @@ def test_no_pattern_moves_more_than_the_sensitivity(strategy: Strategy | str, mo
         claimed, gram = sensitivity.toeplitz_sensitivity(column, allowed), sensitivity._gram(column, rounds)
     else:
         claimed = strategy.sensitivity(allowed)
-        gram = trees.gram(rounds) if isinstance(strategy, Tree) else sensitivity._gram(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
+        gram = toeplitz.tree_gram(rounds)
+        if not isinstance(strategy, Tree):
+            gram = sensitivity._gram(strategy.column(rounds), rounds)  # type: ignore[attr-defined]
     worst = max(np.abs(gram[np.ix_(p, p)]).sum() for p in every_pattern(allowed))
     assert claimed >= np.sqrt(worst) - 1e-12
     if isinstance(strategy, BandedSquareRoot):

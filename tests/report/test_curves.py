@@ -10,9 +10,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.composition import Selection
+from sordino.accounting.pld.loss_grid import gaussian_epsilon
 from sordino.accounting.profiles import ceiling
-from sordino.accounting.selection import Selection
 from sordino.accounting.trials import Trials
 from sordino.audit.tradeoff import Limit
 from sordino.certificate.build import certificate, headline

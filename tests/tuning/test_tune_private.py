@@ -14,8 +14,8 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from tests import tiny
 from tests.commands import Said, federation, sordino
 
+from sordino.accounting.composition import Selection
 from sordino.accounting.events import GaussianNoise, PubliclySampled, Tuned
-from sordino.accounting.selection import Selection
 from sordino.accounting.trials import Trials
 from sordino.certificate.facts import Facts, run_cost
 from sordino.config import load_config

@@ -22,8 +22,8 @@ import numpy as np
 
 from sordino.accounting import renyi
 from sordino.accounting.events import Entries, Relation, no_bound
-from sordino.accounting.pld import closed_forms, convolutions, loss_grid
-from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.pld import convolutions, loss_grid
+from sordino.accounting.pld.loss_grid import gaussian_epsilon
 from sordino.accounting.pld.pairs import Array, Pair
 from sordino.errors import PlanError
 
@@ -96,10 +96,10 @@ def deltas_at(entries: Entries, relation: Relation, epsilons: Sequence[float]) -
         return [1.0 for _ in epsilons]
     mu = gaussian_mu(entries, relation)
     if mu is not None:
-        return [closed_forms.gaussian_delta(mu, at) for at in epsilons]
+        return [loss_grid.gaussian_delta(mu, at) for at in epsilons]
     pair = _repeated(entries)
     if pair is not None:
-        return [closed_forms.repeated_pair_delta(*pair, at) for at in epsilons]
+        return [loss_grid.repeated_pair_delta(*pair, at) for at in epsilons]
     sizes = np.abs(np.asarray(epsilons, dtype=np.float64))
     if _tuned(entries):
         curves = [renyi.deltas(_divergences(entries, relation), sizes)]
@@ -140,14 +140,14 @@ def _without_grid(entries: Entries, relation: Relation, delta: float) -> float:
     """The least of: all losses added up, all (epsilon, delta) pairs composed, the Gaussians that dominate each."""
     pure = math.fsum(count * event.pure(relation) for event, count in entries)
     pair = _repeated(entries)
-    repeated = math.inf if pair is None else closed_forms.repeated_pair(*pair, delta)
+    repeated = math.inf if pair is None else loss_grid.repeated_pair(*pair, delta)
     return min(pure, repeated, _basic(entries, delta), gaussian_epsilon(dominating_mu(entries, relation), delta))
 
 
 def _repeated(entries: Entries) -> tuple[tuple[float, float], int] | None:
     """One (epsilon, delta) pair so many times, if that is all there is."""
     (event, count), alone = entries[0], len(entries) == 1
-    few = alone and count <= closed_forms.MOST_PAIRS
+    few = alone and count <= loss_grid.MOST_PAIRS
     return (event.proved_pair, count) if few and event.proved_pair is not None else None
 
 

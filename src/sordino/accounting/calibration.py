@@ -85,20 +85,13 @@ def _bracketed(cost: EpsilonAt, target: float, bracket: tuple[float, float], sla
     while cost(high) > target:
         low, high = high, high * 2
         if high > _MOST:
-            raise UnreachableError(
-                f"epsilon {upto(cost(_MOST))} at noise multiplier {_MOST:g}",
-                f"epsilon {upto(target, 6)}",
-                "allow a larger epsilon or delta, or fewer rounds",
-            )
+            found, needed = f"epsilon {upto(cost(_MOST))} at noise multiplier {_MOST:g}", f"epsilon {upto(target, 6)}"
+            raise UnreachableError(found, needed, "allow a larger epsilon or delta, or fewer rounds")
     while cost(low) <= target:
         if low <= _LEAST:
             return low
         low, high = low / 2, low
-    return _bisect(cost, target, low, high, slack)
-
-
-def _bisect(cost: EpsilonAt, target: float, low: float, high: float, slack: float) -> float:
-    """False position on (log z, log epsilon); `high` always costs at most the target."""
+    # false position on (log z, log epsilon); `high` always costs at most the target
     over, under = _log_ratio(cost(low), target), _log_ratio(cost(high), target)
     for step in range(60):
         if under > -slack or high / low < 1 + 1e-7:
@@ -129,9 +122,8 @@ def _largest(
     found = _crossing(refined, found, least - 1, most + 1)
     if found < least:
         cheapest, some = _exact(line_of(least), delta), f"{least} {what}{'s' if least > 1 else ''}"
-        raise UnreachableError(
-            f"epsilon {upto(cheapest, 4)} for {some} already", f"epsilon at most {upto(epsilon, 6)}", fix
-        )
+        needed = f"epsilon at most {upto(epsilon, 6)}"
+        raise UnreachableError(f"epsilon {upto(cheapest, 4)} for {some} already", needed, fix)
     return found
 
 
@@ -251,9 +243,8 @@ def _weakest(plan: Plan, delta: float, free: str) -> int:
 def calibrate_silos(plan: Plan, budgets: Sequence[Budget]) -> Plan:
     """The plan with a noise multiplier of its own for every silo, so that each spends its own budget and no more."""
     if len(budgets) != plan.clients.population:
-        raise PlanError(
-            "calibration", f"{len(budgets)} budgets for {plan.clients.population} silos", "one budget per silo"
-        )
+        found = f"{len(budgets)} budgets for {plan.clients.population} silos"
+        raise PlanError("calibration", found, "one budget per silo")
     solved: dict[tuple[int, Budget], float] = {}
 
     def solve(silo: int, budget: Budget) -> float:

@@ -6,20 +6,25 @@
 
 Each adversary has the neighbouring relation that is legal for it. A forecast and the cost of a run are one function;
 they differ only in `Participation`.
+
+Private hyperparameter selection (`Selection`, `sordino tune --private`): a trial draws a candidate by public chances,
+runs it and scores its release on public rows. All trials have one cost and their number is random and secret, so the
+best of them, with its candidate and score, costs `Tuned` of that cost (`trials`: Papernot, Steinke 2022).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from sordino.accounting.binomial import binomial_quantile
 from sordino.accounting.bounds import AlreadyPrivate, Unit
-from sordino.accounting.events import Approximate, Event, Relation, Unprotected
+from sordino.accounting.events import Approximate, Event, Relation, Tuned, Unprotected
 from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.trials import Trials, binomial_quantile
 from sordino.codec import Part, foreign
+from sordino.errors import PlanError
 
 if TYPE_CHECKING:
     from sordino.parts.local_solvers import LocalSolver
@@ -128,14 +133,27 @@ class Cost:
 
 
 def client_cost(clients: Sampler, release: Release, participation: Participation, only: int | None = None) -> Cost:
-    """The cost of a client-level plan, or of one client: the sampler amplifies only where its coins are unseen."""
+    """The cost of a client-level plan, or of one client: amplified where sampler and release hide coins and cohort.
+
+    To one who sees the cohort a client can be zeroed out, or, where it was never in doubt that it is there, replaced;
+    round by round, or all rounds that share their noise as one event. Where coins are left and rounds share their
+    noise, the sampler keeps the columns of C apart (`Release.suits`): one column for each round that a client is in.
+    """
     if release.correlated and not clients.amplifies:  # columns of C may meet: no cost of single rounds
         participation = participation.if_always_sampled
     if "messages" in release.sees:
         return _message_cost(clients, release, participation, only)
     messages = Line("messages", "replace_one", _rounds(clients, release.message_event(), participation))
-    seen = Line("cohort", _seen_relation(clients, release), _seen_rounds(clients, release, participation))
-    return Cost("client", (_models_line(clients, release, participation, seen), seen, messages))
+    relation = release.relation or ("zero_out" if clients.random else clients.relation)
+    if participation.sampled_rounds:
+        seen = Line("cohort", relation, _rounds(clients, release.event(), participation))
+    else:
+        seen = Line("cohort", relation, _with_repeats(release, participation.patterns(clients), participation))
+    models, hidden = replace(seen, adversary="models"), clients.amplifies and release.hides_cohort(clients)
+    if clients.random and hidden and not participation.end_reveals_cohorts:
+        rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
+        models = Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
+    return Cost("client", (models, seen, messages))
 
 
 def _rounds(clients: Sampler, event: Event, participation: Participation, client: int | None = None) -> Entries:
@@ -150,17 +168,6 @@ def _rounds(clients: Sampler, event: Event, participation: Participation, client
     counts: Counter[Event] = Counter({event: sure})
     counts[clients.publicly_sampled(event)] += participation.sampled_rounds
     return tuple((each, count) for each, count in counts.items() if count)
-
-
-def _seen_rounds(clients: Sampler, release: Release, participation: Participation) -> Entries:
-    """To one who sees the cohort: round by round, or all that share their noise as one event.
-
-    Where coins are left and rounds share their noise, the sampler keeps the columns of C apart (`Release.suits`): they
-    are round by round too, one column for each round that a client is in.
-    """
-    if participation.sampled_rounds:
-        return _rounds(clients, release.event(), participation)
-    return _with_repeats(release, participation.patterns(clients), participation)
 
 
 def _with_repeats(release: Release, allowed: Patterns, participation: Participation) -> Entries:
@@ -219,7 +226,6 @@ def record_cost(
 def _record_cost(
     clients: Sampler, local: LocalSolver, release: Release, participation: Participation, silo: int
 ) -> tuple[Entries, ...]:
-    """What one record of a silo costs to each adversary, and how often."""
     times = reads_of(clients, local, release, participation, silo)
     if not release.correlated:
         events = _record_events(local, release, silo)
@@ -233,7 +239,6 @@ def _record_cost(
 
 
 def _silos_are_seen(clients: Sampler, release: Release) -> bool:
-    """Whether the adversary sees which silos are in a round."""
     return not clients.random or bool({"cohort", "messages"} & release.sees)
 
 
@@ -248,14 +253,12 @@ def _record_rounds(
     assert reads is not None
     assert rate is not None
     steps = spent.count if isinstance(spent, AlreadyPrivate) else 1
-    most = reads.max_participations(participation.distinct * steps, silo) + _read_again(
-        local, participation, steps, silo
-    )
+    again = _read_again(local, participation, steps, silo)
+    most = reads.max_participations(participation.distinct * steps, silo) + again
     if steps == 1:
         coins = min(participation.sampled_rounds, most) if reads.disjoint else participation.sampled_rounds
-        return _rounds(
-            clients, event, replace(participation, max_participations=times, per_client=(), sampled_rounds=coins)
-        )
+        sampled = replace(participation, max_participations=times, per_client=(), sampled_rounds=coins)
+        return _rounds(clients, event, sampled)
     rounds = binomial_quantile(participation.sampled_rounds, rate, LOST)
     more = min(rounds * steps, most) if reads.disjoint else rounds * steps
     return (event, times + more), (Approximate(0.0, LOST), 1)
@@ -272,7 +275,6 @@ def record_patterns(clients: Sampler, local: LocalSolver, releases: int, times: 
 
 
 def _record_events(local: LocalSolver, release: Release, silo: int) -> tuple[Event, ...]:
-    """One release of one silo's records, to each adversary."""
     reads, spent = local.reads, local.bound()
     assert reads is not None
     if isinstance(spent, AlreadyPrivate):
@@ -303,36 +305,19 @@ def reads_of(clients: Sampler, local: LocalSolver, release: Release, participati
 
 
 def _read_again(local: LocalSolver, participation: Participation, steps: int, silo: int) -> int:
-    """How often one record was read again in rounds that were run again, named or not."""
-    reads = local.reads
-    assert reads is not None
-    again = repeated_reads(reads, participation.repeated, steps, silo)
-    return again + (participation.unnamed * reads.max_repeated_reads(steps, silo) if participation.unnamed else 0)
-
-
-def repeated_reads(reads: RecordSampler, repeated: Sequence[int], steps: int, silo: int) -> int:
-    """How often one record was read again in rounds that were run again, at most.
+    """How often one record was read again in rounds that were run again, named or not, at most.
 
     Steps of one epoch read disjoint records, so of an epoch the step that was run again most often counts.
     """
-    times = Counter(step for t in repeated for step in range(t * steps, (t + 1) * steps))
+    reads = local.reads
+    assert reads is not None
+    times = Counter(step for t in participation.repeated for step in range(t * steps, (t + 1) * steps))
     most: Counter[int] = Counter()
     for step, count in times.items():
         most |= Counter({reads.epoch(step, silo): count})
-    return most.total()
-
-
-def _seen_relation(clients: Sampler, release: Release) -> Relation:
-    """Who is there is seen: a client can be zeroed out, or, where that was never in doubt, replaced."""
-    return release.relation or ("zero_out" if clients.random else clients.relation)
-
-
-def _models_line(clients: Sampler, release: Release, participation: Participation, seen: Line) -> Line:
-    """Amplified where sampler and release both say that neither coins nor cohort are seen."""
-    if clients.random and clients.amplifies and release.hides_cohort(clients) and not participation.end_reveals_cohorts:
-        rounds = clients.amplified_rounds(participation.distinct, participation.repeated) + participation.unnamed
-        return Line("models", clients.relation, ((clients.amplify(release.event()), rounds),))
-    return replace(seen, adversary="models")
+    return most.total() + (
+        participation.unnamed * reads.max_repeated_reads(steps, silo) if participation.unnamed else 0
+    )
 
 
 # ---- before the first round ------------------------------------------------------------------------------------------
@@ -357,3 +342,38 @@ def with_preparations(cost: Cost, prepare: tuple[Preparation, ...], release: Rel
         return replace(line, entries=(*line.entries, *((event, n * times) for event, n in Counter(events).items())))
 
     return replace(cost, lines=tuple(more(line) for line in cost.lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How a run came to be the one that is shown: `over` which keys, `by` what; `id` is its name in a ledger."""
+
+    id: str
+    trials: Trials
+    over: tuple[str, ...]
+    by: str
+
+    @property
+    def assumed(self) -> list[str]:
+        """What must hold for the cost."""
+        return [
+            f"this run is the best, by {self.by}, of a random number of trials ({self.trials.law.replace('_', ' ')}, "
+            f"{self.trials.mean:g} on average) over {', '.join(self.over)}, each with the same cost",
+            "how many trials there were, how long they took, and every trial but this one stayed secret",
+        ]
+
+
+def cost_of_best(cost: Cost, selection: Selection | None) -> Cost:
+    """The cost of one trial as that of the best; no selection: as it is."""
+    return cost if selection is None else replace(cost, lines=tuple(_line(one, selection.trials) for one in cost.lines))
+
+
+def _line(line: Line, trials: Trials) -> Line:
+    entries = tuple((event, count) for event, count in line.entries if count)
+    if not entries or not all(event.protects for event, _ in entries):
+        return line
+    if len(entries) > 1:
+        found = f"a trial of {len(entries)} kinds of events"
+        raise PlanError("tuning", found, "one kind of event", "tune on public data: sordino tune without --private")
+    ((event, count),) = entries
+    return replace(line, entries=((Tuned(event, count, trials), 1),))

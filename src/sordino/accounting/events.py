@@ -22,7 +22,7 @@ from typing import Literal
 
 from sordino.accounting import renyi
 from sordino.accounting.pld import pairs, shuffle
-from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.pld.loss_grid import gaussian_epsilon
 from sordino.accounting.pld.pairs import Array, Orders
 from sordino.accounting.trials import Trials
 from sordino.codec import Part
@@ -133,7 +133,6 @@ class GaussianNoise(Event, kind="gaussian"):
         return True
 
     def renyi(self, relation: Relation) -> Array | None:
-        """In closed form."""
         return renyi.gaussian(self.mu(relation))
 
 
@@ -152,7 +151,6 @@ class LaplaceNoise(Event, kind="laplace"):
         return _ratio(sensitivity(relation), self.noise_multiplier)
 
     def renyi(self, relation: Relation) -> Array | None:
-        """In closed form."""
         return renyi.laplace(self.pure(relation))
 
 
@@ -220,7 +218,6 @@ class CappedPoisson(Event, kind="capped_poisson"):
         return (pairs.capped(self.rate, self.population, self.cap, mu, replaced=replaced, removed=removed),)
 
     def clt_mu_squared(self, relation: Relation) -> float | None:
-        """That without the cap."""
         return _sampled_guess(self.rate, self.event, relation)
 
     def mu(self, relation: Relation) -> float:
@@ -312,11 +309,9 @@ class PubliclySampled(Event, kind="publicly_sampled"):
         )
 
     def mu(self, relation: Relation) -> float:
-        """That of being there for sure."""
         return self.event.mu(relation)
 
     def pure(self, relation: Relation) -> float:
-        """That of being there for sure."""
         return self.event.pure(relation)
 
     def renyi(self, relation: Relation) -> Array | None:
@@ -366,11 +361,9 @@ class Shuffled(Event, kind="shuffled"):
         return [(self.event.pure(relation), 0.0)]
 
     def mu(self, relation: Relation) -> float:
-        """That of a message in the clear."""
         return self.event.mu(relation) if relation == "replace_one" else math.inf
 
     def pure(self, relation: Relation) -> float:
-        """That of a message in the clear."""
         return self.event.pure(relation) if relation == "replace_one" else math.inf
 
 
@@ -432,7 +425,6 @@ class Unprotected(Event, kind="unprotected"):
         return False
 
     def pairs(self, relation: Relation, share: float = 0.0) -> tuple[Orders, ...]:
-        """All is seen."""
         return (Orders.symmetric(pairs.Response(0.0, 1.0)),)
 
 

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from sordino.accounting import accountant
-from sordino.accounting.binomial import binomial_quantile
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
+from sordino.accounting.trials import binomial_quantile
 
 Array = NDArray[np.float64]
 
@@ -97,20 +97,15 @@ def gaussian(line: Line) -> dict[str, float] | None:
     exact = accountant.gaussian_mu(line.entries, line.relation)
     if exact is not None:
         return {"mu": _up(exact), "regret": 0.0, "left": 0.0}
-    nodes = _nodes(line)
-    if nodes is None:
-        return None
-    deltas = np.asarray(accountant.deltas_at(line.entries, line.relation, nodes.tolist()))
-    mu = least_mu(nodes, deltas)
-    return None if mu is None else {"mu": mu, "regret": regret(nodes, deltas, mu), "left": LEFT}
-
-
-def _nodes(line: Line) -> Array | None:
-    """Epsilons from 0 to one with delta below `LEFT`, close together near 0; None if there is no such one."""
     asked = [2.0**k for k in range(-6, 10)]
     found = accountant.deltas_at(line.entries, line.relation, asked)
     end = next((e for e, d in zip(asked, found, strict=True) if d <= LEFT), None)
-    return None if end is None else end * np.linspace(0.0, 1.0, _NODES) ** 1.5
+    if end is None:
+        return None
+    nodes = end * np.linspace(0.0, 1.0, _NODES) ** 1.5  # from 0 to where delta is below `LEFT`, close together near 0
+    deltas = np.asarray(accountant.deltas_at(line.entries, line.relation, nodes.tolist()))
+    mu = least_mu(nodes, deltas)
+    return None if mu is None else {"mu": mu, "regret": regret(nodes, deltas, mu), "left": LEFT}
 
 
 # ---- one number for the curve ---------------------------------------------------------------------------------------

@@ -131,6 +131,5 @@ def _log_binomial(rate: float, mu: float, order: int) -> float:
 
 
 def _log_sum(terms: Array) -> float:
-    """log of the sum of exp(terms)."""
     top = float(terms.max())
     return top + math.log(float(np.exp(terms - top).sum())) if math.isfinite(top) else top

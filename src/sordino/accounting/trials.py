@@ -7,6 +7,8 @@
 Guarantee: Papernot, Steinke 2022, Theorems 2 and 6 (`renyi.best_of_negative_binomial`, `best_of_poisson`). It holds for
 the best of K independent trials, by any score of what a trial released, if each of them is as private as the others,
 and if K and every other trial stay secret. A table of trials that is looked at is composition instead.
+
+Last, the binomial distribution of the rounds that independent sampling takes one client in (`binomial_quantile`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sordino.accounting import renyi
 from sordino.accounting.pld.pairs import Array
@@ -97,3 +100,29 @@ def _mean(shape: float, gamma: float) -> float:
     """E[K]: (1/gamma - 1) / log(1/gamma), or eta (1 - gamma) / (gamma (1 - gamma^eta))."""
     log = math.log(gamma)
     return math.expm1(-log) / -log if shape == 0 else shape * math.expm1(-log) / -math.expm1(shape * log)
+
+
+_TAIL = 1e-6  # a forecast of the most rounds any client is in fails with at most this probability
+
+
+def binomial_most(population: int, rounds: int, rate: float) -> int:
+    """Smallest k with population * P[Bin(rounds, rate) > k] <= 1e-6: for a forecast, never for a cost."""
+    return binomial_quantile(rounds, rate, _TAIL / population)
+
+
+def binomial_quantile(rounds: int, rate: float, tail: float) -> int:
+    """Smallest k with P[Bin(rounds, rate) > k] <= tail."""
+    from scipy.special import bdtrc
+
+    low, high = -1, rounds  # P[> k] falls in k: above the tail at low, below it at high
+    while high - low > 1:
+        k = (low + high) // 2
+        low, high = (low, k) if bdtrc(k, rounds, rate) <= tail else (k, high)
+    return high
+
+
+def binomial_within(allowed: NDArray[np.int64], rounds: int, rate: float) -> NDArray[np.float64]:
+    """P[Bin(rounds, rate) <= allowed]."""
+    from scipy.special import bdtr
+
+    return np.asarray(bdtr(np.minimum(allowed, rounds), rounds, rate))

@@ -1,34 +1,38 @@
-"""Assumptions of a certificate: what must hold outside this program, and what the numbers do not cover."""
+"""Assumptions of a certificate: what must hold outside this program, and what the numbers do not cover.
+
+`statement` has the same in the words of NIST SP 800-226. That guide asks whoever states a guarantee to say who is
+protected (the data subject), who holds the data and adds the noise (the data curator), who receives the result (the
+data consumer) and whom of them one has to trust; the unit of privacy and what neighbours are; how many releases the
+numbers cover; whether choosing settings was charged; and what the mathematics does not see: side channels, rows that
+are not protected, other releases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sordino import codec
-from sordino.accounting.composition import Cost, Participation
+from sordino.accounting.composition import Adversary, Cost, Participation, Selection
 from sordino.accounting.events import GaussianNoise
-from sordino.accounting.selection import Selection
+from sordino.accounting.profiles import protects
 from sordino.certificate.facts import CLASSES, FROZEN, VALUES, WEIGHTS, Declared, Facts, Loop
 from sordino.ledger.totals import Standing
 
 if TYPE_CHECKING:
+    from sordino.certificate.facts import Facts
     from sordino.plan import Plan
 
 RECEIPTS = "what a silo says that it was charged is what stands in its own ledger"
 FOLLOWS = "the server follows the protocol of the secure sum: it hands on the silos' public keys as they are"
-
 BEGAN = (
     "the module was given in Python: the weights that it began with, and what they may have been trained on, are public"
 )
-
 BEGAN_FROM = (
     "the module was given in Python: what the weights that it began with were trained on is public, but for the data "
     "of the runs under `earlier`"
 )
-
 IN_MEMORY = "the rounds were counted in memory by the process that ran them: nothing shows that there were no others"
-
 SHARED = "what the noise remembers of earlier rounds (the secret part of checkpoints) was shown to nobody"
 
 
@@ -42,7 +46,8 @@ def assumptions_of_run(
         *((RECEIPTS,) if facts.receipts else ()),
         *((FOLLOWS,) if facts.receipts and "secure_sum" in plan.needs else ()),
         *(trusted(part) for part in others),
-        *_given_assumptions(facts),
+        *([BEGAN_FROM if facts.earlier else BEGAN] if facts.given is not None else []),
+        *([IN_MEMORY] if facts.in_memory else []),
         *(facts.selection.assumed if facts.selection is not None else ()),
         *(_ledger_assumptions(facts.ledger) if facts.ledger is not None else ()),
     ]
@@ -60,9 +65,11 @@ def assumptions(
         f"the population and the plan are public, and {declared(public)}",
     ]
     if plan.clients.random:
-        if _hides_cohorts(cost):
+        seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
+        if any((line.relation, line.entries, line.silos) not in seen for line in cost.of("models")):
             said.append("the coins that choose a cohort stay secret from the adversary of the first line")
-        said.append(_of_cohorts(counts))
+        in_at_most = f"a client was in at most {counts.max_participations} rounds; more cost more"
+        said.append(AVERAGED if counts.sampled_rounds else f"to one who sees the cohort, {in_at_most}")
     if "messages" not in plan.release.sees:
         said.append("whoever sums the messages does it as planned and shows nothing else")
     if plan.release.correlated:
@@ -70,23 +77,10 @@ def assumptions(
     return [*said, *(f"the engine provides {need}" for need in sorted(plan.release.needs))]
 
 
-def _hides_cohorts(cost: Cost) -> bool:
-    """Whether the first line rests on coins that its adversary does not see: else it is the line of one who does."""
-    seen = {(line.relation, line.entries, line.silos) for line in cost.of("cohort")}
-    return any((line.relation, line.entries, line.silos) not in seen for line in cost.of("models"))
-
-
 AVERAGED = (
     "the coins that choose cohorts depend on no data; the lines of one who sees the cohort are averaged over those "
     "coins, for neighbours with the same cohorts; who was in more rounds than most is promised less (by_participations)"
 )
-
-
-def _of_cohorts(counts: Participation) -> str:
-    """What the line of one who sees the cohort rests on: coins that are averaged over, or rounds that were counted."""
-    if counts.sampled_rounds:
-        return AVERAGED
-    return f"to one who sees the cohort, a client was in at most {counts.max_participations} rounds; more cost more"
 
 
 def trusted(part: codec.Foreign) -> str:
@@ -163,12 +157,6 @@ def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -
     ]
 
 
-def _given_assumptions(facts: Facts) -> list[str]:
-    """What a task made in Python, and a run that was kept in memory, ask for besides."""
-    began = BEGAN_FROM if facts.earlier else BEGAN
-    return [*([began] if facts.given is not None else []), *([IN_MEMORY] if facts.in_memory else [])]
-
-
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
     """What the certificate does not speak of."""
     others = "other releases of the same data: a budget is the sum over all of them"
@@ -183,8 +171,104 @@ def not_covered(ledger: Standing | None = None, selection: Selection | None = No
 
 
 def _ledger_assumptions(found: Standing) -> list[str]:
-    """What a sum over all runs rests on."""
     said = [f"every release of these data was charged to the ledger, as {found.dataset!r}"]
     if all(item.event.is_gaussian for item in found.items):
         return said
     return [*said, "the settings of the runs on the ledger were not chosen by what earlier ones of them had released"]
+
+
+MODELS = {  # by trust model: who holds the data and adds the noise, and is trusted with what
+    "local": "each {holder} for itself, before anything leaves it; nobody else is trusted",
+    "shuffle": "each {holder} for itself, and a shuffler that hides who sent which message and colludes with nobody",
+    "distributed": "the {holder}s together: each adds its share of the noise, and a secure sum shows nobody a single "
+    "message; the server is trusted to follow the protocol, and sees who takes part",
+    "central": "the server: it is trusted with every {holder}'s message, with the coins, and to add the noise",
+}
+SEEN: dict[Adversary, str] = {"models": "models", "cohort": "cohorts", "messages": "messages"}
+OPEN = "nobody adds noise: whoever receives a model, or a message, may learn everything"
+SUBJECTS = {
+    "client": "a client: the person, device or organisation whose data are one entry of the population",
+    "record": "a record: the person or event that one row of one silo stands for",
+}
+UNITS = {"client": "user level: all data of one client", "record": "event level: one record of one silo"}
+IN_A_LOOP = {  # one data set, whose owner trains on it
+    "data_subject": "a record: the person or event that one row of the data set stands for",
+    "data_curator": "whoever runs the loop: trusted with the data, with the coins, and to add the noise",
+    "unit_of_privacy": "event level: one record",
+}
+NEIGHBOURS = {
+    "add_remove": "unbounded: the data with or without one unit",
+    "replace_one": "bounded: one unit replaced by any other",
+    "zero_out": "bounded: one unit takes part with its data or with an empty message",
+}
+NOISE = {
+    "simulation": "the generator is repeatable and its output floating point: not for release",
+    "secure": "double precision noise on a public grid, not a discrete mechanism",
+}
+
+
+def trust_model(plan: Plan) -> str:
+    """Central, local, shuffle or distributed, by what the release shows and needs."""
+    if "shuffler" in plan.needs:
+        return "shuffle"
+    if "secure_sum" in plan.needs:
+        return "distributed"
+    return "local" if "messages" in plan.release.sees else "central"
+
+
+def statement(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> dict[str, Any]:
+    """One entry per question of the guide."""
+    model, unit, tuned = trust_model(plan), plan.unit, facts.selection is not None
+    holder = "client" if unit == "client" else "silo"
+    curator = OPEN if plan.release.kind == "no_noise" else MODELS[model].format(holder=holder)
+    return {
+        "data_subject": SUBJECTS[unit],
+        "data_curator": curator + (TRIER if tuned else ""),
+        "data_consumer": "whoever receives a released model; not trusted",
+        "trust_model": model,
+        "unit_of_privacy": UNITS[unit],
+        "neighbours": _neighbours(cost),
+        "releases": _releases(plan, facts, counts, "round" if facts.loop is None else "step"),
+        "tuning": TUNED if tuned else UNTUNED,
+        "side_channels": f"{NOISE[facts.noise]}; time, memory and network traffic are not protected",
+        "not_protected": _open(facts),
+        "other_releases": _others(facts),
+        **(IN_A_LOOP if facts.loop is not None else {}),
+    }
+
+
+def _neighbours(cost: Cost) -> str:
+    whose: dict[str, list[str]] = {}
+    for line in cost.lines:
+        seen = whose.setdefault(line.relation, [])
+        if protects(line) and SEEN[line.adversary] not in seen:
+            seen.append(SEEN[line.adversary])
+    promised = {relation: seen for relation, seen in whose.items() if seen}
+    if len(promised) < 2:
+        return NEIGHBOURS[next(iter(promised or whose))]
+    return "; ".join(f"{NEIGHBOURS[name]} (to one who sees {' or '.join(seen)})" for name, seen in promised.items())
+
+
+def _releases(plan: Plan, facts: Facts, counts: Participation, when: str) -> str:
+    before = len(plan.prepare) * counts.prepared
+    columns = f", and {before} of columns before the first" if before else ""
+    made = f"; {facts.released} of them were made" if facts.released < counts.releases else ""
+    return f"{counts.releases + before} in these numbers: one after every {when}{columns}{made}"
+
+
+UNTUNED = "not accounted: settings that were chosen by earlier runs on these data cost more"
+TRIER = "; and whoever runs the tuning, who sees every trial and is trusted to release nothing but the best"
+TUNED = "accounted: the number of trials was random, and the best alone is released"
+
+
+def _open(facts: Facts) -> str:
+    rows = sum(one.rows for one in facts.public if "rows" in one.what)
+    said = [f"{rows} rows that are declared public"] * bool(rows)
+    said += [f"{one.what} ({one.by})" for one in facts.public if "rows" not in one.what]
+    return "; ".join(said) or "nothing"
+
+
+def _others(facts: Facts) -> str:
+    if facts.ledger is None:
+        return "not accounted: whatever else is released of the same data adds to these numbers"
+    return f"accounted where they were charged to the ledger as {facts.ledger.dataset!r}: {facts.ledger.runs} runs"

@@ -11,11 +11,10 @@ from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation, has_curator
 from sordino.accounting.profiles import by_participations, summary, upward
-from sordino.certificate.assumptions import assumptions_of_run, not_covered
+from sordino.certificate.assumptions import assumptions_of_run, not_covered, statement
 from sordino.certificate.earlier_runs import in_words, together
 from sordino.certificate.earlier_runs import to_entry as earlier_entry
 from sordino.certificate.facts import Facts, Loop, check_counts, participation, run_cost
-from sordino.certificate.statement import statement
 from sordino.ledger.totals import Standing
 from sordino.rng import Mode
 from sordino.version import __version__
@@ -29,6 +28,10 @@ WHO: dict[Adversary, str] = {
     "models": "sees every released model and nothing else",
     "cohort": "sees every released model and who took part in which round",
     "messages": "sees every message as it leaves a client",
+}
+NOISE_NOTES: dict[Mode, str] = {
+    "simulation": "fast repeatable generator: for experiments, not for release",
+    "secure": "AES counter generator keyed by the operating system, double precision, rounded to a public grid",
 }
 
 
@@ -54,9 +57,10 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "clip": _clip(plan),
         "denominator": denominator(plan),
         "mask": "none" if plan.mask is None else f"public: {plan.mask.source.kind}, keep {plan.mask.keep:g}",
-        **_around(plan),
+        "postprocess": [codec.dump(step) for step in plan.postprocess],
+        "prepared": [_preparation(plan, part) for part in plan.prepare],
         "server": codec.dump(plan.server),
-        "noise": {"mode": facts.noise, "note": _noise_note(facts.noise)},
+        "noise": {"mode": facts.noise, "note": NOISE_NOTES[facts.noise]},
         "statement": statement(plan, facts, counts, cost),
         "counts": _counts(plan, facts, counts),
         "silos": list(facts.names),
@@ -69,7 +73,8 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
         "model_sha256": facts.model,
         "sordino": __version__,
         "environment": [dict(ran) for ran in facts.environment],
-        **{name: None if told is None else dict(told) for name, told in _told(facts)},
+        "given": None if facts.given is None else dict(facts.given),
+        "utility": None if facts.utility is None else dict(facts.utility),
         "loop": None if facts.loop is None else _loop(plan, facts, facts.loop),
         "ledger": None if facts.ledger is None else ledger_entry(facts.ledger),
         "earlier": earlier_entry(behind),
@@ -77,21 +82,11 @@ def certificate(plan: Plan, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _around(plan: Plan) -> dict[str, Any]:
-    """What is done with a release, and what was released before the first round."""
-    after = [codec.dump(step) for step in plan.postprocess]
-    return {"postprocess": after, "prepared": [_preparation(plan, part) for part in plan.prepare]}
-
-
 def _preparation(plan: Plan, part: Preparation) -> dict[str, Any]:
     """A release before the first round: what it was, with which noise, and whose hands add it."""
     noise = part.noise(plan.forecast.lines[0].relation)
     who = "whoever sums the messages" if has_curator(plan.unit, plan.release) else "each client, or silo, on its own"
     return {"release": codec.dump(part), "noise": codec.dump(noise), "noised_by": who}
-
-
-def _told(facts: Facts) -> tuple[tuple[str, dict[str, Any] | None], ...]:
-    return ("given", facts.given), ("utility", facts.utility)
 
 
 def _loop(plan: Plan, facts: Facts, loop: Loop) -> dict[str, Any]:
@@ -111,24 +106,20 @@ def headline(lines: tuple[Line, ...], delta: float, deltas: tuple[float, ...] = 
     """
     if len(lines) == 1 and not deltas:
         return line_entry(lines[0], delta)
-    found = [_silo_entry(line, own, silos) for line in lines for own, silos in _by_delta(line, delta, deltas).items()]
+    by_delta = [(line, own, silos) for line in lines for own, silos in _by_delta(line, delta, deltas).items()]
+    found = [{"silos": silos, **line_entry(line, own)} for line, own, silos in by_delta]
     worst = max(found, key=lambda entry: math.inf if entry["epsilon"] is None else entry["epsilon"])
     kept = {key: value for key, value in worst.items() if key != "silos"}
     return {**kept, "delta": max(entry["delta"] for entry in found), "silos": found}
 
 
 def _by_delta(line: Line, delta: float, deltas: tuple[float, ...]) -> dict[float, list[int]]:
-    """The silos of a line, by the delta that is theirs."""
     if not deltas:
         return {delta: list(line.silos)}
     sorted_out: dict[float, list[int]] = {}
     for silo in line.silos or range(len(deltas)):
         sorted_out.setdefault(deltas[silo], []).append(silo)
     return sorted_out
-
-
-def _silo_entry(line: Line, delta: float, silos: list[int]) -> dict[str, Any]:
-    return {"silos": silos, **line_entry(line, delta)}
 
 
 @lru_cache(maxsize=256)
@@ -166,12 +157,6 @@ def _clip(plan: Plan) -> dict[str, Any]:
         return {"scope": "none", "clip_norm": None, "norm": None}
     clip_norm = codec.dump(plan.clip)["clip_norm"]
     return {"scope": "one norm over the whole message of a client", "clip_norm": clip_norm, "norm": plan.clip.norm}
-
-
-def _noise_note(mode: Mode) -> str:
-    if mode == "simulation":
-        return "fast repeatable generator: for experiments, not for release"
-    return "AES counter generator keyed by the operating system, double precision, rounded to a public grid"
 
 
 def _counts(plan: Plan, facts: Facts, counts: Participation) -> dict[str, Any]:

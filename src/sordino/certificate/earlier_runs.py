@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -60,12 +60,11 @@ def cost_of(cost: Cost, delta: float, run: str, known_from: str) -> EarlierRun:
 def of_certificate(made: Mapping[str, Any], run: str, known_from: str) -> EarlierRun:
     """A run by its certificate: the events of the first adversary, of each kind of silo."""
     main = made["adversaries"][0]
-    kinds = {_read_kind(entry["events"]): None for entry in main.get("silos", [main])}
+    charged = [[one for one in entry["events"] if one["count"]] for entry in main.get("silos", [main])]
+    kinds = {
+        tuple(Item(codec.read(Event, one["event"], "event"), one["count"]) for one in kind): None for kind in charged
+    }
     return EarlierRun(run, made["unit"], main["relation"], main["delta"], tuple(kinds), known_from)
-
-
-def _read_kind(events: Iterable[Mapping[str, Any]]) -> Kind:
-    return tuple(Item(codec.read(Event, one["event"], "event"), one["count"]) for one in events if one["count"])
 
 
 def _epsilon(kind: Kind, relation: Relation, delta: float) -> float:

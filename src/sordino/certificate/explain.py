@@ -15,7 +15,13 @@ CHANGE = {
     "replace_one": "replacing {all} by any other data",
     "zero_out": "one {unit} taking part with its data or with an empty message",
 }
+PROTECTED = {"client": "everything that one client", "record": "what any single record of a silo"}
 NOTHING = "Nothing is protected: no adversary is promised anything."
+REPLAYED = " {} {} charged again and answered by every silo with what it had sent before: no new release."
+SO_FAR = (
+    " Those taken so far cost epsilon {}, which holds only if the loop did not stop for a reason that it read off the "
+    "data."
+)
 ALL = {"client": "all the data of one client", "record": "one record of one silo", "loop": "one record"}
 WHO: dict[Adversary, str] = {
     "models": "Someone who sees every model that was released, and nothing else",
@@ -32,19 +38,20 @@ LOOP: dict[Adversary, str] = {  # of a PyTorch loop: one data set, and nobody ta
 def ceilings(plan: Plan, facts: Facts) -> dict[Adversary, Ceiling]:
     """What each adversary's best membership test can reach."""
     cost: Cost = run_cost(plan, facts)
-    return {who: _worst([ceiling(line) for line in cost.of(who)]) for who in ADVERSARIES}
-
-
-def _worst(found: list[Ceiling]) -> Ceiling:
-    """Of several silos, the one that an attack gets furthest with."""
-    return Ceiling(max(one.true_positives for one in found), max(one.auc for one in found))
+    found: dict[Adversary, Ceiling] = {}
+    for who in ADVERSARIES:  # of several silos, the one that an attack gets furthest with
+        silos = [ceiling(line) for line in cost.of(who)]
+        found[who] = Ceiling(max(one.true_positives for one in silos), max(one.auc for one in silos))
+    return found
 
 
 def explain(certificate: dict[str, Any], reach: dict[Adversary, Ceiling]) -> dict[str, Any]:
     """Sentences by topic."""
     unit = certificate["unit"] if certificate["loop"] is None else "loop"
+    promised, when = PROTECTED.get(unit, "what any single record"), "steps" if unit == "loop" else "rounds"
+    protected = f"What is protected is {promised} contributed to the training, in all {when}."
     return {
-        "protected": _protected(unit) if _promises(certificate) else NOTHING,
+        "protected": protected if _promises(certificate) else NOTHING,
         "own_code": _own_code(certificate["own_code"]),
         "against": [_against(line, reach[line["adversary"]], unit) for line in certificate["adversaries"]],
         "noise": _noise(certificate),
@@ -69,16 +76,7 @@ def _promises(certificate: dict[str, Any]) -> bool:
     return any(line["epsilon"] is not None for line in certificate["adversaries"])
 
 
-def _protected(unit: str) -> str:
-    what = {"client": "everything that one client", "record": "what any single record of a silo"}
-    when = "steps" if unit == "loop" else "rounds"
-    return (
-        f"What is protected is {what.get(unit, 'what any single record')} contributed to the training, in all {when}."
-    )
-
-
 def _own_code(own: dict[str, str] | None) -> str:
-    """What is proved of the code that ran on private records."""
     if own is None:
         return "The code that ran on private records was not examined."
     return f"The code that ran on private records, model and loss: {own['grade']}. {sentence(own['why'])}"
@@ -102,27 +100,21 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
     return (
         f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
         f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
-        f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)." + _by_coins(line)
+        f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)."
+        + (f" This is {in_words(line['by_participations'])}." if line.get("by_participations") else "")
     )
 
 
-def _by_coins(line: dict[str, Any]) -> str:
-    told = line.get("by_participations")
-    return f" This is {in_words(told)}." if told else ""
-
-
 def _other_words(line: dict[str, Any]) -> list[str]:
-    """The same guarantee at other deltas, and as one number."""
     if not line["other_deltas"]:
         return []
-    who = line["adversary"]
     at = ", ".join(
         f"{'no' if one['epsilon'] is None else upto(one['epsilon'])} epsilon at delta {upto(one['delta'])}"
         for one in line["other_deltas"]
     )
     gdp = line["gdp"]
     mu = "" if gdp is None else f"; mu {upto(gdp['mu'])} (Gaussian DP, regret {upto(gdp['regret'], 2)})"
-    return [f"{who}: {at}{mu}"]
+    return [f"{line['adversary']}: {at}{mu}"]
 
 
 def _noise(certificate: dict[str, Any]) -> str:
@@ -135,23 +127,19 @@ def _noise(certificate: dict[str, Any]) -> str:
 
 def _counted(certificate: dict[str, Any]) -> str:
     counts, loop = certificate["counts"], certificate["loop"]
+    again = counts.get("rounds_replayed")
     what = "rounds" if loop is None else "steps of the loop"
     when = " before their noise was drawn" if _promises(certificate) else ""
     return (
         f"{counts['rounds_planned']} {what} were planned, {counts['rounds_charged']} were charged{when}, "
         f"{counts['rounds_accounted']} are accounted for."
-        + (_replayed(counts["rounds_replayed"]) if "rounds_replayed" in counts else "")
+        + (REPLAYED.format(again, "round was" if again == 1 else "rounds were") if again is not None else "")
         + _of_one(certificate)
         + (_prepared(certificate["prepared"]) if certificate["prepared"] else "")
         + (f" The run ended by {counts['stopped_by']}." if "stopped_by" in counts else "")
-        + (_so_far(loop) if loop is not None else "")
+        + (SO_FAR.format(upto(loop["epsilon_so_far"])) if loop is not None else "")
         + (f" {in_all(certificate['ledger'])}" if certificate["ledger"] is not None else "")
     )
-
-
-def _replayed(count: int) -> str:
-    again = "round was" if count == 1 else "rounds were"
-    return f" {count} {again} charged again and answered by every silo with what it had sent before: no new release."
 
 
 def _of_one(certificate: dict[str, Any]) -> str:
@@ -185,13 +173,6 @@ def in_all(ledger: dict[str, Any]) -> str:
     return (
         f"The data set {ledger['dataset']!r} has spent {spent} in all, at delta {upto(ledger['delta'])}, "
         f"relation {ledger['relation']}, in {runs} that were charged to its ledger."
-    )
-
-
-def _so_far(loop: dict[str, Any]) -> str:
-    return (
-        f" Those taken so far cost epsilon {upto(loop['epsilon_so_far'])}, which "
-        "holds only if the loop did not stop for a reason that it read off the data."
     )
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sordino import codec
 from sordino.accounting.bounds import AlreadyPrivate
-from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation
-from sordino.accounting.selection import Selection, cost_of_best
+from sordino.accounting.composition import ADVERSARIES, Cost, Line, Participation, Selection, cost_of_best
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.errors import CertificateError
 from sordino.graph import GRADES, Grade
@@ -30,11 +29,8 @@ if TYPE_CHECKING:
 
 
 WEIGHTS = "initial weights"  # `Declared.what` of a model's weights that were read from a file
-
 FROZEN = "frozen weights"  # the same of parameters that are not trained, as the base under adapters
-
 VALUES = "ranges, categories and constants of columns"  # and of what a table's columns are encoded by
-
 CLASSES = "number of classes"  # and of a number that was read off the labels
 
 
@@ -176,17 +172,19 @@ def run_cost(plan: Plan, facts: Facts) -> Cost:
 
 def check_counts(plan: Plan, facts: Facts, counts: Participation, cost: Cost) -> None:
     """Refuse a certificate whose counts of rounds charged and accounted, and of events, cannot all be true."""
-    _check_rounds(plan, facts, counts)
+    fewest = facts.released if facts.stopped else max(plan.rounds, facts.released)
+    largest = max(plan.rounds + facts.repeats, facts.released)
+    if not fewest <= counts.releases <= largest or not 0 <= facts.replayed <= facts.charged:
+        after = f"{facts.charged} rounds charged, {facts.replayed} of them replayed, {plan.rounds} planned"
+        raise _disagree(f"{counts.releases} rounds are accounted after {after}")
     if plan.release.correlated or facts.selection is not None:  # one event stands for the whole run, or for all trials
         return
     least, most = _wanted(plan, facts, counts)
     for who in ADVERSARIES:
         found = max(_releases_of(line) for line in cost.of(who))
         if not least <= found <= most:
-            wanted = f"{least}" if least == most else f"{least} to {most}"
-            raise _disagree(
-                f"the line {who!r} counts {found} releases of one {cost.unit}, where {wanted} are accounted"
-            )
+            wanted = f"where {least if least == most else f'{least} to {most}'} are accounted"
+            raise _disagree(f"the line {who!r} counts {found} releases of one {cost.unit}, {wanted}")
 
 
 def _releases_of(line: Line) -> int:
@@ -196,28 +194,17 @@ def _releases_of(line: Line) -> int:
     return sum(count for _, count in (*first, *by_coins))
 
 
-def _check_rounds(plan: Plan, facts: Facts, counts: Participation) -> None:
-    least = facts.released if facts.stopped else max(plan.rounds, facts.released)
-    most = max(plan.rounds + facts.repeats, facts.released)
-    if not least <= counts.releases <= most or not 0 <= facts.replayed <= facts.charged:
-        found = f"{facts.charged} rounds charged, {facts.replayed} of them replayed, {plan.rounds} planned"
-        raise _disagree(f"{counts.releases} rounds are accounted after {found}")
-
-
 def _wanted(plan: Plan, facts: Facts, counts: Participation) -> tuple[int, int]:
     """The fewest and the most releases that a line may count for the unit that it counts most of."""
     spent = plan.local.bound()
     each = spent.count if isinstance(spent, AlreadyPrivate) else 1
     reads = plan.local.reads
-    everyone = plan.clients.max_participations(counts.releases) == counts.releases and not (
-        reads is not None and reads.disjoint
-    )
-    asked = (
-        counts.releases if facts.max_participations is None else facts.max_participations
-    )  # silos may have refused rounds that are accounted
-    drawn = (
-        counts.max_participations if counts.sampled_rounds else 0
-    )  # a run that was cut: what was drawn, beside the coins of a whole run
+    disjoint = reads is not None and reads.disjoint
+    everyone = plan.clients.max_participations(counts.releases) == counts.releases and not disjoint
+    # silos may have refused rounds that are accounted
+    asked = counts.releases if facts.max_participations is None else facts.max_participations
+    # a run that was cut: what was drawn, beside the coins of a whole run
+    drawn = counts.max_participations if counts.sampled_rounds else 0
     return (asked if everyone else 0) * each, (counts.releases + drawn) * each
 
 

@@ -35,22 +35,22 @@ def certify(
 ) -> None:
     """Recompute the certificate from everything in the folder, or from the loop's file; exit 1 on any mismatch."""
     bring(own)
-    from sordino.certificate import signature
+    from sordino.certificate import certificate_file
 
     if (target / "sweep.json").is_file():
         from sordino.tuning import sweep
 
         made = sweep.certify(target)
         return say(as_json, {"certified": True, **made}, f"certified: {sweep.guarantee(made)}")
-    owner = None if key is None else signature.public_key(key)
-    signer = None if sign is None else signature.private_key(sign)
+    owner = None if key is None else certificate_file.public_key(key)
+    signer = None if sign is None else certificate_file.private_key(sign)
     known = described(about)
     certificate = certified(target)
     left = [] if registry is None else registered(certificate, known, registry)
     if signer is not None:
-        signature.sign(target, signer)
+        certificate_file.sign(target, signer)
     if owner is not None:
-        signature.check(target, owner)
+        certificate_file.check_signature(target, owner)
     signed = {"signed": True} if owner is not None else {}
     said = "certified, and signed with this key: " if owner is not None else "certified: "
     limits = {} if certificate["loop"] is None else {"proved": LOOP}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sordino.accounting.selection import Selection
+from sordino.accounting.composition import Selection
 from sordino.certificate.facts import Declared
 from sordino.config.holdout import HoldoutPart
 from sordino.data import datasets

@@ -14,8 +14,8 @@ from typing import Any
 
 from sordino import codec
 from sordino.certificate.build import certificate
+from sordino.certificate.certificate_file import compare_text, parse, text_of
 from sordino.certificate.facts import Facts, run_cost
-from sordino.certificate.schema import compare_text, parse, text_of
 from sordino.errors import CertificateError, ConfigError, UserError
 from sordino.ledger.totals import Item
 from sordino.plan import Plan

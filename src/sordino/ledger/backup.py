@@ -68,7 +68,6 @@ def restore(source: Path, target: Path) -> int | None:
 
 
 def _check_needed(target: Path) -> None:
-    """A ledger that is whole is not replaced."""
     if not target.exists():
         return
     try:
@@ -77,9 +76,8 @@ def _check_needed(target: Path) -> None:
         if error.needed == FREE:
             raise
         return
-    raise ConfigError(
-        f"the ledger {target}, which is whole", "one that is missing, damaged or old", "leave it in place"
-    )
+    found = f"the ledger {target}, which is whole"
+    raise ConfigError(found, "one that is missing, damaged or old", "leave it in place")
 
 
 def _missing(copy: Path, has: Head, said: Head | None) -> int | None:
@@ -94,7 +92,6 @@ def _missing(copy: Path, has: Head, said: Head | None) -> int | None:
 
 
 def _copy(source: Path, partial: Path) -> None:
-    """One moment of a file that is a ledger or a backup of one."""
     if not source.is_file():
         raise StorageError(f"the backup {source}, which is not a file", "a file of 'sordino ledger backup'")
     with closing(connect(source, WAIT)) as database:
@@ -122,7 +119,6 @@ def _append(copy: Path, entry: entries.Entry) -> None:
 
 
 def _stamp(copy: Path, mark: int) -> None:
-    """Say what a file is; synced."""
     with closing(connect(copy, WAIT)) as database:
         database.execute("PRAGMA synchronous=EXTRA")
         database.execute(f"PRAGMA application_id={mark}")

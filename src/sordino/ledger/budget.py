@@ -19,7 +19,6 @@ from sordino.accounting import calibration
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.calibration import Budget
 from sordino.accounting.composition import Cost, Line, Participation, reads_of, record_patterns, with_preparations
-from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.errors import BudgetError, PlanError, UnreachableError
 from sordino.ledger.charges import ClientCharges
 from sordino.parts.record_samplers import RecordSampler
@@ -40,9 +39,8 @@ class Filter:
     allowed: NDArray[np.int64]
     spent: NDArray[np.int64] = field(repr=False)
     epochs: Epochs | None = field(default=None, repr=False)
-    elsewhere: ClientCharges | None = field(
-        default=None, repr=False
-    )  # of clients that are charged to ledgers of their own
+    # of clients that are charged to ledgers of their own
+    elsewhere: ClientCharges | None = field(default=None, repr=False)
 
     def check(self, cohort: Cohort, t: int = 0) -> None:
         """Refuse a cohort in which somebody has no round left; nothing of the round has happened yet."""
@@ -123,25 +121,20 @@ class Epochs:
 def client_filter(plan: Plan, budget: Budget, own: Mapping[int, Budget] | None = None) -> Filter:
     """The filter of a plan whose cohorts are seen; `own` gives single clients budgets of their own."""
     if plan.clients.random and not {"cohort", "messages"} & plan.release.sees:  # of either unit
-        raise PlanError(
-            "client budget",
-            "a budget per client where the cohort is secret",
-            "a release that shows the cohort (noise_shares, local_noise), or a public sampler",
-            "refusing a round would tell who was in it",
-        )
+        found = "a budget per client where the cohort is secret"
+        needed = "a release that shows the cohort (noise_shares, local_noise), or a public sampler"
+        raise PlanError("client budget", found, needed, "refusing a round would tell who was in it")
     digest = plan.hash
-    worth = [_worth(plan, digest, client, (own or {}).get(client, budget)) for client in _kinds(plan, own)]
-    population = plan.clients.population
+    population, reads, spent = plan.clients.population, plan.local.reads, plan.local.bound()
+    differ = bool(own) or len(plan.forecast.of("cohort")) > 1  # else one client stands for all
+    kinds = range(population if differ else 1)
+    worth = [_worth(plan, digest, client, (own or {}).get(client, budget)) for client in kinds]
     allowed = np.full(population, worth[0]) if len(worth) < population else np.asarray(worth)
     nothing = np.zeros(population, dtype=np.int64)
-    return Filter(allowed.astype(np.int64), nothing, _epochs(plan, nothing - 1))
-
-
-def _epochs(plan: Plan, last: NDArray[np.int64]) -> Epochs | None:
-    reads, spent = plan.local.reads, plan.local.bound()
-    if reads is None or not reads.disjoint:
-        return None
-    return Epochs(reads, spent.count if isinstance(spent, AlreadyPrivate) else 1, last)
+    steps, epochs = spent.count if isinstance(spent, AlreadyPrivate) else 1, None
+    if reads is not None and reads.disjoint:
+        epochs = Epochs(reads, steps, nothing - 1)
+    return Filter(allowed.astype(np.int64), nothing, epochs)
 
 
 def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) -> None:
@@ -151,9 +144,8 @@ def check_affordable(plan: Plan, budget: Filter, names: tuple[str, ...] = ()) ->
     """
     needed, allowed = _needed(plan, budget), budget.allowed
     if plan.clients.random:
-        chance = (
-            plan.clients.participation_cdf(allowed, plan.rounds) if budget.epochs is None else np.ones(len(allowed))
-        )
+        counted = budget.epochs is None
+        chance = plan.clients.participation_cdf(allowed, plan.rounds) if counted else np.ones(len(allowed))
         over = np.flatnonzero((allowed < 1) | (chance < UNLIKELY))
     else:
         over = np.flatnonzero(needed > allowed)
@@ -184,12 +176,6 @@ def _needed(plan: Plan, budget: Filter) -> NDArray[np.float64]:
     return np.asarray([sum(count for _, count in cost.line("cohort").entries) for cost in costs], dtype=np.float64)
 
 
-def _kinds(plan: Plan, own: Mapping[int, Budget] | None) -> range:
-    """All clients where they differ, else one that stands for all."""
-    differ = bool(own) or len(plan.forecast.of("cohort")) > 1
-    return range(plan.clients.population if differ else 1)
-
-
 def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
     """The most rounds whose cost is within a client's budget; 0 if even one costs more."""
     key = digest, plan.forecast.line("cohort", client), budget
@@ -204,18 +190,14 @@ def _worth(plan: Plan, digest: str, client: int, budget: Budget) -> int:
 _KNOWN: dict[tuple[str, Line, Budget], int] = {}  # clients whose line is one and the same are asked for once
 
 
-def _patterns(plan: Plan, n: int, client: int) -> Patterns:
-    """n reads of one record of a client, in as many rounds as planned or more."""
-    return record_patterns(plan.clients, plan.local, plan.rounds, n, client)
-
-
 def _line(plan: Plan, client: int, n: int) -> Line:
     """What n rounds of a client cost; where the batches of an epoch are disjoint, n releases of one record of it."""
     if plan.local.reads is not None and plan.local.reads.disjoint:
         sure = Participation(plan.rounds, plan.rounds)
         line = replace(plan, prepare=()).cost(sure, client).line("cohort", client)
         if plan.release.correlated:
-            line = replace(line, entries=plan.release.run_events(_patterns(plan, n, client)))
+            allowed = record_patterns(plan.clients, plan.local, plan.rounds, n, client)
+            line = replace(line, entries=plan.release.run_events(allowed))
         else:
             line = replace(line, entries=tuple((event, n) for event, _ in line.entries))
         return with_preparations(Cost(plan.unit, (line,)), plan.prepare, plan.release, 1).lines[0]

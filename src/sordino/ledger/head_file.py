@@ -43,7 +43,8 @@ class Head:
 
     def to_bytes(self) -> bytes:
         """One slot of the file."""
-        return f"{self._said} {self._check}".encode().ljust(SLOT - 1) + b"\n"
+        said = f"{self.lines} {self.digest}"
+        return f"{said} {hashlib.sha256(said.encode()).hexdigest()}".encode().ljust(SLOT - 1) + b"\n"
 
     @classmethod
     def of_bytes(cls, slot: bytes) -> Head | None:
@@ -54,14 +55,6 @@ class Head:
         except ValueError:
             return None
         return found if found.to_bytes() == slot else None
-
-    @property
-    def _said(self) -> str:
-        return f"{self.lines} {self.digest}"
-
-    @property
-    def _check(self) -> str:
-        return hashlib.sha256(self._said.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ class Journal:
                 raise
 
     def _prepare(self) -> None:
-        """A file of ours, of this format."""
         mark, version = marks(self._database)
         if mark == BACKUP:
             raise StorageError(f"{self.path}, which is a backup", "a ledger", f"sordino ledger restore {self.path} ...")

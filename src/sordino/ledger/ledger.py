@@ -113,8 +113,10 @@ class Ledger:
         _named(name, "data set")
         with self._writing():
             account = self._accounts.of.get(name)
-            if account is not None and account.restored is not None and not _lower(limit, account.limit):
-                raise self._lost(name, account, account.restored)
+            if account is not None and account.restored is not None:
+                was = account.limit
+                if not (limit.epsilon < was.epsilon and limit.delta <= was.delta):
+                    raise self._lost(name, account, account.restored)
             before = limit if account is None or not account.runs else account.limit
             if (before.unit, before.relation) != (limit.unit, limit.relation):
                 found = f"a limit for one {limit.unit}, {limit.relation}, on {name!r}"
@@ -137,12 +139,10 @@ class Ledger:
         with self._writing():
             account = self._account(name)
             if self._accounts.run(run) not in (None, account):
-                raise ConfigError(
-                    f"the run {brief_repr(run)} again, on {name!r}", "the data set that it was admitted to"
-                )
-            items_now = asked.items if whole else ()
-            count = jobs if whole else 0
-            line = RunEntry(name, run, asked.unit, asked.relation, items_now, count, asked.plan, _now(), chain)
+                found = f"the run {brief_repr(run)} again, on {name!r}"
+                raise ConfigError(found, "the data set that it was admitted to")
+            now, count = (asked.items, jobs) if whole else ((), 0)
+            line = RunEntry(name, run, asked.unit, asked.relation, now, count, asked.plan, _now(), chain)
             line, known = account.merged(line), run in account.runs
             self._check_alone(run, len(account.runs[run].released) if known else 0, released)
             if known and whole and line is account.runs[run].line:
@@ -205,9 +205,8 @@ class Ledger:
         with self._writing():
             account = self._of_run(run)
             if self._accounts.whose(job) not in (None, run):
-                raise ConfigError(
-                    f"the job {brief_repr(job)} of the run {brief_repr(run)}", "one that no other run has had"
-                )
+                found = f"the job {brief_repr(job)} of the run {brief_repr(run)}"
+                raise ConfigError(found, "one that no other run has had")
             stored = self.journal.message(job)
             if stored is not None:
                 return Receipt(run, job, *stored)
@@ -349,10 +348,6 @@ class Ledger:
         found = f"the data set {name!r} of a ledger that was restored on {restored.at[:10]} without {lines} last lines"
         needed = f"a limit below epsilon {upto(account.limit.epsilon, 6)}, less by what those lines may have spent"
         return ConfigError(found, needed, f"sordino ledger limit {self.path} {name} --epsilon ...")
-
-
-def _lower(limit: Limit, before: Limit) -> bool:
-    return limit.epsilon < before.epsilon and limit.delta <= before.delta
 
 
 def _now() -> str:

@@ -67,9 +67,8 @@ class Policy:
             wrong = next((one for one in given if one not in known), None)
             if wrong is not None or not given:
                 fix = codec.nearest(str(wrong), known) if given else f"known: {', '.join(known)}"
-                raise ConfigError(
-                    f"{name} = {brief_repr(list(given))} in a policy", "at least one, of those that are", fix
-                )
+                found = f"{name} = {brief_repr(list(given))} in a policy"
+                raise ConfigError(found, "at least one, of those that are", fix)
         for name, least in (
             ("least_noise_multiplier", self.least_noise_multiplier),
             ("least_cohort", self.least_cohort),
@@ -78,9 +77,8 @@ class Policy:
                 raise ConfigError(f"{name} = {brief_repr(least)} in a policy", "a number, 0 or above")
         for digest in (*self.models, *self.plans):
             if len(digest) != 64 or not set(digest) <= set(string.hexdigits.lower()):
-                raise ConfigError(
-                    f"the hash {brief_repr(digest)} in a policy", "64 hexadecimal digits, as `sha256sum` says"
-                )
+                found = f"the hash {brief_repr(digest)} in a policy"
+                raise ConfigError(found, "64 hexadecimal digits, as `sha256sum` says")
         self.limit  # noqa: B018  (refuses what is no limit)
         self._expiry()
 

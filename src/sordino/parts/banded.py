@@ -101,13 +101,8 @@ class Banded(_Banded, kind="banded"):
             raise PlanError("correlated noise", f"{len(given)} coefficients", needed, "leave them out")
         if self.ends < 0:
             raise PlanError("correlated noise", f"ends = {self.ends}", "the rounds of the run", "leave it out")
-        self._check_drift()
-
-    def _check_drift(self) -> None:
-        if not self.drift:
-            return
-        fits = len(self.drift) == len(self.coefficients) and self.drift[0] == 0.0 and self.ends
-        if not (fits and np.isfinite(self.drift).all()):
+        fits = len(self.drift) == len(self.coefficients) and self.drift[:1] == (0.0,) and self.ends
+        if self.drift and not (fits and np.isfinite(self.drift).all()):
             needed = "a finite number for each coefficient, that of the first 0, and `ends`"
             raise PlanError("correlated noise", f"a drift of {len(self.drift)} numbers", needed, "leave it out")
 

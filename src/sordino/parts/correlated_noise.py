@@ -88,7 +88,6 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         return GaussianNoise(self.mechanism.noise_multiplier / self.strategy.max_column_norm)
 
     def run_events(self, allowed: Patterns) -> tuple[tuple[Event, int], ...]:
-        """One event for the whole run."""
         sensitivity = self.strategy.sensitivity(allowed)
         if sensitivity == 0.0:
             return ((self.event(), 0),)

@@ -115,7 +115,6 @@ class Adaptive(Schedule, kind="adaptive"):
             raise PlanError("adaptive clip", found, "start and rate above 0, quantile and share in (0, 1)")
 
     def at(self, t: int) -> float:
-        """Before anything was learnt."""
         return self.start
 
     def join(self, rows: Tensor, inside: Tensor) -> Tensor:
@@ -155,12 +154,8 @@ class Clip(Step, kind="clip"):
         if isinstance(self.clip_norm, Adaptive) and self.norm != 2:
             raise PlanError("clip", "an adaptive clip norm in the L1 norm", "norm = 2")
         if self.clip_norm != math.inf and not positive(self.clip_norm):
-            raise PlanError(
-                "clip",
-                f"clip_norm {brief_repr(self.clip_norm)}",
-                "a positive number",
-                "use a clip norm near the typical update norm",
-            )
+            found = f"clip_norm {brief_repr(self.clip_norm)}"
+            raise PlanError("clip", found, "a positive number", "use a clip norm near the typical update norm")
 
     @property
     def finite(self) -> bool:
@@ -195,27 +190,19 @@ class Clip(Step, kind="clip"):
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
         if not self.finite:
             return std
-        if not isinstance(self.clip_norm, Adaptive):
-            return std * self._clip_norm(public)
-        return (self.clip_norm.part(std) if isinstance(std, Tensor) else std / self.clip_norm.kept) * self._clip_norm(
-            public
-        )
+        if isinstance(self.clip_norm, Adaptive):
+            std = self.clip_norm.part(std) if isinstance(std, Tensor) else std / self.clip_norm.kept
+        return std * self._clip_norm(public)
 
     def learn(self, mean: Tensor, public: Public) -> dict[str, float]:
-        return (
-            {"clip_norm": self.clip_norm.next(mean, self._clip_norm(public))}
-            if isinstance(self.clip_norm, Adaptive)
-            else {}
-        )
+        if not isinstance(self.clip_norm, Adaptive):
+            return {}
+        return {"clip_norm": self.clip_norm.next(mean, self._clip_norm(public))}
 
     def bound(self, before: Bound) -> Bound:
         if before.unit == "record":
-            raise PlanError(
-                "record bound",
-                "Clip on the message of a record-level plan",
-                "clipping of each record",
-                "drop Clip: BatchGradient clips records",
-            )
+            found = "Clip on the message of a record-level plan"
+            raise PlanError("record bound", found, "clipping of each record", "drop Clip: BatchGradient clips records")
         return Bound(unit=before.unit, norm=self.norm, finite=self.finite)
 
 

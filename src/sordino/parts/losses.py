@@ -170,9 +170,8 @@ class Quantile(Loss, kind="quantile"):
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < 1:
-            raise ConfigError(
-                f"tau = {brief_repr(self.tau)} of a quantile loss", "a number in (0, 1)", "0.5 is the median"
-            )
+            found = f"tau = {brief_repr(self.tau)} of a quantile loss"
+            raise ConfigError(found, "a number in (0, 1)", "0.5 is the median")
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         below = _like(targets, outputs) - outputs

@@ -67,12 +67,8 @@ class Mechanism(Part):
 
 def _positive(name: str, noise_multiplier: float) -> None:
     if not positive(noise_multiplier):
-        raise PlanError(
-            "noise",
-            f"{name} noise multiplier {brief_repr(noise_multiplier)}",
-            "a positive finite number that float32 holds",
-            "use release NoNoise() to train without privacy",
-        )
+        needed, fix = "a positive finite number that float32 holds", "use release NoNoise() to train without privacy"
+        raise PlanError("noise", f"{name} noise multiplier {brief_repr(noise_multiplier)}", needed, fix)
 
 
 @dataclass(frozen=True)

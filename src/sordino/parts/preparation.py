@@ -65,9 +65,8 @@ class Histogram(Preparation, kind="histogram"):
 
     def __post_init__(self) -> None:
         if not positive(self.epsilon):
-            raise PlanError(
-                "preparation", f"epsilon {brief_repr(self.epsilon)} for {self.column!r}", "a positive number"
-            )
+            needed = "a positive number"
+            raise PlanError("preparation", f"epsilon {brief_repr(self.epsilon)} for {self.column!r}", needed)
         if not -1e300 < self.low < self.high < 1e300:
             found = f"the range from {brief_repr(self.low)} to {brief_repr(self.high)} for {self.column!r}"
             raise PlanError("preparation", found, "two public numbers, low < high, that all values may lie between")

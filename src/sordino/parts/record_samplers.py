@@ -143,8 +143,21 @@ class AllRecords(RecordSampler, kind="all_records"):
         return 1
 
 
+class _Batches(RecordSampler):
+    """Batches of `batch` records, in number or on average: a constant of the plan."""
+
+    batch: float
+
+    def __post_init__(self) -> None:
+        _check(self.sizes, self.batch)
+
+    @property
+    def count(self) -> float:
+        return float(self.batch)
+
+
 @dataclass(frozen=True)
-class PoissonRecords(RecordSampler, kind="poisson_records"):
+class PoissonRecords(_Batches, kind="poisson_records"):
     """Each record independently with probability batch / size of its silo.
 
     Guarantee: add or remove one record (sensitivity 1), amplified by PLD of the subsampled mechanism.
@@ -154,13 +167,6 @@ class PoissonRecords(RecordSampler, kind="poisson_records"):
     sizes: tuple[int, ...]
     relation: ClassVar[Relation] = "add_remove"
     fixed: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check(self.sizes, self.batch)
-
-    @property
-    def count(self) -> float:
-        return self.batch
 
     def rate(self, silo: int) -> float:
         """The coin of one record."""
@@ -180,7 +186,7 @@ class PoissonRecords(RecordSampler, kind="poisson_records"):
 
 
 @dataclass(frozen=True)
-class FixedRecords(RecordSampler, kind="fixed_records"):
+class FixedRecords(_Batches, kind="fixed_records"):
     """A uniformly random batch of exactly `batch` of a silo's records, without replacement.
 
     Guarantee: replace one record (sensitivity 2), amplified by Balle, Barthe, Gaboardi 2018, Theorem 9.
@@ -188,13 +194,6 @@ class FixedRecords(RecordSampler, kind="fixed_records"):
 
     batch: int
     sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        _check(self.sizes, self.batch)
-
-    @property
-    def count(self) -> float:
-        return float(self.batch)
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return rng.choice(size, self.batch, replace=False, shuffle=False).astype(np.int64)
@@ -226,7 +225,7 @@ def subsets(sizes: Sequence[Rows], batch: int, rngs: Sequence[np.random.Generato
 
 
 @dataclass(frozen=True)
-class OnePass(RecordSampler, kind="one_pass"):
+class OnePass(_Batches, kind="one_pass"):
     """Round t reads the t-th block of a public permutation: disjoint batches, so each record is in one release.
 
     Guarantee: replace one record (sensitivity 2), parallel composition: the whole run costs one release. The
@@ -237,13 +236,6 @@ class OnePass(RecordSampler, kind="one_pass"):
     batch: int
     sizes: tuple[int, ...]
     disjoint: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check(self.sizes, self.batch)
-
-    @property
-    def count(self) -> float:
-        return float(self.batch)
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         return _order(silo, size)[t * self.batch : (t + 1) * self.batch]
@@ -270,22 +262,15 @@ class OnePass(RecordSampler, kind="one_pass"):
         return OnePass(max(1, min(sizes) // rounds), sizes)
 
 
-class _Epochs(RecordSampler):
+class _Epochs(_Batches):
     """A public order of a silo's records, cut into size // batch batches; a rest sits the epoch out."""
 
     batch: int
     disjoint: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check(self.sizes, self.batch)
-
     @abstractmethod
     def order(self, epoch: int) -> int:
         """Which of the public orders an epoch is read in."""
-
-    @property
-    def count(self) -> float:
-        return float(self.batch)
 
     def draw(self, t: int, silo: int, size: int, rng: np.random.Generator) -> Rows:
         first = t % (size // self.batch) * self.batch

@@ -166,9 +166,8 @@ class NoisyLocalSgd(_Reads, LocalSolver, kind="noisy_local_sgd"):
         return replace(self, noise_multipliers=noise_multipliers)
 
     def bound(self) -> Bound | AlreadyPrivate:
-        return AlreadyPrivate(
-            Gaussian(min(self.noise_multipliers or (self.noise_multiplier,))).event(), "record", self.steps
-        )
+        least = min(self.noise_multipliers or (self.noise_multiplier,))
+        return AlreadyPrivate(Gaussian(least).event(), "record", self.steps)
 
     def indices(self, size: int, rng: np.random.Generator, t: int = 0, client: int = 0) -> NDArray[np.int64]:
         return batches(self.records, t, client, size, rng, self.steps)

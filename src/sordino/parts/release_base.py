@@ -56,11 +56,8 @@ class Release(Part):
     def __init_subclass__(cls, kind: str = "") -> None:
         """Refuse a class whose methods add noise, or cost a run, in another way than it declares."""
         super().__init_subclass__(kind)
-        for declared, method in (
-            ("client_noise", "on_client"),
-            ("server_noise", "on_server"),
-            ("correlated", "run_events"),
-        ):
+        methods = {"client_noise": "on_client", "server_noise": "on_server", "correlated": "run_events"}
+        for declared, method in methods.items():
             written = getattr(cls, method) is not getattr(Release, method)
             if written != getattr(cls, declared):
                 found = f"release {cls.__name__} with {declared} = {getattr(cls, declared)} and "
@@ -187,9 +184,8 @@ class Release(Part):
 
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
         """The same release with a noise multiplier for every client."""
-        raise PlanError(
-            "calibration", f"release {self.kind!r} and a budget per silo", "local_noise, or noisy_local_sgd"
-        )
+        found = f"release {self.kind!r} and a budget per silo"
+        raise PlanError("calibration", found, "local_noise, or noisy_local_sgd")
 
     @abstractmethod
     @returns(lambda found, *_: number(found, 0.0))
@@ -204,30 +200,21 @@ def need_bound(bound: Bound | AlreadyPrivate, mechanism: Mechanism) -> None:
     if not bound.finite:
         raise PlanError("bound", "noise on a message without a bound", "a Clip step", "add Clip(clip_norm) to encode")
     if bound.norm > mechanism.norm:
-        raise PlanError(
-            "norm",
-            f"an L{bound.norm} bound under {mechanism.kind} noise",
-            f"an L{mechanism.norm} bound",
-            "set norm = 1 in Clip",
-        )
+        found = f"an L{bound.norm} bound under {mechanism.kind} noise"
+        raise PlanError("norm", found, f"an L{mechanism.norm} bound", "set norm = 1 in Clip")
 
 
 def on_grid(noised: Tensor, std: float) -> Tensor:
     """Round to the public grid 2^-20 * 2^floor(log2 std): the low bits of a double say where it came from."""
     if not std:
         return noised
-    _check_double(noised)
-    grid = 2.0 ** (math.floor(math.log2(std)) - 20)
-    return (noised / grid).round_() * grid
-
-
-def _check_double(noised: Tensor) -> None:
-    """Refuse noise that was rounded to float32 on its way: the grid would tell clean sums apart."""
     import torch
 
-    if noised.dtype != torch.float64:
+    if noised.dtype != torch.float64:  # rounded to float32 on its way: the grid would tell clean sums apart
         found = f"a noised sum in {str(noised.dtype).removeprefix('torch.')} where noise is for release"
         raise PlanError("secure noise", found, "float64 from the sampler to the grid", "add noise to total.double()")
+    grid = 2.0 ** (math.floor(math.log2(std)) - 20)
+    return (noised / grid).round_() * grid
 
 
 def own_message(

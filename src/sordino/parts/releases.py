@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 def _reachable(at_least: int, clients: Sampler) -> None:
     if at_least > clients.expected:
         found = f"at_least = {at_least} reports where a round expects {clients.expected:g}"
-        raise PlanError(
-            "void rounds", found, "at most the expected cohort", "lower at_least: most rounds would be void"
-        )
+        needed = "at most the expected cohort"
+        raise PlanError("void rounds", found, needed, "lower at_least: most rounds would be void")
 
 
 def _add(total: Tensor, mechanism: Mechanism, rng: np.random.Generator) -> Tensor:
@@ -87,12 +86,8 @@ class NoiseShares(Release, kind="noise_shares"):
     def __post_init__(self) -> None:
         Gaussian(self.noise_multiplier)
         if self.at_least < 1:
-            raise PlanError(
-                "noise shares",
-                f"at_least = {self.at_least}",
-                "at least 1 report",
-                "use the fewest clients a round accepts",
-            )
+            found = f"at_least = {self.at_least}"
+            raise PlanError("noise shares", found, "at least 1 report", "use the fewest clients a round accepts")
 
     def check_sampler(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)
@@ -135,8 +130,35 @@ class NoiseShares(Release, kind="noise_shares"):
         return self.share.noise_multiplier * math.sqrt(len(cohort))
 
 
+class _ClientNoise(Release):
+    """Every client adds the mechanism's noise to its own message; the mean is that of the messages received."""
+
+    mechanism: Mechanism
+    local: ClassVar[bool] = True
+    client_noise: ClassVar[bool] = True
+
+    def of(self, client: int) -> Mechanism:
+        """The noise of one client."""
+        return self.mechanism
+
+    def check(self, bound: Bound | AlreadyPrivate) -> None:
+        need_bound(bound, self.mechanism)
+
+    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
+        return _add(row, self.of(client), rng)
+
+    def denominator(self, expected: float, received: int) -> float:
+        return float(max(received, 1))
+
+    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
+        return tuple(self.of(int(client)) for client in cohort)
+
+    def noise_std(self, cohort: Cohort, t: int) -> float:
+        return self.mechanism.std * math.sqrt(len(cohort))
+
+
 @dataclass(frozen=True)
-class LocalNoise(Release, kind="local_noise"):
+class LocalNoise(_ClientNoise, kind="local_noise"):
     """Every client noises its own message before anybody sees it; `noise_multipliers` gives each client its own.
 
     No trust in the server or in the other clients. At client level neighbours replace one client (sensitivity 2).
@@ -145,18 +167,12 @@ class LocalNoise(Release, kind="local_noise"):
     mechanism: Mechanism
     noise_multipliers: tuple[float, ...] = ()
     sees: ClassVar[Sees] = frozenset({"messages", "cohort", "sum", "mean"})
-    local: ClassVar[bool] = True
-    client_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for noise_multiplier in self.noise_multipliers:
             self.mechanism.with_noise_multiplier(noise_multiplier)
 
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
-        need_bound(bound, self.mechanism)
-
     def of(self, client: int) -> Mechanism:
-        """The noise of one client."""
         if not self.noise_multipliers:
             return self.mechanism
         return self.mechanism.with_noise_multiplier(self.noise_multipliers[client])
@@ -166,9 +182,6 @@ class LocalNoise(Release, kind="local_noise"):
             found = f"{len(self.noise_multipliers)} noise multipliers for {clients.population} clients"
             raise PlanError("local noise", found, "one noise multiplier per client")
 
-    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
-        return _add(row, self.of(client), rng)
-
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         if not self.noise_multipliers and isinstance(self.mechanism, Gaussian) and len(cohort):
             return _add(total, Gaussian(self.mechanism.std * math.sqrt(len(cohort))), rng)
@@ -176,9 +189,6 @@ class LocalNoise(Release, kind="local_noise"):
         if noises and all(isinstance(noise, Gaussian) for noise in noises):
             return _add(total, Gaussian(math.sqrt(sum(noise.std**2 for noise in noises))), rng)
         return super().in_sum(total, cohort, rng)
-
-    def denominator(self, expected: float, received: int) -> float:
-        return float(max(received, 1))
 
     def event(self) -> Event:
         return self.weakest.event()
@@ -200,17 +210,14 @@ class LocalNoise(Release, kind="local_noise"):
     def with_noise_multipliers(self, noise_multipliers: tuple[float, ...]) -> Release:
         return replace(self, noise_multipliers=noise_multipliers)
 
-    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
-        return tuple(self.of(int(client)) for client in cohort)
-
     def noise_std(self, cohort: Cohort, t: int) -> float:
         if not self.noise_multipliers:
-            return self.mechanism.std * math.sqrt(len(cohort))
+            return super().noise_std(cohort, t)
         return math.sqrt(sum(self.of(int(client)).std ** 2 for client in cohort))
 
 
 @dataclass(frozen=True)
-class ShuffledNoise(Release, kind="shuffled_noise"):
+class ShuffledNoise(_ClientNoise, kind="shuffled_noise"):
     """Clients noise their own messages; a shuffler strips who sent which; the bag is seen (Feldman et al. 2021).
 
     A round with fewer than `at_least` reports is void, so the amplification never rests on a luckier crowd.
@@ -222,15 +229,10 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
     needs: ClassVar[Sees] = frozenset({"shuffler"})
     relation: ClassVar[Relation | None] = "replace_one"
     amplified: ClassVar[bool] = False
-    local: ClassVar[bool] = True
-    client_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.at_least < 1:
             raise PlanError("shuffling", f"at_least = {self.at_least}", "at least 1 report")
-
-    def check(self, bound: Bound | AlreadyPrivate) -> None:
-        need_bound(bound, self.mechanism)
 
     def check_sampler(self, clients: Sampler) -> None:
         _reachable(self.at_least, clients)
@@ -241,17 +243,11 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
             fix = "set batch = 1, or use local_noise: docs/privacy.md#shuffle has the reason"
             raise PlanError("shuffle", found, "one record per message: silos differ in all their records", fix)
 
-    def on_client(self, row: Tensor, client: int, rng: np.random.Generator) -> Tensor:
-        return _add(row, self.mechanism, rng)
-
     def in_sum(self, total: Tensor, cohort: Cohort, rng: np.random.Generator) -> Tensor:
         return LocalNoise(self.mechanism).in_sum(total, cohort, rng)
 
     def accepts(self, received: int) -> bool:
         return received >= self.at_least
-
-    def denominator(self, expected: float, received: int) -> float:
-        return float(max(received, 1))
 
     def event(self) -> Event:
         return Shuffled(self.at_least, self.mechanism.event())
@@ -261,12 +257,6 @@ class ShuffledNoise(Release, kind="shuffled_noise"):
 
     def message_event(self) -> Event:
         return self.mechanism.event()
-
-    def noise_draws(self, cohort: Cohort) -> tuple[Mechanism, ...]:
-        return (self.mechanism,) * len(cohort)
-
-    def noise_std(self, cohort: Cohort, t: int) -> float:
-        return self.mechanism.std * math.sqrt(len(cohort))
 
 
 class _Bare(Release):

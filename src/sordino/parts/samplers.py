@@ -16,7 +16,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.binomial import binomial_most, binomial_within
 from sordino.accounting.events import (
     CappedPoisson,
     Event,
@@ -26,6 +25,7 @@ from sordino.accounting.events import (
     Relation,
     Unprotected,
 )
+from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
@@ -141,9 +141,8 @@ class Sampler(Part):
         """In how many rounds every client is: on average, or exactly where cohorts are public."""
         if self.random:
             return np.full(self.population, self.expected / self.population * rounds)
-        return np.full(
-            self.population, float(self.max_participations(rounds))
-        )  # unless a sampler says more, all come equally often
+        # unless a sampler says more, all come equally often
+        return np.full(self.population, float(self.max_participations(rounds)))
 
     def participation_cdf(self, allowed: Cohort, rounds: int) -> NDArray[np.float64]:
         """The probability that a client is in at most so many of the rounds, for each number; 1 where nobody knows."""
@@ -298,9 +297,8 @@ class FixedSize(Sampler, kind="fixed"):
     def __post_init__(self) -> None:
         check_count("population", self.population)
         if not 1 <= self.cohort <= self.population:
-            raise PlanError(
-                "sampling", f"a cohort of {self.cohort} out of {self.population}", "1 <= cohort <= population"
-            )
+            found = f"a cohort of {self.cohort} out of {self.population}"
+            raise PlanError("sampling", found, "1 <= cohort <= population")
 
     @property
     def expected(self) -> float:
@@ -358,12 +356,8 @@ class RoundRobin(Sampler, kind="roundrobin"):
     def __post_init__(self) -> None:
         check_count("population", self.population)
         if not 1 <= self.cohort <= self.population:
-            raise PlanError(
-                "sampling", f"a cohort of {self.cohort} out of {self.population}", "1 <= cohort <= population"
-            )
-        self._check_order()
-
-    def _check_order(self) -> None:
+            needed = "1 <= cohort <= population"
+            raise PlanError("sampling", f"a cohort of {self.cohort} out of {self.population}", needed)
         if self.seed is not None and self.order is not None:
             raise PlanError("sampling", f"seed = {self.seed} and an order", "one of them", "drop one")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:

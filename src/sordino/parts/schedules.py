@@ -191,9 +191,8 @@ class Travelled(Schedule, kind="travelled"):
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 10**6:
-            raise PlanError(
-                "schedule", f"travelled over {brief_repr(self.steps)} steps", "from 1 to 1,000,000 steps a round"
-            )
+            found = f"travelled over {brief_repr(self.steps)} steps"
+            raise PlanError("schedule", found, "from 1 to 1,000,000 steps a round")
 
     def span(self, rounds: int) -> tuple[float, float]:
         """Bounds: all steps as small, or as large, as any."""

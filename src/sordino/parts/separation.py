@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.binomial import binomial_most, binomial_within
 from sordino.accounting.events import Event, PoissonSampled, Relation
+from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.distributions import SamplingLaw
 from sordino.parts.release_base import Release
@@ -116,9 +116,8 @@ class CyclicPoisson(Sampler, kind="cyclic_poisson"):
         if not 1 <= self.groups <= self.population:
             raise PlanError("sampling", f"{self.groups} groups of {self.population} clients", "1 to population groups")
         if not share(self.rate):
-            raise PlanError(
-                "sampling", f"rate {brief_repr(self.rate)}", "a rate in (0, 1]", "groups * cohort / population"
-            )
+            found = f"rate {brief_repr(self.rate)}"
+            raise PlanError("sampling", found, "a rate in (0, 1]", "groups * cohort / population")
 
     @property
     def expected(self) -> float:
@@ -191,18 +190,17 @@ class SeparationGuard:
 
     def admit(self, t: int, cohort: Cohort) -> Cohort:
         """Those of a cohort who may come to round t; they rest from now on."""
-        kept = cohort[self._may(t, cohort)]
+        if isinstance(self.clients, CyclicPoisson):
+            may = np.asarray(cohort % self.clients.groups == t % self.clients.groups)
+        else:
+            may = t - self.last[cohort] >= (self.clients.min_separation or 1)
+            may = may if self.clients.random else may & (self.count[cohort] < self.max_participations)
+        kept: Cohort = cohort[may]
         self.last[kept] = t
         self.count[kept] += 1
         if len(kept) < len(cohort):
             _LOG.warning("round %d: %d clients came too early and are left out", t + 1, len(cohort) - len(kept))
         return kept
-
-    def _may(self, t: int, cohort: Cohort) -> NDArray[np.bool_]:
-        if isinstance(self.clients, CyclicPoisson):
-            return np.asarray(cohort % self.clients.groups == t % self.clients.groups)
-        rested = t - self.last[cohort] >= (self.clients.min_separation or 1)
-        return np.asarray(rested if self.clients.random else rested & (self.count[cohort] < self.max_participations))
 
 
 def separation_guard(
@@ -212,10 +210,8 @@ def separation_guard(
     if not release.correlated:
         return None
     began = t - 1 if t and clients.random else -rounds - (clients.min_separation or 1)
-    last = np.full(clients.population, began, dtype=np.int64)
-    guard = SeparationGuard(
-        clients, clients.max_participations(rounds), last, np.zeros(clients.population, dtype=np.int64)
-    )
+    last, count = np.full(clients.population, began, dtype=np.int64), np.zeros(clients.population, dtype=np.int64)
+    guard = SeparationGuard(clients, clients.max_participations(rounds), last, count)
     for before in range(0 if clients.random else t):
         guard.admit(before, clients.draw(before, streams.at(before, "cohort")))
     return guard

@@ -196,13 +196,8 @@ class _Moments(ServerOptimizer):
     floor: float
 
     def init(self, params: Tensor) -> Memory:
-        zeros = torch.zeros_like(params)
-        return {
-            "params": params.clone(),
-            "first": zeros,
-            "second": zeros.clone(),
-            "count": torch.zeros((), dtype=torch.int64),
-        }
+        zeros, count = torch.zeros_like(params), torch.zeros((), dtype=torch.int64)
+        return {"params": params.clone(), "first": zeros, "second": zeros.clone(), "count": count}
 
     @abstractmethod
     def size(self, second: Tensor, squares: Tensor) -> Tensor:

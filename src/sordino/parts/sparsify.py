@@ -77,9 +77,8 @@ class SparsifyUpdate(Step, kind="sparsify_update"):
 
     def bound(self, before: Bound) -> Bound:
         if before.unit == "record":
-            raise PlanError(
-                "record bound", "a client's own top-k under unit record", "a step that is Lipschitz", "use PublicMask"
-            )
+            found = "a client's own top-k under unit record"
+            raise PlanError("record bound", found, "a step that is Lipschitz", "use PublicMask")
         return before
 
     def decoded_noise_std(self, std: NoiseStd, public: Public) -> NoiseStd:
@@ -174,9 +173,6 @@ class PublicMask(Step, kind="public_mask"):
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
-        self._check_explore()
-
-    def _check_explore(self) -> None:
         if isinstance(self.source, ReleasedMask) and self.source.explore >= self.keep:
             found = f"explore = {self.source.explore} of all coordinates with keep = {self.keep}"
             raise PlanError("sparsity", found, "explore below keep", "lower explore, or keep more")

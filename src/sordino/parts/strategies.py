@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sordino.accounting.matrix import optimize, sensitivity, toeplitz, trees
+from sordino.accounting.matrix import optimize, sensitivity, toeplitz
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.accounting.matrix.toeplitz import Floats
 from sordino.codec import Part
@@ -256,14 +256,14 @@ class Tree(Strategy, kind="tree"):
         return _tree_sensitivity(allowed)
 
     def noise_matrix(self, rounds: int) -> Floats:
-        return trees.noise_matrix(rounds)
+        return toeplitz.tree_noise_matrix(rounds)
 
     @property
     def max_column_norm(self) -> float:
         return math.sqrt(1 + math.log2(LONG))
 
     def noise_std(self, t: int) -> float:
-        return trees.noise_std(t)
+        return toeplitz.tree_noise_std(t)
 
     def init(self, length: int) -> Memory:
         import torch
@@ -278,7 +278,7 @@ class Tree(Strategy, kind="tree"):
         before = blocks.double().sum(0)
         carry, level = fresh(), 0
         while at >> level & 1:
-            own = trees.own_weight(level + 1)
+            own = toeplitz.tree_own_weight(level + 1)
             carry = own * fresh() + (1 - own) * (carry + blocks[level])
             blocks[level] = 0.0
             level += 1
@@ -290,4 +290,4 @@ class Tree(Strategy, kind="tree"):
 
 @lru_cache(maxsize=32)
 def _tree_sensitivity(allowed: Patterns) -> float:
-    return sensitivity.sensitivity_bound(trees.gram(allowed.rounds), allowed)
+    return sensitivity.sensitivity_bound(toeplitz.tree_gram(allowed.rounds), allowed)

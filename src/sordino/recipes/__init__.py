@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from sordino.errors import ConfigError
 from sordino.plan import Plan
-from sordino.recipes.baselines import dp_fed_avg, scaffold
+from sordino.recipes.baselines import band_mf, dp_fed_avg, dp_ftrl, scaffold
 from sordino.recipes.best import best
 from sordino.recipes.client_side import client_side_fed_avg
-from sordino.recipes.correlated import band_mf, dp_ftrl
 from sordino.recipes.dp_sgd import dp_adam, dp_ls_adam, dp_ls_sgd, dp_sgd
 from sordino.recipes.fed_ls import dp_fed_ls
 from sordino.recipes.fed_sam import blur, dp_fed_sam, dp_fed_sam_top_k, fed_smp

@@ -93,12 +93,7 @@ def dp_ls_sgd(**shared: Unpack[Descent]) -> Plan:
 
 @shares(alone)
 def dp_adam(
-    *,
-    lr: float | Schedule,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    floor: float = 1e-8,
-    **shared: Unpack[Alone],
+    *, lr: float | Schedule, beta1: float = 0.9, beta2: float = 0.999, floor: float = 1e-8, **shared: Unpack[Alone]
 ) -> Plan:
     """Adam on (sum_j g_j min(1, clip norm / ||g_j||) + N(0, (z clip norm)^2)) / batch, a batch of records.
 

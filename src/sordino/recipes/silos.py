@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from sordino.accounting.calibration import Budget
+from sordino.accounting.calibration import Budget, calibrate_silos
 from sordino.accounting.delta import default_delta
 from sordino.errors import ConfigError
 from sordino.parts.accelerated import Accelerated
@@ -92,10 +92,7 @@ def silo(
     server = Sgd(lr=Linear(step, final * step, rounds), momentum=momentum, ball=ball)
     records, clients = AllRecords(sizes), Everyone(len(sizes))
     plan = silos(server, rounds=rounds, clients=clients, records=records, clip_norm=clip_norm, noise_multiplier=1.0)
-    from sordino.accounting.calibration import calibrate_silos
-
-    plan = replace(plan, prepare=prepare)
-    return calibrate_silos(plan, budgets(sizes, epsilons, deltas))
+    return calibrate_silos(replace(plan, prepare=prepare), budgets(sizes, epsilons, deltas))
 
 
 def budgets(sizes: Sequence[int], epsilons: Sequence[float], deltas: Sequence[float] = ()) -> list[Budget]:

@@ -88,8 +88,6 @@ STARTERS = {
     ),
     "silo": SILOS,
 }
-
-
 CHOSEN = ("epochs", "steps", "batch", "noise_multiplier")  # given although they have defaults
 
 
@@ -114,10 +112,9 @@ def written(value: Any) -> str:
     """A default as TOML; of a part its kind, and what is not left at its own default."""
     if not isinstance(value, Part):
         return json.dumps(value)
-    keys = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}  # type: ignore[arg-type]
+    keys: dict[str, Any] = {}
+    for f in fields(value):  # type: ignore[arg-type]
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        keys |= {f.name: getattr(value, f.name)} if getattr(value, f.name) != default else {}
     inside = [f"{key} = {written(item)}" for key, item in {"kind": value.kind, **keys}.items()]
     return f"{{ {', '.join(inside)} }}"
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()

@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 
 from sordino.accounting import accountant
-from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation, repeated_rounds
+from sordino.accounting.composition import (
+    ADVERSARIES,
+    Adversary,
+    Cost,
+    Line,
+    Participation,
+    cost_of_best,
+    repeated_rounds,
+)
 from sordino.accounting.profiles import Array, power, protects, true_positives
-from sordino.accounting.selection import cost_of_best
 from sordino.certificate.build import headline, line_entry
 from sordino.certificate.facts import participation, run_cost
 from sordino.errors import PlanError

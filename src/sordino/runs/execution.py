@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sordino import codec
-from sordino.certificate import signature
+from sordino.certificate import certificate_file
 from sordino.certificate.earlier_runs import cost_of, of_certificate
 from sordino.codec import durable_files
 from sordino.codec.durable_files import SAFE
@@ -79,7 +79,7 @@ def execute(
         check(config.plan, task, engine)
         engine.prepare(config.plan, task, config.streams)
     check_run(config, task, engine)
-    key = None if sign is None else signature.private_key(sign)
+    key = None if sign is None else certificate_file.private_key(sign)
     with ExitStack() as held:
         if resume and path.exists():
             writer, start = held.enter_context(resumed(path, config, task))
@@ -122,7 +122,7 @@ def _run_to_end(
     attach_lineage(model, config, before)
     if plan.prepare:
         write_preparations(folder.path, task, state)
-    made = writer.finish(model_bytes(model), None if key is None else partial(signature.sign, key=key))
+    made = writer.finish(model_bytes(model), None if key is None else partial(certificate_file.sign, key=key))
     register_lineage(model, task, (*before, of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from sordino import codec
+from sordino.certificate.certificate_file import text_of
 from sordino.certificate.earlier_runs import EarlierRun
-from sordino.certificate.schema import text_of
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.engines.base import Receipt

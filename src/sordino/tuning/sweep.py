@@ -25,9 +25,9 @@ from sordino import codec
 from sordino.accounting.composition import Cost
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import headline
+from sordino.certificate.certificate_file import compare_text, parse, text_of
 from sordino.certificate.explain import sentence
 from sordino.certificate.facts import run_cost
-from sordino.certificate.schema import compare_text, parse, text_of
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError

@@ -29,7 +29,7 @@ from sordino.accounting.events import (
     has_bound,
 )
 from sordino.accounting.pld import convolutions, loss_grid, pairs
-from sordino.accounting.pld.closed_forms import gaussian_epsilon
+from sordino.accounting.pld.loss_grid import gaussian_epsilon
 from sordino.errors import PlanError
 
 RELATIONS: tuple[Relation, ...] = ("add_remove", "replace_one", "zero_out")

@@ -56,13 +56,12 @@ class Goal:
     def error(self, column: Floats) -> tuple[float, Floats]:
         """mean_t ||row t of A C^-1||^2 and its gradient in c."""
         r = inverse(column, self.rounds)
-        value, slope = self._toeplitz(r) if self.work.ndim == 1 else self._dense(r)
+        if self.work.ndim == 1:
+            made, weight = product(self.work, r, self.rounds), np.arange(self.rounds, 0, -1) / self.rounds
+            value, slope = float(weight @ made**2), correlate(self.work, 2.0 * weight * made)
+        else:
+            value, slope = self._dense(r)
         return value, -correlate(product(r, r, self.rounds), slope)
-
-    def _toeplitz(self, r: Floats) -> tuple[float, Floats]:
-        made = product(self.work, r, self.rounds)
-        weight = np.arange(self.rounds, 0, -1) / self.rounds
-        return float(weight @ made**2), correlate(self.work, 2.0 * weight * made)
 
     def _dense(self, r: Floats) -> tuple[float, Floats]:
         from scipy.linalg import toeplitz
@@ -75,22 +74,17 @@ class Goal:
     def squared(self, column: Floats) -> tuple[float, Floats]:
         """sens^2 for the earliest pattern, which is the worst where c falls or its bands do not meet; gradient in c."""
         column = padded(column, self.rounds)
-        if (
-            np.count_nonzero(column) <= self.patterns.min_separation
-            and not column[self.patterns.min_separation :].any()
-        ):
-            return self._apart(column)
+        apart = self.patterns.min_separation
+        if np.count_nonzero(column) <= apart and not column[apart:].any():
+            # entry j counts once for every start that leaves it room before the end
+            times = np.array([np.count_nonzero(self.patterns.earliest + j < self.rounds) for j in range(self.rounds)])
+            return float(times @ column**2), 2.0 * times * column
         starts, total, slope = self.patterns.earliest, np.zeros(self.rounds), np.zeros(self.rounds)
         for start in starts:
             total[start:] += column[: self.rounds - start]
         for start in starts:
             slope[: self.rounds - start] += 2.0 * total[start:]
         return float(total @ total), slope
-
-    def _apart(self, column: Floats) -> tuple[float, Floats]:
-        """Entry j counts once for every start that leaves it room before the end."""
-        times = np.array([np.count_nonzero(self.patterns.earliest + j < self.rounds) for j in range(self.rounds)])
-        return float(times @ column**2), 2.0 * times * column
 
     def loss(self, column: Floats) -> tuple[float, Floats]:
         """log sens^2 + log error, and its gradient in c; `BAD` where a step is so bold that C^-1 overflows."""

@@ -110,11 +110,6 @@ class Patterns:
         return np.arange(self.reachable, dtype=np.int64) * self.min_separation
 
 
-def is_decreasing(column: Floats) -> bool:
-    """Whether entries are nonnegative and never rise."""
-    return bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
-
-
 def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     """Of a lower triangular Toeplitz matrix; exact where its first column is nonnegative and never rises.
 
@@ -125,12 +120,10 @@ def toeplitz_sensitivity(column: Floats, patterns: Patterns) -> float:
     if patterns.reachable == 0:
         return 0.0
     column = np.trim_zeros(column[: patterns.rounds], "b")
-    if (
-        len(column) <= patterns.min_separation
-    ):  # no two overlap; later ones are cut off at the end and count for no more
+    if len(column) <= patterns.min_separation:  # no two overlap; later ones are cut off and count for no more
         left = np.minimum(patterns.rounds - patterns.earliest, len(column))
         return math.sqrt(float(np.cumsum(column**2)[left - 1].sum()))
-    if not is_decreasing(column):
+    if not (np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0)):
         return sensitivity_bound(_gram(column, patterns.rounds), patterns)
     whole, total = padded(column, patterns.rounds), np.zeros(patterns.rounds)
     for start in patterns.earliest:
@@ -158,9 +151,8 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
     if patterns.whole_periods:
         found = max(float(size[first::apart, first::apart].sum()) for first in range(apart))
         return math.sqrt(found) * (1 + 1e-12)
-    width = max(
-        (k + 1 for k in range(len(size)) if size.diagonal(k).any()), default=1
-    )  # rounds so far apart never meet
+    # rounds so far apart never meet
+    width = max((k + 1 for k in range(len(size)) if size.diagonal(k).any()), default=1)
     gaps = np.arange(apart, max(width, apart + 1))
     if len(size) * len(gaps) ** 2 <= _ENTRIES:
         found, exact = _by_two_gaps(size, gaps, patterns.reachable), width <= 3 * apart

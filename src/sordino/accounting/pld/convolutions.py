@@ -34,8 +34,6 @@ _MOVES = np.geomspace(1e-5, 4, 18)  # of theta, in sqrt(2 _RIGHT) deviations: wh
 _BLOCKS = 2048  # of a law's summary
 _FACTORS = (1.0, 0.5, 0.2, 0.05, 0.01)  # of Chernoff's theta, which may see rare large losses alone
 _SLACK = 1e-3  # share of delta that the transform and the window may add before a smaller tilt is tried
-
-
 Parts = Sequence[tuple[Losses, int]]
 
 
@@ -234,7 +232,8 @@ class Composition:
     def _window(self, theta: float) -> tuple[int, int, float]:
         """First index and size of the window; and the chance of what lies above it."""
         here = float(self._cumulant(np.asarray([theta]), rough=True)[0])
-        mean, deviation = self._moments(theta)
+        laws = [(law.moments(theta), c) for law, c in zip(self.laws, self.counts, strict=True)]
+        mean, deviation = sum(c * m for (m, _), c in laws), math.sqrt(sum(c * v for (_, v), c in laws))
         moves = _MOVES * math.sqrt(2 * _RIGHT) / max(deviation, self.step)
         up, down = self._cumulant(theta + moves, rough=True), self._cumulant(theta - moves, rough=True)
         top, bottom = float(np.min((up - here + _RIGHT) / moves)), float(np.max((here - down - _WRAPPED) / moves))
@@ -249,10 +248,6 @@ class Composition:
         far = theta + float(moves[np.argmin(up - moves * edge)])
         beyond = float(self._cumulant(np.asarray([far]))[0]) + self._rounding(far) - far * edge
         return start, size, math.exp(min(beyond, 0.0))
-
-    def _moments(self, theta: float) -> tuple[float, float]:
-        laws = [(law.moments(theta), c) for law, c in zip(self.laws, self.counts, strict=True)]
-        return sum(c * m for (m, _), c in laws), math.sqrt(sum(c * v for (_, v), c in laws))
 
 
 def _log_chernoff(epsilon: float, theta: float, cumulant: float) -> float:

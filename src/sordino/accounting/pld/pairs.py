@@ -82,7 +82,6 @@ class Exponential(Pair):
 
     @property
     def largest_loss(self) -> float:
-        """The upper atom."""
         return self.size
 
     def tails(self, losses: Array) -> Tails:
@@ -106,7 +105,6 @@ class Response(Pair):
 
     @property
     def largest_loss(self) -> float:
-        """The upper atom."""
         return self.epsilon
 
     def tails(self, losses: Array) -> Tails:
@@ -151,9 +149,8 @@ class Present(_Sampled):
     @property
     def largest_loss(self) -> float:
         """log(1 + q (exp(y) - 1)) of the inner one."""
-        return (
-            math.log1p(self.rate * math.expm1(self.inner.largest_loss)) if self.inner.largest_loss < 700 else math.inf
-        )
+        inner = self.inner.largest_loss
+        return math.log1p(self.rate * math.expm1(inner)) if inner < 700 else math.inf
 
     def tails(self, losses: Array) -> Tails:
         """L = log(1 - q + q exp(y)) for the inner loss y, so L > l exactly if y > inner_loss(l)."""
@@ -168,11 +165,8 @@ class Absent(_Sampled):
     @property
     def largest_loss(self) -> float:
         """-log(1 + q (exp(-y) - 1)) of the inner one."""
-        return (
-            -math.log1p(self.rate * math.expm1(-self.inner.largest_loss))
-            if self.inner.largest_loss < math.inf
-            else math.inf
-        )
+        inner = self.inner.largest_loss
+        return -math.log1p(self.rate * math.expm1(-inner)) if inner < math.inf else math.inf
 
     def tails(self, losses: Array) -> Tails:
         """L = -log(1 - q + q exp(-y)) for the inner loss y: L > l exactly if y > -inner_loss(-l)."""
@@ -191,9 +185,8 @@ class Swapped(Pair):
         """L is odd and increasing in the outcome x: a quadratic equation in exp(mu x) inverts it."""
         x = np.sign(losses) * self._outcome(np.abs(losses))
         still = log_ndtr(-x)
-        return log_mixture(self.rate, log_ndtr(self.mu - x), still), log_mixture(
-            self.rate, log_ndtr(-self.mu - x), still
-        )
+        some, other = log_ndtr(self.mu - x), log_ndtr(-self.mu - x)
+        return log_mixture(self.rate, some, still), log_mixture(self.rate, other, still)
 
     def _outcome(self, losses: Array) -> Array:
         """x >= 0 with (1-q) + q c w = exp(l) ((1-q) + q c / w),  w = exp(mu x),  c = exp(-mu^2/2)."""
@@ -236,7 +229,6 @@ class Either(Pair):
     second: Pair
 
     def tails(self, losses: Array) -> Tails:
-        """Both tails mix."""
         one, other = self.first.tails(losses), self.second.tails(losses)
         return log_mixture(self.share, one[0], other[0]), log_mixture(self.share, one[1], other[1])
 
@@ -247,12 +239,10 @@ class PublicCoin(_Sampled):
 
     @property
     def total_variation(self) -> float:  # type: ignore[override]
-        """That of the inner one, where it happens."""
         return self.rate * self.inner.total_variation
 
     @property
     def largest_loss(self) -> float:
-        """That of the inner one."""
         return self.inner.largest_loss
 
     def tails(self, losses: Array) -> Tails:

@@ -1,12 +1,17 @@
-"""Signatures of certificates: Ed25519 over certificate.json. `sordino run --sign` and `certify --key` call it."""
+"""Certificates as files: written in one way, read strictly, compared field by field, signed with Ed25519.
+
+Runs, sweeps and `certify` call it; `sordino run --sign` and `certify --key` use the signatures of certificate.json.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sordino.codec import durable_files
 from sordino.errors import CertificateError, ConfigError
@@ -16,6 +21,59 @@ if TYPE_CHECKING:
 
 _MAKE = "openssl genpkey -algorithm ed25519 -out key.pem"
 _SHOW = "openssl pkey -in key.pem -pubout -out public.pem"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a certificate, of whatever ran."""
+    file = resources.files("sordino.certificate").joinpath("certificate.schema.json")
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return found
+
+
+def text_of(made: dict[str, Any]) -> str:
+    """A certificate as it is written."""
+    return json.dumps(made, indent=2) + "\n"
+
+
+def parse(text: str | bytes, name: str = "certificate.json") -> Any:
+    """What a text says, if no name stands twice in it: of two equal ones a reader may take either."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [word for word, _ in pairs]
+        twice = next((word for word in names if names.count(word) > 1), None)
+        if twice is not None:
+            raise CertificateError(twice, f"{twice} stands twice in {name}")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=once)
+
+
+def compare_text(stored: Any, text: str, computed: dict[str, Any], name: str = "certificate.json") -> None:
+    """Values first; then numbers as they are spelt, since two spellings of 17 digits can be one float."""
+    compare(stored, computed)
+    spelt, needed = (json.loads(one, parse_float=str, parse_int=str) for one in (text, text_of(computed)))
+    compare(spelt, needed)
+    if text != text_of(computed):
+        raise CertificateError(name, f"{name} is not written as this program writes it")
+
+
+def compare(stored: Any, computed: Any, field: str = "") -> None:
+    """Raise `CertificateError` at the first field where the stored certificate differs from the computed one."""
+    name = field or "certificate.json"
+    if isinstance(stored, Mapping) and isinstance(computed, Mapping):
+        for key in [*computed, *(key for key in stored if key not in computed)]:
+            inner = f"{field}.{key}" if field else str(key)
+            if key not in stored or key not in computed:
+                raise CertificateError(inner, f"{inner} is {'missing' if key in computed else 'not ours'}")
+            compare(stored[key], computed[key], inner)
+    elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
+        for i, (one, other) in enumerate(zip(stored, computed, strict=True)):
+            compare(one, other, f"{field}[{i}]")
+    elif type(stored) is not type(computed) or stored != computed:
+        raise CertificateError(name, f"{name} says {stored!r}, but what ran gives {computed!r}")
+
+
+# ---- signatures -----------------------------------------------------------------------------------------------------
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
@@ -65,7 +123,7 @@ def sign(target: Path, key: Ed25519PrivateKey) -> None:
     durable_files.write(file.with_suffix(".sig"), base64.b64encode(key.sign(durable_files.read(file))) + b"\n")
 
 
-def check(target: Path, key: Ed25519PublicKey) -> None:
+def check_signature(target: Path, key: Ed25519PublicKey) -> None:
     """`CertificateError` unless the owner of the key has signed this very certificate."""
     from cryptography.exceptions import InvalidSignature
 
