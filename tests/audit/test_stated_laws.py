@@ -29,11 +29,10 @@ from sordino.audit.sensitivity_test import sensitivity_tests
 from sordino.audit.summary import audit_behaviour
 from sordino.codec import plugins
 from sordino.errors import DataError
-from sordino.parts.distributions import Distribution, SamplingLaw, independent_coins, laplace_sum_tail
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
-from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler
+from sordino.parts.mechanisms import Distribution, Gaussian, Laplace, Mechanism, laplace_sum_tail
+from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler, SamplingLaw, independent_coins
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, ShuffledNoise

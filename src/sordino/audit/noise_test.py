@@ -23,8 +23,7 @@ from torch import Tensor
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.audit.trial_rounds import TrialRound, TrialRounds
 from sordino.audit.worst_case import whitening
-from sordino.parts.distributions import Distribution, Normal
-from sordino.parts.mechanisms import Mechanism
+from sordino.parts.mechanisms import Distribution, Mechanism, Normal
 from sordino.parts.release_base import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan

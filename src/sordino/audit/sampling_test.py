@@ -17,7 +17,7 @@ from sordino.accounting.events import Event
 from sordino.audit.noise_test import Finding, chernoff, finding, not_examined
 from sordino.audit.trial_rounds import TrialRounds, run_trial_rounds
 from sordino.errors import UserError
-from sordino.parts.distributions import SamplingLaw
+from sordino.parts.record_samplers import SamplingLaw
 from sordino.parts.samplers import Everyone
 from sordino.plan import Plan
 from sordino.rng import Seeded

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sordino.parts.banded import Banded as Banded
     from sordino.parts.banded import BandedSquareRoot as BandedSquareRoot
     from sordino.parts.correlated_noise import CorrelatedNoise as CorrelatedNoise
-    from sordino.parts.distributions import Distribution as Distribution
-    from sordino.parts.distributions import SamplingLaw as SamplingLaw
     from sordino.parts.encoding import Adaptive as Adaptive
     from sordino.parts.encoding import Clip as Clip
     from sordino.parts.encoding import NoiseStd as NoiseStd
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from sordino.parts.local_solvers import Work as Work
     from sordino.parts.losses import Loss as Loss
     from sordino.parts.losses import Quantile as Quantile
+    from sordino.parts.mechanisms import Distribution as Distribution
     from sordino.parts.mechanisms import Gaussian as Gaussian
     from sordino.parts.mechanisms import Laplace as Laplace
     from sordino.parts.mechanisms import Mechanism as Mechanism
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from sordino.parts.record_samplers import PoissonRecords as PoissonRecords
     from sordino.parts.record_samplers import RecordSampler as RecordSampler
     from sordino.parts.record_samplers import RecordsInTurn as RecordsInTurn
+    from sordino.parts.record_samplers import SamplingLaw as SamplingLaw
     from sordino.parts.record_samplers import ShuffledRecords as ShuffledRecords
     from sordino.parts.record_solvers import BatchGradient as BatchGradient
     from sordino.parts.record_solvers import NoisyLocalSgd as NoisyLocalSgd

@@ -1,6 +1,8 @@
 """Noise mechanisms: Gaussian and Laplace. Noise is drawn in this file only (a test reads every other file).
 
-Every message lies in the unit ball, so the scale of the noise IS the noise multiplier.
+Every message lies in the unit ball, so the scale of the noise IS the noise multiplier. A mechanism states the
+distribution of its noise (`Normal`, `LaplaceSum`) for `sordino audit`; one that states nothing works and is charged all
+the same, and the audit then says "not examined", never "passed".
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +20,11 @@ from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.distributions import Distribution, LaplaceSum, Normal
 from sordino.parts.schedules import positive
 from sordino.rng import is_secure
+
+Floats = NDArray[np.float64]
+_GRID = 4096  # points at which a tail of many terms is computed; between them its logarithm is interpolated
 
 
 class Mechanism(Part):
@@ -165,3 +170,91 @@ def _halvings(size: int, rng: np.random.Generator) -> NDArray[np.int64]:
         found[still_zero] += zeros
         still_zero = still_zero[zeros == 64]
     return found
+
+
+class Distribution(Protocol):
+    """One coordinate of the noise. A frozen distribution of scipy.stats is one, continuous or discrete."""
+
+    def cdf(self, x: Floats, /) -> Floats:
+        """P[noise <= x]."""
+
+    def sf(self, x: Floats, /) -> Floats:
+        """P[noise > x]: 1 - cdf, without losing the digits of a far tail."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(0, std^2)."""
+
+    std: float
+
+    def cdf(self, x: Floats, /) -> Floats:
+        from scipy.special import ndtr
+
+        return np.asarray(ndtr(np.asarray(x) / self.std))
+
+    def sf(self, x: Floats, /) -> Floats:
+        return self.cdf(-np.asarray(x))
+
+
+@dataclass(frozen=True)
+class LaplaceSum:
+    """The sum of independent Laplace(scale), one for each scale."""
+
+    scales: tuple[float, ...]
+
+    def cdf(self, x: Floats, /) -> Floats:
+        far = laplace_sum_tail(np.abs(x), self.scales)
+        return np.where(np.asarray(x) < 0, far, 1.0 - far)
+
+    def sf(self, x: Floats, /) -> Floats:
+        return self.cdf(-np.asarray(x))
+
+
+def laplace_sum_tail(x: Floats, scales: tuple[float, ...]) -> Floats:
+    """P[sum of Laplace(scale_i) > x], x >= 0:  sum_k p_k Q(k, x / b),  b the smallest scale, Q the upper gamma ratio.
+
+    The sum is a difference of two chains of exponential clocks. Once the second chain has run out, the first has some
+    clocks left; at the rate 1 / b these need k ticks with probability p_k. For n equal scales k is at most n.
+    """
+    ticks = _ticks(1.0 / np.asarray(scales))
+    fast = np.asarray(x, dtype=np.float64) / min(scales)
+    if len(ticks) <= 64 or fast.size <= _GRID:
+        return _mixture(fast, ticks)
+    grid = np.linspace(0.0, float(fast.max()), _GRID)
+    return np.exp(np.interp(fast, grid, np.log(np.maximum(_mixture(grid, ticks), 1e-300))))
+
+
+def _mixture(fast: Floats, ticks: Floats) -> Floats:
+    from scipy.special import gammaincc
+
+    found = np.zeros_like(fast)
+    for k, p in enumerate(ticks, start=1):
+        if p:
+            found += p * gammaincc(k, fast)
+    return found
+
+
+def _ticks(rates: Floats) -> Floats:
+    """p_k: the chance that the clocks left need k ticks; a tick ends clock i with probability rate_i / fastest."""
+    state, ends = _left(rates), rates / rates.max()
+    found: list[float] = []
+    while state.sum() > 1e-17 and len(found) < 100_000:
+        done = state * ends
+        found.append(float(done[-1]))
+        state = state - done
+        state[1:] += done[:-1]
+    return np.asarray(found)
+
+
+def _left(rates: Floats) -> Floats:
+    """The chance that, of two equal chains of clocks, the second runs out first, while the first runs clock i."""
+    count = len(rates)
+    reached = np.zeros((count + 1, count + 1))  # [clock of the first chain, clock of the second]
+    reached[0, 0] = 1.0
+    for i in range(count):
+        for j in range(count):
+            first = rates[i] / (rates[i] + rates[j])
+            reached[i + 1, j] += reached[i, j] * first
+            reached[i, j + 1] += reached[i, j] * (1.0 - first)
+    return reached[:count, count].copy()

@@ -1,5 +1,7 @@
 """Record samplers: which of a silo's records a round reads, and the amplified event of one record.
 
+`SamplingLaw` is how samplers of records and of clients state for `sordino audit` how they draw.
+
 The sampling stays inside the silo, so it amplifies even against one who reads every message. `sizes` are public: one
 number of records per silo, or one number for all. The batch is a constant of the plan, never the number that happened
 to come.
@@ -7,8 +9,9 @@ to come.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import ClassVar
@@ -20,11 +23,58 @@ from sordino.accounting.events import Event, FixedSampled, PoissonSampled, Relat
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.distributions import SamplingLaw, independent_coins
+from sordino.parts.mechanisms import Floats
 from sordino.parts.schedules import CLIENTS, positive
 from sordino.rng import Seeded
 
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SamplingLaw:
+    """How units (clients, or the records of a silo) are drawn.
+
+    inclusion           P[a unit is drawn in round t]: a number for all, or a function t -> [population]
+    size                exactly so many are drawn in every round; None: their number varies
+    cap                 never more than so many
+    size_sf             (t, k) -> P[more than k are drawn in round t], where the number varies; None: not stated
+    independent         within a round units are drawn independently, or negatively associated (without replacement);
+                        False: any dependence within a round, as of whole groups
+    secret              every round's draw is independent of the others and foreseen by nobody; False: it is public, and
+                        the cost rests on the next two alone
+    max_participations  rounds -> the most of them that one unit is in
+    min_separation      any two rounds of one unit are at least so many rounds apart
+    """
+
+    population: int
+    inclusion: float | Callable[[int], Floats] = 1.0
+    size: int | None = None
+    cap: int | None = None
+    size_sf: Callable[[int, int], float] | None = None
+    independent: bool = True
+    secret: bool = True
+    max_participations: Callable[[int], int] | None = None
+    min_separation: int | None = None
+
+    def inclusions(self, t: int) -> Floats:
+        """P[drawn in round t] of every unit."""
+        found = self.inclusion(t) if callable(self.inclusion) else self.inclusion
+        return np.broadcast_to(np.asarray(found, dtype=np.float64), (self.population,))
+
+
+def independent_coins(population: int, rate: float, cap: int | None = None) -> SamplingLaw:
+    """Poisson sampling: each unit by its own coin; of more than `cap` a uniform subset of that many stays."""
+    from scipy.special import bdtrc
+
+    if cap is not None and cap >= population:
+        cap = None
+
+    def size_sf(t: int, k: int) -> float:
+        most = population if cap is None else cap
+        return 0.0 if k >= most else float(bdtrc(k, population, rate))
+
+    mean = population * rate if cap is None else math.fsum(size_sf(0, k) for k in range(cap))  # E min(B, cap)
+    return SamplingLaw(population, mean / population, cap=cap, size_sf=size_sf)
 
 
 class RecordSampler(Part):

@@ -29,7 +29,7 @@ from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.distributions import SamplingLaw, independent_coins
+from sordino.parts.record_samplers import SamplingLaw, independent_coins
 from sordino.parts.schedules import CLIENTS, share
 from sordino.rng import Seeded
 

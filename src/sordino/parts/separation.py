@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sordino.accounting.events import Event, PoissonSampled, Relation
 from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.distributions import SamplingLaw
+from sordino.parts.record_samplers import SamplingLaw
 from sordino.parts.release_base import Release
 from sordino.parts.samplers import Cohort, Sampler, check_count
 from sordino.parts.schedules import share
