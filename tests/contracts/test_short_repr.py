@@ -35,12 +35,12 @@ LONGEST = 600  # characters
 SENTINEL = 7351.28125  # a value of one record that stands nowhere else
 DIGITS = re.compile(r"7351|7\.351")
 HELD = {"Tensor", "NDArray", "ndarray", "bytes", "Array", "Ints", "Cohort"}
-DIAGNOSTICS = {"Result", "Executed", "Subject", "Notes", "Start", "Round"}  # figures that are not private
+DIAGNOSTICS = {"Result", "Executed", "Subject", "InMemoryRun", "RunStart", "Round"}  # figures that are not private
 WITHOUT_DATA = (
     "sordino_papers.theory",
-    "sordino.accounting.pld",
-    "sordino.accounting.matrix",
+    "sordino.accounting",
     "sordino.certificate",
+    "sordino.ledger",
     "sordino.audit.tradeoff",
 )
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino import codec
 from sordino.accounting.events import Event, PoissonSampled, Relation
 from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.errors import PlanError, brief_repr
@@ -179,6 +180,7 @@ class CyclicPoisson(Sampler, kind="cyclic_poisson"):
 _LOG = logging.getLogger("sordino")
 
 
+@codec.hides_values
 @dataclass(frozen=True)
 class SeparationGuard:
     """The last round of every client and how many it had; `max_participations` is what it is charged for."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from sordino import codec
 from sordino.accounting.calibration import Budget, calibrate, calibrate_silos
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Declared
@@ -198,6 +199,7 @@ def first_guess(plan: Plan) -> tuple[str, Hyperparameters]:
     return "the plan's own", now
 
 
+@codec.hides_values
 @dataclass
 class _Search:
     """Coordinate search: the loss of candidates on the tuning tasks, one hyperparameter after the other."""
