@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from sordino import parts as parts
     from sordino import recipes as recipes
     from sordino.accounting.calibration import calibrate as calibrate
+    from sordino.config.sections import EarlyStopping as EarlyStopping
     from sordino.data.clients import Records as Records
     from sordino.data.datasets import add_dataset as add_dataset
-    from sordino.data.early_stopping import EarlyStopping as EarlyStopping
     from sordino.data.metrics import add_metric as add_metric
     from sordino.data.partition import Dirichlet as Dirichlet
     from sordino.data.partition import Iid as Iid

@@ -107,17 +107,20 @@ class Task:
             partition, clients = partition or Natural(), (data.x, data.y)
             test = (data.test_x, data.test_y) if test is None and len(data.test_y) else test
         elif partition is None:
-            _check_one_per_client(clients)
+            pair = isinstance(clients, tuple) and len(clients) == 2 and all(hasattr(side, "shape") for side in clients)
+            if pair or isinstance(clients, Mapping | torch.utils.data.Dataset):
+                found = f"one data set ({type(clients).__name__}) for all clients, and no partition"
+                raise DataError(found, "a list with one data set per client", "or add partition=so.Iid(clients=100)")
         own, first = (clients, "client 0") if partition is None else ([clients], "the data set")
         count, rest = len(own), list(client_test or ())
         model, (*own, test, public), loss = _given(model, [*own, *rest, test, public], loss, pad, length, first)
         own, rest = own[:count], own[count:]
         held = Clients.of(own) if partition is None else Clients.cut(own[0], partition, data and data.groups, seed)
-        numbers, names = _grouped(groups)
+        words, numbers = (None, None) if groups is None else np.unique(np.asarray(groups), return_inverse=True)
         tested, asked = Clients.of(rest) if rest else None, metrics_of(metrics)
-        return cls(
-            model, held, test, loss, public, source, asked, numbers, names, own_code=own_code, client_test=tested
-        )  # fmt: skip
+        each = None if numbers is None else torch.from_numpy(numbers.reshape(-1))
+        names = () if words is None else tuple(str(name) for name in words)
+        return cls(model, held, test, loss, public, source, asked, each, names, own_code=own_code, client_test=tested)
 
     @classmethod
     def server(
@@ -190,16 +193,29 @@ class Task:
         """Check that model, loss and labels fit: one loss per record, a class per label, no running statistics."""
         refuse_compiled(self.model)
         refuse_statistics(self.model)
-        if len(self.clients.index) == 0:
-            return self._check_public()
-        records = self.clients.records
-        x, y = (
-            synthetic_batch([side], [True], 2)[0].to(self.device) for side in (records.x, records.y)
-        )  # nobody's records
+        if len(self.clients.index) == 0:  # no client's record is held here: the public ones are checked
+            known = self.test if self.test is not None else self.public
+            if known is not None and len(known):
+                Task(self.model, Clients.of([known]), self.test, self.loss, self.public, own_code=self.own_code)
+            return
+        sides = (self.clients.records.x, self.clients.records.y)
+        x, y = (synthetic_batch([side], [True], 2)[0].to(self.device) for side in sides)  # nobody's records
         y = y if y.is_floating_point() else torch.zeros_like(y)
         refusal = self.program.refusal()
         try:
-            self._check_shapes(x, y)
+            # Model, loss and labels fit each other; x and y are made up
+            records, outputs = self.clients.records, trial_outputs(self.model, x)
+            tokens = self.losses.targets == "token"
+            scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
+            classes = self.losses.classes(scores)
+            parts = ((records, "the clients' data"), (self.test, "the test data"), (self.public, "the public data"))
+            for part, name in parts:
+                if classes and part is not None and not part.lazy:
+                    check_labels(part.y.masked_fill(part.y == IGNORED, 0) if tokens else part.y, classes, name)
+            name = f"loss {self.losses.kind!r}" if self.losses.kind else "a loss"
+            check_losses(self.losses, outputs, y, name)
+            if self.losses.has_slope and not keeps_apart(self.losses):
+                check_slope(self.losses, outputs, y, name)
         except DataError:
             raise
         except Exception:
@@ -207,30 +223,6 @@ class Task:
                 raise
         if refusal is not None:
             raise refusal
-
-    def _check_shapes(self, x: Tensor, y: Tensor) -> None:
-        """Model, loss and labels fit each other; x and y are made up."""
-        records, outputs = self.clients.records, trial_outputs(self.model, x)
-        tokens = self.losses.targets == "token"
-        scores = outputs.shape[-1 if tokens else 1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 0
-        classes = self.losses.classes(scores)
-        for part, name in (
-            (records, "the clients' data"),
-            (self.test, "the test data"),
-            (self.public, "the public data"),
-        ):
-            if classes and part is not None and not part.lazy:
-                check_labels(part.y.masked_fill(part.y == IGNORED, 0) if tokens else part.y, classes, name)
-        name = f"loss {self.losses.kind!r}" if self.losses.kind else "a loss"
-        check_losses(self.losses, outputs, y, name)
-        if self.losses.has_slope and not keeps_apart(self.losses):
-            check_slope(self.losses, outputs, y, name)
-
-    def _check_public(self) -> None:
-        """Where no client's record is held, check the public ones."""
-        known = self.test if self.test is not None else self.public
-        if known is not None and len(known):
-            Task(self.model, Clients.of([known]), self.test, self.loss, self.public, own_code=self.own_code)
 
     @property
     def program(self) -> Program:
@@ -329,14 +321,6 @@ def _lot(records: Records, labels: int) -> int:
     return max(1, labels // max(1, records.y[:1].numel()))
 
 
-def _grouped(groups: Any) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Groups as numbers, and their names: any values that numpy can sort."""
-    if groups is None:
-        return None, ()
-    names, numbers = np.unique(np.asarray(groups), return_inverse=True)
-    return torch.from_numpy(numbers.reshape(-1)), tuple(str(name) for name in names)
-
-
 def _given(
     model: nn.Module,
     entries: Sequence[Any],
@@ -356,18 +340,5 @@ def _given(
     else:
         found = iter([records_of(entry, name) for entry, name in there])
     records = [None if entry is None else next(found) for entry in entries]
-    return model, records, _for_tokens(records, loss)
-
-
-def _check_one_per_client(clients: Any) -> None:
-    """Refuse one data set where a list of them is needed."""
-    pair = isinstance(clients, tuple) and len(clients) == 2 and all(hasattr(side, "shape") for side in clients)
-    if pair or isinstance(clients, Mapping | torch.utils.data.Dataset):
-        found = f"one data set ({type(clients).__name__}) for all clients, and no partition"
-        raise DataError(found, "a list with one data set per client", "or add partition=so.Iid(clients=100)")
-
-
-def _for_tokens(records: Sequence[Records | None], loss: str | Loss | LossFunction) -> str | Loss | LossFunction:
-    """Cross entropy of labels [n, tokens] is the mean over a record's own tokens."""
     sequences = any(part is not None and part.y.dim() > 1 and not part.y.is_floating_point() for part in records)
-    return Tokens() if sequences and loss == "cross_entropy" else loss
+    return model, records, Tokens() if sequences and loss == "cross_entropy" else loss  # mean over a record's tokens

@@ -25,8 +25,8 @@ from sordino.certificate.build import certificate
 from sordino.certificate.earlier_runs import of_certificate
 from sordino.certificate.facts import Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
+from sordino.config.sections import EarlyStopping
 from sordino.data import lineage
-from sordino.data.early_stopping import EarlyStopping
 from sordino.data.metrics import FunctionMetric as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
 from sordino.dpsgd.account import ledger_path
@@ -36,15 +36,14 @@ from sordino.engines.registry import engine_named
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
-from sordino.models.in_memory import NAME, has_written_form
+from sordino.models.architecture import NAME, has_written_form
 from sordino.plan import Plan, State
 from sordino.report.text_table import History
 from sordino.rng import Mode
 from sordino.runs import admission, execution
 from sordino.runs.folder import MEMORY, RunFolder
 from sordino.runs.loading import AUDIT, subject
-from sordino.runs.progress import bar_where_seen
-from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, check_run, run_rounds, single_class_note
+from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, bar_where_seen, check_run, run_rounds, single_class_note
 from sordino.runs.writer import RunWriter, created
 from sordino.task import Task
 from sordino.version import versions

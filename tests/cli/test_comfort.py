@@ -94,7 +94,7 @@ def test_the_words_of_others_are_understood_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_word_of_ours_is_never_taken_for_another() -> None:
-    from sordino.codec.spelling import ELSEWHERE
+    from sordino.codec.serialization import ELSEWHERE
 
     assert codec.nearest("batch_size", ["batch_size", "lr"]) == "did you mean 'batch_size'?"
     assert all(names for names in ELSEWHERE.values())

@@ -53,14 +53,14 @@ ALLOWED: dict[str, frozenset[str]] = {
     "graph/capture.py": frozenset({"randn", "randint"}),  # made-up records, on which a module is captured
     "runs/writer.py": frozenset({"secrets"}),  # the name of a run
     "runs/rounds.py": frozenset({"secrets"}),  # the name of a run in memory
-    "runs/fingerprint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
+    "runs/checkpoint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
     "federation/local_federation.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
     "federation/secagg_client.py": frozenset(
         {"secrets", "token_bytes"}
     ),  # the seed of a mask, which the others' masks take back
     "federation/secagg_server.py": frozenset({"secrets"}),  # the name of a sum
-    "config/holdout.py": frozenset({"permutation"}),  # which public rows choose, and which report
-    "data/keyed_hash.py": frozenset({"secrets"}),  # the key of a fingerprint
+    "config/sections.py": frozenset({"permutation"}),  # which public rows choose, and which report
+    "data/lineage.py": frozenset({"secrets"}),  # the key of a fingerprint
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
 FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released

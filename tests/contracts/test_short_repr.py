@@ -81,7 +81,7 @@ def holders(classes: list[type[Any]]) -> set[type[Any]]:
 
 
 def test_every_class_that_can_hold_records_prints_shapes_alone() -> None:
-    from sordino.codec.short_repr import hides
+    from sordino.codec.part import hides
 
     found = holders(dataclasses_of_the_package())
     expected = {"Records", "Clients", "Task", "Dataset", "Result", "BatchPiece", "Batch", "Round", "Silo", "Call"}

@@ -22,7 +22,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.io import savemat
 
-from sordino.data import images, leaf, shakespeare, tabular
+from sordino.data import images, shakespeare, tabular
 from sordino.data.datasets import load
 from sordino.data.downloads import Source
 from sordino.errors import DataError
@@ -214,7 +214,7 @@ def test_femnist_is_read_as_leaf_writes_it(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("served")
 def test_leafs_folder_below_the_cache_stands_in_for_the_packed_subset(tmp_path: Path) -> None:
-    _leaf(tmp_path / "cache" / leaf.FOLDER)
+    _leaf(tmp_path / "cache" / shakespeare.FOLDER)
     with pytest.raises(DataError, match="0 writers with 100 training images"):
         load("femnist")
     assert len(load("femnist_leaf").y) == 12

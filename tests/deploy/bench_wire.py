@@ -36,7 +36,7 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from sordino.federation.flower_transport import Link
+from sordino.federation.flower_api import Link
 
 app = ServerApp()
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from sordino.errors import EngineError
-from sordino.federation import flower_transport as links
-from sordino.federation.flower_api import flower, pack
-from sordino.federation.flower_transport import FlowerTransport
+from sordino.federation import flower_api as links
+from sordino.federation.flower_api import FlowerTransport, flower, pack
 from sordino.federation.local_federation import LocalFederation, free_port
 
 

@@ -15,7 +15,7 @@ from tests.deploy.proxy import Proxy
 from sordino.engines.base import ClientJob
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError, EngineError
-from sordino.federation import keys
+from sordino.federation import new_federation as keys
 from sordino.federation.flower_api import Node, flower
 from sordino.federation.local_federation import HERE, LocalFederation, flower_command, free_port
 from sordino.federation.silo_worker import SiloSpec, serve

@@ -19,10 +19,10 @@ import sordino as so
 from sordino.data.named_fields import NamedFieldsModel
 from sordino.engines.checks import check_records
 from sordino.errors import DataError, PlanError
-from sordino.models.in_memory import InMemoryModel
+from sordino.models.architecture import InMemoryModel
 from sordino.outcome import load_weights, model_bytes
 from sordino.parts.record_solvers import BatchGradient
-from sordino.runs.fingerprint import Fingerprint
+from sordino.runs.checkpoint import Fingerprint
 from sordino.task import Task
 
 CLIENTS, EACH = 4, 6

@@ -17,7 +17,7 @@ from tests.commands import arrays, contents, federation, lines, sordino
 from tests.runs.test_folder import run
 
 from sordino.codec import durable_files
-from sordino.runs.fingerprint import Fingerprint
+from sordino.runs.checkpoint import Fingerprint
 from sordino.runs.writer import RunWriter
 from sordino.version import versions
 
@@ -230,7 +230,7 @@ def test_another_version_of_ours_does_not_continue_a_run(
     fed: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = versions()
-    monkeypatch.setattr("sordino.runs.fingerprint.__version__", "9.9.9")
+    monkeypatch.setattr("sordino.runs.checkpoint.__version__", "9.9.9")
     sentence = sordino("run", fed, "--out", begun, "--resume").sentence
     assert "sordino 9.9.9 where" in sentence
     assert now["sordino"] in sentence

@@ -19,7 +19,7 @@ from sordino.accounting.composition import Cost, Line
 from sordino.accounting.events import GaussianNoise, PoissonSampled
 from sordino.accounting.rounding import upto
 from sordino.config import load_config
-from sordino.config.holdout import HoldoutPart
+from sordino.config.sections import HoldoutPart
 from sordino.errors import ConfigError, DataError
 from sordino.ledger.ledger import Ledger
 from sordino.report.aggregate import Estimate, Row, best_of, seeds_text, table

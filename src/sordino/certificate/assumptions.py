@@ -160,9 +160,8 @@ def _loop_assumptions(loop: Loop, joint: bool, ledger: Standing | None = None) -
 def not_covered(ledger: Standing | None = None, selection: Selection | None = None) -> list[str]:
     """What the certificate does not speak of."""
     others = "other releases of the same data: a budget is the sum over all of them"
-    tuning = (
-        "tuning is not accounted" if selection is None else "only the trials that this run is the best of are accounted"
-    )
+    best = "only the trials that this run is the best of are accounted"
+    tuning = "tuning is not accounted" if selection is None else best
     return [
         f"choosing settings by earlier runs on the same data: {tuning}",
         "diagnostics of a simulation (update norms, clipped fraction, train metrics): they are not private",

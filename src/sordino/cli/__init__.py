@@ -10,15 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sordino.cli import (  # noqa: F401  (each registers its commands)
-    certificates,
-    configure,
-    operations,
-    planning,
-    results,
-    run,
-    tuning_commands,
-)
+from sordino.cli import certificates, configure, operations, planning, results, run  # noqa: F401  (commands)
 from sordino.cli.console import app, listened
 from sordino.codec.boundary import failure
 from sordino.errors import (

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -18,10 +18,6 @@ from sordino import codec
 from sordino.cli.console import JsonFlag, Own, app, bring, say
 from sordino.codec import Part, plugins
 from sordino.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
-
 
 Schema = dict[str, Any]
 _SCALARS: dict[Any, Schema] = {
@@ -164,12 +160,8 @@ def recipe(name: str) -> dict[str, Any]:
         raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
     parameters = inspect.signature(RECIPES[name]).parameters.values()
     arguments = {p.name: {"type": _type(p.annotation), "required": p.default is p.empty} for p in parameters}
-    return {
-        "name": name,
-        "equation": inspect.getdoc(RECIPES[name]),
-        "arguments": arguments,
-        "example": starters.example(name),
-    }
+    equation = inspect.getdoc(RECIPES[name])
+    return {"name": name, "equation": equation, "arguments": arguments, "example": starters.example(name)}
 
 
 PLACES = (  # of a wheel, and of a checkout

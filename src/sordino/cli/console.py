@@ -117,16 +117,6 @@ def say(as_json: bool, data: dict[str, Any], text: str) -> None:
         print(json.dumps(finite(data), allow_nan=False) if as_json else text)
 
 
-def heard(show: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    """The same, for a reader who may leave."""
-
-    def on_round(line: dict[str, Any]) -> None:
-        with listened(sys.stdout):
-            show(line)
-
-    return on_round
-
-
 def finite(value: Any) -> Any:
     """JSON has no infinity and no NaN: they are written as words."""
     if isinstance(value, dict):

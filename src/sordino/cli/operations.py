@@ -116,8 +116,7 @@ def _entry(found: Statement) -> dict[str, Any]:
     from sordino import codec
     from sordino.accounting.profiles import upward
 
-    limit = codec.dump(found.limit)
-    events = [codec.dump(item) for item in found.items]
+    limit, events = codec.dump(found.limit), [codec.dump(item) for item in found.items]
     counts: dict[str, Any] = {"runs": found.runs, "charges": found.charges}
     if found.restored is not None:
         counts["restored"] = codec.dump(found.restored)
@@ -136,7 +135,6 @@ def _line(found: Statement) -> str:
 
 
 def _told(entry: Entry) -> str:
-    """One line of history: when, what, and what it cost."""
     from sordino.accounting.rounding import upto
     from sordino.ledger.entries import LimitEntry, RestoreEntry, RoundEntry, RunEntry
 
@@ -240,7 +238,6 @@ def _software() -> list[Finding]:
 
 
 def _extras() -> list[Finding]:
-    """Optional packages: what each is for, and how to get it."""
     found = []
     for extra, (package, use) in EXTRAS.items():
         has = _installed(package) or (_installed("mlflow") if extra == "mlflow" else None)
@@ -262,7 +259,6 @@ def _machine() -> list[Finding]:
 
 
 def _data() -> list[Finding]:
-    """Where data sets are looked for, and whether the cache can be written."""
     from sordino.data.downloads import cache_folder
 
     named, where = os.environ.get("SORDINO_DATA"), cache_folder()

@@ -39,7 +39,6 @@ def compare(
 
 
 def _plot(found: dict[str, Any], file: Path) -> None:
-    """What every setting reached against its epsilon, as a picture."""
     from sordino.report import charts
     from sordino.report.figures import chart_figure, keep
 

@@ -13,6 +13,7 @@ import typer
 from sordino.cli.certificates import guarantee
 from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, listened, say
 from sordino.cli.planning import silo_lines
+from sordino.errors import ConfigError
 from sordino.runs import launch
 
 if TYPE_CHECKING:
@@ -94,11 +95,8 @@ def _refuse_for_flower(given: dict[str, Any]) -> None:
     """Options of a run in this process: over Flower the server's process and every silo have settings of their own."""
     refused = next((option for option, value in given.items() if value), None)
     if refused is not None:
-        from sordino.errors import ConfigError
-
-        raise ConfigError(
-            f"{refused} with --engine flower", "an option that every silo's process takes", f"drop {refused}"
-        )
+        found = f"{refused} with --engine flower"
+        raise ConfigError(found, "an option that every silo's process takes", f"drop {refused}")
 
 
 def track_folder(out: Path) -> Path:
@@ -107,7 +105,6 @@ def track_folder(out: Path) -> Path:
 
 
 def _open_trackers(kinds: list[str], config: Config, out: Path, held: ExitStack) -> list[Tracker]:
-    """The trackers that the command names, open as long as `held` is."""
     from sordino.report.trackers import Tracker
 
     folder, noise = track_folder(out), config.privacy.noise
@@ -143,7 +140,7 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
     elif not sys.stdout.isatty():
         yield lambda line: print(_plain(line, rounds), flush=True)
     else:
-        from sordino.runs.progress import terminal_bar
+        from sordino.runs.rounds import terminal_bar
 
         with terminal_bar(rounds) as on_round:
             yield on_round
@@ -151,7 +148,7 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
 
 def _plain(line: dict[str, Any], rounds: int) -> str:
     from sordino.outcome import DIAGNOSTIC
-    from sordino.runs.progress import alarm
+    from sordino.runs.rounds import alarm
 
     figures = " ".join(f"{name}={line[name]:.4f}" for name in public(line))
     seconds = line.get(DIAGNOSTIC, {}).get("seconds")

@@ -131,14 +131,11 @@ def draw(found: list[Tuned], path: Path) -> None:
     """One panel per hyperparameter, one line per epsilon."""
     from sordino.report.figures import curves
 
-    names = list(found[0].curves)
-    panels = {
-        name: {
-            f"epsilon {upto(one.epsilon)}": [{**row, "value": row[name]} for row in one.curves[name]] for one in found
-        }
-        for name in names
-    }
-    words = {name: AXES[name] for name in names}
+    panels: dict[str, Any] = {name: {} for name in found[0].curves}
+    for name, panel in panels.items():
+        for one in found:
+            panel[f"epsilon {upto(one.epsilon)}"] = [{**row, "value": row[name]} for row in one.curves[name]]
+    words = {name: AXES[name] for name in panels}
     curves(panels, "value", "loss", path, xlabel=words, ylabel="loss on the tuning data", log=True)
 
 

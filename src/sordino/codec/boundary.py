@@ -34,18 +34,14 @@ def wrap(cls: type, origin: Callable[[], str]) -> None:
     """Wrap the family methods and properties that a third-party class defines; `origin` names the class in errors."""
     for name, member in list(vars(cls).items()):
         method = member.fget if isinstance(member, property) else member
-        known = _inherited(cls, name)
+        # The inherited definition of a method, preferably one with a check of its result; else None
+        found = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base) and not name.startswith("_")]
+        methods = [one.fget if isinstance(one, property) else one for one in found]
+        known = next((one for one in methods if hasattr(one, _CHECK)), methods[0] if methods else None)
         if not isinstance(method, FunctionType) or hasattr(method, _WRAPPED) or not (known or name == "__post_init__"):
             continue
         wrapped = _wrapped(method, name, getattr(known, _CHECK, None), origin)
         setattr(cls, name, property(wrapped) if isinstance(member, property) else wrapped)
-
-
-def _inherited(cls: type, name: str) -> Any:
-    """The inherited definition of a method, preferably one with a check of its result; else None."""
-    found = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base) and not name.startswith("_")]
-    methods = [one.fget if isinstance(one, property) else one for one in found]
-    return next((one for one in methods if hasattr(one, _CHECK)), methods[0] if methods else None)
 
 
 def _wrapped(method: FunctionType, name: str, check: Check | None, origin: Callable[[], str]) -> Callable[..., Any]:
@@ -73,7 +69,6 @@ def _name(error: BaseException, method: str, origin: Callable[[], str]) -> None:
 
 
 def _ours(error: BaseException) -> bool:
-    """Whether an exception is one of Sordino's own."""
     return isinstance(error, SordinoError) or type(error).__module__.startswith("sordino.")
 
 
@@ -113,16 +108,14 @@ def array(
     """A numpy array of this shape (None: any length); kind "f": finite float64, "i": whole numbers in [low, high)."""
     import numpy as np
 
-    words = f"a numpy array of shape {shape} of " + (
-        "finite float64" if kind == "f" else f"whole numbers from {low} to {high - 1}"
-    )
+    what = "finite float64" if kind == "f" else f"whole numbers from {low} to {high - 1}"
     fits = isinstance(found, np.ndarray) and found.ndim == len(shape)
     fits = fits and all(want in (None, have) for have, want in zip(found.shape, shape, strict=True))
     if fits and kind == "f":
         fits = found.dtype == np.float64 and bool(np.isfinite(found).all())
     elif fits:
         fits = found.dtype.kind in "iu" and (found.size == 0 or (found.min() >= low and found.max() < high))
-    return "" if fits else words
+    return "" if fits else f"a numpy array of shape {shape} of {what}"
 
 
 def tensor(found: Any, shape: tuple[int, ...], like: Any, *, finite: bool = False) -> str:
@@ -144,11 +137,8 @@ def number(found: Any, low: float, *, above: bool = False) -> str:
 
     real = isinstance(found, numbers.Real) and not isinstance(found, bool)
     sound = real and math.isfinite(float(found)) and float(found) >= low
-    return (
-        ""
-        if sound and not (above and found == low)
-        else f"a finite number {'above' if above else 'of at least'} {low:g}"
-    )
+    words = f"a finite number {'above' if above else 'of at least'} {low:g}"
+    return "" if sound and not (above and found == low) else words
 
 
 def of_type(*types: type) -> Check:

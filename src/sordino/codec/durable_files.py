@@ -67,7 +67,13 @@ def append(file: Path, data: bytes, size: int) -> None:
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
         try:
             _check_size(file, os.fstat(descriptor).st_size, size)
-            _grow(descriptor, data, size)
+            try:
+                _put(descriptor, data)
+                os.fsync(descriptor)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -109,16 +115,6 @@ def _put(descriptor: int, data: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _grow(descriptor: int, data: bytes, size: int) -> None:
-    try:
-        _put(descriptor, data)
-        os.fsync(descriptor)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(descriptor, size)
-        raise
-
-
 def _check_size(file: Path, found: int, size: int) -> None:
     if found != size:
         raise CertificateError(
@@ -132,11 +128,7 @@ def trouble(file: Path, error: OSError) -> StorageError:
     if error.errno in _FULL:
         return StorageError(f"no room to write {file} ({reason})", "room", f"make some and add --resume: {SAFE}")
     if error.errno in _GONE:
-        return StorageError(
-            f"{file} gone from under the run ({reason})",
-            "the folder that the run was started in",
-            "put it back and add --resume, or start anew in another --out; what was charged stays spent",
-        )
-    return StorageError(
-        f"{file}, which cannot be written ({reason})", "a folder to write to", f"mend that and add --resume: {SAFE}"
-    )
+        fix = "put it back and add --resume, or start anew in another --out; what was charged stays spent"
+        return StorageError(f"{file} gone from under the run ({reason})", "the folder that the run was started in", fix)
+    found = f"{file}, which cannot be written ({reason})"
+    return StorageError(found, "a folder to write to", f"mend that and add --resume: {SAFE}")

@@ -21,8 +21,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from sordino.codec.part import FILES, Foreign, package_of
-from sordino.codec.serialization import read
-from sordino.codec.spelling import nearest
+from sordino.codec.serialization import nearest, read
 from sordino.errors import ConfigError
 
 GROUP = "sordino.parts"
@@ -95,9 +94,8 @@ def find(family: str, name: str) -> Callable[..., Any]:
     if (family, name) not in _ADDED:
         known = [other for of, other in _ADDED if of == family]
         how = f'@sordino.add_{family}("{name}") in a file that --with names, or in an installed package'
-        raise ConfigError(
-            f"{family} {name!r} of kind own", "one that was added", nearest(name, known) if known else how
-        )
+        found = f"{family} {name!r} of kind own"
+        raise ConfigError(found, "one that was added", nearest(name, known) if known else how)
     return _ADDED[family, name]
 
 

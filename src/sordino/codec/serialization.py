@@ -1,22 +1,28 @@
-"""Serialization of plans: values to TOML, JSON and hash, and strictly typed reading. Called through `codec`."""
+"""Serialization of plans: values to TOML, JSON and hash, and strictly typed reading. Called through `codec`.
+
+An unknown name is answered with the nearest known one, also by the words of other libraries (`ELSEWHERE`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
 from sordino.codec.part import DEEPEST, Part, check_part, join
-from sordino.codec.spelling import nearest
 from sordino.errors import ConfigError, brief_repr
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -71,9 +77,22 @@ def read(declared: Any, data: Any, where: str = "") -> Any:
     if origin in (Union, UnionType):
         return _read_union(get_args(declared), data, where)
     if origin is Literal:
-        return _read_literal(get_args(declared), data, where)
+        options = get_args(declared)
+        found = [option for option in options if option == data and not isinstance(data, bool)]
+        if not found:
+            words = [str(option) for option in options]
+            raise ConfigError(
+                f"{where} = {brief_repr(data)}", "one of " + ", ".join(words), nearest(brief_repr(data), words)
+            )
+        return found[0]
     if origin is tuple:
-        return _read_tuple(get_args(declared), data, where)
+        # tuple[int, ...] is a list of any length, tuple[int, int] one of two
+        items = get_args(declared)
+        if not isinstance(data, list | tuple):
+            raise ConfigError(f"{where} = {brief_repr(data)}", "a list", "put it in [ ]")
+        if items[-1] is not Ellipsis and len(data) != len(items):
+            raise ConfigError(f"{where} = {brief_repr(data)}", f"a list of {len(items)}")
+        return tuple(read(items[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
     if origin is dict or declared is dict:
         return dict(_table(data, where))
     if isinstance(declared, type) and issubclass(declared, Part) and not declared.kind:
@@ -97,30 +116,10 @@ def _is_table(declared: Any) -> bool:
     return isinstance(declared, type) and (issubclass(declared, Part) or dataclasses.is_dataclass(declared))
 
 
-def _read_literal(options: tuple[Any, ...], data: Any, where: str) -> Any:
-    found = [option for option in options if option == data and not isinstance(data, bool)]
-    if not found:
-        words = [str(option) for option in options]
-        raise ConfigError(
-            f"{where} = {brief_repr(data)}", "one of " + ", ".join(words), nearest(brief_repr(data), words)
-        )
-    return found[0]
-
-
-def _read_tuple(items: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
-    """tuple[int, ...] is a list of any length, tuple[int, int] one of two."""
-    if not isinstance(data, list | tuple):
-        raise ConfigError(f"{where} = {brief_repr(data)}", "a list", "put it in [ ]")
-    if items[-1] is not Ellipsis and len(data) != len(items):
-        raise ConfigError(f"{where} = {brief_repr(data)}", f"a list of {len(items)}")
-    return tuple(read(items[0], entry, f"{where}[{i}]") for i, entry in enumerate(data))
-
-
 def _table(data: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise ConfigError(
-            f"{where or 'a value'} = {brief_repr(data)}", "a table", f"write [{where}] or {where} = {{ ... }}"
-        )
+        found = f"{where or 'a value'} = {brief_repr(data)}"
+        raise ConfigError(found, "a table", f"write [{where}] or {where} = {{ ... }}")
     return data
 
 
@@ -221,3 +220,62 @@ def check_plain(data: Any) -> None:
         if not level:
             return
     raise ConfigError(f"{level[0][0]}, nested {DEEPEST} deep", f"at most {DEEPEST} levels", "write the plan flatter")
+
+
+ELSEWHERE = {  # what Opacus, Flower, pfl and TensorFlow Privacy call it, and what it may be called here
+    "max_grad_norm": ("clip_norm",),
+    "l2_norm_clip": ("clip_norm",),
+    "clipping_norm": ("clip_norm",),
+    "clipping_bound": ("clip_norm",),
+    "multiplier": ("noise_multiplier",),
+    "tries": ("trials",),
+    "whole": ("integer",),
+    "radius": ("clip_norm",),
+    "noise_scale": ("noise_multiplier",),
+    "target_epsilon": ("epsilon",),
+    "target_delta": ("delta",),
+    "sample_rate": ("rate",),
+    "fraction_train": ("rate",),
+    "fraction_fit": ("rate",),
+    "num_clients": ("population",),
+    "num_supernodes": ("population",),
+    "population_size": ("population",),
+    "cohort_size": ("size", "cohort"),
+    "num_sampled_clients": ("size", "cohort"),
+    "num_rounds": ("rounds",),
+    "num_server_rounds": ("rounds",),
+    "central_num_iterations": ("rounds",),
+    "local_num_epochs": ("epochs",),
+    "local_epochs": ("epochs",),
+    "learning_rate": ("lr",),
+    "local_learning_rate": ("lr",),
+    "batch_size": ("batch", "max_physical_batch_size"),
+    "local_batch_size": ("batch",),
+    "data_loader": ("loader",),
+    "module": ("model",),
+    "physical_batch": ("max_physical_batch_size",),
+    "secure_mode": ("noise",),
+}
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The known word that a mistyped or a foreign one most likely meant, or all of them."""
+    ours = next((name for name in ELSEWHERE.get(word, ()) if name in known), None)
+    if ours is not None:
+        return f"{word} is called {ours} here"
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
+
+
+def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: an unknown keyword argument is a `ConfigError` that names the nearest one."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def called(*args: P.args, **words: P.kwargs) -> R:
+        strange = next((word for word in words if word not in known), None)
+        if strange is not None:
+            raise ConfigError(f"argument {strange}", f"an argument of {function.__name__}", nearest(strange, known))
+        return function(*args, **words)
+
+    return called

@@ -83,16 +83,12 @@ def _put(held: Any, places: Sequence[str], value: Any, where: str) -> Any:
     first, rest = places[0], places[1:]
     here = f"{where}.{first}" if where else first
     if isinstance(held, list | tuple):
-        place = _place(first, len(held), here)
+        length = len(held)
+        if not (first.isdecimal() and int(first) < length):
+            raise ConfigError(f"the key {here} in a list of {length}", f"a place from 0 to {length - 1}")
+        place = int(first)
         return [_put(item, rest, value, here) if k == place else item for k, item in enumerate(held)]
     if not isinstance(held, Mapping):
-        raise ConfigError(
-            f"the key {here}, and {where} = {brief_repr(held)}", f"a table at {where}", f"set {where} itself"
-        )
+        found = f"the key {here}, and {where} = {brief_repr(held)}"
+        raise ConfigError(found, f"a table at {where}", f"set {where} itself")
     return {**held, first: _put(held.get(first, {}), rest, value, here)}
-
-
-def _place(name: str, length: int, here: str) -> int:
-    if not (name.isdecimal() and int(name) < length):
-        raise ConfigError(f"the key {here} in a list of {length}", f"a place from 0 to {length - 1}")
-    return int(name)

@@ -17,10 +17,9 @@ from sordino.certificate.facts import OwnCode
 from sordino.codec import plugins, toml
 from sordino.config.sections import FederationSpec, PrivacySpec, RunSpec, SiloBudget, TaskSpec
 from sordino.data import datasets
-from sordino.data.clients import Clients
+from sordino.data.clients import Clients, check_names, resolve_silo_names
 from sordino.data.partition import Natural
 from sordino.data.program import PLAIN
-from sordino.data.silo_names import check_names, resolve_silo_names
 from sordino.engines.checks import check_layers
 from sordino.engines.inprocess import InProcess
 from sordino.errors import ConfigError
@@ -54,9 +53,7 @@ class Config:
             self._check_silos()
         released = self.plan.prepare
         asked = self.task.preparations if self.task.options else ()
-        if asked != released and not isinstance(
-            self.task.model, InMemoryModel
-        ):  # `parse` takes the plan's from the columns
+        if asked != released and not isinstance(self.task.model, InMemoryModel):  # `parse` takes them from the columns
             found = f"columns that ask for {len(asked)} histograms, and a plan that releases other {len(released)}"
             raise ConfigError(found, "the same in both", "drop plan.prepare: it is taken from [task.options.columns]")
         if self.run.train_metrics:
@@ -67,12 +64,13 @@ class Config:
         names, population, federation = self.task.silos, self.plan.clients.population, self.federation
         if names and len(names) != population:
             raise ConfigError(f"{len(names)} names of silos in a plan for {population}", "a name for every silo")
-        if not names and self.task.named and (self.privacy.silos or self.privacy.deltas or _differ(self.plan)):
-            found = "a list with a value for every silo, whose order is not that of anything in this file"
-            fix = (
-                "write silos.NAME = { epsilon = ... }, sizes = { NAME = ... }, or name the order: [task] silos = [...]"
-            )
-            raise ConfigError(found, "values by the silos' names", fix)
+        if not names and self.task.named:
+            local, own = self.plan.local, self.privacy.silos or self.privacy.deltas
+            lists = (getattr(local.reads, "sizes", ()), self.plan.release.noise_multipliers, local.noise_multipliers)
+            if own or any(len(set(values)) > 1 for values in lists):
+                found = "a list with a value for every silo, whose order is not that of anything in this file"
+                fix = "write silos.NAME = { epsilon = ... }, sizes = { NAME = ... }, or name the order: "
+                raise ConfigError(found, "values by the silos' names", fix + "[task] silos = [...]")
         if federation is not None and len(federation.silos) != population:
             found = f"{len(federation.silos)} silos in [federation] and a plan for {population}"
             raise ConfigError(found, "one silo per client")
@@ -130,8 +128,7 @@ class Config:
     @property
     def streams(self) -> Streams:
         """Where the coins of a run come from."""
-        own = self.run.seed if self.run.coins is None else self.run.coins
-        return streams(self.privacy.noise, own)
+        return streams(self.privacy.noise, self.run.seed if self.run.coins is None else self.run.coins)
 
     @property
     def foreign(self) -> tuple[codec.Foreign, ...]:
@@ -168,9 +165,8 @@ class Config:
         made = self.trial_task()
         if made is not None:
             return made.program.of(self.plan.unit)
-        ours = type(self.task.model) in ARCHITECTURES.values() and (
-            self.task.loss is None or keeps_apart(self.task.loss)
-        )
+        model, loss = self.task.model, self.task.loss
+        ours = type(model) in ARCHITECTURES.values() and (loss is None or keeps_apart(loss))
         return OwnCode(BY_CONSTRUCTION, PLAIN) if ours and self.plan.unit == "client" else None
 
     def trial_task(self) -> Task | None:
@@ -199,15 +195,6 @@ class Config:
     def build(self) -> Task:
         """The task of this file."""
         return self.task.build(self.plan.clients.population, self.run.seed, self.run.metrics)
-
-
-def _differ(plan: Plan) -> bool:
-    """Whether the plan has a list with different values for different silos."""
-    held = (
-        getattr(plan.local.reads, "sizes", ()),
-        *(part.noise_multipliers for part in (plan.release, plan.local)),
-    )
-    return any(len(set(values)) > 1 for values in held)
 
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
@@ -277,10 +264,10 @@ def from_recipe(table: Any, prepare: tuple[Preparation, ...] = ()) -> Plan:
     """`name` picks the function, the other keys are its arguments; one that solves for a budget is told `prepare`."""
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ConfigError("[recipe] without a name", 'name = "..."', f"known: {', '.join(RECIPES)}")
-    arguments = {key: value for key, value in table.items() if key != "name"}
     name = table["name"]
     if name not in RECIPES:
         raise ConfigError(f"recipe {name!r}", "a known recipe", codec.nearest(name, list(RECIPES)))
+    arguments = {key: value for key, value in table.items() if key != "name"}
     told = {"prepare": prepare} if prepare and "prepare" in inspect.signature(RECIPES[name]).parameters else {}
     plan: Plan = codec.call(RECIPES[name], {**arguments, **told}, "recipe")
     return plan if plan.prepare == prepare else replace(plan, prepare=prepare)

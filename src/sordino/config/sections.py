@@ -1,11 +1,12 @@
-"""The sections [task], [privacy], [run] and [federation] of a configuration file, read by `config.file`."""
+"""Sections [task], [privacy], [run] and [federation] of a configuration file, read by `config.file`."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,17 +14,15 @@ from numpy.typing import NDArray
 
 from sordino.accounting.composition import Selection
 from sordino.certificate.facts import Declared
-from sordino.config.holdout import HoldoutPart
+from sordino.codec import nearest
 from sordino.data import datasets
-from sordino.data.clients import Clients, Records
+from sordino.data.clients import Clients, Records, check_names
 from sordino.data.datasets import Dataset, declared_by, load, names_silos
-from sordino.data.early_stopping import EarlyStopping
 from sordino.data.initial_weights import load_initial
-from sordino.data.metrics import Metric
+from sordino.data.metrics import LOWER, Metric
 from sordino.data.partition import Iid, Natural, Partitioner
 from sordino.data.program import Trust
-from sordino.data.silo_names import check_names
-from sordino.errors import ConfigError
+from sordino.errors import ConfigError, DataError
 from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
 from sordino.parts.preparation import Preparation
@@ -58,9 +57,8 @@ class TaskSpec:
     @property
     def named(self) -> bool:
         """Whether the silos of this data have names, known without reading it."""
-        return (self.partition is None or isinstance(self.partition, Natural)) and names_silos(
-            self.dataset, self.options
-        )
+        natural = self.partition is None or isinstance(self.partition, Natural)
+        return natural and names_silos(self.dataset, self.options)
 
     def build(self, population: int, seed: int, metrics: tuple[Metric, ...] = ()) -> Task:
         """Load the data, cut it, build the model; the randomness of the cut comes from the run's seed."""
@@ -211,6 +209,111 @@ class FederationSpec:
             found = f"[federation] tries = {self.tries}, timeout = {self.timeout:g}, port = {self.port}"
             raise ConfigError(found, "at least one try, seconds above 0, a port below 65536")
         if self.quorum is not None and not 1 <= self.quorum <= len(self.silos):
-            raise ConfigError(
-                f"[federation] quorum = {self.quorum} of {len(self.silos)} silos", "from 1 to all of them"
-            )
+            found = f"[federation] quorum = {self.quorum} of {len(self.silos)} silos"
+            raise ConfigError(found, "from 1 to all of them")
+
+
+Part = Literal["validation", "test"]
+LEAST = 2  # rows of a part
+
+
+@dataclass(frozen=True)
+class HoldoutPart:
+    """Which part of the public test rows a run is judged by; `share` of them are validation.
+
+    A figure of rows that had a part in choosing is too good: the best of many looks better than it is. So a search sees
+    `validation` alone, and the winner is reported on `test`. Who is in which part follows from a public seed.
+    """
+
+    part: Part
+    seed: int = 0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"share = {self.share:g} of the test rows", "a share in (0, 1)", "0.5 cuts them in half")
+
+    def rows(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The places of this part among so many rows, in their order."""
+        order = Seeded(self.seed).at(0, "halves of the test rows").permutation(count)
+        cut = round(self.share * count)
+        return np.sort(order[:cut] if self.part == "validation" else order[cut:]).astype(np.int64)
+
+    def of(self, task: Task) -> Task:
+        """The task, judged by the rows of this part."""
+        test, groups = task.test, task.groups
+        if test is None:
+            fix = "name them in [task] options: test = ..., or public_test_fraction = 0.2"
+            raise DataError("no row that is declared public", "rows to choose by and rows to report on", fix)
+        rows = self.rows(len(test))
+        if min(len(rows), len(test) - len(rows)) < LEAST:
+            raise DataError(f"{len(test)} public rows, cut in two", f"at least {LEAST} in each part")
+        place = torch.from_numpy(rows)
+        mine = Records(test.x[place], test.y[place])
+        return replace(task, test=mine, groups=None if groups is None else groups[place])
+
+    @property
+    def words(self) -> str:
+        """Which rows these are."""
+        return f"the {self.part} part, share {self.share:g}, public seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopping:
+    """End a run after `patience` evaluations without an improvement of `metric` by at least `margin`.
+
+    `lower`: smaller is better; by default for loss, rmse and mae. It saves time, not epsilon: the rule reads released
+    models and public rows alone, so a stopped run is a function of the run of all planned rounds, and their cost covers
+    it. The cost of the rounds that ran would not: the moment of stopping depends on the data through the models, and
+    could be chosen where much was learnt (tests/contracts/test_early_stopping.py has a rule under which it is false).
+    """
+
+    metric: str = "loss"
+    patience: int = 5
+    margin: float = 0.0
+    lower: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ConfigError(f"patience = {self.patience} of early stopping", "at least one evaluation")
+        if not 0 <= self.margin < float("inf"):
+            raise ConfigError(f"margin = {self.margin} of early stopping", "0 or more")
+
+    @property
+    def falls(self) -> bool:
+        """Whether less is better."""
+        return self.metric in LOWER if self.lower is None else self.lower
+
+    def ends(self, history: Iterable[Mapping[str, Any]]) -> int | None:
+        """The round after which the rule ends a run with this history; None: it does not."""
+        best, since = float("inf"), 0
+        for line in history:
+            if self.metric not in line:
+                continue
+            found = float(line[self.metric]) * (1 if self.falls else -1)
+            since = 0 if found < best - self.margin else since + 1
+            best = min(best, found)
+            if since >= self.patience:
+                return int(line["round"])
+        return None
+
+    def check(self, figures: Mapping[str, Any]) -> None:
+        """Refuse a metric that no evaluation computes, and a run without public rows."""
+        if not figures:
+            found = f"early stopping on {self.metric!r}, and no row that is declared public"
+            raise ConfigError(found, "public test rows: a metric of private ones costs epsilon", "give test rows")
+        self.check_name(list(figures))
+
+    def check_name(self, known: Sequence[str]) -> None:
+        """Refuse a metric that is not among the known ones."""
+        if self.metric not in known:
+            found = f"early stopping on {self.metric!r}"
+            raise ConfigError(found, "one of " + ", ".join(sorted(known)), nearest(self.metric, list(known)))
+
+    @property
+    def words(self) -> str:
+        """The sentence of a certificate on an early end."""
+        return (
+            f"early stopping on public rows: {self.metric} was not better in {self.patience} evaluations; all planned "
+            "rounds are accounted, for when to stop was read off released models"
+        )

@@ -66,7 +66,6 @@ def _open_npy(path: Path) -> Array:
 
 
 def _check_memmap(arrays: dict[str, Array], classes: int | None, folder: Path) -> None:
-    """Shapes and types, which are known without reading."""
     x, y, offsets = arrays["x"], arrays["y"], arrays["clients"]
     if x.ndim < 2 or y.ndim != 1:
         raise DataError(f"x of shape {x.shape} and y of shape {y.shape} in {folder}", "x [n, ...] and y [n]")
@@ -79,10 +78,8 @@ def _check_memmap(arrays: dict[str, Array], classes: int | None, folder: Path) -
     whole = offsets.dtype == np.int64 and offsets.ndim == 1 and len(offsets) > 1
     rising = whole and offsets[0] == 0 and offsets[-1] == len(x) and bool((np.diff(offsets) >= 0).all())
     if not rising or len(y) != len(x):
-        raise DataError(
-            f"clients.npy that does not cut the {len(x)} rows of x and {len(y)} of y in {folder}",
-            "int64 row numbers that rise from 0 to the number of rows",
-        )
+        found = f"clients.npy that does not cut the {len(x)} rows of x and {len(y)} of y in {folder}"
+        raise DataError(found, "int64 row numbers that rise from 0 to the number of rows")
 
 
 NAMES = ("npz", "csv", "parquet", "memmap")  # data sets of the user's own: no row of them is public unless declared

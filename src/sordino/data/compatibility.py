@@ -47,9 +47,8 @@ def trial_outputs(model: nn.Module, x: Tensor) -> Any:
             return trial(x)
         except _FAILS as error:
             found = f"a model that fails on records of shape {list(x.shape[1:])} ({_first_line(error)})"
-            raise DataError(
-                found, "a model and a loss that fit the data", "fit the first layer to the records"
-            ) from None
+            needed = "a model and a loss that fit the data"
+            raise DataError(found, needed, "fit the first layer to the records") from None
 
 
 def check_losses(losses: Callable[[Any, Tensor], Any], outputs: Any, y: Tensor, name: str = "a loss") -> None:
@@ -74,9 +73,8 @@ def check_slope(loss: Loss, outputs: Tensor, y: Tensor, name: str) -> None:
         found["envelope"] = loss.envelope(scores, y[None], steep)[0]  # of a huge beta: the slope itself
     for what, slope in found.items():
         if slope.shape != wanted.shape or not torch.allclose(slope, wanted, rtol=1e-3, atol=1e-6):
-            raise DataError(
-                f"{name} whose written {what} is not that of its value", "d value / d scores of each record"
-            )
+            needed = "d value / d scores of each record"
+            raise DataError(f"{name} whose written {what} is not that of its value", needed)
 
 
 def check_labels(y: Tensor, classes: int, where: str) -> None:

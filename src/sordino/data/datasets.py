@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sordino.codec import Foreign, nearest, package_of
-from sordino.data import arrays, images, leaf, shakespeare, tables, tabular
+from sordino.data import arrays, images, shakespeare, tables, tabular
 from sordino.data.records import Dataset, check_dataset, select_records
 from sordino.data.tables import TablePreview
 from sordino.errors import ConfigError
@@ -44,7 +44,7 @@ _SETS = {
     ),
     "cifar10": _Entry(images.cifar10, "pictures of 10 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
     "femnist_leaf": _Entry(
-        leaf.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", "public domain (NIST SD19)"
+        shakespeare.femnist_leaf, "LEAF FEMNIST whole, about 3,550 real writers as clients", "public domain (NIST SD19)"
     ),
     "cifar100": _Entry(images.cifar100, "pictures of 100 kinds of objects, 3x32x32", "cite Krizhevsky 2009"),
     "svhn": _Entry(images.svhn, "house numbers, 3x32x32; extra = true: 604,388 of them", "non-commercial use only"),
@@ -151,7 +151,17 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
     name = _ALIASES.get(name, name)
     if name not in _SETS:
         raise ConfigError(f"unknown data set {name!r}", "one of " + ", ".join(_SETS), nearest(name, list(_SETS)))
-    _check_options(name, _SETS[name], options)
+    parameters = inspect.signature(_SETS[name].read).parameters
+    known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
+    if "test" in options and "test" not in parameters:
+        raise ConfigError(f"test = {options['test']!r} of data set {name}", "how many of its test records to keep")
+    unknown = next((option for option in options if option not in known), None)
+    if unknown is not None:
+        found = f"unknown option {unknown!r} of data set {name}"
+        raise ConfigError(found, "one of " + ", ".join(known), nearest(unknown, known))
+    for option, parameter in parameters.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise ConfigError(f"data set {name} without {option}", f"the option {option}")
     if validation and name in arrays.NAMES:
         fix = "name a file, test = ..., or say public_test_fraction = 0.2"
         raise ConfigError(f"validation = true of {name}, whose rows are private", "rows that may be public", fix)
@@ -160,8 +170,7 @@ def _known(name: str, options: dict[str, Any], validation: bool) -> tuple[str, _
 
 def names_silos(name: str, options: Mapping[str, Any]) -> bool:
     """Whether the natural clients of a data set have names: a column of a table, files, or hospitals."""
-    own = name in TABLES and bool(options.get("groups") or options.get("files"))
-    return name == "heart_disease" or own
+    return name == "heart_disease" or (name in TABLES and bool(options.get("groups") or options.get("files")))
 
 
 def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
@@ -170,7 +179,9 @@ def preview(name: str, options: Mapping[str, Any]) -> TablePreview:
     For own tables the names and headers of existing files are read; what a run would refuse by them is refused.
     """
     if name in TABLES:
-        return tables.preview({key: value for key, value in options.items() if key != "test" or not _counts(value)})
+        return tables.preview(
+            {key: value for key, value in options.items() if key != "test" or isinstance(value, str | Path)}
+        )
     return TablePreview(tuple(tabular.HOSPITALS) if name == "heart_disease" and not options else (), ())
 
 
@@ -188,10 +199,6 @@ def declared_values(name: str, options: Mapping[str, Any], *, labels: bool) -> t
     return ()
 
 
-def _counts(test: Any) -> bool:
-    return not isinstance(test, str | Path)
-
-
 def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
     """Name of the public test records, and who declares them public: the publisher, or the user for own files."""
     name = _ALIASES.get(name, name)
@@ -202,22 +209,6 @@ def declared_by(name: str, options: Mapping[str, Any]) -> tuple[str, str]:
     if isinstance(options.get("test"), str | Path):
         return f"rows of {Path(options['test']).name}", "the configuration: test names the file"
     if "public_test_fraction" in options:
-        how = f"public_test_fraction = {options['public_test_fraction']}"
-        return f"test rows of {file}", f"the configuration: {how}"
+        share = options["public_test_fraction"]
+        return f"test rows of {file}", f"the configuration: public_test_fraction = {share}"
     return f"test rows of {file}", "the data: they are called test_x and test_y"
-
-
-def _check_options(name: str, entry: _Entry, options: dict[str, Any]) -> None:
-    """Refuse unknown options and missing required ones."""
-    parameters = inspect.signature(entry.read).parameters
-    known = list(dict.fromkeys([*parameters, "train", "test", "validation"]))
-    if "test" in options and "test" not in parameters:
-        raise ConfigError(f"test = {options['test']!r} of data set {name}", "how many of its test records to keep")
-    unknown = next((option for option in options if option not in known), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"unknown option {unknown!r} of data set {name}", "one of " + ", ".join(known), nearest(unknown, known)
-        )
-    for option, parameter in parameters.items():
-        if parameter.default is parameter.empty and option not in options:
-            raise ConfigError(f"data set {name} without {option}", f"the option {option}")

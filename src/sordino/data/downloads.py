@@ -55,17 +55,12 @@ def find(source: Source) -> Path | None:
     candidates = [folder / (source.path + ending) for folder in folders for ending in ("", ".gz")]
     if source.unpacked:
         bare = source.path.removesuffix(".gz")
-        names = (bare, bare.replace("-idx", ".idx"), *_torchvision(bare))
+        place, _, name = bare.partition("/")
+        known = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # where torchvision keeps these two sets
+        names = (bare, bare.replace("-idx", ".idx"), *([f"{known[place]}/raw/{name}"] if place in known else []))
         candidates += [folder / name for folder in folders for name in names]
         candidates.append(SYSTEM / source.path.replace("_", "-"))
     return next((path for path in candidates if path.is_file()), None)
-
-
-def _torchvision(path: str) -> tuple[str, ...]:
-    """Where torchvision keeps a file of these two sets, below its root."""
-    folder, _, name = path.partition("/")
-    known = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
-    return (f"{known[folder]}/raw/{name}",) if folder in known else ()
 
 
 def read(source: Source) -> bytes:
@@ -98,7 +93,6 @@ def _verify(source: Source, content: bytes, where: str, fix: str) -> None:
 
 
 def _sum(like: str, content: bytes) -> str:
-    """Checksum of a content, of the same kind as `like`."""
     kind = like.partition(":")[0]
     return f"{kind}:{hashlib.new(kind, content, usedforsecurity=False).hexdigest()}"
 
@@ -106,34 +100,25 @@ def _sum(like: str, content: bytes) -> str:
 def _download(source: Source) -> Path:
     """Fetch into a temporary file beside the target, verify, then rename: the cache never holds half a file."""
     if not source.url:
-        raise DataError(
-            f"no local copy of {source.path}, which has no canonical download",
-            f"the file {source.path} with {source.digest}",
-            source.advice or "set SORDINO_DATA to a folder that holds it",
-        )
+        found = f"no local copy of {source.path}, which has no canonical download"
+        needed = f"the file {source.path} with {source.digest}"
+        raise DataError(found, needed, source.advice or "set SORDINO_DATA to a folder that holds it")
     target = cache_folder() / source.path
-    part = _temporary(target)
-    try:
-        _fetch(source, part)
-        _verify(
-            source, part.read_bytes(), f"a download of {source.url}", "try again; if it persists the source has changed"
-        )
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-    return target
-
-
-def _temporary(target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=target.name + ".", suffix=".part", dir=target.parent)
     except OSError as error:
-        raise DataError(
-            f"a cache that cannot be written ({error})", "a writable folder", "set SORDINO_CACHE"
-        ) from error
+        found = f"a cache that cannot be written ({error})"
+        raise DataError(found, "a writable folder", "set SORDINO_CACHE") from error
     os.close(handle)
-    return Path(name)
+    part, fix = Path(name), "try again; if it persists the source has changed"
+    try:
+        _fetch(source, part)
+        _verify(source, part.read_bytes(), f"a download of {source.url}", fix)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
 
 
 def _fetch(source: Source, part: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -69,7 +69,11 @@ def read_npz(path: Path) -> dict[str, Array]:
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as file:
-        shape, dtype = _header(file)
+        version = npy.read_magic(file)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if version not in read:
+            raise ValueError(f"an array of format {version}")
+        shape, _, dtype = read[version](file)
         needed, held = math.prod(shape) * dtype.itemsize, info.file_size
         if min(shape, default=0) < 0 or needed > held:
             raise ValueError(f"{info.filename}: shape {shape} of {dtype} in {held} bytes")
@@ -77,15 +81,6 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
         values: Array = npy.read_array(file, allow_pickle=False)
     as_labels = info.filename.removesuffix(".npy") in MAY_BE_BOOL and values.dtype == np.bool_
     return values.astype(np.int64) if as_labels else values
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    version = npy.read_magic(file)
-    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    if version not in read:
-        raise ValueError(f"an array of format {version}")
-    shape, _, dtype = read[version](file)
-    return shape, dtype
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -145,7 +140,10 @@ class TextTable:
 def read_table(path: Path) -> TextTable:
     """All rows of a .csv or .parquet file whose columns have names."""
     if path.suffix in PARQUET:
-        return _read_parquet(path)
+        table, names = _open_parquet(path, "read_table")
+        header = _unique_names(path, names)
+        columns = [_tokens(path, name, table.column(place)) for place, name in enumerate(header)]
+        return TextTable(path, header, list(zip(*columns, strict=True)))
     try:
         text = regular_file(path).read_text("utf-8-sig")
     except (OSError, ValueError, MemoryError) as error:
@@ -195,14 +193,6 @@ def _unique_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
 
 
 # ---- parquet ---------------------------------------------------------------------------------------------------------
-
-
-def _read_parquet(path: Path) -> TextTable:
-    """All rows, every value as the text that represents it exactly."""
-    table, names = _open_parquet(path, "read_table")
-    header = _unique_names(path, names)
-    columns = [_tokens(path, name, table.column(place)) for place, name in enumerate(header)]
-    return TextTable(path, header, list(zip(*columns, strict=True)))
 
 
 def _open_parquet(path: Path, reader: str) -> tuple[Any, list[str]]:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sordino.data import leaf
 from sordino.data.downloads import GZIP, Source, find, read
 from sordino.data.records import Array, Dataset, Ints
+from sordino.data.shakespeare import FOLDER, HOW, femnist_leaf, leaf_folder
 from sordino.errors import DataError
 
 _TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
@@ -233,7 +233,7 @@ QMNIST = (
 FEMNIST = Source(
     "femnist/femnist_leaf_subset.npz",
     "sha256:3558f0b1cea35aec0137ce3407e9cbdffd3004f7067cc4f73faf9eb1723470af",
-    advice=leaf.HOW.format(folder=f"{leaf.FOLDER} below SORDINO_DATA or the cache"),
+    advice=HOW.format(folder=f"{FOLDER} below SORDINO_DATA or the cache"),
 )
 CIFAR10_LABELS = Source("cifar10/labels.npz", "sha256:b4f5bb8db0d9df30be17bb35661f3814077d871968ecc4ff7e4afc0995d2aad8")
 CIFAR10_SHEETS = (  # two of training images, one of test images
@@ -286,8 +286,8 @@ def femnist() -> Dataset:
     The packed subset of 105 writers where the data folder has it; else as many writers, by name, of LEAF's own files
     (other writers, and another split: figures come near, not out the same).
     """
-    if find(FEMNIST) is None and leaf.leaf_folder() is not None:
-        return leaf.femnist_leaf(writers=105, least=100)
+    if find(FEMNIST) is None and leaf_folder() is not None:
+        return femnist_leaf(writers=105, least=100)
     with np.load(io.BytesIO(read(FEMNIST))) as file:
         return Dataset(
             x=file["x_train"][:, None],

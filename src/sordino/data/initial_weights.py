@@ -66,32 +66,24 @@ def declared_frozen(model: nn.Module) -> tuple[Declared, ...]:
 
 def load_initial(model: nn.Module, path: str | Path) -> tuple[nn.Module, InitialWeights]:
     """A copy of the model with the weights of a file, whose names, shapes and types must be the model's."""
-    data, name = _bytes(Path(path).expanduser()), Path(path).name
-    found, started = _tensors(data, name), copy.deepcopy(model)
+    file, name = Path(path).expanduser(), Path(path).name
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        words = f"init = {str(file)!r}, which cannot be read ({error.strerror})"
+        raise DataError(words, "a safetensors file") from None
+    try:
+        found = safetensors.torch.load(data)
+    except (SafetensorError, json.JSONDecodeError, ValueError, RuntimeError, KeyError) as error:
+        raise DataError(f"{name}, which is no safetensors file ({error})", "the weights of a model", FIX) from None
+    started = copy.deepcopy(model)
     own = started.state_dict()
     _check_names(found, own, name)
     for key, tensor in found.items():
         _check_tensor(tensor, own[key], f"{key!r} of {name}")
     started.load_state_dict({key: tensor.to(own[key].device) for key, tensor in found.items()})
     numbers = sum(tensor.numel() for tensor in found.values())
-    runs = runs_of_file(Path(path).expanduser(), data)
-    return started, InitialWeights(name, hashlib.sha256(data).hexdigest(), numbers, runs)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"init = {str(path)!r}, which cannot be read ({error.strerror})", "a safetensors file"
-        ) from None
-
-
-def _tensors(data: bytes, name: str) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load(data)
-    except (SafetensorError, json.JSONDecodeError, ValueError, RuntimeError, KeyError) as error:
-        raise DataError(f"{name}, which is no safetensors file ({error})", "the weights of a model", FIX) from None
+    return started, InitialWeights(name, hashlib.sha256(data).hexdigest(), numbers, runs_of_file(file, data))
 
 
 def _check_names(found: Mapping[str, Tensor], own: Mapping[str, Tensor], file: str) -> None:

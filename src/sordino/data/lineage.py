@@ -13,7 +13,8 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,10 @@ def tensor_hashes(model: nn.Module) -> dict[str, str]:
     """sha256 of every tensor that is large enough to be identified by it."""
     every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wide = {name: held for name, held in every.items() if held.is_floating_point() and held.numel() >= SMALLEST}
-    return {name: _hash(held) for name, held in wide.items()}
-
-
-def _hash(tensor: Tensor) -> str:
-    found = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-    found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    hashes = {name: hashlib.sha256(f"{held.dtype} {list(held.shape)} ".encode()) for name, held in wide.items()}
+    for name, held in wide.items():
+        hashes[name].update(held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return {name: found.hexdigest() for name, found in hashes.items()}
 
 
 # ---- the runs behind a module ---------------------------------------------------------------------------------------
@@ -109,7 +107,8 @@ def _hash(tensor: Tensor) -> str:
 def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs = ()) -> Runs:
     """All runs behind a module's weights, each once; `records` are the data that it is trained on now."""
     found: dict[str, EarlierRun] = {}
-    known = [*others, *_carried(model)]
+    carried = [held for part in model.modules() if isinstance(held := vars(part).get(ATTRIBUTE), Lineage)]
+    known = [*others, *(run for held in carried for run in held.runs)]
     made_here = _recognised(model, {run.run for run in known})
     for run in (*(run for run in known if not made_here or run.known_from != IN_FILE), *made_here):
         now = _CURRENT.get(run.run, lambda run=run: run)()
@@ -118,12 +117,6 @@ def runs_of_model(model: nn.Module, records: Sequence[Tensor] = (), others: Runs
             same_data = mark is not None and bool(records) and mark.matches(records)
             found.setdefault(now.run, now.on(same_data))
     return tuple(found.values())
-
-
-def _carried(model: nn.Module) -> Iterable[EarlierRun]:
-    for part in model.modules():
-        held = vars(part).get(ATTRIBUTE)
-        yield from held.runs if isinstance(held, Lineage) else ()
 
 
 def _recognised(model: nn.Module, known: set[str]) -> list[EarlierRun]:
@@ -194,11 +187,8 @@ def _noted(name: str, data: bytes) -> Runs:
             return ()
         found: Runs = codec.read(tuple[EarlierRun, ...], json.loads(text)["runs"], "runs")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserError) as error:
-        raise DataError(
-            f"{name} with a note of earlier runs that cannot be read ({str(error)[:100]})",
-            "the file as a run wrote it",
-            "bring back an unchanged copy",
-        ) from None
+        what = f"{name} with a note of earlier runs that cannot be read ({str(error)[:100]})"
+        raise DataError(what, "the file as a run wrote it", "bring back an unchanged copy") from None
     return found
 
 
@@ -211,15 +201,8 @@ def _beside(folder: Path, sha256: str) -> EarlierRun | None:
         found = of_certificate(made, str(made["run"]["id"]), BESIDE)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, UserError):
         return None
-    mark = _kept_mark(folder / "checkpoint" / "data.json")
-    if mark is not None:
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads((folder / "checkpoint" / "data.json").read_bytes())
+        mark = DataMark(str(kept["key"]), str(kept["parts"]["the clients' records"]), sampled=False)
         _DATA.setdefault(found.run, mark)
     return found
-
-
-def _kept_mark(file: Path) -> DataMark | None:
-    try:
-        kept = json.loads(file.read_bytes())
-        return DataMark(str(kept["key"]), str(kept["parts"]["the clients' records"]), sampled=False)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

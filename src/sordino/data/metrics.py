@@ -101,9 +101,15 @@ def figures(sums: Tensor) -> dict[str, float]:
 
 Array = NDArray[Any]
 MetricFunction = Callable[[Tensor, Tensor], Any]  # (outputs [n, ...], targets [n, ...]) -> a number, or numbers by name
-SHARES = (  # between 0 and 1
-    *("accuracy", "balanced_accuracy", "auc", "average_precision", "f1", "token_accuracy", "worst_group"),
-)
+SHARES = (
+    "accuracy",
+    "balanced_accuracy",
+    "auc",
+    "average_precision",
+    "f1",
+    "token_accuracy",
+    "worst_group",
+)  # in [0, 1]
 LOWER = ("loss", "rmse", "mae")  # the smaller the better
 RESERVED = (  # keys of every line of the history
     *("round", "void", "diagnostic, not private"),

@@ -91,10 +91,17 @@ def tabulate_fields(
     causal, tables = is_causal(model), [_columns(model, entry, name) for entry, name in entries]
     names = _names(tables, entries)
     found = pad if pad is not None else getattr(getattr(model, "config", None), "pad_token_id", None)
-    packing = _Packing(names, causal, found or 0, _length(tables, names, length), _ragged(tables, names, length))
+    fields = chain.from_iterable(table[name] for table in tables if table for name in names)
+    sizes = {len(value) for value in fields if value.dim() == 1}  # of all sequences
+    longest = max(sizes, default=0)
+    if length is not None and longest > length:
+        fix = f"raise length, or tokenize with truncation=True, max_length={length}"
+        raise DataError(f"a record of {longest} tokens and length = {length}", "no record longer than that", fix)
+    ragged = len(sizes | ({length} if length is not None and sizes else set())) > 1
+    packing = _Packing(names, causal, found or 0, longest if length is None else length, ragged)
     packed = [packing(table, name) for table, (_, name) in zip(tables, entries, strict=True)]
     public = () if length is None else (length,)
-    return NamedFieldsModel(model, packing.fields, causal, public if _sizes(tables, names) else None), packed
+    return NamedFieldsModel(model, packing.fields, causal, public if sizes else None), packed
 
 
 @dataclass(frozen=True)
@@ -151,9 +158,8 @@ def _columns(model: nn.Module, entry: Any, name: str) -> Columns:
         if not rows:
             return {}
     entry = {LABELS if field in ALIASES else field: column for field, column in entry.items()}
-    text = [
-        f for f, c in entry.items() if not isinstance(c, Tensor) and len(c) and isinstance(c[0], str | bytes | None)
-    ]
+    words = str | bytes | None
+    text = [f for f, c in entry.items() if not isinstance(c, Tensor) and len(c) and isinstance(c[0], words)]
     entry = {field: column for field, column in entry.items() if field not in text}
     columns = {field: [_tensor(value, f"{field} of {name}") for value in column] for field, column in entry.items()}
     _check_columns(model, columns, name)
@@ -195,25 +201,6 @@ def _names(tables: Sequence[Columns], entries: Sequence[tuple[Any, str]]) -> tup
     if not first.keys() - {LABELS}:
         raise DataError(f"{whose} with labels alone", "inputs of the model beside them")
     return tuple(field for field in first if field != LABELS)
-
-
-def _sizes(tables: Sequence[Columns], names: Sequence[str]) -> set[int]:
-    """The lengths of all sequences."""
-    fields = chain.from_iterable(table[name] for table in tables if table for name in names)
-    return {len(value) for value in fields if value.dim() == 1}
-
-
-def _length(tables: Sequence[Columns], names: Sequence[str], asked: int | None) -> int:
-    longest = max(_sizes(tables, names), default=0)
-    if asked is not None and longest > asked:
-        fix = f"raise length, or tokenize with truncation=True, max_length={asked}"
-        raise DataError(f"a record of {longest} tokens and length = {asked}", "no record longer than that", fix)
-    return longest if asked is None else asked
-
-
-def _ragged(tables: Sequence[Columns], names: Sequence[str], asked: int | None) -> bool:
-    sizes = _sizes(tables, names)
-    return len(sizes | ({asked} if asked is not None and sizes else set())) > 1
 
 
 def _stacked(column: Sequence[Tensor], fill: int, length: int, where: str) -> Tensor:

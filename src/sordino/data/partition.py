@@ -82,9 +82,8 @@ class Dirichlet(Partitioner, kind="dirichlet"):
     def __post_init__(self) -> None:
         _at_least_one("clients", self.clients)
         if not 0 < self.alpha < np.inf:
-            raise DataError(
-                f"alpha = {self.alpha}", "0 < alpha < infinity", "use 0.1 for strong skew, 100 for almost none"
-            )
+            found = f"alpha = {self.alpha}"
+            raise DataError(found, "0 < alpha < infinity", "use 0.1 for strong skew, 100 for almost none")
         if self.least < 0:
             raise DataError(f"least = {self.least}", "least >= 0")
 

@@ -197,21 +197,16 @@ class Program:
         """Refuse code without a graph, and with unit record a model or loss that mixes records."""
         if self.trusted:
             return
-        if not self.plain and self._is_stale():
-            self.known.clear()
+        found = self.known.get(("model", True))
+        if not self.plain and isinstance(found, Traced):
+            leaves, form = flat(synthetic_batch([self.x], [True], 5), {})
+            if differs(found.graph, _copy(self.model).train(), leaves, form) is not None:
+                self.known.clear()  # the model was changed after the capture
         _ = None if self.plain else self.graph(), self.losses
         if unit == "record" and self.reason is not None and (self.reason.certain or not self._alone()):
-            found = "a model or a loss whose output for one record depends on the other records of the batch"
+            what = "a model or a loss whose output for one record depends on the other records of the batch"
             needed = "layers and losses that keep the records of a batch apart"
-            raise PlanError("mixing", f"{found} ({self.reason})", needed, "compare no record with another in it")
-
-    def _is_stale(self) -> bool:
-        """Whether the model's outputs differ from its graph's: it was changed after the capture."""
-        found = self.known.get(("model", True))
-        if not isinstance(found, Traced):
-            return False
-        leaves, form = flat(synthetic_batch([self.x], [True], 5), {})
-        return differs(found.graph, _copy(self.model).train(), leaves, form) is not None
+            raise PlanError("mixing", f"{what} ({self.reason})", needed, "compare no record with another in it")
 
     @property
     def apart(self) -> bool:
@@ -310,7 +305,6 @@ class Program:
         return found if found.reason is None else None
 
     def _scores(self) -> tuple[Tensor, Tensor]:
-        """Empty tensors of the shapes of outputs and targets."""
         model = self.running().eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = model(self.sample(2)[0])

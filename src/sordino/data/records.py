@@ -126,15 +126,21 @@ def check_dataset(data: Dataset) -> Dataset:
     if len(test_x) or len(test_y):
         test_x, test_y = _checked(test_x, test_y, data.test_groups, data.classes, "test_")
     if x.shape[1:] != test_x.shape[1:]:
-        raise DataError(
-            f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}", "the same shape"
-        )
+        found = f"training records of shape {x.shape[1:]}, test records of {test_x.shape[1:]}"
+        raise DataError(found, "the same shape")
     return replace(data, x=x, y=y, test_x=test_x, test_y=test_y)
 
 
 def _checked(x: Array, y: Array, groups: Ints | None, classes: int | None, part: str) -> tuple[Array, Array]:
     """x and y in their final types: matching lengths, labels in range, finite. `part` is "" or "test_"."""
-    _check_shapes(x, y, groups, part)
+    if x.ndim < 2 or y.ndim != 1:
+        raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
+    lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
+        raise DataError(found, "the same number in each")
+    if not len(y):
+        raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
     x, y = _features(x, part + "x"), _targets(y, classes, part + "y")
     _check_finite(part + "x", x)
     _check_finite(part + "y", y)
@@ -160,9 +166,8 @@ def _targets(y: Array, classes: int | None, name: str) -> Array:
     if classes is None:
         return _float32(y, name)
     if y.dtype.kind not in "iu":
-        raise DataError(
-            f"{name} of type {y.dtype}", "integer labels", "store it as int64, or leave classes out for regression"
-        )
+        found = f"{name} of type {y.dtype}"
+        raise DataError(found, "integer labels", "store it as int64, or leave classes out for regression")
     wrong = np.flatnonzero((y < 0) | (y >= classes))
     if len(wrong):
         raise DataError(f"label {y[wrong[0]]} in {name}, record {wrong[0]}", f"labels from 0 to {classes - 1}")
@@ -177,19 +182,7 @@ def _float32(values: Array, label: str) -> Array:
         return values.astype(np.float32, copy=False)
 
 
-def _check_shapes(x: Array, y: Array, groups: Ints | None, part: str) -> None:
-    if x.ndim < 2 or y.ndim != 1:
-        raise DataError(f"{part}x of shape {x.shape} and {part}y of shape {y.shape}", "x [n, ...] and y [n]")
-    lengths = {"x": len(x), "y": len(y)} | ({} if groups is None else {"groups": len(groups)})
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{n} records in {part}{name}" for name, n in lengths.items())
-        raise DataError(found, "the same number in each")
-    if not len(y):
-        raise DataError(f"no records in {part}y", "at least one", "five records or more can be split into two parts")
-
-
 def _check_finite(label: str, values: Array) -> None:
-    """Refuse NaN and infinite values: how many, and where the first is."""
     if not np.issubdtype(values.dtype, np.floating):
         return
     finite = np.isfinite(values)
@@ -198,8 +191,5 @@ def _check_finite(label: str, values: Array) -> None:
     wrong = int(values.size - np.count_nonzero(finite))
     record, *inside = (int(i) for i in np.unravel_index(int(np.argmin(finite)), values.shape))
     where = f"record {record}" + (f", position {tuple(inside)}" if inside else "")
-    raise DataError(
-        f"{wrong} NaN or infinite value(s) in {label}, the first in {where}",
-        "finite numbers",
-        "impute missing values by public constants before training",
-    )
+    found = f"{wrong} NaN or infinite value(s) in {label}, the first in {where}"
+    raise DataError(found, "finite numbers", "impute missing values by public constants before training")

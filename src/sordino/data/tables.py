@@ -51,10 +51,8 @@ class TableOptions:
     def pending(self, features: list[str]) -> tuple[PendingColumn, ...]:
         """The coordinates that are scaled once a histogram is released."""
         starts = np.cumsum([0, *(self.of(name).width for name in features)]).tolist()
-        held = [(name, at) for name, at in zip(features, starts, strict=False) if self.of(name).histogram]
-        return tuple(
-            PendingColumn(start, self.of(name), histogram_release(name, self.of(name))) for name, start in held
-        )
+        held = [(name, at, self.of(name)) for name, at in zip(features, starts, strict=False)]
+        return tuple(PendingColumn(at, own, histogram_release(name, own)) for name, at, own in held if own.histogram)
 
 
 def table(
@@ -187,9 +185,8 @@ def _listed(files: Any) -> tuple[Path, ...]:
         return tuple(Path(one) for one in files)
     where = f"files = {brief_repr(files if isinstance(files, str) else str(files))}"
     if not isinstance(files, str | Path) or not str(files):
-        raise ConfigError(
-            f"files = {brief_repr(files)}", 'a list of files, a pattern such as "sites/*.csv", or a folder'
-        )
+        needed = 'a list of files, a pattern such as "sites/*.csv", or a folder'
+        raise ConfigError(f"files = {brief_repr(files)}", needed)
     try:
         there = Path(files).expanduser()
         if there.is_dir():
@@ -218,7 +215,6 @@ def _words(classes: Any) -> tuple[str, ...]:
 
 
 def _features(options: TableOptions, headers: list[tuple[Path, tuple[str, ...]]]) -> list[str]:
-    """The feature columns, which every file must have."""
     first, header = headers[0]
     groups = [options.groups] if options.groups else []
     _check_columns([options.target, *groups, *options.columns, *options.ignore], first, header)

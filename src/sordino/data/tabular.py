@@ -40,7 +40,6 @@ def _table(source: Source, header: str = "") -> TextTable:
 
 
 def _features(table: TextTable, columns: Columns) -> Array:
-    """The feature matrix, [n, d] in float32."""
     return np.hstack([encode(table, name, column) for name, column in columns.items()]).astype(np.float32)
 
 

@@ -56,7 +56,7 @@ class Account:
         self.own, self.process = uuid.uuid4().hex, os.getpid()
         self.taken[self.own] = 0
         if self.ledger is not None:
-            self.ledger.renew()
+            self.ledger.unused = range(0)  # a copy, or a forked process, charges blocks of its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, taken=dict(state["taken"]))
@@ -76,7 +76,11 @@ class Account:
         """Count one step, before its noise exists; its number."""
         number = self.steps
         if number >= self.settings.steps and number >= self.max_steps:
-            raise BudgetError(f"step {number + 1} {self._limit()}; the step was not taken")
+            target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
+            limit = f"would overspend {target}, worth {self.max_steps} steps"
+            if self.settings.plan.release.correlated:
+                limit = f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
+            raise BudgetError(f"step {number + 1} {limit}; the step was not taken")
         if self.process != os.getpid():
             self._rename()
         if self.ledger is not None:
@@ -84,12 +88,6 @@ class Account:
         self.taken[self.own] += 1
         _CHARGED_HERE.setdefault(self.run, {})[self.own] = self.taken[self.own]
         return number
-
-    def _limit(self) -> str:
-        if self.settings.plan.release.correlated:
-            return f"of a loop whose noise was made for {self.settings.steps}: later ones have none to share"
-        target = f"epsilon {upto(self.settings.epsilon, 6)} at delta {upto(self.settings.delta)}"
-        return f"would overspend {target}, worth {self.max_steps} steps"
 
     def state(self, **others: Any) -> dict[str, Any]:
         """Record for a checkpoint; `others` are bound by the same checksum."""
@@ -102,7 +100,10 @@ class Account:
 
         Steps that the ledger has seen begun, and that none of them has, stand under a name of their own.
         """
-        check_ledger(self.ledger, record)
+        if self.ledger is not None:  # a loop that is charged to a ledger goes on being charged to it
+            self.ledger.check(record)
+        elif record.dataset:
+            raise _other_ledger(record.dataset, "no ledger")
         found = dict(self.taken)
         for counts in (record.taken, _CHARGED_HERE.get(record.run, {})):
             for name, count in counts.items():
@@ -140,8 +141,6 @@ class Account:
 
 
 _CHARGED_HERE: dict[str, dict[str, int]] = {}  # steps that this process has charged, by run and by account
-
-
 BLOCKS = 200  # charges of a loop to its ledger, about: each is a line that all later runs read
 
 
@@ -204,10 +203,6 @@ class LedgerAccount:
             found = f"the ledger {self.path}, which knows {known} steps of a run whose checkpoint has {steps}"
             raise ConfigError(found, "the ledger that they were charged to", "an older copy forgets what was spent")
 
-    def renew(self) -> None:
-        """A copy, or a forked process, charges blocks of its own."""
-        self.unused = range(0)
-
     @property
     def _span(self) -> int:
         """Steps of whole epochs, one or, where there are very many, several: blocks are cut where a span ends."""
@@ -259,14 +254,6 @@ class LedgerAccount:
             )
 
 
-def check_ledger(ledger: LedgerAccount | None, record: LoopRecord) -> None:
-    """A loop that is charged to a ledger goes on being charged to it."""
-    if ledger is not None:
-        ledger.check(record)
-    elif record.dataset:
-        raise _other_ledger(record.dataset, "no ledger")
-
-
 def _other_ledger(dataset: str, found: str) -> ConfigError:
     return ConfigError(
         f"a checkpoint of a loop that is charged to the data set {brief_repr(dataset)} of a ledger, and {found}",
@@ -282,9 +269,8 @@ def ledger_path(ledger: Ledger | str | Path | None, dataset: str | None) -> tupl
         found, lacks = ("ledger", "dataset") if dataset is None else ("dataset", "ledger")
         raise ConfigError(f"{found}= without {lacks}=", "both or neither", f"add {lacks}=...")
     if not isinstance(dataset, str) or not isinstance(ledger, str | Path | Ledger):
-        raise ConfigError(
-            f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", "a file, and the data set's name in it"
-        )
+        needed = "a file, and the data set's name in it"
+        raise ConfigError(f"ledger={brief_repr(ledger)}, dataset={brief_repr(dataset)}", needed)
     return ledger.path if isinstance(ledger, Ledger) else Path(ledger).expanduser(), dataset
 
 

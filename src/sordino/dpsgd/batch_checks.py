@@ -73,12 +73,9 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _mixing_collate() -> PlanError:
-    return PlanError(
-        "mixing",
-        "a collate_fn whose row for one record depends on the other records of the batch",
-        "rows of one record each: a record that is in two rows moves a step by two clips",
-        "leave mixup and its kin out; turn, crop and mask each record by itself",
-    )
+    found = "a collate_fn whose row for one record depends on the other records of the batch"
+    needed = "rows of one record each: a record that is in two rows moves a step by two clips"
+    return PlanError("mixing", found, needed, "leave mixup and its kin out; turn, crop and mask each record by itself")
 
 
 def grade_collate(loader: DataLoader[Any], refuse: bool) -> tuple[Grade, str]:

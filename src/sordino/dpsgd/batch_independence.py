@@ -303,19 +303,14 @@ _IMAGES: tuple[type[nn.Module], ...] = (
 )
 
 
-def _always(layer: Any) -> bool:
-    return True
-
-
 _WHEN: dict[type[nn.Module], Callable[[Any], bool]] = {
-    nn.Linear: _always,
     nn.Flatten: lambda layer: layer.start_dim >= 1,
     nn.LayerNorm: lambda layer: len(layer.normalized_shape) == 1,
     nn.RMSNorm: lambda layer: len(layer.normalized_shape) == 1,
     nn.Softmax: lambda layer: layer.dim in (1, -1),
     nn.LogSoftmax: lambda layer: layer.dim in (1, -1),
     nn.Embedding: lambda layer: layer.max_norm is None and not layer.scale_grad_by_freq,
-    **dict.fromkeys(_ENTRIES + _IMAGES, _always),
+    **dict.fromkeys((nn.Linear, *_ENTRIES, *_IMAGES), lambda layer: True),
 }
 
 

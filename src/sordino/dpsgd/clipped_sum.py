@@ -29,7 +29,7 @@ from sordino.accounting.bounds import Norm
 from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, mixing_error, refuse_mixing
 from sordino.dpsgd.pieces import ROOM, Piece, sums_in, wide
 from sordino.dpsgd.rule_table import run_by_rules, sites
-from sordino.dpsgd.tape import Tape, UnrecordableError
+from sordino.dpsgd.tape import Tape, UnrecordableError, first_length
 from sordino.errors import ConfigError, DataError, PlanError
 from sordino.kernels import tune_allocator
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
@@ -60,9 +60,8 @@ def clipped_sum(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """sum_j scale g_j min(1, C / ||scale g_j||) by name, of many in float64, and the norms ||scale g_j|| [b]."""
     if not clip_norm > 0:
-        raise ConfigError(
-            f"clip_norm {clip_norm}", "a positive number", "use a clip norm near the typical gradient norm"
-        )
+        fix = "use a clip norm near the typical gradient norm"
+        raise ConfigError(f"clip_norm {clip_norm}", "a positive number", fix)
     if not batch:
         return {name: torch.zeros_like(p) for name, p in named.items()}, torch.zeros(0, dtype=torch.float64)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -168,10 +167,8 @@ class Recorder:
         self.clear()
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.is_grad_enabled():
-            return
-        first = next((x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), None)
-        self.tape.begin(0 if first is None else len(first))
+        if torch.is_grad_enabled():
+            self.tape.begin(first_length(args, kwargs))
 
     def _verify(self, module: nn.Module, args: Any, output: Any) -> None:
         """On the first batch of two or more: the first and last record's output must depend on no other record."""
@@ -192,12 +189,9 @@ class Recorder:
     def clipped_sum(self, clip_norm: float, scale: float = 1.0, norm: Norm = 2, mask: Tensor | None = None) -> Clipped:
         """sum_j scale g_j min(1, C / ||scale g_j||) after the backward pass; `scale` is b for a mean, 1 for a sum."""
         if self.outside and self.tape.batch:
-            raise PlanError(
-                "per-record",
-                f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start",
-                "every use inside a recorded layer",
-                "call the layer itself, or pass whole=True to run the model record by record",
-            )
+            found = f"parameter '{min(self.outside)}' used outside the layer that owns it, or unfrozen after the start"
+            fix = "call the layer itself, or pass whole=True to run the model record by record"
+            raise PlanError("per-record", found, "every use inside a recorded layer", fix)
         pieces = self.tape.pieces() if self.tape.batch else {}
         self.idle = [name for name, p in self.named.items() if p not in pieces and p.requires_grad]
         total, norms = clipped_sum(pieces, self.named, self.tape.batch, clip_norm, scale, norm, mask)
@@ -243,8 +237,12 @@ class ClippedGradient:
     def sum(self, x: Any, y: Tensor, clip_norm: float, mask: Tensor | None = None, norm: Norm = 2) -> Clipped:
         """The clipped sum over the records of x (a tensor, or a tuple of the model's inputs) that `mask` keeps."""
         inputs = x if isinstance(x, tuple) else (x,)
-        if mask is not None:
-            return self._masked(inputs, y, clip_norm, mask.bool(), norm)
+        if mask is not None:  # masked records are left out of the forward pass; their norms and losses read zero
+            kept = mask.bool()
+            part = self.sum(tuple(item[kept] for item in inputs), y[kept], clip_norm, norm=norm)
+            norms, losses = part.norms.new_zeros(len(y)), part.losses.new_zeros(len(y))
+            norms[kept], losses[kept] = part.norms, part.losses
+            return Clipped(part.total, norms, losses)
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if named.keys() != self.recorder.named.keys() or any(p is not named[n] for n, p in self.recorder.named.items()):
             self._restart()  # parameters were frozen or unfrozen
@@ -256,13 +254,6 @@ class ClippedGradient:
             return self._recorded(inputs, y, clip_norm, norm)
         except UnrecordableError:
             return self._run_whole(inputs, y, clip_norm, norm)
-
-    def _masked(self, inputs: tuple[Tensor, ...], y: Tensor, clip_norm: float, mask: Tensor, norm: Norm) -> Clipped:
-        """Masked records are left out of the forward pass; their norms and losses read zero."""
-        part = self.sum(tuple(item[mask] for item in inputs), y[mask], clip_norm, norm=norm)
-        norms, losses = part.norms.new_zeros(len(y)), part.losses.new_zeros(len(y))
-        norms[mask], losses[mask] = part.norms, part.losses
-        return Clipped(part.total, norms, losses)
 
     def _restart(self) -> None:
         self.recorder, self.trusted = Recorder(self.model, self.whole, verify=False), False

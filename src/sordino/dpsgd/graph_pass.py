@@ -23,7 +23,7 @@ from sordino.dpsgd.layer_rules import third_party_rule
 from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
 from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.graph import Captured, Layout, Traced
-from sordino.graph.captured import compile_graph, flat, layer_call
+from sordino.graph.captured import _Holder, compile_graph, flat, layer_call
 from sordino.graph.rules import Rows
 
 
@@ -91,8 +91,12 @@ def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
     if traced.graph.source == "layers":
         return GraphPass(traced.graph, type(model).forward, tuple(found), whole=False)
     names = {name: part for name, part in model.named_modules() if any(part is own for own in owners(model))}
-    function = _with_regions(traced, model, names) if names else _plain(traced.graph.function)
-    return GraphPass(traced.graph, function, tuple(found), whole=False)
+    if names:
+        return GraphPass(traced.graph, _with_regions(traced, model, names), tuple(found), whole=False)
+    plain = traced.graph.function
+    return GraphPass(
+        traced.graph, lambda tape, module, *inputs: plain(_Holder(module), *inputs), tuple(found), whole=False
+    )
 
 
 def record_by_record(graph: Captured, model: nn.Module, args: Any, kwargs: Any, records: Sequence[bool]) -> GraphPass:
@@ -119,21 +123,6 @@ def _of_layer(args: Any, kwargs: Any) -> Callable[..., Any]:
         return [y for y in tree_flatten(answer)[0] if isinstance(y, Tensor)]
 
     return function
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(tape: Tape, module: nn.Module, *inputs: Tensor) -> Any:
-        return function(_Holder(module), *inputs)
-
-    return run
-
-
-@dataclass(frozen=True)
-class _Holder:
-    """What the code of a graph calls `self`: the user's model, and what runs the regions."""
-
-    module: nn.Module
-    regions: Any = None
 
 
 def _check_place(site: Site, layout: Layout) -> None:
@@ -182,7 +171,6 @@ def _with_regions(traced: Traced, model: nn.Module, names: dict[str, nn.Module])
 
 
 def _calls(nodes: Sequence[fx.Node], names: dict[str, nn.Module]) -> dict[Any, list[fx.Node]]:
-    """The nodes of every call of an owner."""
     found: dict[Any, list[fx.Node]] = {}
     for node in nodes:
         if node.op in ("placeholder", "output", "get_attr"):
@@ -209,7 +197,19 @@ def _cut_out(
     if any(rows not in (None, Rows(0)) for rows in places) or any(layout.nodes[n.name] != Rows(0) for n in given):
         raise UnrecordableError("a module with parameters of its own, without one slice per record")
     rule = _region(inside, taken, given, [rows is not None for rows in places], model)
-    _replaced(outer, copied, members, taken, given, name)
+    order = {n: i for i, n in enumerate(members[0].graph.nodes)}
+    last = max([*taken, members[0]], key=lambda n: order[n])
+    users = {n: [user for user in n.users if user not in set(members)] for n in given}
+    if any(order[user] < order[last] for found in users.values() for user in found):
+        raise UnrecordableError("a module whose forward is left and entered again")
+    with outer.inserting_after(copied[last]):
+        call = outer.call_module(f"regions.{name}", tuple(copied[n] for n in taken))
+    for place, node in enumerate(given):  # every result of the call is an entry
+        with outer.inserting_after(call):
+            entry = outer.call_function(operator.getitem, (call, place))
+        for user in users[node]:
+            copied[user].replace_input_with(copied[node], entry)
+        copied[node] = entry
     return rule
 
 
@@ -219,11 +219,8 @@ def _closure(members: list[fx.Node], layout: Layout) -> list[fx.Node]:
     waiting = list(members)
     while waiting:
         for node in waiting.pop().all_input_nodes:
-            if (
-                node not in found
-                and node.op != "placeholder"
-                and (node.op == "get_attr" or node.name not in layout.nodes)
-            ):
+            alone = node.op == "get_attr" or node.name not in layout.nodes
+            if alone and node not in found and node.op != "placeholder":
                 found.add(node)
                 waiting.append(node)
     return [n for n in members[0].graph.nodes if n in found]
@@ -245,37 +242,9 @@ def _region(
 def _parameters(nodes: Sequence[fx.Node], part: Part) -> frozenset[str]:
     """The trained parameters that these nodes read, alone or in layers."""
     targets = [str(n.target) for n in nodes if n.op in ("get_attr", "call_module")]
-    used = {name for name, _ in part.named_parameters(remove_duplicate=False) if _within(name, targets)}
-    same = {id(p) for name, p in part.named_parameters(remove_duplicate=False) if name in used}
-    return frozenset(name for name, p in part.named_parameters() if id(p) in same)
-
-
-def _within(name: str, targets: Sequence[str]) -> bool:
-    return any(name == target or name.startswith(f"{target}.") for target in targets)
-
-
-def _replaced(
-    outer: fx.Graph,
-    copied: dict[fx.Node, fx.Node],
-    members: list[fx.Node],
-    taken: list[fx.Node],
-    given: list[fx.Node],
-    name: str,
-) -> None:
-    """One call in place of the members; every result of it an entry."""
-    order = {n: i for i, n in enumerate(members[0].graph.nodes)}
-    last = max([*taken, members[0]], key=lambda n: order[n])
-    users = {n: [user for user in n.users if user not in set(members)] for n in given}
-    if any(order[user] < order[last] for found in users.values() for user in found):
-        raise UnrecordableError("a module whose forward is left and entered again")
-    with outer.inserting_after(copied[last]):
-        call = outer.call_module(f"regions.{name}", tuple(copied[n] for n in taken))
-    for place, node in enumerate(given):
-        with outer.inserting_after(call):
-            entry = outer.call_function(operator.getitem, (call, place))
-        for user in users[node]:
-            copied[user].replace_input_with(copied[node], entry)
-        copied[node] = entry
+    every = part.named_parameters(remove_duplicate=False)
+    used = {id(p) for name, p in every if any(name == own or name.startswith(f"{own}.") for own in targets)}
+    return frozenset(name for name, p in part.named_parameters() if id(p) in used)
 
 
 def _refuse_loose(outer: fx.Graph, model: nn.Module) -> None:
@@ -283,8 +252,6 @@ def _refuse_loose(outer: fx.Graph, model: nn.Module) -> None:
     for node in outer.nodes:
         if node.op != "get_attr" or not node.users:
             continue
-        found: Any = model
-        for step in str(node.target).removeprefix("module.").split("."):
-            found = getattr(found, step)
+        found = operator.attrgetter(str(node.target).removeprefix("module."))(model)
         if isinstance(found, nn.Parameter) and found.requires_grad:
             raise UnrecordableError("a parameter used outside the layer that owns it")

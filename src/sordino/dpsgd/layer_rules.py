@@ -112,10 +112,10 @@ Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
 def third_party_rule(module: nn.Module) -> Rule | None:
     """The rule of a layer of another library."""
     kind, names = type(module).__name__, module._parameters.keys()
-    if kind == "Conv1D" and names == {"weight", "bias"} and _agrees(module, _product):
-        return transposed_linear
-    if kind.endswith("RMSNorm") and names == {"weight"} and _eps(module) and _agrees(module, _normal):
-        return rms_norm
+    if kind == "Conv1D" and names == {"weight", "bias"}:
+        return transposed_linear if _agrees(module, lambda own, x: torch.addmm(own.bias, x, own.weight)) else None
+    if kind.endswith("RMSNorm") and names == {"weight"} and (eps := _eps(module)):
+        return rms_norm if _agrees(module, lambda own, x: F.rms_norm(x, x.shape[-1:], None, eps) * own.weight) else None
     return None
 
 
@@ -155,15 +155,6 @@ def _eps(module: Any) -> float:
     return found if isinstance(found, float) else 0.0
 
 
-def _product(module: Any, x: Tensor) -> Tensor:
-    return torch.addmm(module.bias, x, module.weight)
-
-
-def _normal(module: Any, x: Tensor) -> Tensor:
-    weight: Tensor = module.weight
-    return F.rms_norm(x, x.shape[-1:], None, _eps(module)) * weight
-
-
 def _agrees(module: nn.Module, formula: Callable[[Any, Tensor], Tensor]) -> bool:
     """Whether the layer's own forward gives what the formula does, on synthetic inputs and whatever weights it has."""
     weight: Tensor = module.weight  # type: ignore[assignment]
@@ -184,7 +175,9 @@ _RUN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
     """Patches, where needed, are cut before the forward if no gradient flows below (they serve it too), else after."""
     tape.check(input, axis, len(module.kernel_size) + 2)
-    last = len(module.kernel_size) == 2 and (tape.channels_last or _prefers_last(input, module.weight))
+    last = len(module.kernel_size) == 2 and (
+        tape.channels_last or any(suggest_memory_format(t) == torch.channels_last for t in (input, module.weight))
+    )
     input = input.contiguous(memory_format=torch.channels_last) if last else input
     native = module.padding_mode == "zeros" and input.requires_grad  # padded by the convolution itself
     x = input if native else _padded(module, input)
@@ -197,17 +190,15 @@ def convolution(tape: Tape, module: Conv, axis: int, input: Tensor) -> Tensor:
         if module.bias is not None:
             yield module.bias, Rows(outputs.sum(1))  # type: ignore[misc]
 
+    weight, bias = module.weight.detach(), fixed(module.bias)
     if ready is None:
-        return tape.watch(_plain(module, x, native), use, x)
-    product = F.linear(ready.flatten(0, 1), _flat(module), fixed(module.bias))
+        run: Any = _RUN[len(module.kernel_size)]
+        padding = module.padding if native else 0
+        return tape.watch(run(x, weight, bias, module.stride, padding, module.dilation, module.groups), use, x)
+    product = F.linear(ready.flatten(0, 1), weight.movedim(1, -1).flatten(1), bias)  # in the order of the patches
     output = tape.watch(product, use, shape=(*ready.shape[:2], module.out_channels))
     image = output.view(len(x), *_sides(module, x), module.out_channels).movedim(-1, 1)
     return image if last else image.contiguous()
-
-
-def _prefers_last(*tensors: Tensor) -> bool:
-    """Whether torch itself would answer channels last."""
-    return any(suggest_memory_format(tensor) == torch.channels_last for tensor in tensors)
 
 
 def _late(module: Conv, x: Tensor, native: bool) -> Tensor:
@@ -240,20 +231,6 @@ def patches(module: Conv, x: Tensor) -> Tensor:
     return view.reshape(len(x), prod(sides), prod(module.kernel_size) * x.shape[1])
 
 
-def _flat(module: Conv) -> Tensor:
-    """The weight as [O, *kernel * C], in the order of the patches."""
-    return module.weight.detach().movedim(1, -1).flatten(1)
-
-
-def _plain(module: Conv, x: Tensor, native: bool) -> Tensor:
-    run: Any = _RUN[len(module.kernel_size)]
-    weight, bias = module.weight.detach(), fixed(module.bias)
-    output: Tensor = run(
-        x, weight, bias, module.stride, module.padding if native else 0, module.dilation, module.groups
-    )
-    return output
-
-
 class _KernelShape:
     """[..., O, *kernel * C] -> [..., O, C, *kernel]."""
 
@@ -274,9 +251,8 @@ def _piece(module: Conv, cut: Tensor | Callable[[], Tensor], outputs: Tensor) ->
     if module.groups == 1:
         return Outer(cut, OutputGradients(outputs), reshape)
     whole = wide(cut if isinstance(cut, Tensor) else cut())
-    split = whole.view(
-        *whole.shape[:2], prod(module.kernel_size), module.groups, -1
-    )  # [b, T, kernel, groups, C / groups]
+    # [b, T, kernel, groups, C / groups]
+    split = whole.view(*whole.shape[:2], prod(module.kernel_size), module.groups, -1)
     inputs = split.permute(0, 3, 1, 2, 4).flatten(3)
     slopes = outputs.reshape(*outputs.shape[:2], module.groups, -1).permute(0, 2, 3, 1)
     return Rows(reshape(torch.matmul(slopes, inputs).flatten(1, 2)))

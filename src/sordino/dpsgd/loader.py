@@ -97,11 +97,6 @@ class PendingBatch:
         self.loops = 0  # iterations over the loader begun so far: only the newest goes on
         self.order: RowOrder | None = None  # under correlated noise
 
-    def begin(self) -> int:
-        """Begin an iteration over the loader; its number."""
-        self.reset()
-        return self.loops
-
     def give(self, piece: BatchPiece, loop: int) -> None:
         """Give out the next piece; the one before must have had its step."""
         self.finish(loop)
@@ -110,12 +105,9 @@ class PendingBatch:
     def finish(self, loop: int) -> None:
         """Refuse to go on past a batch that had no step."""
         if loop != self.loops:
-            raise PlanError(
-                "loop",
-                "a loop over the private loader that goes on after another began, or after a checkpoint was loaded",
-                "one loop at a time, and one optimizer.step() for each batch",
-                "leave the loop before you begin another or load a checkpoint",
-            )
+            found = "a loop over the private loader that goes on after another began, or after a checkpoint was loaded"
+            fix = "leave the loop before you begin another or load a checkpoint"
+            raise PlanError("loop", found, "one loop at a time, and one optimizer.step() for each batch", fix)
         if self.piece is not None:
             raise PlanError(
                 "loop",
@@ -240,7 +232,8 @@ class PrivateLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self.pending.order is not None:
             self.pending.order.check()
-        loop = self.pending.begin()
+        self.pending.reset()
+        loop = self.pending.loops
         self.pieces.drawn.clear()
         for batch in self._rows() if self.tensors is not None else super().__iter__():
             piece = self.pieces.drawn.popleft()

@@ -68,17 +68,12 @@ def certify(path: Path) -> Saved:
         raise CertificateError(name, f"{name} is not what a private loop saves ({error})") from None
     if facts.loop is None:
         raise CertificateError(name, f"{name} says nothing of a loop")
-    _check_paid(plan, facts, name)
-    computed = _whole(plan, facts)
-    compare_text(stored, text, computed, name)
-    return Saved(plan, facts, computed["certificate"])
-
-
-def _check_paid(plan: Plan, facts: Facts, name: str) -> None:
-    """What the ledger was charged for this loop is no less than its cost."""
     line = run_cost(plan, facts).line("models")
     if facts.ledger is not None and not facts.ledger.covers(tuple(Item(*entry) for entry in line.entries if entry[1])):
         raise CertificateError(name, f"{name} certifies a cost above what its ledger was charged")
+    computed = _whole(plan, facts)
+    compare_text(stored, text, computed, name)
+    return Saved(plan, facts, computed["certificate"])
 
 
 def _text(path: Path) -> str:

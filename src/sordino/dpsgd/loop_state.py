@@ -43,12 +43,9 @@ class NoiseState:
     def noised(self, total: Tensor, t: int, rng: Callable[[str], np.random.Generator]) -> Tensor:
         """The total of step t with its noise."""
         if self.release.correlated and self.drawn != t:
-            raise PlanError(
-                "correlated noise",
-                f"step {t + 1} where noise was drawn for {self.drawn}",
-                "the noise of every step that was charged",
-                "load the last checkpoint into a new run",
-            )
+            found = f"step {t + 1} where noise was drawn for {self.drawn}"
+            needed = "the noise of every step that was charged"
+            raise PlanError("correlated noise", found, needed, "load the last checkpoint into a new run")
         self.drawn = t + 1
         noised, self.held = self.release.noised(total, ALL, rng, self.held)
         return noised
@@ -137,8 +134,22 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     if not isinstance(state, Mapping) or "taken" not in state:
         found = "a state without the steps that were charged"
         raise ConfigError(found, "one that a private optimizer saved", "start a new run")
-    _check_checksum(state)
-    _check_fields(state)
+    if "checksum" not in state:
+        _refuse("without a checksum: it was edited, or an earlier version saved it")
+    try:
+        whole = checksum(state)
+    except (TypeError, ValueError, RecursionError, RuntimeError, NotImplementedError) as error:
+        _refuse(f"that cannot be read ({str(error)[:100]})")
+    if state["checksum"] != whole:
+        _refuse("whose checksum is not that of its content: it was damaged or edited")
+    odd = [name for name in state if name not in (*_FIELDS, *_OPTIONAL)]
+    odd += [name for name in _FIELDS if name not in state]
+    if odd:
+        _refuse(f"with or without {brief_repr(odd[0])}, which is not as this version writes it")
+    if type(state["format"]) is not int or state["format"] != FORMAT:
+        _refuse(f"of format {brief_repr(state['format'])}, where this version writes {FORMAT}")
+    if not _is_name(state["run"]):
+        _refuse(f"of the run {brief_repr(state['run'])}, which is no id of a run")
     other = first_difference(settings, state["settings"])
     if other:
         raise ConfigError(f"a checkpoint with {other}", "the settings it was saved with", "make_private with those")
@@ -148,28 +159,6 @@ def read_record(state: Any, settings: Settings) -> LoopRecord:
     earlier: tuple[EarlierRun, ...] = codec.read(_EARLIER, state.get("earlier", []), "earlier")
     secret, order = _secret(state.get("secret", {})), _order(state.get("order", {}))
     return LoopRecord(state["run"], _counts(state["taken"]), dataset, earlier, secret, order)
-
-
-def _check_checksum(state: Mapping[str, Any]) -> None:
-    if "checksum" not in state:
-        _refuse("without a checksum: it was edited, or an earlier version saved it")
-    try:
-        whole = checksum(state)
-    except (TypeError, ValueError, RecursionError, RuntimeError, NotImplementedError) as error:
-        _refuse(f"that cannot be read ({str(error)[:100]})")
-    if state["checksum"] != whole:
-        _refuse("whose checksum is not that of its content: it was damaged or edited")
-
-
-def _check_fields(state: Mapping[str, Any]) -> None:
-    odd = [name for name in state if name not in (*_FIELDS, *_OPTIONAL)]
-    odd += [name for name in _FIELDS if name not in state]
-    if odd:
-        _refuse(f"with or without {brief_repr(odd[0])}, which is not as this version writes it")
-    if type(state["format"]) is not int or state["format"] != FORMAT:
-        _refuse(f"of format {brief_repr(state['format'])}, where this version writes {FORMAT}")
-    if not _is_name(state["run"]):
-        _refuse(f"of the run {brief_repr(state['run'])}, which is no id of a run")
 
 
 def _counts(taken: Any) -> dict[str, int]:

@@ -34,8 +34,6 @@ from sordino.parts.release_base import on_grid
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")
-
-
 _KNOWN = "{found}; in every step the gradient at the model's output is that of this loss; any other stops the run"
 _EACH = "optimizer.loss: one value per record, computed from that record's output alone"
 
@@ -114,7 +112,10 @@ class PrivateOptimizer(Optimizer):
         self._check_loop()
         self.recording.guard.check(full=os.urandom(1)[0] < 32)  # large tensors in one step of eight, at random
         settings = self.account.settings
-        self._check_loss()
+        if self.own is None:  # refuse a loss that is not a sum of terms of one record each
+            self.check.check(self.recording.gradients, self.pending.piece)
+        elif self.pending.piece is not None and self.pending.piece.size:
+            self.own.verify()
         mean = settings.reduction == "mean" and not self.recording.mean_undone
         scale = float(self.pending.piece.size) if self.pending.piece and mean else 1.0
         clipped = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale=scale or 1.0)
@@ -141,13 +142,6 @@ class PrivateOptimizer(Optimizer):
             if not self.recording.own_code:
                 raise stale_code("loss")
             self.own.capture_again()
-
-    def _check_loss(self) -> None:
-        """Refuse a loss that is not a sum of terms of one record each."""
-        if self.own is not None and self.pending.piece is not None and self.pending.piece.size:
-            self.own.verify()
-        elif self.own is None:
-            self.check.check(self.recording.gradients, self.pending.piece)
 
     def _report(self, lost: int) -> None:
         """Say how many records counted as zero. The step goes on: to stop here would tell what was in the batch."""
@@ -180,9 +174,12 @@ class PrivateOptimizer(Optimizer):
             self._release()
 
     def _release(self) -> None:
-        """Charge, then noise, then the inner step on the noised gradient alone."""
-        t = self.account.charge()
-        self._hand_over(self._noised(t))
+        """Charge, then noise, then the inner step: every gradient it can see is a part of the noised one, or none."""
+        views = self.layout.views(self._noised(self.account.charge()))
+        noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
+        for parameter in self._parameters():
+            own = noised.get(parameter)
+            parameter.grad = None if own is None else own.to(parameter.dtype)
         self.released = True
         try:
             self.inner.step()
@@ -202,14 +199,6 @@ class PrivateOptimizer(Optimizer):
         mean = plan.decode(noised, public).to(torch.promote_types(own, torch.float32))
         return plan.refine(mean, Noised(self.layout, std * plan.local.unit(public), t, plan.signal_norm(public)))
 
-    def _hand_over(self, mean: Tensor) -> None:
-        """Every gradient the inner optimizer can see is a part of `mean`, or none."""
-        views = self.layout.views(mean)
-        noised = {p: views[name] for name, p in self.recording.named.items() if p.requires_grad}
-        for parameter in self._parameters():
-            own = noised.get(parameter)
-            parameter.grad = None if own is None else own.to(parameter.dtype)
-
     def _parameters(self) -> Iterator[nn.Parameter]:
         for group in self.param_groups:
             yield from group["params"]
@@ -228,20 +217,16 @@ class PrivateOptimizer(Optimizer):
             found = f"parameter '{min(recording.outside)}' in the loss by another way than model(x)"
             fix = "use weight_decay for a penalty on the weights; call the whole model, once per batch"
             raise _loop(found, "gradients that come from model(x) alone", fix)
-        if recording.backwards != 1:
-            raise self._not_once(piece.size)
-        if piece.index != self.pending.summed:
-            raise _loop(f"piece {piece.index + 1} of a batch whose earlier pieces had no step", "a step for each piece")
-
-    def _not_once(self, size: int) -> PlanError:
-        recording = self.recording
         if recording.backwards > 1:
             found = f"{recording.backwards} backward passes before a step"
-            return _loop(found, "one", "add the losses up, then call backward() once")
-        if recording.other_records is not None:
-            found = f"a training pass over {recording.other_records} records where the loader gave {size}"
-            return _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
-        return _loop("a step without a backward pass", "loss.backward() before step()")
+            raise _loop(found, "one", "add the losses up, then call backward() once")
+        if recording.backwards != 1 and recording.other_records is not None:
+            found = f"a training pass over {recording.other_records} records where the loader gave {piece.size}"
+            raise _loop(found, "model(x) with the x of the private loader", "use each batch as it comes, all of it")
+        if recording.backwards != 1:
+            raise _loop("a step without a backward pass", "loss.backward() before step()")
+        if piece.index != self.pending.summed:
+            raise _loop(f"piece {piece.index + 1} of a batch whose earlier pieces had no step", "a step for each piece")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients that were not stepped on; what pieces of the batch have added up to stays."""
@@ -271,18 +256,15 @@ class PrivateOptimizer(Optimizer):
         self.noise_state.check(record.secret, sum(self.account.join(record).values()))
         if self.pending.order is not None:
             self.pending.order.check_state(record.order)
-        self._load_inner({name: part for name, part in state_dict.items() if name != "sordino"})
+        try:
+            self.inner.load_state_dict({name: part for name, part in state_dict.items() if name != "sordino"})
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            found = f"a state that {type(self.inner).__name__} does not take ({type(error).__name__}: {error})"
+            raise ConfigError(found, "one that the same optimizer saved", "load an unchanged checkpoint") from None
         self.account.accept(record)
         self.noise_state.load(record.secret)
         self.pending.reset()
         self.recording.forget()
-
-    def _load_inner(self, state: dict[str, Any]) -> None:
-        try:
-            self.inner.load_state_dict(state)
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            found = f"a state that {type(self.inner).__name__} does not take ({type(error).__name__}: {error})"
-            raise ConfigError(found, "one that the same optimizer saved", "load an unchanged checkpoint") from None
 
     def certificate(self) -> dict[str, Any]:
         """The certificate of the loop's plan: epsilon of all planned steps, or of those taken if they are more."""
@@ -316,13 +298,10 @@ class PrivateOptimizer(Optimizer):
             found.append((TRUSTED, f"the loop changes targets itself ({self.targets.changed})"))
         grade = weakest([one for one, _ in found])
         why = "; ".join(dict.fromkeys(reason for one, reason in found if one == grade and reason))
-        return OwnCode(grade, (why or _PROVED) + self._public_inputs())
-
-    def _public_inputs(self) -> str:
-        """What the loop gave beside records: nothing proves that it was not computed from them."""
-        given = [*self.recording.inputs.public.values(), *self.targets.public.values()]
-        count = sum(isinstance(item, Tensor) for item in given)
-        return f"; {count} further inputs, the same in every step, are taken for public" if count else ""
+        given = [*self.recording.inputs.public.values(), *self.targets.public.values()]  # beside records
+        count = sum(isinstance(item, Tensor) for item in given)  # nothing proves that it was not computed from them
+        others = f"; {count} further inputs, the same in every step, are taken for public" if count else ""
+        return OwnCode(grade, (why or _PROVED) + others)
 
     def _remember(self) -> None:
         """Weights leave: a run that begins with them says what both have cost."""

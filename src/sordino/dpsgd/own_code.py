@@ -174,7 +174,6 @@ class RecordLoss(TracedFunction):
         self.tracing.forget()
 
     def _values(self, args: tuple[Any, ...], size: int, own: list[bool]) -> Tensor:
-        """One value per record."""
         if self.known:
             return _checked_shape(self.loss(*args), size)
         records = [*(has_records(x, size) for x in tree_flatten(args[0])[0]), *own]
@@ -211,12 +210,9 @@ class RecordLoss(TracedFunction):
         before = self._value_of(first)
         values = self._each(None, args, size)
         if not relative_distance([before], [self._value_of(first)]) <= SAME:
-            raise PlanError(
-                "reduction",
-                "a loss that says something else of a record after a batch than before it",
-                self.needed,
-                "keep what is counted or averaged out of the loss, and take random numbers from torch",
-            )
+            found = "a loss that says something else of a record after a batch than before it"
+            fix = "keep what is counted or averaged out of the loss, and take random numbers from torch"
+            raise PlanError("reduction", found, self.needed, fix)
         if not self.compared and size > 1:
             with torch.no_grad(), frozen_rng():
                 alone = self._each(None, args, size).detach()
@@ -244,12 +240,9 @@ class RecordLoss(TracedFunction):
         """Refuse a backward pass that came by another way than this loss alone."""
         slopes, self.slopes = self.slopes, []
         if not slopes or any(not torch.allclose(a, b, rtol=1e-3, atol=1e-12, equal_nan=True) for a, b in slopes):
-            raise PlanError(
-                "loop",
-                "a backward pass that is not that of optimizer.loss(output, target) alone",
-                "the loss that make_private was given",
-                "call optimizer.loss(model(x), y).backward(), and put every term into that loss",
-            )
+            found = "a backward pass that is not that of optimizer.loss(output, target) alone"
+            fix = "call optimizer.loss(model(x), y).backward(), and put every term into that loss"
+            raise PlanError("loop", found, "the loss that make_private was given", fix)
 
 
 def _checked_shape(values: Any, size: int) -> Tensor:
@@ -262,9 +255,6 @@ def _checked_shape(values: Any, size: int) -> Tensor:
 def _refuse_mixing(together: Tensor, alone: Tensor, alike: bool = True) -> None:
     """The loss of records together must be that of each alone."""
     if not alike or not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise PlanError(
-            "reduction",
-            "a loss whose value for one record depends on the other records of the batch",
-            "a function of one record's output and target",
-            "divide by a constant, or by what the record itself has, never by a count of the batch",
-        )
+        found = "a loss whose value for one record depends on the other records of the batch"
+        fix = "divide by a constant, or by what the record itself has, never by a count of the batch"
+        raise PlanError("reduction", found, "a function of one record's output and target", fix)

@@ -25,8 +25,6 @@ CACHE = 1 << 23  # entries
 GRAM = 0.8  # a Gram matrix is small: its multiplications are slower by this
 ROOM = 1 << 26  # entries of a materialised tensor that may stay in memory until the weights are known
 ROUNDING = 1e-6  # of a Gram sum, relative to the sum of its absolute values
-
-
 HALF = frozenset({torch.bfloat16, torch.float16})
 
 
@@ -163,7 +161,8 @@ class Outer:
         if inputs.shape[1] == 1:
             return row_squares(inputs) * row_squares(self.outputs.value)
         (b, t, i), o = inputs.shape, self.outputs.value.shape[2]
-        return self.by_gram(inputs) if gram_is_cheaper(b, t, i, o) else self.materialised(inputs)
+        entry = NEAR if b * i * o <= CACHE else FAR  # memory traffic, against two Gram matrices' multiplications
+        return self.by_gram(inputs) if GRAM * t * t * (i + o) < entry * i * o else self.materialised(inputs)
 
     def doubt(self) -> Tensor | float:
         return self.slack
@@ -185,19 +184,13 @@ class Outer:
 
     def weighted(self, weights: Tensor) -> Tensor:
         if self.kept is not None:
-            total = weighted_rows(weights, self.kept.view(len(weights), -1)).view(self.kept.shape[1:])
-        else:
-            total = self._products_summed(self.outputs.scaled(weights), self.read())
-        return self.reshape(total)
+            return self.reshape(weighted_rows(weights, self.kept.view(len(weights), -1)).view(self.kept.shape[1:]))
+        outputs, inputs, time_first = self.outputs.scaled(weights), self.read(), self.outputs.time_first
 
-    def _products_summed(self, outputs: Tensor, inputs: Tensor) -> Tensor:
-        """sum_jt out_jt (x) in_jt, [O, I]."""
-        time_first = self.outputs.time_first
-
-        def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:
+        def product(some: slice, cast: Cast, out: Tensor | None) -> Tensor:  # sum_jt out_jt (x) in_jt, [O, I]
             return torch.mm(cast(flat(outputs[some], time_first).T), cast(flat(inputs[some], time_first)), out=out)
 
-        return summed(len(inputs), product)
+        return self.reshape(summed(len(inputs), product))
 
     def rows(self) -> Tensor:
         return self.reshape(_products(self.read(), self.outputs.value) if self.kept is None else self.kept)
@@ -206,12 +199,6 @@ class Outer:
         if self.kept is not None:
             return Rows(self.reshape(self.kept[index]))
         return Outer(self.read()[index], OutputGradients(self.outputs.value[index]), self.reshape)
-
-
-def gram_is_cheaper(b: int, t: int, i: int, o: int) -> bool:
-    """Multiplications of two Gram matrices against the memory traffic of a materialised gradient."""
-    entry = NEAR if b * i * o <= CACHE else FAR
-    return GRAM * t * t * (i + o) < entry * i * o
 
 
 def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
@@ -285,16 +272,14 @@ class Tied:
     def squares(self) -> Tensor:
         parts = self.outer.squares() + self.lookup.squares()
         self.slack = self.outer.doubt() + 4 * ROUNDING * parts  # the two uses may cancel
-        return (parts + 2 * self._cross()).clamp(min=0)
-
-    def doubt(self) -> Tensor | float:
-        return self.slack
-
-    def _cross(self) -> Tensor:
         inputs, slopes = self.outer.read(), self.outer.outputs.value
         places = self.lookup.index[:, None, :].expand(-1, slopes.shape[1], -1)
         products = torch.bmm(inputs, self.lookup.outputs.transpose(1, 2))  # [b, T, S]
-        return (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
+        cross = (slopes.gather(2, places) * products).sum(2).sum(1, dtype=torch.float64)
+        return (parts + 2 * cross).clamp(min=0)
+
+    def doubt(self) -> Tensor | float:
+        return self.slack
 
     def weighted(self, weights: Tensor) -> Tensor:
         return self.outer.weighted(weights) + self.lookup.weighted(weights)
@@ -308,15 +293,6 @@ class Tied:
         return Tied(outer, lookup) if isinstance(outer, Outer) else Rows(outer.rows() + lookup.rows())
 
 
-def _tied(pieces: Sequence[Piece]) -> Tied | None:
-    """A table used once in each of the two ways."""
-    if len(pieces) != 2:
-        return None
-    lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
-    fits = isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity
-    return Tied(outer, lookup) if fits else None  # type: ignore[arg-type]
-
-
 def merge_pieces(pieces: Sequence[Piece]) -> Piece:
     """A parameter used several times: its per-record gradient is the sum of the uses, taken BEFORE the norm."""
     first = pieces[0]
@@ -326,9 +302,10 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
         uses = [p for p in pieces if isinstance(p, Outer)]
         slopes = torch.cat([p.outputs.value for p in uses], 1)
         return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape)
-    tied = _tied(pieces)
-    if tied is not None:
-        return tied
+    if len(pieces) == 2:
+        lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
+        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity:
+            return Tied(outer, lookup)
     total = pieces[0].rows().clone()
     for piece in pieces[1:]:
         total += piece.rows()

@@ -98,14 +98,8 @@ def make_private(
         optimizer=optimizer,
         strategy=strategy,
     )
-    settings = Settings(
-        plan=calibrate_noise(bare, epsilon, noise_multiplier, delta),
-        delta=delta,
-        noise=noise,
-        seed=seed if noise == "simulation" else 0,
-        reduction=reduction,
-        epsilon=epsilon,
-    )
+    plan, own_seed = calibrate_noise(bare, epsilon, noise_multiplier, delta), seed if noise == "simulation" else 0
+    settings = Settings(plan=plan, delta=delta, noise=noise, seed=own_seed, reduction=reduction, epsilon=epsilon)
     records = lineage.tensors_of(loader.dataset)
     account = Account(settings, LedgerAccount.of(ledger, dataset, settings), lineage.runs_of_model(model, records))
     _name_runs(model, account)
@@ -115,7 +109,8 @@ def make_private(
     trusted = own_code == "trusted"
     recording = Recording(model, pending, rng.at(0, "mixing"), expected, trusted)
     recording.prepare(() if transform else records)
-    own = None if loss is None else _record_loss(loss, model, trusted)
+    function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
+    own = None if function is None else RecordLoss(function, trusted, known)
     change = None if transform is None else RecordTransform(transform, trusted)
     collate = grade_collate(loader, own_code is None and noise == "secure")
     private = PrivateOptimizer(optimizer, recording, account, pending, rng, own)
@@ -129,11 +124,6 @@ def _check_choices(noise: str, reduction: str, own_code: str | None) -> None:
         raise ConfigError(f"noise = {noise!r}, reduction = {reduction!r}", "simulation or secure, and mean or sum")
     if own_code not in ("trusted", None):
         raise ConfigError(f"own_code = {own_code!r}", 'None, or "trusted" if you vouch for your code')
-
-
-def _record_loss(loss: str | PerRecord, model: nn.Module, trusted: bool) -> RecordLoss:
-    function, known = named_loss(loss, model) if isinstance(loss, str) else (loss, False)
-    return RecordLoss(function, trusted, known)
 
 
 def _name_runs(model: nn.Module, account: Account) -> None:

@@ -27,8 +27,8 @@ from sordino.dpsgd.model_graphs import ModelGraphs, refuse_labels, trained_outpu
 from sordino.dpsgd.own_code import stale_code, untraceable
 from sordino.dpsgd.reduction import LossCheck, OutputGradient, is_half_precision, widen_outputs
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
-from sordino.dpsgd.tape import UnrecordableError
-from sordino.dpsgd.trusted_forward import TrustedForward, first_length
+from sordino.dpsgd.tape import UnrecordableError, first_length
+from sordino.dpsgd.trusted_forward import TrustedForward
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
 from sordino.graph.captured import flat
@@ -111,7 +111,6 @@ class Recording(Recorder):
             self.model.forward = self.own
 
     def _count(self, anchor: Tensor) -> None:
-        """Count a backward pass through the model."""
         anchor.grad = None
         self.backwards += 1
         self.warning.begin()
@@ -149,7 +148,7 @@ class Recording(Recorder):
             return self._evaluate(args, kwargs)
         self._refuse_new_modules()
         refuse_labels(kwargs)
-        if self.guard.begin():
+        if self.guard.state.note_values():
             self.refuse_stale()
         if piece is not self.current:
             self.forget()

@@ -261,12 +261,8 @@ class LossCheck:
             shares = (slope * expected).sum(1) / expected.square().sum(1)  # w_j; of a mean w_j / sum of w
             total, alike = float(shares.sum()), _proportional(slope, shares[:, None] * expected)
             if alike and _near(total, 1.0) and float(shares.std()) > 1e-3 * float(shares.mean()):
-                raise PlanError(
-                    "reduction",
-                    "a cross-entropy with class weights, whose mean divides by the weights of the batch",
-                    _TERM,
-                    'reduction="sum" in the loss and in make_private',
-                )
+                found = "a cross-entropy with class weights, whose mean divides by the weights of the batch"
+                raise PlanError("reduction", found, _TERM, 'reduction="sum" in the loss and in make_private')
             means = torch.stack([shares[target == c].mean() for c in target])
             by_class = self.declared == "sum" and _proportional(slope, means[:, None] * expected)
         if not by_class or self.known is not None:

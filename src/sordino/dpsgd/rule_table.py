@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from sordino.dpsgd.layer_rules import (
 from sordino.dpsgd.pieces import Rows
 from sordino.dpsgd.sequence_layers import attention, recurrence
 from sordino.dpsgd.tape import Pieces, Tape
+from sordino.graph.captured import replaced_forwards
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear_layer,
@@ -72,19 +73,9 @@ def sites(model: nn.Module, whole: bool = False) -> list[Site]:
     return [Site(module, rule, axes.get(module, 0)) for module, rule in dict(_visit(model)).items()]
 
 
-@contextmanager
-def run_by_rules(tape: Tape, found: Sequence[Site]) -> Iterator[None]:
+def run_by_rules(tape: Tape, found: Sequence[Site]) -> AbstractContextManager[None]:
     """While it lasts, the forward of each site is its rule; without gradients, its own."""
-    before = [vars(site.module).get("forward") for site in found]
-    for site in found:
-        vars(site.module)["forward"] = _recorded(tape, site)
-    try:
-        yield
-    finally:
-        for site, own in zip(found, before, strict=True):
-            del vars(site.module)["forward"]
-            if own is not None:
-                vars(site.module)["forward"] = own
+    return replaced_forwards([(site.module, _recorded(tape, site)) for site in found])
 
 
 def _recorded(tape: Tape, site: Site) -> Any:
@@ -228,7 +219,7 @@ class VmapRule(nn.Module):
         if tape.batch == 0:
             with torch.no_grad():
                 empty = self.run(*args, **kwargs)
-            return tree_map(lambda y: y + tape.anchor if _real(y) else y, empty)
+            return tree_map(lambda y: y + tape.anchor if isinstance(y, Tensor) and y.is_floating_point() else y, empty)
         own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         copies = {f"unit.{name}": _copies(tape, p) for name, p in own if self.names is None or name in self.names}
         leaves, form = tree_flatten((args, kwargs))
@@ -248,10 +239,6 @@ class VmapRule(nn.Module):
             except _FAILS:
                 self.batched = False
         return one_by_one(one, [*copies.values(), *leaves], dims, axis)
-
-
-def _real(item: Any) -> bool:
-    return isinstance(item, Tensor) and item.is_floating_point()
 
 
 def _copies(tape: Tape, parameter: nn.Parameter) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,66 +37,48 @@ def attention(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(q k^T / sqrt(d)) v per head, with q, k, v and the output linear; as the module returns it."""
-    _refuse_extras(module, query, is_causal and attn_mask is None)
+    if is_causal and attn_mask is None:
+        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says
+    if module.bias_k is not None or module.add_zero_attn or query.dim() != 3:
+        raise UnrecordableError("an attention with bias_k, add_zero_attn or without a batch")
     first = query.transpose(0, 1) if not module.batch_first else query
     same = query is key and key is value
     others = (key, value) if module.batch_first else (key.transpose(0, 1), value.transpose(0, 1))
-    q, k, v = (_heads(part, module) for part in _projections(tape, module, first, *others, same=same))
+    parts = _projections(tape, module, first, *others, same=same)
+    q, k, v = (x.view(*x.shape[:2], module.num_heads, -1).transpose(1, 2) for x in parts)  # [b, heads, T, E / heads]
     bias = _bias(attn_mask, key_padding_mask, q, k)
     dropout = module.dropout if module.training else 0.0
     if need_weights:
-        mixed, weights = _explicit(q, k, v, bias, dropout)
-        shown = weights.mean(1) if average_attn_weights else weights
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+        weights = torch.softmax(scores if bias is None else scores + bias, 3)
+        weights = F.dropout(weights, dropout) if dropout else weights
+        mixed, shown = weights @ v, weights.mean(1) if average_attn_weights else weights
     else:
         mixed, shown = F.scaled_dot_product_attention(q, k, v, bias, dropout), None
     out = linear(tape, mixed.transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)  # type: ignore[arg-type]
     return (out if module.batch_first else out.transpose(0, 1)), shown
 
 
-def _refuse_extras(module: nn.MultiheadAttention, query: Tensor, unmasked: bool) -> None:
-    if unmasked:
-        raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says
-    if module.bias_k is not None or module.add_zero_attn or query.dim() != 3:
-        raise UnrecordableError("an attention with bias_k, add_zero_attn or without a batch")
-
-
 def _projections(
     tape: Tape, module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, *, same: bool
 ) -> tuple[Tensor, ...]:
-    """q, k and v, [b, T, E] each; one product where all three are the same tensor."""
+    """q, k and v, [b, T, E] each; one product where all three are the same tensor.
+
+    Else three maps; a shared weight `whole` and the bias are three blocks of one parameter, so rows padded with zeros.
+    """
     bias: nn.Parameter | None = module.in_proj_bias
-    if module.in_proj_weight is None:
-        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        return _parts(tape, (query, key, value), weights, bias, None)
-    if same:
-        return linear(tape, query, module.in_proj_weight, bias).chunk(3, 2)
-    weights = module.in_proj_weight.chunk(3)
-    return _parts(tape, (query, key, value), weights, bias, module.in_proj_weight)
-
-
-def _parts(
-    tape: Tape,
-    inputs: tuple[Tensor, ...],
-    weights: tuple[Tensor, ...],
-    bias: nn.Parameter | None,
-    whole: nn.Parameter | None,
-) -> tuple[Tensor, ...]:
-    """Three maps; a shared weight `whole` and the bias are three blocks of one parameter, so rows padded with zeros."""
-    offsets = None if bias is None else bias.detach().chunk(3)
-    return tuple(
-        _part(tape, x, weight, None if offsets is None else offsets[n], (n, bias, whole))
-        for n, (x, weight) in enumerate(zip(inputs, weights, strict=True))
-    )
+    whole: nn.Parameter | None = module.in_proj_weight
+    if whole is not None and same:
+        return linear(tape, query, whole, bias).chunk(3, 2)
+    own = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight) if whole is None else whole.chunk(3)
+    pairs = enumerate(zip((query, key, value), own, strict=True))
+    return tuple(_part(tape, n, x, weight, bias, whole) for n, (x, weight) in pairs)
 
 
 def _part(
-    tape: Tape,
-    x: Tensor,
-    weight: Tensor,
-    offset: Tensor | None,
-    place: tuple[int, nn.Parameter | None, nn.Parameter | None],
+    tape: Tape, n: int, x: Tensor, weight: Tensor, bias: nn.Parameter | None, whole: nn.Parameter | None
 ) -> Tensor:
-    (n, bias, whole), inputs = place, tape.records(x, 0, 2)
+    inputs = tape.records(x, 0, 2)
 
     def use(slope: Tensor) -> Pieces:
         block = (n * slope.shape[2], (2 - n) * slope.shape[2])
@@ -106,13 +89,8 @@ def _part(
         if bias is not None:
             yield bias, Rows(F.pad(slope.sum(1), block))
 
-    flat = F.linear(x.reshape(-1, x.shape[2]), weight.detach(), offset)
+    flat = F.linear(x.reshape(-1, x.shape[2]), weight.detach(), None if bias is None else bias.detach().chunk(3)[n])
     return tape.watch(flat, use, inputs, shape=(*x.shape[:2], len(weight)))
-
-
-def _heads(x: Tensor, module: nn.MultiheadAttention) -> Tensor:
-    """[b, T, E] -> [b, heads, T, E / heads]."""
-    return x.view(*x.shape[:2], module.num_heads, -1).transpose(1, 2)
 
 
 def _bias(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -132,13 +110,6 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
-
-
-def _explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
-    weights = torch.softmax(scores if bias is None else scores + bias, 3)
-    weights = F.dropout(weights, dropout) if dropout else weights
-    return weights @ v, weights
 
 
 Cell = Callable[[Tape, "_Weights", Tensor, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
@@ -205,7 +176,7 @@ def _cell(module: nn.RNNBase) -> Cell:
         return _lstm
     if isinstance(module, nn.GRU):
         return _gru
-    return _relu if getattr(module, "nonlinearity", "tanh") == "relu" else _tanh
+    return partial(_plain, torch.relu if getattr(module, "nonlinearity", "tanh") == "relu" else torch.tanh)
 
 
 def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -261,16 +232,12 @@ class _LstmLoop(torch.autograd.Function):
             dc.addcmul_(dh * o, torch.addcmul(one, curved[t], curved[t], value=-1))
             inner = torch.addcmul(opened[t], opened[t], opened[t], value=-1)  # s (1 - s)
             torch.addcmul(one, n, n, value=-1, out=inner.chunk(4, 1)[2])  # 1 - n^2
-            _times(gates[t], (n, cells[t], i, curved[t]), (dc, dc, dc, dh))
+            pairs = (n, dc), (cells[t], dc), (i, dc), (curved[t], dh)  # before the slopes of the gates' activations
+            for part, (a, b) in zip(gates[t].chunk(4, 1), pairs, strict=True):
+                torch.mul(a, b, out=part)
             gates[t].mul_(inner)
             dh, dc = gates[t] @ v, dc.mul_(f)
         return gates, None, dh, dc
-
-
-def _times(gates: Tensor, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> None:
-    """The four gates' gradients before their activations' slopes."""
-    for part, a, b in zip(gates.chunk(4, 1), first, second, strict=True):
-        torch.mul(a, b, out=part)
 
 
 def _gru(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -293,11 +260,3 @@ def _plain(
         h = act(part + linear(tape, h, of.v, of.c))
         outputs.append(h)
     return torch.stack(outputs), (h,)
-
-
-def _tanh(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return _plain(torch.tanh, tape, of, x, start)
-
-
-def _relu(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return _plain(torch.relu, tape, of, x, start)

@@ -22,7 +22,6 @@ from sordino.parts.mechanisms import Gaussian
 from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.release_base import Release
 from sordino.parts.releases import CentralNoise
 from sordino.parts.server_optimizers import TorchOptimizer
 from sordino.parts.strategies import Strategy
@@ -96,17 +95,6 @@ def steps_per_epoch(records: Batches) -> int:
     return max(1, round(1 / records.rate(0)))
 
 
-def _release(strategy: Strategy | None) -> Release:
-    return CentralNoise(Gaussian(1.0)) if strategy is None else CorrelatedNoise(Gaussian(1.0), strategy)
-
-
-def _server(optimizer: Optimizer, strategy: Strategy | None) -> TorchOptimizer:
-    """By name; bands are found for the momentum that it begins with."""
-    first = optimizer.param_groups[0]
-    momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
-    return TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum)
-
-
 def loop_plan(
     *,
     epochs: int,
@@ -118,18 +106,21 @@ def loop_plan(
 ) -> Plan:
     """DP-SGD and its kin (recipes/dp_sgd.py) with noise of noise multiplier 1.
 
-    The server is an optimizer of PyTorch: it works on what is noised already, so the plan only names it.
+    The server is an optimizer of PyTorch: it works on what is noised already, so the plan only names it. Bands are
+    found for the momentum that it begins with.
     """
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ConfigError(f"epochs = {epochs}", "a whole number of at least 1")
     if not 0 < clip_norm < math.inf:
         raise ConfigError(f"clip_norm = {clip_norm}", "a positive finite number", "1.0 is a good start")
+    first, noise = optimizer.param_groups[0], Gaussian(1.0)
+    momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
     return alone(
-        _server(optimizer, strategy),
+        TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum),
         rounds=epochs * steps_per_epoch(records),
         records=records,
         clip_norm=clip_norm,
-        release=_release(strategy),
+        release=CentralNoise(noise) if strategy is None else CorrelatedNoise(noise, strategy),
         denoiser=LaplacianSmoothing(smoothing) if smoothing else None,
     )
 

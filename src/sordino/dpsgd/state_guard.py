@@ -146,13 +146,11 @@ def content(array: Any) -> int:
     return zlib.crc32((words @ _KEY).tobytes(), zlib.crc32(memory[whole:]))
 
 
-def module_state(model: nn.Module, full: bool = False) -> Iterator[tuple[str, Any]]:
+def module_state(
+    model: nn.Module, full: bool = False, prefix: str = "", known: set[int] | None = None
+) -> Iterator[tuple[str, Any]]:
     """Everything a module holds, by name: parameters, buffers, and the values, tensors and arrays of attributes."""
-    known: set[int] = set()
-    yield from _of_module(model, "", full, known)
-
-
-def _of_module(model: nn.Module, prefix: str, full: bool, known: set[int]) -> Iterator[tuple[str, Any]]:
+    known = set() if known is None else known
     for path, module in model.named_modules(prefix=prefix):
         if id(module) in known:
             continue
@@ -184,7 +182,7 @@ def _of_attribute(name: str, item: Any, full: bool, known: set[int], depth: int)
     if id(item) in known or not depth or isinstance(item, _OPAQUE):
         return
     if isinstance(item, nn.Module):
-        yield from _of_module(item, name.split("'", 1)[1].replace("'", ""), full, known)
+        yield from module_state(item, full, name.split("'", 1)[1].replace("'", ""), known)
         return
     known.add(id(item))
     if isinstance(item, (Tensor, np.ndarray)):
@@ -258,10 +256,6 @@ class ModelGuard:
         """Take over a checkpoint that the owner loaded."""
         if not self.inside:
             self.state.note()
-
-    def begin(self) -> bool:
-        """Begin a pass; whether numbers were set since the last one, as a schedule does."""
-        return self.state.note_values()
 
     def stepped_on(self) -> None:
         """Take over the weights after a private step."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from sordino import codec
 from sordino.dpsgd.pieces import Piece, merge_pieces, wide
@@ -144,9 +145,8 @@ class Tape:
     def check(self, x: Tensor, axis: int, least: int) -> None:
         """Refuse an input without one slice per record."""
         if x.dim() <= axis or x.dim() < least or x.shape[axis] != self.batch:
-            raise UnrecordableError(
-                f"an input of shape {list(x.shape)} where {self.batch} records lie along axis {axis}"
-            )
+            found = f"an input of shape {list(x.shape)} where {self.batch} records lie along axis {axis}"
+            raise UnrecordableError(found)
 
     def watch(
         self, output: Tensor, use: Use, kept: Tensor | None = None, axis: int = 0, shape: tuple[int, ...] | None = None
@@ -175,3 +175,8 @@ class Tape:
                     if parameter is not None and parameter.requires_grad:
                         uses.setdefault(parameter, []).append(piece)
             return {parameter: merge_pieces(pieces) for parameter, pieces in uses.items()}
+
+
+def first_length(args: Any, kwargs: Any) -> int:
+    """Length of the first tensor of the arguments: the records of a batch."""
+    return next((len(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), 0)

@@ -11,22 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from sordino.dpsgd.batch_independence import BatchPass, IndependenceChecks, constant_inputs, mixing_error
 from sordino.dpsgd.clipped_sum import Recorder
 from sordino.dpsgd.model_graphs import trained_outputs
 from sordino.dpsgd.rule_table import run_by_rules, sites
-from sordino.dpsgd.tape import UnrecordableError
+from sordino.dpsgd.tape import UnrecordableError, first_length
 from sordino.errors import PlanError
 
 ARRANGEMENTS = ((True, False), (False, False), (False, True))  # (channels last, whole): from the fastest on
-
-
-def first_length(args: Any, kwargs: Any) -> int:
-    """Length of the first tensor of the arguments: the records of a batch."""
-    return next((len(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor) and x.dim()), 0)
 
 
 class TrustedForward:

@@ -8,8 +8,7 @@ from typing import Any
 from sordino.config import Config, load_config
 from sordino.engines.remote import Remote
 from sordino.errors import ConfigError, SordinoError
-from sordino.federation.flower_api import flower
-from sordino.federation.flower_transport import FlowerTransport
+from sordino.federation.flower_api import FlowerTransport, flower
 from sordino.federation.secagg_server import SecAggEngine
 from sordino.federation.silo_worker import server_task
 from sordino.runs.execution import Executed, execute

@@ -62,9 +62,8 @@ def float_arrays(record: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 def flatten(record: Any) -> Tensor:
     """The floating-point arrays of a record as one vector, [d] float32."""
-    parts = [
-        torch.from_numpy(np.ascontiguousarray(array)).reshape(-1).float() for array in float_arrays(record).values()
-    ]
+    held = (np.ascontiguousarray(array) for array in float_arrays(record).values())
+    parts = [torch.from_numpy(array).reshape(-1).float() for array in held]
     if not parts:
         raise DataError("a model without an array of floating-point numbers", "at least one")
     return torch.cat(parts)
@@ -166,14 +165,9 @@ class Private(Base):  # type: ignore[misc]
             self._charge(t, cohort)
         state = json.dumps(dict(public.state))
         fields = {"plan": codec.to_json(plan), "t": t, "clip_norm": public.clip_norm, "state": state}
-        return [
-            f.Message(
-                f.RecordDict({"arrays": arrays, "config": config, OURS: f.ConfigRecord({**fields, "client": client})}),
-                dst_node_id=node,
-                message_type="train",
-            )
-            for node, client in self._asked[3].items()
-        ]
+        own = {node: f.ConfigRecord({**fields, "client": client}) for node, client in self._asked[3].items()}
+        sent = {node: f.RecordDict({"arrays": arrays, "config": config, OURS: held}) for node, held in own.items()}
+        return [f.Message(content, dst_node_id=node, message_type="train") for node, content in sent.items()]
 
     def _charge(self, t: int, cohort: Cohort) -> None:
         seen = {"cohort", "messages"} & self.plan.release.sees

@@ -24,9 +24,14 @@ import tomli_w
 from sordino import codec
 from sordino.config import Config, FederationSpec
 from sordino.errors import ConfigError, EngineError
-from sordino.federation import keys
 from sordino.federation.flower_api import JOINED, flower, register
-from sordino.federation.new_federation import write_federation
+from sordino.federation.new_federation import (
+    read_public_key,
+    write_certificates,
+    write_federation,
+    write_node_key,
+    write_private,
+)
 from sordino.federation.silo_worker import SiloSpec
 from sordino.runs.execution import Executed
 from sordino.runs.folder import RunFolder
@@ -85,49 +90,39 @@ class LocalFederation:
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "flwr").mkdir(exist_ok=True)
-        keys.write_certificates(self.home)
+        write_certificates(self.home)
         link = {"address": f"{HERE}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
         (self.home / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "here", "here": link}}))
         for name in self.silos:
             self.nodes.setdefault(name, free_port())
-            keys.write_node_key(self.home / name)
+            write_node_key(self.home / name)
             secret = self.home / f"{name}.secret"
             if not secret.exists():
-                keys.write_private(secret, secrets.token_bytes(32))
+                write_private(secret, secrets.token_bytes(32))
 
     # ---- processes -------------------------------------------------------------------------------------------------
 
     @property
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # its tools call others
-        own = {
-            "PATH": path,
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_HOME": str(self.home / "flwr"),
-            "PYTHONUNBUFFERED": "1",
-        }
-        return {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1", **own}
+        own = {"PATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(self.home / "flwr")}
+        own |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        return {**os.environ, **own}
 
     def start(self, name: str, command: list[str], changes: Mapping[str, str] | None = None) -> None:
         """Start a process in a group of its own; its output goes to home/NAME.log."""
         with open(self.home / f"{name}.log", "ab") as log:
             self.log_start[name] = log.tell()
             self.running[name] = subprocess.Popen(
-                command,
-                cwd=self.home,
-                env={**self.environment, **(changes or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+                command, cwd=self.home, env={**self.environment, **(changes or {})}, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
 
     def kill(self, name: str) -> None:
         """Kill a process and its descendants."""
         process = self.running.pop(name, None)
         if process is not None:
-            started = descendants(process.pid)
-            kill_all([process.pid, *started])
+            kill_all([process.pid, *descendants(process.pid)])
             process.wait()
 
     def stop(self) -> None:
@@ -156,16 +151,8 @@ class LocalFederation:
         """Start the SuperLink, with a database, closed to keys that are not registered."""
         if is_listening(self.port):
             raise EngineError(f"port {self.port} of {HERE}, which is taken", "a free port", "set [federation] port")
-        command = [
-            flower_command("flower-superlink"),
-            "--host",
-            HERE,
-            "--port",
-            str(self.port),
-            "--database",
-            "link.db",
-        ]
-        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        command = [flower_command("flower-superlink"), "--host", HERE, "--port", str(self.port)]
+        command += ["--database", "link.db", "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         command += ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
         self.start("superlink", command)
         self.wait_for("superlink", self.port)
@@ -188,7 +175,7 @@ class LocalFederation:
         """Register every silo's node key under its name."""
         ca = (self.home / "ca.crt").read_bytes()
         for name in self.silos:
-            register(f"{HERE}:{self.port}", ca, keys.read_public_key(self.home / f"{name}.pub"), name)
+            register(f"{HERE}:{self.port}", ca, read_public_key(self.home / f"{name}.pub"), name)
 
     def up(self) -> None:
         """Start all processes."""
@@ -201,14 +188,10 @@ class LocalFederation:
 
     def flwr(self, *words: str) -> str:
         """Run a `flwr` command to its end and return its output."""
+        command = [flower_command("flwr"), *words]
         done = subprocess.run(
-            [flower_command("flwr"), *words],
-            cwd=self.home,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            command, cwd=self.home, env=self.environment, capture_output=True, text=True, check=False
+        )  # fmt: skip
         if done.returncode:
             reason = " ".join((done.stderr or done.stdout).split())
             raise EngineError(f"flwr {words[0]} that ended with code {done.returncode} ({reason})")

@@ -94,7 +94,12 @@ class SecAggClient:
 
     def _shares(self, session: ClientSession, message: SecAggMessage) -> tuple[dict[str, Any], bytes]:
         """Note the members; return a share of both secrets for each of them, encrypted to it."""
-        f, members = flower(), _members(message.fields.get("members"))
+        f, table = flower(), message.fields.get("members")
+        try:
+            pairs = dict(table).items()  # type: ignore[arg-type]
+            members = {int(one): (bytes.fromhex(pair[0]), bytes.fromhex(pair[1])) for one, pair in pairs}
+        except (TypeError, ValueError, IndexError, KeyError):
+            raise DataError("members of a secure sum without keys", "two public keys of each") from None
         session.threshold = count(message.fields.get("threshold"), "threshold")
         if self.client not in members or not 1 < session.threshold <= len(members) or session.members:
             raise DataError(f"a secure sum of {len(members)} with threshold {session.threshold}", "more than one, once")
@@ -161,21 +166,13 @@ class SecAggClient:
                 opened = json.loads(f.decrypt(self._encryption_key(session, other), str(text).encode()))
                 session.shares[other] = (bytes.fromhex(opened[0]), bytes.fromhex(opened[1]))
             except Exception:
-                raise DataError(
-                    f"a share from member {brief_repr(name)} that cannot be opened", "one sealed for us"
-                ) from None
+                found = f"a share from member {brief_repr(name)} that cannot be opened"
+                raise DataError(found, "one sealed for us") from None
 
     def _encryption_key(self, session: ClientSession, other: int) -> bytes:
         if other not in session.members:
             raise DataError(f"member {other} of a secure sum", "one of those that it began with")
         return shared_key(session.encryption, flower().bytes_to_public_key(session.members[other][0]))
-
-
-def _members(table: Any) -> Keys:
-    try:
-        return {int(one): (bytes.fromhex(pair[0]), bytes.fromhex(pair[1])) for one, pair in dict(table).items()}
-    except (TypeError, ValueError, IndexError, KeyError):
-        raise DataError("members of a secure sum without keys", "two public keys of each") from None
 
 
 def row_on_grid(worker: InProcessWorker, job: Job) -> Any:

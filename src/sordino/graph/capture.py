@@ -9,6 +9,7 @@ same gradients.
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from sordino.graph.captured import (
 SAME = 1e-4  # relative: a graph and its module, values and gradients
 UNFIT = "synthetic records do not fit"
 RECORDS = 5  # of the synthetic batch on which a module is captured
+_NOT_WRITTEN = ("torch", "builtins", "abc", "typing")  # by the user: classes of torch and of Python
 
 
 def capture(
@@ -72,9 +74,13 @@ def _verified(
 
 def _repeats(first: Captured, way: Callable[..., Captured], *given: Any) -> bool:
     try:
-        return _alike(first, way(*given))
+        second = way(*given)
     except UntraceableError:
         return False
+    if first.graph.python_code("self").src != second.graph.python_code("self").src:
+        return False
+    pairs = zip(first.constants, second.constants, strict=True)
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs) and repr(first.fixed) == repr(second.fixed)
 
 
 @contextmanager
@@ -84,7 +90,8 @@ def restored_state(module: nn.Module) -> Iterator[None]:
     tables = [vars(part) for part in parts]
     tables += [vars(part)[name] for part in parts for name in ("_buffers", "_parameters", "_modules")]
     before = [(table, dict(table)) for table in tables]
-    classes = [(kind, dict(vars(kind))) for kind in {k for part in parts for k in type(part).__mro__ if _written(k)}]
+    kinds = {kind for part in parts for kind in type(part).__mro__}
+    classes = [(kind, dict(vars(kind))) for kind in kinds if kind.__module__.partition(".")[0] not in _NOT_WRITTEN]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     try:
         yield
@@ -93,25 +100,15 @@ def restored_state(module: nn.Module) -> Iterator[None]:
             table.clear()
             table.update(kept)
         for kind, own in classes:
-            _restore(kind, own)
+            now = dict(vars(kind))
+            for name in now.keys() - own.keys():
+                delattr(kind, name)
+            for name in [name for name, value in own.items() if now.get(name) is not value]:
+                setattr(kind, name, own[name])
         with torch.no_grad():
             for buffer, values in buffers:
                 if not torch.equal(buffer, values):
                     buffer.copy_(values)
-
-
-def _written(kind: type) -> bool:
-    """A class that is neither torch's nor Python's."""
-    return kind.__module__.partition(".")[0] not in ("torch", "builtins", "abc", "typing")
-
-
-def _restore(kind: type, own: dict[str, Any]) -> None:
-    now = dict(vars(kind))
-    for name in now.keys() - own.keys():
-        delattr(kind, name)
-    for name, value in own.items():
-        if now.get(name) is not value:
-            setattr(kind, name, value)
 
 
 @dataclass
@@ -178,8 +175,11 @@ def _len_of_proxies(module: nn.Module) -> Iterator[None]:
     code = [kind.forward for kind in dict.fromkeys(kinds)]
     held = [value for part in module.modules() for value in vars(part).values()]
     code += [value for value in held if callable(value) and not isinstance(value, fx.Proxy)]  # of a capture before
-    spaces = [function.__globals__ for given in code if (function := inspect.unwrap(given)) and _is_python(function)]
-    new = {id(space): space for space in spaces if "len" not in space}
+    spaces = [getattr(inspect.unwrap(given), "__globals__", None) for given in code]
+    python = [
+        space for space in spaces if space is not None and not str(space.get("__name__", "")).startswith("torch.")
+    ]
+    new = {id(space): space for space in python if "len" not in space}
     for space in new.values():
         space["len"] = _len
     try:
@@ -193,12 +193,6 @@ def _len(item: Any) -> Any:
     return item.tracer.create_proxy("call_function", len, (item,), {}) if isinstance(item, fx.Proxy) else len(item)
 
 
-def _is_python(function: Any) -> bool:
-    """Whether a function is written in Python, by the user."""
-    space = getattr(function, "__globals__", None)
-    return space is not None and not str(space.get("__name__", "")).startswith("torch.")
-
-
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no word').splitlines()[0][:160]}"
 
@@ -209,12 +203,18 @@ def _finished(graph: fx.Graph, owner: nn.Module, whole: _Whole, sample: Sequence
     last = max((n for n in graph.nodes if n.op == "placeholder"), key=list(graph.nodes).index, default=None)
     for node in list(graph.nodes):
         if node.op in ("call_module", "get_attr"):
-            if _own(whole, str(node.target)):
-                continue
-            value = _attribute(owner, str(node.target))
+            name = str(node.target)
+            own: Any = whole
+            for part in name.split("."):
+                own = getattr(own, part, None)
+            if own is not None and name.partition(".")[0] == "module":
+                continue  # of the user's module: anything else is a constant of the graph
+            value = operator.attrgetter(name)(owner)
+            if not isinstance(value, Tensor):
+                raise UntraceableError(f"a constant of type {type(value).__name__}")
             with graph.inserting_after(last) if last is not None else graph.inserting_before(next(iter(graph.nodes))):
                 last = graph.placeholder(f"constant{len(constants)}")
-            constants.append(value)
+            constants.append(value.detach())
             node.replace_all_uses_with(last)
             graph.erase_node(node)
     graph.owning_module = None
@@ -242,26 +242,8 @@ def _refuse_foreign(node: fx.Node) -> None:
     if node.op != "call_function" or node.target in _BUILTINS:
         return
     if not _torch_function(node.target):
-        raise UntraceableError(
-            f"a call of {getattr(node.target, '__name__', node.target)}, which is no function of torch"
-        )
-
-
-def _own(whole: _Whole, name: str) -> bool:
-    """Whether a name is one of the user's module: anything else is a constant of the graph."""
-    found: Any = whole
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is not None and name.partition(".")[0] == "module"
-
-
-def _attribute(root: nn.Module, name: str) -> Tensor:
-    found: Any = root
-    for part in name.split("."):
-        found = getattr(found, part)
-    if not isinstance(found, Tensor):
-        raise UntraceableError(f"a constant of type {type(found).__name__}")
-    return found.detach()
+        name = getattr(node.target, "__name__", node.target)
+        raise UntraceableError(f"a call of {name}, which is no function of torch")
 
 
 def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records: Any, leaf: Leaf) -> Captured:
@@ -275,13 +257,6 @@ def _by_export(module: nn.Module, sample: Sequence[Any], form: TreeSpec, records
         raise
     except Exception as error:  # as above
         raise UntraceableError(_line(error)) from None
-
-
-def _alike(first: Captured, second: Captured) -> bool:
-    if first.graph.python_code("self").src != second.graph.python_code("self").src:
-        return False
-    pairs = zip(first.constants, second.constants, strict=True)
-    return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs) and repr(first.fixed) == repr(second.fixed)
 
 
 def differs(captured: Captured, module: nn.Module, sample: list[Any], form: TreeSpec) -> str | None:

@@ -23,9 +23,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from sordino import codec
 
 Leaf = Callable[[nn.Module], bool]
-
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_LIBRARIES = ("torch", "_operator", "math")
 
 
 class UntraceableError(Exception):
@@ -81,9 +80,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class _Holder:
-    """What the code of a graph calls `self`."""
+    """What the code of a graph calls `self`: the user's model, and what runs the regions of a graph pass."""
 
     module: nn.Module
+    regions: Any = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,21 @@ def pinned() -> Iterator[None]:
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextmanager
+def replaced_forwards(forwards: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """While it lasts, these modules run by these functions; then by their own forward again."""
+    before = [vars(module).get("forward") for module, _ in forwards]
+    for module, forward in forwards:
+        vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        for (module, _), own in zip(forwards, before, strict=True):
+            del vars(module)["forward"]
+            if own is not None:
+                vars(module)["forward"] = own
 
 
 def torch_layer(module: nn.Module) -> bool:
@@ -169,9 +184,6 @@ def _acts(node: fx.Node) -> bool:
     return bool(schema.is_mutable) if schema is not None else name.split(".")[0].endswith("_") or name == "setitem"
 
 
-_LIBRARIES = ("torch", "_operator", "math")
-
-
 def _may_write(node: fx.Node, module: nn.Module) -> bool:
     """Whether a node may change a tensor that it is given: in place by its name, by `out`, or by a flag."""
     if node.op == "call_module":
@@ -192,7 +204,13 @@ def export_graph(
         assert isinstance(found, fx.GraphModule)
         _inline_no_grad(found)
         found.graph.owning_module = None
-        _restore_layers(found.graph, layers)
+        calls: dict[Any, list[fx.Node]] = {}  # what one call of a layer computed is a call of that layer again
+        for node in found.graph.nodes:
+            key = layer_call(node, layers)
+            if key is not None:
+                calls.setdefault(key, []).append(node)
+        for (_, name), nodes in calls.items():
+            _replace_by_call(found.graph, name, nodes)
         output = next(n for n in found.graph.nodes if n.op == "output")
         output.args = (tuple(tree_flatten(output.args[0])[0]),)
     return found
@@ -241,21 +259,16 @@ def _dynamic(x: Tensor, own: bool) -> Any:
     return {0: dim.DYNAMIC, **free}
 
 
-def _restore_layers(graph: fx.Graph, layers: dict[str, nn.Module]) -> None:
-    """What one call of a layer computed is a call of that layer again, where it took and gave one tensor."""
-    groups: dict[Any, list[fx.Node]] = {}
-    for node in graph.nodes:
-        key = layer_call(node, layers)
-        if key is not None:
-            groups.setdefault(key, []).append(node)
-    for (_, name), nodes in groups.items():
-        _replace_by_call(graph, name, nodes)
-
-
 def _replace_by_call(graph: fx.Graph, name: str, nodes: list[fx.Node]) -> None:
+    """One call in place of the nodes, where they took and gave one tensor; sizes a layer reads off its input itself."""
     inside = set(nodes)
-    _past_casts(nodes, inside)
-    taken = {a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr" and not _number(a)}
+    for node in nodes:  # a cast that changes nothing gives its input: what else reads that input reads it there
+        source = node.args[0] if node.args and str(node.target).startswith("aten.to.") else None
+        if isinstance(source, fx.Node) and source not in inside and _same_kind(node, source):
+            for user in [user for user in node.users if user not in inside]:
+                user.replace_input_with(node, source)
+    taken = {a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr"}
+    taken = {a for a in taken if not isinstance(a.meta.get("val"), int | torch.SymInt)}
     given = [n for n in nodes if any(user not in inside for user in n.users)]
     if len(taken) != 1 or len(given) != 1 or any(n.op != "call_function" for n in nodes):
         return
@@ -268,21 +281,6 @@ def _replace_by_call(graph: fx.Graph, name: str, nodes: list[fx.Node]) -> None:
             graph.erase_node(node)
 
 
-def _past_casts(nodes: list[fx.Node], inside: set[fx.Node]) -> None:
-    """A cast that changes nothing gives its input: what else reads that input reads it there."""
-    for node in nodes:
-        source = node.args[0] if node.args and str(node.target).startswith("aten.to.") else None
-        if not isinstance(source, fx.Node) or source in inside or not _same_kind(node, source):
-            continue
-        for user in [user for user in node.users if user not in inside]:
-            user.replace_input_with(node, source)
-
-
 def _same_kind(first: fx.Node, second: fx.Node) -> bool:
     a, b = first.meta.get("val"), second.meta.get("val")
     return isinstance(a, Tensor) and isinstance(b, Tensor) and (a.dtype, a.device) == (b.dtype, b.device)
-
-
-def _number(node: fx.Node) -> bool:
-    """A size, which a layer reads off its input itself."""
-    return isinstance(node.meta.get("val"), int | torch.SymInt)

@@ -14,8 +14,7 @@ Gradients follow: the loss of record j is a function of record j alone, and so i
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from sordino.graph.captured import Captured, pinned, synthetic_batch
+from sordino.graph.captured import Captured, pinned, replaced_forwards, synthetic_batch
 from sordino.graph.operation_table import FIRST_ONLY, POSITIONS, RULES, SIZED, SIZES, UNIFORM
 from sordino.graph.rules import Call, MixesError, Rows, pointwise
 
@@ -79,44 +78,27 @@ def dependence(
     try:
         first = _Run(BATCHES[0], None)
         _Reader(graph, first, records).run(runs[0])
-        second = _Run(BATCHES[1], first.steps)
-        with _watched(second, layout):
+        second, watched = _Run(BATCHES[1], first.steps), [] if layout is None else list(layout.watched)
+        found = {} if layout is None else layout.layers
+        with replaced_forwards([(own, _noting(second, own.forward, found.setdefault(own, []))) for own in watched]):
             _Reader(graph, second, records, layout).run(runs[1])
     except MixesError as error:
         return Reason(str(error), error.certain)
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AssertionError) as error:
-        return Reason(f"a graph that does not run for {BATCHES[0]} and for {BATCHES[1]} records ({_line(error)})")
+        line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        return Reason(f"a graph that does not run for {BATCHES[0]} and for {BATCHES[1]} records ({line})")
     return None
 
 
-@contextmanager
-def _watched(run: _Run, layout: Layout | None) -> Iterator[None]:
-    """Note what the watched layers are given."""
-    layers = [] if layout is None else list(layout.watched)
-    before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        assert layout is not None
-        vars(layer)["forward"] = _noting(run, layer.forward, layout.layers.setdefault(layer, []))
-    try:
-        yield
-    finally:
-        for layer, own in zip(layers, before, strict=True):
-            del vars(layer)["forward"]
-            if own is not None:
-                vars(layer)["forward"] = own
-
-
 def _noting(run: _Run, plain: Any, found: list[list[tuple[Rows | None, int]]]) -> Any:
+    """A watched layer's forward, which notes what it is given."""
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         found.append([(run.rows(leaf), len(leaf) if leaf.dim() else 0) for leaf in given])
         return plain(*args, **kwargs)
 
     return forward
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 @dataclass
@@ -153,44 +135,44 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.held[id(tensor)] = (tensor, rows)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func._overloadpacket.__name__ in _SILENT:
+        output, name = func(*args, **(kwargs or {})), func._overloadpacket.__name__
+        if name in _SILENT:
             self.place(output, self.rows(args[0]))
             return output
         arguments = _bound(func, args, kwargs or {})
         outputs = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
-        step = _Step(
-            str(func), _numbers(func._overloadpacket.__name__, arguments), [tuple(leaf.shape) for leaf in outputs]
-        )
+        step = _Step(str(func), _numbers(name, arguments), [tuple(leaf.shape) for leaf in outputs])
         self.steps.append(step)
         if self.known is not None:
-            self._check(func, arguments, outputs, step, self.known)
+            self._state(func, name, arguments, outputs, self._known_step(name, outputs, step, self.known))
         elif _holds(self, arguments):
             for leaf in outputs:
                 self.place(leaf, Rows(0))  # in the first run only whether, not where
         return output
 
-    def _check(
-        self, func: Any, arguments: dict[str, Any], outputs: list[Tensor], step: _Step, known: list[_Step]
-    ) -> None:
+    def _known_step(self, name: str, outputs: list[Tensor], step: _Step, known: list[_Step]) -> _Step:
+        """The same operation in the first run."""
         at = len(self.steps) - 1
         before = known[at] if at < len(known) else None
         if before is None or before.name != step.name or len(before.shapes) != len(step.shapes):
             raise MixesError("operations that depend on how many records there are", certain=True)
-        name = func._overloadpacket.__name__
-        if before.numbers != step.numbers and not (name == "arange" and _places(outputs[0], self.records)):
+        if before.numbers != step.numbers and not (
+            name == "arange" and outputs[0].tolist() == list(range(self.records))
+        ):
             raise MixesError(f"{name} with a number that depends on how many records there are", certain=True)
-        self._state(func, name, arguments, outputs, before)
+        return before
 
     def _state(self, func: Any, name: str, arguments: dict[str, Any], outputs: list[Tensor], before: _Step) -> None:
         in_place = name.endswith("_") and not name.endswith("__")
         base = name[:-1] if in_place else name
         holds = _holds(self, arguments) and not base.startswith("new_")  # of which only the dtype is read
         rows = self._rule(func, base, arguments, outputs) if holds else None
-        if in_place and base in _TURNED and rows is not None:
-            return self.place(outputs[0], rows)
         if in_place:
-            return self._written(next(iter(arguments.values())), rows, name)
+            if base in _TURNED and rows is not None:
+                self.place(outputs[0], rows)
+            elif rows is not None and self.rows(next(iter(arguments.values()))) != rows:
+                raise MixesError(f"{name}, which writes records into a tensor that is not laid out by them")
+            return
         for number, (leaf, shape) in enumerate(zip(outputs, before.shapes, strict=True)):
             if number and base in FIRST_ONLY:
                 self.unknown[id(leaf)] = leaf
@@ -207,11 +189,6 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise MixesError(f"{base}, an operation that may let records reach each other")
         return rule(Call(base, arguments, self.rows, outputs[0], self.records))
 
-    def _written(self, target: Any, rows: Rows | None, name: str) -> None:
-        """In place: what is written must lie where the records of the target lie."""
-        if rows is not None and self.rows(target) != rows:
-            raise MixesError(f"{name}, which writes records into a tensor that is not laid out by them")
-
     def _fitting(self, leaf: Tensor, before: tuple[int, ...], rows: Rows | None, base: str) -> Rows | None:
         """The shape in both runs is what `rows` says; a new constant tensor may be as long as the batch."""
         differing = [d for d in range(leaf.dim()) if leaf.shape[d] != before[d]] if leaf.dim() == len(before) else None
@@ -219,13 +196,9 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rows = Rows(differing[0], 1, leaf.shape[differing[0]] // self.records)
         if rows is None and differing == [0] and base == "arange":
             rows = Rows(0, position=True)
-        wanted = [] if rows is None else [rows.dim]
-        if differing != wanted:
+        if differing != ([] if rows is None else [rows.dim]):
             raise MixesError(f"{base}, whose shape depends on how many records there are")
-        if rows is not None and (leaf.shape[rows.dim], before[rows.dim]) != (
-            rows.size(BATCHES[1]),
-            rows.size(BATCHES[0]),
-        ):
+        if rows is not None and [before[rows.dim], leaf.shape[rows.dim]] != [rows.size(count) for count in BATCHES]:
             raise MixesError(f"{base}, whose shape is not a number of entries for each record")
         return rows
 
@@ -235,11 +208,6 @@ def _holds(run: _Run, arguments: dict[str, Any], position: bool = False) -> bool
     leaves = tree_flatten(list(arguments.values()))[0]
     found = [run.rows(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
     return any(rows is not None and (rows.position or not position) for rows in found)
-
-
-def _places(tensor: Tensor, records: int) -> bool:
-    """Whether these are 0, 1, ..., one for each record."""
-    return tensor.dim() == 1 and tensor.tolist() == list(range(records))
 
 
 def _bound(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -378,7 +346,6 @@ class _Reader(fx.Interpreter):
 
 
 def _name(n: fx.Node) -> str:
-    """The plain name of what a node calls."""
     target = n.target
     if n.op == "call_function" and target is getattr:
         return str(n.args[1])

@@ -29,16 +29,14 @@ RULES: dict[str, Rule] = {
     **_named(of.squeeze, "squeeze"),
     **_named(of.select, "select unbind"),
     **_named(of.cut, "slice"),
-    **_named(
-        of.along, "_softmax _log_softmax _safe_softmax softmax log_softmax cumsum cumprod logcumsumexp sort argsort"
-    ),
-    **_named(of.along, "flip roll cummax cummin topk split unsafe_split split_with_sizes unsafe_split_with_sizes glu"),
+    **_named(of.along, "_softmax _log_softmax _safe_softmax softmax log_softmax cumsum cumprod logcumsumexp sort"),
+    **_named(of.along, "flip roll cummax cummin topk split unsafe_split split_with_sizes unsafe_split_with_sizes"),
+    **_named(of.along, "glu argsort"),
     **_named(of.expand, "expand"),
     **_named(of.repeat, "repeat"),
     **_named(of.reduction, "sum mean amax amin max min argmax argmin var std var_mean std_mean logsumexp any all prod"),
-    **_named(
-        of.reduction, "norm linalg_vector_norm median nanmedian mode nansum nanmean count_nonzero aminmax kthvalue"
-    ),
+    **_named(of.reduction, "norm linalg_vector_norm median nanmedian mode nansum nanmean count_nonzero aminmax"),
+    **_named(of.reduction, "kthvalue"),
     **_named(of.matrices(0), "mm"),
     **_named(of.matrices(1), "bmm"),
     **_named(of.added_matrices, "addmm baddbmm"),
@@ -56,9 +54,8 @@ RULES: dict[str, Rule] = {
     **_named(of.padding, "constant_pad_nd"),
     **_named(of.layer_norm, "native_layer_norm layer_norm _fused_rms_norm rms_norm"),
     **_named(of.group_norm, "native_group_norm group_norm"),
-    **_named(
-        of.batch_norm, "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training batch_norm"
-    ),
+    **_named(of.batch_norm, "native_batch_norm _native_batch_norm_legit batch_norm"),
+    **_named(of.batch_norm, "_native_batch_norm_legit_no_training"),
     **_named(of.embedding, "embedding"),
     **_named(of.together("self", "index"), "gather"),
     **_named(of.together("self", "index", "src"), "scatter scatter_add scatter_reduce"),

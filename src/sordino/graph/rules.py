@@ -10,7 +10,7 @@ along that dimension, so an output for one record depends on other records. Rule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -103,14 +103,9 @@ def same(call: Call) -> Rows:
 
 def view(call: Call) -> Rows:
     """Row-major order stays, so record(e) = (e // stride) mod b keeps its stride in entries."""
-    before, rows = call.tensor("self").shape, call.own()
-    return reshaped(before, rows, call.output.shape, call)
-
-
-def reshaped(before: Sequence[int], rows: Rows, after: Sequence[int], call: Call) -> Rows:
-    """The dimension of the new shape in which the record index lies whole."""
-    stride = rows.inner * prod(before[rows.dim + 1 :])
-    for dim in range(len(after)):
+    rows, after = call.own(), call.output.shape
+    stride = rows.inner * prod(call.tensor("self").shape[rows.dim + 1 :])
+    for dim in range(len(after)):  # in which the record index lies whole
         rest = prod(after[dim + 1 :])
         if rest and after[dim] > 1 and stride % rest == 0 and after[dim] % (call.records * (stride // rest)) == 0:
             inner = stride // rest

@@ -103,7 +103,10 @@ class Tracing:
         """The graph for arguments of this kind, whatever it does with records; `UntraceableError` if there is none."""
         key = self._key(args, kwargs, records)
         if key not in self.graphs:
-            self.graphs[key] = self._reused(args, kwargs, records) or self._captured(args, kwargs, records)
+            known = self._reused(args, kwargs, records)
+            if known is None and self.closed:
+                raise UntraceableError("records of a new shape after the module's own code has run on data")
+            self.graphs[key] = known or capture(self.module, args, kwargs, records, self.leaf)
         return self.graphs[key]
 
     def of(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Traced:
@@ -133,11 +136,6 @@ class Tracing:
     def grade(self) -> Grade:
         """The weakest of all graphs so far."""
         return weakest([traced.grade for traced in self.known.values()])
-
-    def _captured(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured:
-        if self.closed:
-            raise UntraceableError("records of a new shape after the module's own code has run on data")
-        return capture(self.module, args, kwargs, records, self.leaf)
 
     def _reused(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Captured | None:
         """A graph for other shapes that answers as the module does for these too."""

@@ -162,9 +162,8 @@ class Account:
             return line
         before = self.runs[line.run].line
         if (before.unit, before.relation, before.plan) != (line.unit, line.relation, line.plan):
-            found = (
-                f"the run {brief_repr(line.run)} again, with plan {line.plan[:12]}, one {line.unit}, {line.relation}"
-            )
+            asked = f"plan {line.plan[:12]}, one {line.unit}, {line.relation}"
+            found = f"the run {brief_repr(line.run)} again, with {asked}"
             needed = f"plan {before.plan[:12]}, one {before.unit}, {before.relation}, as it was admitted"
             raise ConfigError(found, needed, "give it a name of its own")
         both = total(before.items) | total(line.items)

@@ -48,7 +48,13 @@ class Journal:
         self._noted = Head()  # what the head file said before this transaction began
         with self._sentences():
             if create and not path.exists():
-                self._make()
+                said = self.head_file.read()
+                if said is not None and said.lines and not path.exists():
+                    found = (
+                        f"no ledger {path}, and {self.head_file.path}, by which {said.lines} lines were written to it"
+                    )
+                    raise StorageError(found, "both files, or none", RESTORES)
+                make(path)
         if not path.is_file():
             what = "which is not a file" if path.exists() else "which is not there"
             raise StorageError(f"the ledger {path}, {what}", "a ledger", MAKES)
@@ -73,14 +79,6 @@ class Journal:
         if self._database.execute("PRAGMA journal_mode=DELETE").fetchone()[0] != "delete":
             raise self._sentence("locked")  # others read its write-ahead log
         self._database.execute("PRAGMA synchronous=EXTRA")
-
-    def _make(self) -> None:
-        """A new file, unless a head file says that there was one."""
-        said = self.head_file.read()
-        if said is not None and said.lines and not self.path.exists():
-            found = f"no ledger {self.path}, and {self.head_file.path}, by which {said.lines} lines were written to it"
-            raise StorageError(found, "both files, or none", RESTORES)
-        make(self.path)
 
     def close(self) -> None:
         """Nothing is lost by not calling it."""

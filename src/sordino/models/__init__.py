@@ -6,11 +6,11 @@ from typing import cast
 
 from sordino.models import nets as nets
 from sordino.models.architecture import Architecture as Architecture
+from sordino.models.architecture import InMemoryModel as InMemoryModel
 from sordino.models.architecture import RegisteredModel as RegisteredModel
 from sordino.models.architecture import Shape as Shape
 from sordino.models.architecture import add_model as add_model
 from sordino.models.architecture import build_seeded as build_seeded
-from sordino.models.in_memory import InMemoryModel as InMemoryModel
 from sordino.models.nets import CharLstm as CharLstm
 from sordino.models.nets import DpMnistCnn as DpMnistCnn
 from sordino.models.nets import EmnistCnn as EmnistCnn

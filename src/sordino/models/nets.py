@@ -211,11 +211,9 @@ class CharLstm(Architecture, kind="char_lstm"):
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         _check(self, shape, outputs)
         if len(shape) != 1:
-            raise ConfigError(
-                f"records of shape {list(shape)} for CharLstm",
-                "a window of character numbers, [length]",
-                "cut the text into windows, such as [80], or choose another model",
-            )
+            found = f"records of shape {list(shape)} for CharLstm"
+            needed = "a window of character numbers, [length]"
+            raise ConfigError(found, needed, "cut the text into windows, such as [80], or choose another model")
         return _CharLstm(self.embed, self.hidden, self.layers, outputs)
 
 
@@ -283,34 +281,25 @@ def _name(spec: object) -> str:
 
 def _check(spec: Architecture, shape: Shape, outputs: int) -> None:
     if not shape or min(shape) < 1:
-        raise ConfigError(
-            f"records of shape {list(shape)} for {_name(spec)}",
-            "at least one axis, every axis of at least 1",
-            "give each record one axis or more, such as [784] or [1, 28, 28]",
-        )
+        found = f"records of shape {list(shape)} for {_name(spec)}"
+        needed = "at least one axis, every axis of at least 1"
+        raise ConfigError(found, needed, "give each record one axis or more, such as [784] or [1, 28, 28]")
     if outputs < 1:
-        raise ConfigError(
-            f"outputs = {outputs} for {_name(spec)}",
-            "at least 1 output",
-            "give the number of classes, or 1 for regression",
-        )
+        found = f"outputs = {outputs} for {_name(spec)}"
+        raise ConfigError(found, "at least 1 output", "give the number of classes, or 1 for regression")
 
 
 def _flat(spec: Architecture, shape: Shape, outputs: int) -> int:
-    """Entries of one record."""
     _check(spec, shape, outputs)
     return math.prod(shape)
 
 
 def _image(spec: Architecture, shape: Shape, outputs: int, least: int) -> tuple[int, int, int]:
-    """Channels, height and width of one record."""
     _check(spec, shape, outputs)
     if len(shape) != 3 or min(shape[1:]) < least:
-        raise ConfigError(
-            f"records of shape {list(shape)} for {_name(spec)}",
-            f"images [channels, height, width] of at least {least}x{least} pixels",
-            "reshape the records, such as [1, 28, 28], or choose logistic or mlp, which take any shape",
-        )
+        found = f"records of shape {list(shape)} for {_name(spec)}"
+        fix = "reshape the records, such as [1, 28, 28], or choose logistic or mlp, which take any shape"
+        raise ConfigError(found, f"images [channels, height, width] of at least {least}x{least} pixels", fix)
     return shape[0], shape[1], shape[2]
 
 
@@ -318,17 +307,13 @@ def _positive(spec: object, **options: tuple[int, ...]) -> None:
     for option, values in options.items():
         most = DEEPEST if option == "layers" else WIDEST
         if any(not 1 <= value <= most for value in values) or len(values) > DEEPEST:
-            raise ConfigError(
-                f"{option} = {', '.join(map(brief_repr, values))} for {_name(spec)}",
-                f"whole numbers of at least 1 and at most {most:,}, no more than {DEEPEST} of them",
-                f"raise or lower {option}, or leave it out for the default",
-            )
+            found = f"{option} = {', '.join(map(brief_repr, values))} for {_name(spec)}"
+            needed = f"whole numbers of at least 1 and at most {most:,}, no more than {DEEPEST} of them"
+            raise ConfigError(found, needed, f"raise or lower {option}, or leave it out for the default")
 
 
 def _divides(spec: object, groups: int, channels: tuple[int, ...]) -> None:
     if groups < 0 or (groups and any(count % groups for count in channels)):
-        raise ConfigError(
-            f"groups = {groups} for {_name(spec)} with {', '.join(map(str, channels))} channels",
-            "a number of groups that divides every number of channels",
-            f"write groups = {math.gcd(*channels)} or a divisor of it",
-        )
+        found = f"groups = {groups} for {_name(spec)} with {', '.join(map(str, channels))} channels"
+        needed = "a number of groups that divides every number of channels"
+        raise ConfigError(found, needed, f"write groups = {math.gcd(*channels)} or a divisor of it")

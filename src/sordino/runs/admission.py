@@ -195,9 +195,8 @@ def read_standing(path: Path, config: Config, facts: Facts) -> Standing | None:
     file, named = path / NAME, _named(config)
     if named is None or not file.exists():
         if file.exists() or (named is not None and (path / "certificate.json").exists()):
-            raise CertificateError(
-                NAME, f"{NAME} is {'not asked for by' if file.exists() else 'missing beside'} plan.toml"
-            )
+            what = "not asked for by" if file.exists() else "missing beside"
+            raise CertificateError(NAME, f"{NAME} is {what} plan.toml")
         return None
     try:
         found: Standing = codec.read(Standing, json.loads(durable_files.read(file)), NAME)

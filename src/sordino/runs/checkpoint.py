@@ -1,22 +1,32 @@
-"""The state of a run between two rounds, with its checksum and what it was written after."""
+"""State of a run between two rounds, with its checksum and what it was written after; keyed fingerprint of its data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from sordino import codec
 from sordino.codec import durable_files
+from sordino.config import Config
+from sordino.data.clients import Records
+from sordino.data.initial_weights import frozen
+from sordino.data.lineage import keyed_hash, sampled_hash
+from sordino.data.named_fields import unwrapped_model
+from sordino.engines.checks import model_answers, same_answers
 from sordino.errors import CertificateError
 from sordino.plan import State
 from sordino.runs.charge_log import ChargeLog, PrefixHash
+from sordino.task import Task
+from sordino.version import __version__
 
 STATE, BEFORE = "state.safetensors", "before.safetensors"
 
@@ -67,7 +77,10 @@ class Checkpoint:
         try:
             said = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["sordino"])
             named = safetensors.torch.load(data)
-            parts = [_of(named, side) for side in ("memory.", "public_state.", "secret_state.")]
+            parts = [
+                {name.removeprefix(side): held for name, held in named.items() if name.startswith(side)}
+                for side in ("memory.", "public_state.", "secret_state.")
+            ]
             marks = [PrefixHash(*said[name]) for name in ("history", "engine")]
             found = cls(State(said["t"], *parts), said["head"], *marks)
             whole = type(found.state.t) is int and found.sha256 == said["sha256"]
@@ -100,10 +113,6 @@ class Checkpoint:
             raise _disagrees(f"is of round {t}, and later rounds were charged and saved after it")
 
 
-def _of(named: dict[str, Tensor], side: str) -> dict[str, Tensor]:
-    return {name.removeprefix(side): tensor for name, tensor in named.items() if name.startswith(side)}
-
-
 def _disagrees(what: str) -> CertificateError:
     return CertificateError("checkpoint", f"the checkpoint {what}")
 
@@ -123,18 +132,73 @@ def latest(folder: Path, log: ChargeLog) -> tuple[Checkpoint | None, str]:
         except TornError as error:
             why = f"is damaged ({error})"
     if (folder / BEFORE).exists():
-        return _fallback(folder, log, why), why
+        try:
+            older = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
+        except TornError as error:
+            what = f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
+            raise CertificateError("checkpoint", what) from None
+        older.check(log, fallback=True)
+        return older, why
     if why != "is missing" or any(charge.round > 1 for charge in log.charges):
         raise CertificateError("checkpoint", f"checkpoint/{STATE} {why}, and there is none before it: start anew")
     return None, ""
 
 
-def _fallback(folder: Path, log: ChargeLog, why: str) -> Checkpoint:
-    try:
-        found = Checkpoint.of_bytes(durable_files.read(folder / BEFORE))
-    except TornError as error:
-        raise CertificateError(
-            "checkpoint", f"checkpoint/{STATE} {why}, and the one before it is damaged too ({error}): start anew"
-        ) from None
-    found.check(log, fallback=True)
-    return found
+_WORDS = "what module and loss say of a made-up record, so one of them is another"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """HMAC-SHA256 of the data, part by part. Without the key, which is never released, it tells nothing of them.
+
+    `words` are what module and loss say of made-up records: functions of a script have no other mark than a name.
+    """
+
+    key: str
+    parts: dict[str, str]
+    words: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, task: Task, key: str = "") -> Fingerprint:
+        key = key or secrets.token_hex(32)
+        clients = task.clients
+        cut = [torch.from_numpy(np.ascontiguousarray(side)) for side in (clients.index, clients.offsets)]
+        parts = {
+            "the clients' records": _records(key, clients.records),
+            "who holds which record": keyed_hash(key, *([] if clients.records.lazy else cut[:1]), cut[1]),
+            "the test records": _records(key, task.test),
+            "the public records": _records(key, task.public),
+        }
+        fixed = frozen(unwrapped_model(task.model))
+        weights = {} if task.init is None else {"the initial weights": task.init.sha256}
+        base = {} if fixed is None else {"the frozen weights": fixed.sha256}
+        return cls(key, parts | weights | base, model_answers(task))
+
+    def changed(self, task: Task) -> list[str]:
+        """The parts of the data that are not what they were."""
+        now = Fingerprint.of(task, self.key)
+        other = [name for name, kept in self.parts.items() if now.parts.get(name) != kept]
+        return other or ([] if same_answers(self.words, now.words) else [_WORDS])
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"key": self.key, "parts": self.parts, "words": self.words}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Fingerprint:
+        try:
+            table: dict[str, Any] = json.loads(data)
+            return cls(str(table["key"]), dict(table["parts"]), tuple(map(float, table.get("words", ()))))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise CertificateError("checkpoint/data.json", "checkpoint/data.json is not a fingerprint") from None
+
+
+def _records(key: str, records: Records | None) -> str:
+    if records is None:
+        return "none"
+    return (sampled_hash if records.lazy else keyed_hash)(key, records.x, records.y)
+
+
+def software(config: Config) -> str:
+    """The version of this package, and of those whose parts the configuration holds: one set for a whole run."""
+    others = sorted({f" and {part.package} {part.version}" for part in config.foreign})
+    return "".join([__version__, *others])

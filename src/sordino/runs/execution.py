@@ -92,9 +92,8 @@ def execute(
         if config.privacy.ledger is not None:
             prepares = start.state is None or not known(start.state)
             t = 0 if start.state is None else start.state.t
-            writer.admission = held.enter_context(
-                admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
-            )
+            admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
+            writer.admission = held.enter_context(admitted)
         done = _run_to_end(config, task, writer, start, engine, on_round, key)
         if writer.admission is not None and writer.admission.elsewhere:
             count = writer.admission.elsewhere
@@ -111,7 +110,6 @@ def _run_to_end(
     show: OnRound | None,
     key: Ed25519PrivateKey | None,
 ) -> Executed:
-    """Run the rounds that are left, then write model and certificate."""
     folder, plan, budget = writer.folder, config.plan, config.budget
     if budget is not None:  # what earlier rounds took of a client's budget stays taken
         budget = receipts.filter_after_charges(folder.path, plan, budget, writer.log, engine.deployed)

@@ -39,8 +39,7 @@ from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
 from sordino.runs import admission, charge_log, checkpoint, receipts
 from sordino.runs.charge_log import ChargeLog, PrefixHash
-from sordino.runs.checkpoint import Checkpoint, TornError
-from sordino.runs.fingerprint import Fingerprint
+from sordino.runs.checkpoint import Checkpoint, Fingerprint, TornError
 from sordino.version import __version__
 
 PREPARED = "prepared.json"
@@ -177,9 +176,8 @@ class RunFolder:
         """Header, configuration and charges, checked against each other."""
         header = Header.of_bytes(self._read("run.json"))
         config = self._config(header)
-        return Contents(
-            header, config, charge_log.parse(self._read(charge_log.NAME), header.root, header.config, config.plan)
-        )
+        log = charge_log.parse(self._read(charge_log.NAME), header.root, header.config, config.plan)
+        return Contents(header, config, log)
 
     def fingerprint(self, header: Header) -> Fingerprint:
         """The data's, in the private part."""
@@ -195,35 +193,21 @@ class RunFolder:
     def facts(self, held: Contents | None = None) -> Facts:
         """What a certificate needs beside the plan."""
         held = held or self.contents()
-        config = held.config
-        model = self.path / "model.safetensors"
+        config, header, model = held.config, held.header, self.path / "model.safetensors"
         digest = hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else ""
-        known = Facts(config.delta, config.privacy.noise, 0, None, digest, held.header.config)
-        known = replace(
-            known,
-            **config.facts,
-            public=held.header.public,
-            earlier=held.header.earlier,
-            stopped=self.refusal(held) is not None,
-        )
+        known = Facts(config.delta, config.privacy.noise, 0, None, digest, header.config)
+        known = replace(known, **config.facts, public=header.public, earlier=header.earlier)
+        known = replace(known, stopped=self.refusal(held) is not None, prepared=held.log.prepared)
         settled = receipts.parse(receipts.read(self.path) or b"", config.plan, len(held.log.charges))
-        known = replace(known, environment=self._environment(), utility=last_figures(self.history()))
-        known = replace(known, prepared=held.log.prepared)
-        after = any(line.get("kept") == MEMORY for line in self._ran())
-        known = replace(known, early=self.ended(held), in_memory=after, own_code=OwnCode.of_headers(self._ran()))
+        ran = charge_log.read_lines(self._read("engine.jsonl"), "engine.jsonl")  # a line each time the run was started
+        versions: list[dict[str, str]] = []
+        for line in ran:
+            versions += [line["versions"]] * ("versions" in line and line["versions"] not in versions)
+        known = replace(known, environment=tuple(versions), utility=last_figures(self.history()))
+        after = any(line.get("kept") == MEMORY for line in ran)
+        known = replace(known, early=self.ended(held), in_memory=after, own_code=OwnCode.of_headers(ran))
         found = facts_of_charges(config.plan, held.log.rounds, held.cohorts, known, settled)
         return replace(found, ledger=admission.read_standing(self.path, config, found))
-
-    def _environment(self) -> tuple[dict[str, str], ...]:
-        """Every set of versions that computed here, once each, in their order."""
-        ran: list[dict[str, str]] = []
-        for line in self._ran():
-            ran += [line["versions"]] * ("versions" in line and line["versions"] not in ran)
-        return tuple(ran)
-
-    def _ran(self) -> list[dict[str, Any]]:
-        """How it was computed, one line each time that it was started or continued."""
-        return charge_log.read_lines(self._read("engine.jsonl"), "engine.jsonl")
 
     def refusal(self, held: Contents) -> BudgetError | None:
         """Why the run is over before its last round, if a budget ended it."""
@@ -257,8 +241,7 @@ class RunFolder:
                 raise CertificateError(receipts.NAME, f"{receipts.NAME} ends in half a line")
             bound["receipts_sha256"] = PrefixHash.of(paid).sha256
         made = {**certificate(held.config.plan, self.facts(held)), "run": bound}
-        plain: dict[str, Any] = json.loads(json.dumps(made))
-        return plain
+        return dict(json.loads(json.dumps(made)))
 
     def _at_rest(self, held: Contents) -> str:
         """sha256 of the last checkpoint, with which charges, their second note, history and engine agree."""
@@ -270,14 +253,11 @@ class RunFolder:
         for name, mark in (("history.jsonl", last and last.history), ("engine.jsonl", last and last.engine)):
             if PrefixHash.of(self._read(name)) != (mark or PrefixHash()):
                 raise CertificateError(name, f"{name} is not what the checkpoint was written after")
-        if self.refusal(held) is None and (last is None or last.state.t != self._end(held)):
+        stop, rounds = held.config.run.stop, held.config.plan.rounds
+        end = rounds if stop is None else stop.ends(self.history()) or rounds
+        if self.refusal(held) is None and (last is None or last.state.t != end):
             raise CertificateError("checkpoint", "the checkpoint is not of the last round, and no budget ended the run")
         return "" if last is None else last.sha256
-
-    def _end(self, held: Contents) -> int:
-        """The round that is the last by the plan, or by its rule to stop."""
-        stop, rounds = held.config.run.stop, held.config.plan.rounds
-        return rounds if stop is None else stop.ends(self.history()) or rounds
 
     def _last(self, held: Contents) -> Checkpoint | None:
         """The checkpoint itself; at rest there is no falling back."""
@@ -297,9 +277,8 @@ class RunFolder:
     def certify(self) -> dict[str, Any]:
         """The stored certificate, if it is what this folder gives; else `CertificateError` names the field."""
         if not (self.path / "certificate.json").is_file():
-            raise ConfigError(
-                f"no certificate.json in {self.path}", "a finished run", "finish it: sordino run --resume"
-            )
+            found = f"no certificate.json in {self.path}"
+            raise ConfigError(found, "a finished run", "finish it: sordino run --resume")
         text = self._read("certificate.json")
         try:
             stored = parse(text)

@@ -95,18 +95,14 @@ def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
 def rendezvous_folder() -> Iterator[Path]:
     """A folder for the time of a run. Those of watchers that were killed go first: nobody holds their lock."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
-        _clear(left)
+        # Remove the folder, if its watcher is gone and it is ours
+        with suppress(OSError), open(left, "rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name, open(Path(name) / "making", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.rename(Path(name) / "making", Path(name) / LOCK)  # under this name it is locked from the first moment
         yield Path(name)
-
-
-def _clear(lock: Path) -> None:
-    """Remove the folder, if its watcher is gone and it is ours."""
-    with suppress(OSError), open(lock, "rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(lock.parent)
 
 
 def _environment(folder: Path, rank: int, workers: int, threads: int) -> dict[str, str]:
@@ -120,13 +116,9 @@ def _environment(folder: Path, rank: int, workers: int, threads: int) -> dict[st
 
 def _start(command: Sequence[str], rank: int, environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
     with open(folder / f"said.{rank}", "wb") as said:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            stdin=subprocess.PIPE,  # never written to: its end tells a rank that its watcher is gone
-            stdout=None if rank == 0 else subprocess.DEVNULL,
-            stderr=said,
-        )
+        own, out = [sys.executable, *command], None if rank == 0 else subprocess.DEVNULL
+        # stdin is never written to: its end tells a rank that its watcher is gone
+        return subprocess.Popen(own, env=environment, stdin=subprocess.PIPE, stdout=out, stderr=said)
 
 
 def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:

@@ -34,8 +34,7 @@ def subjects(targets: list[Path]) -> list[Subject]:
 def _names(targets: list[Path]) -> list[str]:
     """The last word of every path, or as many more as it takes."""
     paths = [target.resolve().parts for target in targets]
-    deepest = max(map(len, paths))
-    for words in range(1, deepest + 1):
+    for words in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-words:]) for parts in paths]
         if len(set(names)) == len(names):
             return names
@@ -51,31 +50,19 @@ def subject(target: Path, name: str) -> Subject:
         return Subject(name, loop.certificate, loop.plan, loop.facts)
     folder = RunFolder.open(target)
     certificate, held = folder.certify(), folder.contents()
-    return Subject(
-        name,
-        certificate,
-        held.config.plan,
-        folder.facts(held),
-        history=folder.history(),
-        rounds=held.log.rounds,
-        cohorts=held.cohorts,
-        settings=codec.dump(held.config),
-        audit=audits(target, held.header.run),
-        last=_last(folder),
-    )
+    known: dict[str, Any] = {"history": folder.history(), "rounds": held.log.rounds, "cohorts": held.cohorts}
+    known |= {"settings": codec.dump(held.config), "audit": audits(target, held.header.run), "last": _last(folder)}
+    return Subject(name, certificate, held.config.plan, folder.facts(held), **known)
 
 
 def _last(folder: RunFolder) -> Last | None:
     """The last round's two states, where the checkpoints are here."""
     try:
-        states = [
-            Checkpoint.of_bytes((folder.private / name).read_bytes()).state
-            for name in (checkpoint.BEFORE, checkpoint.STATE)
-        ]
+        files = (folder.private / checkpoint.BEFORE, folder.private / checkpoint.STATE)
+        before, after = (Checkpoint.of_bytes(file.read_bytes()).state for file in files)
         model = safetensors.torch.load((folder.path / "model.safetensors").read_bytes())
     except (OSError, TornError):
         return None
-    before, after = states
     return Last(before, after, model) if after.t == before.t + 1 else None
 
 

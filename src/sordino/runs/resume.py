@@ -14,8 +14,7 @@ from sordino.models import InMemoryModel
 from sordino.outcome import declared_public
 from sordino.runs import charge_log, checkpoint, receipts
 from sordino.runs.charge_log import PrefixHash
-from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.fingerprint import software
+from sordino.runs.checkpoint import Checkpoint, software
 from sordino.runs.folder import Contents, Header, RunFolder
 from sordino.runs.rounds import RunStart
 from sordino.runs.writer import ENGINE, HISTORY, RunWriter
@@ -31,7 +30,12 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
     folder = RunFolder.open(path, config)
     with folder.locked():
         held = folder.contents()
-        _check_given(path, held.config, config)
+        # A task that was made in Python must be of the same kind as the one before; its data are compared apart
+        kept, given = held.config.task.model, config.task.model
+        differ = kept.differs(given) if isinstance(kept, InMemoryModel) and isinstance(given, InMemoryModel) else []
+        if differ:
+            found = f"another task than {path} was started with: {', '.join(differ)}"
+            raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
         _check_same(folder, held.header, config, task)
         if (path / "certificate.json").exists():
             folder.certify()
@@ -41,61 +45,39 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         history, engine = (_bound(folder, name, last) for name in (HISTORY, ENGINE))
         notes = _other_versions(engine)
         if last is not None and why:
-            notes.insert(
-                0,
-                f"checkpoint/{checkpoint.STATE} {why}; the run goes on from the one before it, after round "
-                f"{last.state.t}, and what is run again is charged again",
-            )
+            back = f"the run goes on from the one before it, after round {last.state.t}"
+            notes.insert(0, f"checkpoint/{checkpoint.STATE} {why}; {back}, and what is run again is charged again")
         _repair(folder, held, len(history), len(engine), why)
         writer = RunWriter.after(folder, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
         yield writer, RunStart(writer, state, lines, refused=folder.refusal(held), notes=tuple(notes))
 
 
-def _check_given(path: Path, before: Config, now: Config) -> None:
-    """A task that was made in Python must be of the same kind as the one before; its data are compared apart."""
-    kept, given = before.task.model, now.task.model
-    differ = kept.differs(given) if isinstance(kept, InMemoryModel) and isinstance(given, InMemoryModel) else []
-    if differ:
-        found = f"another task than {path} was started with: {', '.join(differ)}"
-        raise DataError(found, "the same module, data and loss for a whole run", "bring them back, or start anew")
-
-
 def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -> None:
     """The configuration, the version and the data that the run was started with."""
     path, now = folder.path, software(config)
     if codec.digest(config) != header.config:
-        raise ConfigError(
-            f"a configuration that is not the one {path} was started with",
-            "the same one",
-            f"resume with {path / 'plan.toml'}, or start anew in another --out",
-        )
+        found = f"a configuration that is not the one {path} was started with"
+        raise ConfigError(found, "the same one", f"resume with {path / 'plan.toml'}, or start anew in another --out")
     if header.sordino != now:
-        raise ConfigError(
-            f"sordino {now} where {path} was started with sordino {header.sordino}",
-            "one version for a whole run: another may draw or account otherwise",
-            f"install sordino=={header.sordino}, or start anew in another --out",
-        )
+        found = f"sordino {now} where {path} was started with sordino {header.sordino}"
+        needed = "one version for a whole run: another may draw or account otherwise"
+        raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start anew in another --out")
     changed = folder.fingerprint(header).changed(task)
     if not changed and declared_public(task) != header.public:
         changed = ["what is declared public of them, or the weights that are not trained"]
     if changed:
-        raise DataError(
-            f"other data than {path} was started with: {', '.join(changed)}",
-            "the same data for a whole run",
-            "bring them back, or start anew in another --out",
-        )
+        found = f"other data than {path} was started with: {', '.join(changed)}"
+        raise DataError(found, "the same data for a whole run", "bring them back, or start anew in another --out")
 
 
 def check_noise(config: Config, charged: Sequence[int], t: int) -> None:
     """Noise that remembers, lost with a round that was charged: drawn anew it would be another than is accounted."""
     lost = next((round for round in charged if round >= t), None)
     if lost is not None and config.privacy.noise == "secure" and config.plan.release.init(1):
-        raise ConfigError(
-            f"round {lost + 1}, whose noise {config.plan.release.kind!r} must remember and a kill has lost",
-            "all noise that was drawn, or none of its round",
-            "start anew in another --out: what was charged stays spent",
-        )
+        found = f"round {lost + 1}, whose noise {config.plan.release.kind!r} must remember and a kill has lost"
+        needed = "all noise that was drawn, or none of its round"
+        raise ConfigError(found, needed, "start anew in another --out: what was charged stays spent")
 
 
 def _bound(folder: RunFolder, name: str, last: Checkpoint | None) -> bytes:

@@ -32,8 +32,7 @@ from sordino.plan import State
 from sordino.rng import Mode
 from sordino.runs import admission, charge_log, receipts
 from sordino.runs.charge_log import ChargeLog, GrowingFile, digest
-from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.fingerprint import Fingerprint, software
+from sordino.runs.checkpoint import Checkpoint, Fingerprint, software
 from sordino.runs.folder import Header, RunFolder
 from sordino.task import Task
 from sordino.version import versions
@@ -138,9 +137,8 @@ def created(
     `run` is the id of a run that was kept in memory so far; else it is drawn. `earlier`: runs its weights come from.
     """
     if path.exists() or path.is_symlink():
-        raise ConfigError(
-            f"{path}, which exists", "a new folder", "choose another --out, or add --resume (resume=True)"
-        )
+        found = f"{path}, which exists"
+        raise ConfigError(found, "a new folder", "choose another --out, or add --resume (resume=True)")
     with _beside(path) as made:
         try:
             header = _fill(made, config, task, earlier, run or secrets.token_hex(16))
@@ -160,7 +158,16 @@ def _unusable(path: Path, error: OSError | StorageError) -> ConfigError:
 def _beside(path: Path) -> Iterator[Path]:
     """A folder under another name, locked while it is built (and after it is moved), removed if building fails."""
     for left in path.parent.glob(f".{path.name}.*{durable_files.PARTIAL}"):
-        _clear(left)
+        # Remove what a killed run left of a folder that was never moved to its place; one being built is locked
+        with suppress(OSError):
+            lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(lock)
+        if left.is_dir() and not (left / "checkpoint").exists():
+            shutil.rmtree(left, ignore_errors=True)
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}{durable_files.PARTIAL}")
     try:
         try:
@@ -174,19 +181,6 @@ def _beside(path: Path) -> Iterator[Path]:
     except (Exception, KeyboardInterrupt):
         shutil.rmtree(made, ignore_errors=True)
         raise
-
-
-def _clear(left: Path) -> None:
-    """Remove what a killed run left of a folder that was never moved to its place; one being built is locked."""
-    with suppress(OSError):
-        lock = os.open(left / "checkpoint" / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left)
-        finally:
-            os.close(lock)
-    if left.is_dir() and not (left / "checkpoint").exists():
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _fill(made: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...], run: str) -> Header:

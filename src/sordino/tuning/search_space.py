@@ -17,7 +17,7 @@ import numpy as np
 
 from sordino import codec
 from sordino.config import Config, overridden, parse, read_table
-from sordino.config.holdout import HoldoutPart
+from sordino.config.sections import HoldoutPart
 from sordino.data import arrays, datasets
 from sordino.errors import ConfigError, brief_repr
 from sordino.plan import Plan

@@ -88,9 +88,8 @@ class Patterns:
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.min_separation) < 1 or self.max_participations < 0:
-            found = (
-                f"{self.rounds} rounds, max_participations {self.max_participations}, separation {self.min_separation}"
-            )
+            most, apart = self.max_participations, self.min_separation
+            found = f"{self.rounds} rounds, max_participations {most}, separation {apart}"
             needed = "rounds and min_separation of at least 1, max_participations of at least 0"
             raise PlanError("correlated noise", found, needed)
 
@@ -98,11 +97,6 @@ class Patterns:
     def reachable(self) -> int:
         """The most rounds that fit: never more than 1 + (T - 1) // min_separation."""
         return min(self.max_participations, 1 + (self.rounds - 1) // self.min_separation)
-
-    @property
-    def whole_periods(self) -> bool:
-        """Whether a pattern may have every round of its period: more rounds never move C X by less."""
-        return self.periodic and self.max_participations >= 1 + (self.rounds - 1) // self.min_separation
 
     @property
     def earliest(self) -> NDArray[np.int64]:
@@ -148,7 +142,8 @@ def sensitivity_bound(gram: Floats, patterns: Patterns) -> float:
     if patterns.reachable == 0:
         return 0.0
     size, apart = np.abs(gram), patterns.min_separation
-    if patterns.whole_periods:
+    if patterns.periodic and patterns.max_participations >= 1 + (patterns.rounds - 1) // apart:
+        # a pattern may have every round of its period, and more rounds never move C X by less
         found = max(float(size[first::apart, first::apart].sum()) for first in range(apart))
         return math.sqrt(found) * (1 + 1e-12)
     # rounds so far apart never meet
