@@ -237,10 +237,17 @@ def test_laplace_needs_an_l1_clip_and_a_sampler_with_a_proof() -> None:
     laplace = LocalNoise(Laplace(2.0))
     assert entries(made(AllRecords((N,)), laplace, norm=1).cost()) == (LaplaceNoise(2.0), ROUNDS)
     assert entries(made(PoissonRecords(3.0, (N,)), laplace, norm=1).cost())[0] == PoissonSampled(0.1, LaplaceNoise(2.0))
-    for reads, norm, rule in ((AllRecords((N,)), 2, "norm"), (FixedRecords(3, (N,)), 1, "accounting")):
-        with pytest.raises(PlanError) as refused:
-            made(reads, laplace, norm=norm)
-        assert refused.value.rule == rule
+    assert entries(made(FixedRecords(3, (N,)), laplace, norm=1).cost())[0] == FixedSampled(N, 3, LaplaceNoise(2.0))
+    with pytest.raises(PlanError) as refused:
+        made(AllRecords((N,)), laplace, norm=2)
+    assert refused.value.rule == "norm"
+
+
+def test_one_fixed_batch_under_laplace_noise_costs_the_closed_form() -> None:
+    """Pure epsilon of a batch of m of n, one record replaced: log(1 + m / n (exp(2 / z) - 1)), Balle et al. 2018."""
+    found = accountant.epsilon(((FixedSampled(30, 3, LaplaceNoise(2.0)), 1),), "replace_one", 0.0).value
+    exact = math.log1p(0.1 * math.expm1(1.0))
+    assert exact <= found <= exact * (1 + 1e-6)
 
 
 # ---- shuffling -------------------------------------------------------------------------------------------------------

@@ -47,10 +47,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "parts/local_solvers.py": frozenset({"permuted"}),  # the order of a client's own records
     "parts/sparsify.py": frozenset({"permutation"}),  # a public mask, known to all
     "engines/inprocess.py": frozenset({"integers"}),  # a seed for dropout
-    # which records are compared and when; public weights
-    "dpsgd/batch_independence.py": frozenset({"choice", "integers", "normal", "random"}),
-    "dpsgd/state_guard.py": frozenset({"bernoulli", "bernoulli_", "normal", "randint", "randperm"}),  # made constant
-    "graph/capture.py": frozenset({"randn", "randint"}),  # made-up records, on which a module is captured
+    # which records are compared and when; public weights; torch's random operations, made constant
+    "dpsgd/batch_independence.py": frozenset({"choice", "integers", "normal", "random"})
+    | frozenset({"bernoulli", "bernoulli_", "randint", "randperm"}),
+    "graph/captured.py": frozenset({"randn", "randint"}),  # made-up records, on which a module is captured
     "runs/writer.py": frozenset({"secrets"}),  # the name of a run
     "runs/rounds.py": frozenset({"secrets"}),  # the name of a run in memory
     "runs/checkpoint.py": frozenset({"secrets"}),  # the key of the data's fingerprint
@@ -167,7 +167,7 @@ def test_innocent_lines_are_not_accused(innocent: str) -> None:
 
 
 def test_sabotage_of_a_real_file_is_caught() -> None:
-    path = SRC / "parts" / "server.py"
+    path = SRC / "parts" / "server_optimizers.py"
     source = path.read_text()
     assert "at(self.lr, t) * slope" in source
     poisoned = source.replace("at(self.lr, t) * slope", "at(self.lr, t) * (slope + torch.randn_like(slope))")

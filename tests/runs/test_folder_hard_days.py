@@ -240,7 +240,7 @@ def test_another_version_of_torch_is_said_and_named_on_the_certificate(
     fed: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = versions()
-    for module in ("resume", "book"):
+    for module in ("resume", "writer"):
         monkeypatch.setattr(f"sordino.runs.{module}.versions", lambda: {**now, "torch": "9.9.9"})
     found = sordino("run", fed, "--out", begun, "--resume", "--json").json
     assert f"torch 9.9.9 where it was {now['torch']}" in found["notes"][0]

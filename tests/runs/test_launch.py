@@ -265,7 +265,7 @@ def test_a_rank_that_does_not_leave_does_not_hold_up_a_run_that_is_done(monkeypa
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_end_with_their_watcher(how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = f"from sordino.runs.launch import follow; follow(); print(os.getpid(), flush=True); {SLEEP}"
+    body = f"from sordino.runs.launch import follow_watcher; follow_watcher(); print(os.getpid(), flush=True); {SLEEP}"
     code = f"from sordino.runs.launch import launch; launch({ranks_that(body)!r}, 1)"
     watcher = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}

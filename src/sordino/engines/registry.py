@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sordino import codec
 from sordino.engines.base import Engine
 from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, known_device
@@ -50,7 +51,8 @@ def engine_named(name: str, **options: Any) -> Engine:
     known = [*SHIPPED, *_ADDED, *(other for other in points if other not in _ADDED)]
     if name not in known:
         how = f'sordino.engines.add("{name}", ...) in a file that --with names, or an entry point of {GROUP}'
-        raise ConfigError(f"--engine {name}", f"one of {', '.join([*known, 'flower'])}", how)
+        fix = f"{codec.nearest(name, [*known, 'flower'])} A new one: {how}"
+        raise ConfigError(f"--engine {name}", f"one of {', '.join([*known, 'flower'])}", fix)
     if "threads" in options:  # one unless asked for: two that share a core are far slower
         torch.set_num_threads(max(1, options["threads"]))
     options = {**DEFAULTS, **options}

@@ -221,8 +221,10 @@ class _Search:
         names = ["lr_factor", *(name for name in ("steps", "batch") if getattr(best, name) is not None)]
         names += ["rounds", "lr_factor"]
         for place, name in enumerate(names):
-            rest = sum(_work(one) for later in names[place + 1 :] for one in self.candidates(later, best))
-            tried = {one: self.mean_loss(one, rest) for one in [*self.candidates(name, best), best]}
+            later = sum(_work(one) for other in names[place + 1 :] for one in self.candidates(other, best))
+            rest = later + EXTENSIONS * _work(best)  # of this hyperparameter, beyond the edge
+            asked = [*self.candidates(name, best), best]
+            tried = {one: self.mean_loss(one, rest + sum(map(_work, asked[i + 1 :]))) for i, one in enumerate(asked)}
             for _ in range(EXTENSIONS):
                 beyond = self._beyond(name, tried)
                 if beyond is None:
@@ -234,6 +236,8 @@ class _Search:
             for one in sorted(tried, key=lambda one: _value(one, name)):
                 found = Estimate.of(losses) if (losses := self.losses(one)) else Estimate(math.inf, None)
                 curves[name].append({name: _value(one, name), "loss": found.mean, "half_width": found.half_width})
+        if self.progress is not None:
+            self.progress(self.done, self.done, f"best: {best.text}")
         return best, curves, tuple(name for name, edge in edges.items() if edge)
 
     def candidates(self, name: str, best: Hyperparameters) -> Iterator[Hyperparameters]:
