@@ -32,7 +32,7 @@ from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNois
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.server_optimizers import Adam, Sgd
 from sordino.plan import Plan
-from sordino.report.history import History
+from sordino.report.text_table import History
 from sordino.rng import Seeded
 from sordino.task import Task
 

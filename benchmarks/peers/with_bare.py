@@ -12,7 +12,7 @@ import torch
 from federations import MULTIPLIER, RADIUS, RATE, Federation, Grid, Work
 from torch import Tensor, nn
 
-from sordino.kernels import allocator
+from sordino.kernels import tune_allocator
 
 VERSIONS = {"torch": torch.__version__}
 Mark = Callable[[], None]
@@ -122,7 +122,7 @@ def net_server(params: list[nn.Parameter], total: list[Tensor], cohort: int) -> 
 def bare(work: Federation | Grid, rounds: int, mark: Mark) -> Work:
     if isinstance(work, Grid):
         raise NotImplementedError("no bare loop for a grid")
-    allocator.tune()
+    tune_allocator()
     linear_model = len(list(work.model().parameters())) == 2
     with torch.inference_mode(linear_model):
         return linear(work, rounds, mark) if linear_model else net(work, rounds, mark)

@@ -24,9 +24,9 @@ def last(x: Tensor) -> Tensor:
 def channels_last(work: Workload, tuned: bool = False) -> Loop:
     """The faster layout for images; `tuned` with the allocator's thresholds raised, as sordino does for itself."""
     if tuned:
-        from sordino.kernels import allocator
+        from sordino.kernels import tune_allocator
 
-        allocator.tune()
+        tune_allocator()
     model = work.model().to(memory_format=torch.channels_last)
     return Loop(model, torch.optim.SGD(model.parameters(), lr=RATE), work.loader(), prepare=last)
 

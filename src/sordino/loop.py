@@ -18,8 +18,7 @@ from torch import Tensor
 from sordino import codec
 from sordino.engines.base import ClientJob, Collected, Engine, Receipt, Worker
 from sordino.engines.checks import check_gradients, check_records
-from sordino.engines.client_state import personal_metrics
-from sordino.engines.diagnostics import of_release
+from sordino.engines.client_state import of_release, personal_metrics
 from sordino.engines.inprocess import InProcess, public_update
 from sordino.engines.prepare import BEFORE, begin, check_prepared
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError

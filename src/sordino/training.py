@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from sordino import codec
+from sordino import codec, outcome
 from sordino.certificate import explain as explaining
 from sordino.certificate.build import certificate
 from sordino.certificate.earlier_runs import of_certificate
@@ -37,29 +37,10 @@ from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
 from sordino.models.architecture import NAME, has_written_form
-from sordino.outcome import (
-    declared_public,
-    facts_of_charges,
-    final_model,
-    last_figures,
-    load_weights,
-    model_bytes,
-    model_digest,
-    warn_if_no_update,
-)
 from sordino.plan import Plan, State
-from sordino.report.history import History
+from sordino.report.text_table import History
 from sordino.rng import Mode
-from sordino.runs import admission
-from sordino.runs.execution import (
-    Executed,
-    attach_lineage,
-    earlier_runs,
-    execute,
-    register_lineage,
-    with_released_columns,
-    write_preparations,
-)
+from sordino.runs import admission, execution
 from sordino.runs.folder import MEMORY, RunFolder
 from sordino.runs.loading import AUDIT, subject
 from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, bar_where_seen, check_run, run_rounds, single_class_note
@@ -145,20 +126,18 @@ class Result:
         plan, facts = self._known()
         if layer == "mechanism":
             return auditing.of_plan(plan, facts.delta)
-        task = self._as_trained()
+        task = self.task
+        if task is None:
+            raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
+        if task.waiting and self.path:  # columns scaled by what the run has released of them
+            task = execution.with_released_columns(task, self.path)
+        elif task.waiting:
+            task = scaled(task, known(self._kept()[1]))
         if layer == "canaries":
             return auditing.of_canaries(replace(plan, prepare=()), task, facts.delta)
         held = copy.deepcopy(task.model)
-        load_weights(held, self.model.state_dict())
+        outcome.load_weights(held, self.model.state_dict())
         return auditing.of_model(replace(task, model=held), plan, facts)
-
-    def _as_trained(self) -> Task:
-        """The task as its rounds saw it: columns scaled by what the run has released of them."""
-        if self.task is None:
-            raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
-        if not self.task.waiting:
-            return self.task
-        return with_released_columns(self.task, self.path) if self.path else scaled(self.task, known(self._kept()[1]))
 
     def save(self, path: str | Path) -> Path:
         """What may be handed on, as a folder that `sordino certify` and `explain` read: without checkpoint/ and audits.
@@ -185,8 +164,8 @@ class Result:
             _replay(writer, notes, self.config.privacy.noise)
             writer.save(state)
             if self.config.plan.prepare:
-                write_preparations(path, self.task, state)
-            writer.finish(model_bytes(self.model))
+                execution.write_preparations(path, self.task, state)
+            writer.finish(outcome.model_bytes(self.model))
 
     def _kept(self) -> tuple[InMemoryRun, State]:
         if self.kept is None or self.config is None or self.task is None:
@@ -271,7 +250,12 @@ def train(
 
         if out is None:
             return _in_memory(config, task, engine, show)
-        return _in_folder(execute(config, Path(out), resume=resume, engine=engine, on_round=show, task=task), task)
+        done = execution.execute(config, Path(out), resume=resume, engine=engine, on_round=show, task=task)
+    folder = RunFolder.open(done.path)
+    held, rows = folder.contents(), History.of(done.history)
+    assert done.model is not None
+    kept = folder.facts(held)
+    return Result(done.model, rows, done.certificate, done.notes, done.path, held.config, kept, task)
 
 
 def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> Config:
@@ -285,39 +269,20 @@ def config_of(plan: Plan, task: Task, privacy: PrivacySpec, asked: RunSpec) -> C
 def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None) -> Result:
     check_run(config, task, engine)
     plan, notes, stop = config.plan, InMemoryRun(), config.run.stop
-    before = earlier_runs(task)
+    before = execution.earlier_runs(task)
     admission.admit_whole(config, notes.run)
     state, _ = run_rounds(config, task, RunStart(notes), engine, show)
-    warn_if_no_update(notes.history)
-    model = final_model(plan, task, state)
-    attach_lineage(model, config, before)
+    outcome.warn_if_no_update(notes.history)
+    model = outcome.final_model(plan, task, state)
+    execution.attach_lineage(model, config, before)
     early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
-    known = Facts(config.delta, config.privacy.noise, 0, model=model_digest(model), early=early, **config.facts)
-    known = replace(known, public=declared_public(task), environment=(versions(),), in_memory=True, earlier=before)
-    known = replace(known, utility=last_figures(notes.history), prepared=notes.prepared)
+    known = Facts(config.delta, config.privacy.noise, 0, model=outcome.model_digest(model), early=early, **config.facts)
+    known = replace(known, public=outcome.declared_public(task), environment=(versions(),), in_memory=True)
+    known = replace(known, utility=outcome.last_figures(notes.history), prepared=notes.prepared, earlier=before)
     known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
-    facts = facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
+    facts = outcome.facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
     facts = replace(facts, ledger=admission.final_standing(config, notes.run, facts))
     made = certificate(plan, facts)
-    register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
-    return Result(
-        model,
-        History.of(notes.history),
-        made,
-        single_class_note(notes.history),
-        None,
-        config,
-        facts,
-        task,
-        (notes, state),
-    )
-
-
-def _in_folder(done: Executed, task: Task) -> Result:
-    folder = RunFolder.open(done.path)
-    held = folder.contents()
-    assert done.model is not None
-    facts = folder.facts(held)
-    return Result(
-        done.model, History.of(done.history), done.certificate, done.notes, done.path, held.config, facts, task
-    )
+    execution.register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
+    words, rows = single_class_note(notes.history), History.of(notes.history)
+    return Result(model, rows, made, words, None, config, facts, task, (notes, state))

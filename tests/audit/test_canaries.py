@@ -16,9 +16,18 @@ from torch import nn
 
 from sordino.accounting.composition import Line
 from sordino.accounting.events import GaussianNoise
-from sordino.audit import one_run
-from sordino.audit.canaries import audit_canaries, lower_bounds
-from sordino.audit.one_run import Guesses, chance, gaussian, guesses, least_epsilon, least_mu, rejects
+from sordino.audit.canaries import (
+    SHARES,
+    Guesses,
+    audit_canaries,
+    chance,
+    gaussian,
+    guesses,
+    least_epsilon,
+    least_mu,
+    lower_bounds,
+    rejects,
+)
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
@@ -128,7 +137,7 @@ def test_guesses_are_the_largest_and_the_smallest_scores() -> None:
     inside = np.array([False, True, False, True])
     assert guesses(np.array([0.0, 3.0, 1.0, 2.0]), inside, 0.5) == Guesses(4, 2, 2)
     assert guesses(np.array([3.0, 0.0, 2.0, 1.0]), inside, 1.0) == Guesses(4, 4, 0)
-    assert len(one_run.SHARES) == 5
+    assert len(SHARES) == 5
 
 
 def test_the_command_prints_lower_beside_upper_and_keeps_it_with_the_run(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from sordino import codec
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, Relation
 from sordino.audit import summary
-from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.canaries import lower_bounds as canary_bounds
 from sordino.audit.mechanism import Pipeline, audit_mechanism
 from sordino.audit.noise_test import QUESTIONS, Finding, failures, finding, unexamined
 from sordino.audit.record_attack import prove
 from sordino.audit.sampling_test import Draws, cohort_tests, sampling_tests
 from sordino.audit.sensitivity_test import sensitivity_tests
+from sordino.audit.summary import audit_behaviour
 from sordino.codec import plugins
 from sordino.errors import DataError
 from sordino.parts.encoding import Clip

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sordino import loop as loop
-from sordino.audit import sequence
-from sordino.audit.behaviour import audit_behaviour
+from sordino.audit import worst_case
 from sordino.audit.mechanism import audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
+from sordino.audit.summary import audit_behaviour
 from sordino.parts import banded
 from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
@@ -110,7 +110,7 @@ def hasty(patch: Patch) -> None:
         return np.union1d(whole(self, t, rng)[1:], [0])
 
     patch.setattr(RoundRobin, "draw", draw)
-    for module in (loop, sequence):
+    for module in (loop, worst_case):
         patch.setattr(module, "separation_guard", lambda *_: None)
 
 

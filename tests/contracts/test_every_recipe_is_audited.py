@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.contracts.test_record_audit import EXAMPLES as RECORD_EXAMPLES
 
-from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.mechanism import audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
+from sordino.audit.summary import audit_behaviour
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.postprocess import SparsifyMean
 from sordino.parts.releases import NoiseShares

@@ -26,8 +26,8 @@ import sordino as so
 from sordino.accounting import accountant
 from sordino.accounting.calibration import Budget, calibrate
 from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, sensitivity
-from sordino.audit.column_attack import audit_preparation
 from sordino.audit.membership import audit_membership
+from sordino.audit.record_attack import audit_preparation
 from sordino.config import Config, load_config, parse
 from sordino.data.clients import Records
 from sordino.engines import prepare

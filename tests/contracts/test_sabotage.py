@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.mechanism import MechanismAudit, Pipeline, audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
+from sordino.audit.summary import audit_behaviour
 from sordino.engines.base import ClientJob, Collected, Worker
 from sordino.engines.linear_clients import LinearClients
 from sordino.loop import run

@@ -15,7 +15,7 @@ from torch import nn
 from sordino.data.clients import Clients, Records
 from sordino.errors import ConfigError
 from sordino.outcome import DIAGNOSTIC
-from sordino.report.history import NOT_PRIVATE
+from sordino.report.text_table import NOT_PRIVATE
 from sordino.task import Task
 from sordino.training import train
 

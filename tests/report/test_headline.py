@@ -16,7 +16,7 @@ from tests.commands import sordino, spelt_out
 
 from sordino.data.metrics import SHARES
 from sordino.outcome import DIAGNOSTIC
-from sordino.report import cards, charts, colours, page
+from sordino.report import cards, charts, figures, page
 from sordino.report.comparison import compare
 from sordino.report.data import collected
 from sordino.report.figures import Axis, Chart, Series, plot_chart
@@ -83,7 +83,7 @@ def test_a_model_that_predicts_one_class_is_said_in_red_at_the_top(skewed: Subje
     said = re.search(r'<p class="banner bad" role="alert"><strong>skewed predicts class 0 for every test row', text)
     assert said is not None
     assert said.start() < text.index("epsilon, at most")
-    red, green, blue = (int(colours.LIGHT["bad"][i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(figures.LIGHT["bad"][i : i + 2], 16) for i in (1, 3, 5))
     assert red > 3 * max(green, blue)
 
 

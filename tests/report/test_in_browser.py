@@ -11,8 +11,8 @@ import pytest
 from tests.browser import Browser, browser
 
 from sordino.report import page
-from sordino.report.colours import contrast
 from sordino.report.data import collected
+from sordino.report.figures import contrast
 from sordino.report.subject import Subject
 
 TAB, ENTER, RIGHT = "\ue004", "\ue007", "\ue014"

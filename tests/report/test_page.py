@@ -21,7 +21,7 @@ from sordino.certificate.facts import Facts
 from sordino.config import parse
 from sordino.outcome import DIAGNOSTIC
 from sordino.recipes import RECIPES, starters
-from sordino.report import charts, colours, page
+from sordino.report import charts, figures, page
 from sordino.report.data import collected
 from sordino.report.figures import Axis, Chart, Series, draw, tick_label
 from sordino.report.subject import Subject
@@ -239,22 +239,22 @@ def test_the_same_runs_make_the_same_page(runs: dict[str, Subject]) -> None:
 
 
 def test_contrast_is_that_of_the_standard() -> None:
-    assert colours.contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert colours.contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
-    assert colours.contrast("#123456", "#123456") == 1
+    assert figures.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert figures.contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
+    assert figures.contrast("#123456", "#123456") == 1
 
 
-@pytest.mark.parametrize("theme", [colours.LIGHT, colours.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])
 def test_every_text_can_be_read_on_its_ground(theme: dict[str, str]) -> None:
-    assert {pair: ratio for pair in colours.PAIRS if (ratio := colours.contrast(*map(theme.get, pair))) < 4.5} == {}  # type: ignore[arg-type]
+    assert {pair: ratio for pair in figures.PAIRS if (ratio := figures.contrast(*map(theme.get, pair))) < 4.5} == {}  # type: ignore[arg-type]
 
 
 def test_colours_come_from_the_themes_alone() -> None:
     style = Path(page.__file__).with_name("page.css").read_text("utf-8")
     assert set(re.findall(r"#[0-9a-f]{3,8}\b", style)) == {"#ffffff"}  # paper
-    assert set(re.findall(r"var\(--([a-z0-9-]+)\)", style)) <= {*colours.LIGHT, "tone"}
-    assert colours.LIGHT.keys() == colours.DARK.keys()
-    assert {name for pair in colours.PAIRS for name in pair} | {"rule"} == set(colours.LIGHT)
+    assert set(re.findall(r"var\(--([a-z0-9-]+)\)", style)) <= {*figures.LIGHT, "tone"}
+    assert figures.LIGHT.keys() == figures.DARK.keys()
+    assert {name for pair in figures.PAIRS for name in pair} | {"rule"} == set(figures.LIGHT)
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
@@ -279,11 +279,11 @@ def test_text_of_a_figure_is_text_and_its_colours_are_the_page_s() -> None:
     assert [tick_label(value) for value in (0, 1e-5, 0.25, 12000)] == ["0", "10⁻⁵", "0.25", "12,000"]
 
 
-@pytest.mark.parametrize("theme", [colours.LIGHT, colours.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])
 def test_seven_series_differ_for_colour_blind_readers_too(theme: dict[str, str]) -> None:
     """As Machado, Oliveira and Fernandes 2009 simulate them; distances in CIELAB."""
-    assert len(colours.SERIES) == 7
-    hexes = [theme[name] for name in colours.SERIES]
+    assert len(figures.SERIES) == 7
+    hexes = [theme[name] for name in figures.SERIES]
     channels = np.array([[int(one[i : i + 2], 16) / 255 for i in (1, 3, 5)] for one in hexes])
     light = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     for seen in VISION:

@@ -2,26 +2,33 @@
 
 A canary is data (random inputs, a random label): it goes through the task's own model, the plan's solver, the engine
 and the loop like everybody else's. Whoever knows all data and all coins but the canaries' own, and sees what each round
-releases, scores every canary; `one_run` turns right guesses into lower bounds. Nothing of it is for release.
+releases, scores every canary; right guesses become lower bounds. Nothing of it is for release.
+
+    epsilon   Steinke, Nasr, Jagielski 2023, Theorem 5.2: right guesses are dominated by W = Binomial(r, expit(eps)),
+              with 2 m delta max_i P[v > W >= v - i] / i added for delta
+    f-DP      Mahloujifar, Melis, Chaudhuri 2024, Algorithm 3: a recursion over the number of right guesses, for any
+              trade-off curve; here of a Gaussian with mu, or of the certificate itself
+
+Guarantee: each bound is above the truth with probability at most `alpha` over the canaries' coins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import special
 from torch import Tensor
 
 from sordino import codec
 from sordino.accounting import accountant
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Line
-from sordino.audit import one_run
 from sordino.audit.mechanism import gaussian_epsilon_at
 from sordino.audit.tradeoff import Limit, not_finite
 from sordino.audit.trial_rounds import RecordingEngine
@@ -75,7 +82,9 @@ def audit_canaries(plan: Plan, task: Task, *, delta: float, most: int = MOST, se
     planted = plant(plan, task, line, min(most, max(2, ENTRIES // task.layout.size)), seed)
     scores = np.zeros(len(planted.inside))
     worker, rounds = _alone(plan, planted.alone), 0
-    for job, collected in _trained(plan, planted, seed):
+    engine = RecordingEngine(InProcess(), absent=planted.absent)
+    for _ in run(plan, planted.task, engine=engine, streams=Seeded(seed), eval_every=plan.rounds + 1):
+        job, collected = engine.seen.pop()
         scores += _scores(plan, planted, worker, job, collected, Seeded(seed))
         rounds += 1
     return lower_bounds(scores, planted.inside, line, delta, plan.unit, rounds)
@@ -85,25 +94,19 @@ def lower_bounds(scores: Floats, inside: Bits, line: Line, delta: float, unit: s
     """The best of some numbers of guesses, each at its part of alpha."""
     if not_finite(scores):
         raise DataError("scores of canaries that are not finite", "releases that are numbers", "look for NaN in a part")
-    tried, alpha = [one_run.guesses(scores, inside, share) for share in one_run.SHARES], ALPHA / len(one_run.SHARES)
-    epsilons = [one_run.least_epsilon(found, delta, alpha) for found in tried]
-    mu, best = max(one_run.least_mu(found, alpha) for found in tried), tried[int(np.argmax(epsilons))]
+    tried, alpha = [guesses(scores, inside, share) for share in SHARES], ALPHA / len(SHARES)
+    epsilons = [least_epsilon(found, delta, alpha) for found in tried]
+    mu, best = max(least_mu(found, alpha) for found in tried), tried[int(np.argmax(epsilons))]
     upper = accountant.bound(line.entries, line.relation, delta).value
-    curve = one_run.certified(Limit.of(line, upper, delta))
+    curve = certified(Limit.of(line, upper, delta))
     return CanaryAudit(
-        unit=unit,
-        canaries=len(inside),
-        rounds=rounds,
-        confidence=1 - ALPHA,
-        delta=delta,
-        guessed=best.made,
-        right=best.right,
+        unit, len(inside), rounds, 1 - ALPHA, delta, best.made, best.right,
         lower_epsilon=max(epsilons),
         lower_mu=mu,
         gaussian_epsilon=gaussian_epsilon_at(mu, delta) if mu > 0 else 0.0,
         upper_epsilon=upper,
-        passed=max(epsilons) <= upper and not any(one_run.rejects(curve, found, alpha) for found in tried),
-    )
+        passed=max(epsilons) <= upper and not any(rejects(curve, found, alpha) for found in tried),
+    )  # fmt: skip
 
 
 # ---- planted ---------------------------------------------------------------------------------------------------------
@@ -141,15 +144,12 @@ def plant(plan: Plan, task: Task, line: Line, most: int, seed: int) -> Planted:
     table = Records(torch.cat([held.records.x, mine.x]), torch.cat([held.records.y, mine.y]), held.records.lazy)
     rows = first + np.arange(len(places)) + np.where(inside, 0, len(places) if replaced else 0)
     keep = inside | replaced
-    clients = (
-        _clients(held, table, places, rows, keep) if plan.unit == "client" else _silos(held, table, places, rows, keep)
-    )
+    clients = (_clients if plan.unit == "client" else _silos)(held, table, places, rows, keep)
     count = len(mine.x)
     alone = Clients(mine, np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64))
     gone = places[~inside].tolist() if line.relation == "add_remove" and plan.unit == "client" else []
-    return Planted(
-        replace(task, clients=clients), replace(task, clients=alone), places, inside, replaced, frozenset(gone)
-    )
+    with_canaries, single = replace(task, clients=clients), replace(task, clients=alone)
+    return Planted(with_canaries, single, places, inside, replaced, frozenset(gone))
 
 
 def canaries(like: Records, count: int, stand_ins: bool, rng: np.random.Generator) -> Records:
@@ -190,12 +190,6 @@ def _table(table: Records, parts: list[NDArray[np.int64]]) -> Clients:
 # ---- trained and scored ----------------------------------------------------------------------------------------------
 
 
-def _trained(plan: Plan, planted: Planted, seed: int) -> Iterator[tuple[ClientJob, Collected]]:
-    engine = RecordingEngine(InProcess(), absent=planted.absent)
-    for _ in run(plan, planted.task, engine=engine, streams=Seeded(seed), eval_every=plan.rounds + 1):
-        yield engine.seen.pop()
-
-
 def _scores(
     plan: Plan, planted: Planted, worker: _Alone, job: ClientJob, collected: Collected, streams: Seeded
 ) -> Floats:
@@ -206,22 +200,20 @@ def _scores(
     if not plan.release.accepts(collected.received):
         return np.zeros(len(planted.inside))
     pulls, other = _pulls(worker, planted, job)
-    drawn, rate = _drawn(plan, planted, job, streams), _rate(plan)
+    drawn, reads = _drawn(plan, planted, job, streams), plan.local.reads
+    rate = plan.clients.expected / plan.clients.population  # how often one unit is read
+    rate *= 1.0 if reads is None else min(1.0, reads.count / float(np.mean(reads.sizes)))
     t, count = job.public.t, plan.release.denominator(plan.clients.expected, collected.received)
     noised = noised_mean(plan, collected, job.cohort, streams, t, {})[0].double() * count / _pace(plan, t)
     sent = torch.where(torch.from_numpy(planted.inside)[:, None], pulls, other)
-    known = _others(plan, collected, sent, drawn) if _may_know(plan) else torch.zeros_like(noised)
+    canaries_sum = sent[torch.from_numpy(drawn)].sum(0, dtype=torch.float64)
+    known = collected.total - canaries_sum if _may_know(plan) else torch.zeros_like(noised)
     rest = noised - known.double() - rate / 2 * (pulls + other).sum(0).double()
     apart = (pulls - other).double()
     part = (rate / 2 - rate**2 / 4) if not planted.replaced else rate / 4
     std = _std(plan, job)
     mixed = part * (apart @ apart.T) + std**2 * torch.eye(len(apart), dtype=torch.float64)
     return np.asarray(torch.linalg.solve(mixed, apart @ rest))
-
-
-def _others(plan: Plan, collected: Collected, sent: Tensor, drawn: Bits) -> Tensor:
-    """What came from those who are no canaries."""
-    return collected.total - sent[torch.from_numpy(drawn)].sum(0, dtype=torch.float64)
 
 
 def _may_know(plan: Plan) -> bool:
@@ -265,8 +257,7 @@ def _alone(plan: Plan, task: Task) -> _Alone:
 def _drawn(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bits:
     """Which canaries (or their stand-ins) were read in this round: the coins of a simulation can be tossed again."""
     if plan.unit == "client":
-        there = planted.inside | planted.replaced
-        return np.isin(planted.places, job.cohort) & there
+        return np.isin(planted.places, job.cohort) & (planted.inside | planted.replaced)
     held, t = planted.task.clients, job.public.t
     rows = [
         held.rows(int(c))[picked[picked >= 0]]
@@ -276,13 +267,6 @@ def _drawn(plan: Plan, planted: Planted, job: ClientJob, streams: Seeded) -> Bit
     first = len(held.records.x) - len(planted.alone.clients.records.x)
     mine = first + np.arange(len(planted.inside)) + np.where(planted.inside, 0, len(planted.inside))
     return np.isin(mine, np.concatenate(rows)) if rows else np.zeros(len(mine), dtype=np.bool_)
-
-
-def _rate(plan: Plan) -> float:
-    """How often one unit is read."""
-    reads = plan.local.reads
-    taking_part = plan.clients.expected / plan.clients.population
-    return taking_part if reads is None else taking_part * min(1.0, reads.count / float(np.mean(reads.sizes)))
 
 
 def _pace(plan: Plan, t: int) -> float:
@@ -296,3 +280,85 @@ def _std(plan: Plan, job: ClientJob) -> float:
         sum_of_squares = sum(0.0 if noise is None else noise.std**2 for noise in own)
         return math.sqrt(sum_of_squares) / _pace(plan, job.public.t) or 1.0
     return float(plan.release.noise_std(job.cohort, job.public.t)) or 1.0
+
+
+Inverse = Callable[[float], float]  # the least false-alarm rate at which a power is allowed
+
+
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)  # of the canaries that are guessed; the best counts, at alpha / 5 each
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """`right` of `made` guesses about `canaries` fair coins."""
+
+    canaries: int
+    made: int
+    right: int
+
+
+def guesses(scores: Floats, inside: Bits, share: float) -> Guesses:
+    """The largest scores are said to be in, as many of the smallest to be out; the rest is silence."""
+    half = max(1, round(share * len(scores) / 2))
+    order = np.argsort(scores, kind="stable")
+    right = int((~inside[order[:half]]).sum() + inside[order[-half:]].sum())
+    return Guesses(len(scores), 2 * half, right)
+
+
+def chance(found: Guesses, epsilon: float, delta: float) -> float:
+    """The most probability that an (epsilon, delta) release leaves to so many right guesses."""
+    r, v = found.made, found.right
+    rate = float(special.expit(epsilon))
+    at_least = float(special.bdtrc(v - 1, r, rate)) if v else 1.0
+    below = np.arange(v - 1, -1, -1)
+    logs = special.gammaln(r + 1) - special.gammaln(below + 1) - special.gammaln(r - below + 1)
+    masses = np.exp(logs + special.xlogy(below, rate) + special.xlog1py(r - below, -rate))
+    steepest = float(np.max(np.cumsum(masses) / np.arange(1, v + 1))) if v else 0.0
+    return min(1.0, at_least + 2 * found.canaries * delta * steepest)
+
+
+def least_epsilon(found: Guesses, delta: float, alpha: float) -> float:
+    """The largest epsilon under which so many right guesses have a chance of at most alpha."""
+    return _largest(lambda epsilon: chance(found, epsilon, delta) <= alpha, 50.0)
+
+
+def least_mu(found: Guesses, alpha: float) -> float:
+    """The largest mu of which a Gaussian release would leave so many right guesses at most alpha."""
+    return _largest(lambda mu: rejects(gaussian(mu), found, alpha), 20.0)
+
+
+def rejects(inverse: Inverse, found: Guesses, alpha: float) -> bool:
+    """Whether a trade-off curve leaves so many right guesses a chance of at most alpha."""
+    m, made, right = found.canaries, found.made, found.right
+    if not right or right == made:
+        right = min(right, made - 1)  # the recursion needs one of each kind; fewer right ones prove less
+    r, h = alpha * right / m, alpha * (made - right) / m
+    for i in range(right - 1, -1, -1):
+        grown = max(h, inverse(min(r, 1.0)))
+        r, h = r + i / (made - i) * (grown - h), grown
+        if r + h > made / m:
+            return True
+    return False
+
+
+def gaussian(mu: float) -> Inverse:
+    """Of mu-GDP: Phi(Phi^-1(power) - mu)."""
+    return lambda power: float(special.ndtr(special.ndtri(power) - mu))
+
+
+def certified(limit: Limit) -> Inverse:
+    """Of a certificate's curve: power <= min over e of exp(e) a + delta(e), solved for a."""
+    if limit.mu is not None:
+        return gaussian(limit.mu)
+    return lambda power: float(np.clip(np.max((power - limit.deltas) * np.exp(-limit.epsilons)), 0.0, 1.0))
+
+
+def _largest(refuted: Callable[[float], bool], most: float) -> float:
+    """By halving: what is refuted at x is refuted below it."""
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, most
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low

@@ -23,24 +23,12 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.accounting import accountant
-from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation
+from sordino.accounting.composition import ADVERSARIES, Adversary, Line, Participation
 from sordino.accounting.events import GaussianNoise, Relation
-from sordino.audit.column_attack import audit_preparation
-from sordino.audit.record_attack import Proved, audit_records
-from sordino.audit.sequence import audit_sequence
-from sordino.audit.tradeoff import (
-    Array,
-    Limit,
-    Rates,
-    at_least_zero,
-    choose,
-    choose_steadily,
-    not_finite,
-    separation,
-)
-from sordino.audit.worst_case import Attack, Pipeline, crowds, resized, worst_messages
+from sordino.audit.record_attack import Proved, audit_preparation, audit_records
+from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, choose, choose_steadily, not_finite, separation
+from sordino.audit.worst_case import Attack, Found, Pipeline, audit_sequence, crowds, resized, worst_messages
 from sordino.errors import UserError
-from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 
@@ -101,9 +89,13 @@ def audit_mechanism(
     effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
     done: dict[Line, MechanismAudit] = {}
     for line in promised:
-        claim = _claim(cost.line("cohort", _weakest(plan)), line)
-        if claim not in done:
-            done[claim] = _audit(pipeline or Pipeline(plan), claim, _affordable(effort, claim))
+        # where hidden coins earn the models line nothing, it claims what the cohort line does: the same attack serves
+        seen = replace(line, adversary="cohort")
+        claim = seen if line.adversary == "models" and seen == cost.line("cohort", _weakest(plan)) else line
+        if claim not in done:  # a shuffled round draws the noise of every report, so it gets fewer trials
+            reports = max(event.messages for event, _ in claim.entries)
+            fewer = replace(effort, trials=max(effort.trials // reports, 1000))
+            done[claim] = _audit(pipeline or Pipeline(plan), claim, fewer)
         done[line] = replace(done[claim], adversary=line.adversary)
     return [done[line] for line in promised]
 
@@ -112,88 +104,53 @@ def _of_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pip
     """Noise that rounds share: all rounds of a sequence at once, against the cost of those rounds."""
     sequence = pipeline.sequence
     if plan.release.noise_matrix(sequence.rounds) is None:
-        return [_not_attacked(line, delta, plan.release.kind) for line in _lines(sequence.cost)]
+        cost = sequence.cost
+        lines = cost.line("models"), cost.line("cohort")
+        return [_not_attacked(line, delta, plan.release.kind) for line in lines]
     movement = 1.0 if plan.cost().line("cohort").relation != "replace_one" else 2.0
     if plan.unit == "client":
         movement = worst_messages(pipeline, sequence.cost.line("cohort").relation, False)[0].movement
     attacked = audit_sequence(sequence, movement, delta, trials, (1 - CONFIDENCE) / 8, seed)
-    return [
-        MechanismAudit(
-            adversary=one.line.adversary,
-            relation=one.line.relation,
-            trials=one.trials,
-            delta=delta,
-            attack=f"{one.rounds} rounds at once; whitened and projected",
-            movement=one.movement,
-            lower_mu=one.lower,
-            upper_mu=one.allowed,
-            lower_epsilon=one.lower_epsilon,
-            upper_epsilon=one.upper_epsilon,
-            gaussian_epsilon=None,
-            passed=one.lower <= one.allowed and one.lower_epsilon <= one.upper_epsilon,
-        )
-        for one in attacked
-    ]
+    words = "{} rounds at once; whitened and projected"
+    return [_of_attack(one, delta, words.format(one.rounds), one.movement, False) for one in attacked]
 
 
-def _lines(cost: Cost) -> tuple[Line, Line]:
-    return cost.line("models"), cost.line("cohort")
-
-
-def _not_attacked(line: Line, delta: float, kind: str) -> MechanismAudit:
-    """A line of rounds that share noise, of which the release does not say how."""
-    why, upper = (
-        f"not examined: release {kind!r}, whose rounds share noise, states no noise_matrix",
-        _epsilon(line, delta),
-    )
-    figures = {
-        "movement": math.nan,
-        "lower_mu": 0.0,
-        "upper_mu": math.nan,
-        "lower_epsilon": 0.0,
-        "upper_epsilon": upper,
-    }
+def _of_attack(found: Found | Proved, delta: float, attack: str, movement: float, gaussian: bool) -> MechanismAudit:
+    """What an attack proved, beside the certificate; `gaussian`: also as the epsilon of Gaussian noise."""
     return MechanismAudit(
-        line.adversary, line.relation, 0, delta, why, **figures, gaussian_epsilon=None, passed=False, examined=False
-    )
-
-
-def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAudit:
-    """An attack on one record, in the same words."""
-    line, most = found.line, 1.0 if found.line.relation == "add_remove" else 2.0
-    delta, mu = found.delta, accountant.gaussian_mu(found.line.entries, found.line.relation)
-    return MechanismAudit(
-        adversary=line.adversary,
-        relation=line.relation,
+        adversary=found.line.adversary,
+        relation=found.line.relation,
         trials=found.trials,
         delta=delta,
         attack=attack,
-        movement=most,
+        movement=movement,
         lower_mu=found.lower,
         upper_mu=found.allowed,
         lower_epsilon=found.lower_epsilon,
         upper_epsilon=found.upper_epsilon,
-        gaussian_epsilon=gaussian_epsilon_at(found.lower, delta) if mu is not None and found.lower > 0 else None,
+        gaussian_epsilon=gaussian_epsilon_at(found.lower, delta) if gaussian else None,
         passed=found.lower <= found.allowed and found.lower_epsilon <= found.upper_epsilon,
     )
+
+
+def _not_attacked(line: Line, delta: float, kind: str) -> MechanismAudit:
+    """A line of rounds that share noise, of which the release does not say how."""
+    why = f"not examined: release {kind!r}, whose rounds share noise, states no noise_matrix"
+    nothing = Proved(line, 0, delta, 0.0, math.nan, 0.0, _epsilon(line, delta))
+    return replace(_of_attack(nothing, delta, why, math.nan, False), passed=False, examined=False)
+
+
+def _of_record(found: Proved, attack: str = "one record; shift") -> MechanismAudit:
+    """An attack on one record, in the same words."""
+    most = 1.0 if found.line.relation == "add_remove" else 2.0
+    mu = accountant.gaussian_mu(found.line.entries, found.line.relation)
+    return _of_attack(found, found.delta, attack, most, mu is not None and found.lower > 0)
 
 
 def _weakest(plan: Plan) -> int:
     """Whom the least noise protects, where clients have noise of their own."""
     own = plan.release.noise_multipliers
     return int(np.argmin(own)) if own else 0
-
-
-def _claim(cohort: Line, line: Line) -> Line:
-    """Where hidden coins earn the models line nothing, it claims what the cohort line does: the same attack serves."""
-    seen = replace(line, adversary="cohort")
-    return seen if line.adversary == "models" and seen == cohort else line
-
-
-def _affordable(effort: _Effort, line: Line) -> _Effort:
-    """A shuffled round draws the noise of every report, so it gets fewer trials: its sum tells little anyway."""
-    reports = max(event.messages for event, _ in line.entries)
-    return replace(effort, trials=max(effort.trials // reports, 1000))
 
 
 @lru_cache(maxsize=64)
@@ -236,7 +193,9 @@ def _audit(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
     guess = choose_steadily(there[:half], gone[:half], share, effort.alpha)
     sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
     rates, tail = (test.rates(there[half:], gone[half:], effort.alpha) for test in (guess, sharp))
-    return _result(line, effort, attack, guess.name, _figures(rates, tail, limit, effort.delta))
+    upper = float(separation(limit.most(rates.false), rates.false)[0])
+    figures = at_least_zero(rates.mu()[0]), upper, at_least_zero(tail.epsilon(effort.delta)[0])
+    return _result(line, effort, attack, guess.name, figures)
 
 
 def _best(
@@ -252,31 +211,12 @@ def _best(
     return max(tried, key=lambda one: one[0])[1:]
 
 
-def _figures(rates: Rates, tail: Rates, limit: Limit, delta: float) -> tuple[float, float, float]:
-    upper = separation(limit.most(rates.false), rates.false)
-    return at_least_zero(rates.mu()[0]), float(upper[0]), at_least_zero(tail.epsilon(delta)[0])
-
-
 def _result(
     line: Line, effort: _Effort, attack: Attack, test: str, figures: tuple[float, float, float]
 ) -> MechanismAudit:
-    lower, upper, lower_epsilon = figures
-    upper_epsilon = _epsilon(line, effort.delta)
-    gaussian = accountant.gaussian_mu(line.entries, line.relation) is not None and 0 < lower < math.inf
-    return MechanismAudit(
-        adversary=line.adversary,
-        relation=line.relation,
-        trials=effort.trials,
-        delta=effort.delta,
-        attack=f"{attack.name}; {test}",
-        movement=attack.movement,
-        lower_mu=lower,
-        upper_mu=upper,
-        lower_epsilon=lower_epsilon,
-        upper_epsilon=upper_epsilon,
-        gaussian_epsilon=gaussian_epsilon_at(lower, effort.delta) if gaussian else None,
-        passed=lower <= upper and lower_epsilon <= upper_epsilon,
-    )
+    found = Proved(line, effort.trials, effort.delta, *figures, _epsilon(line, effort.delta))
+    gaussian = accountant.gaussian_mu(line.entries, line.relation) is not None and 0 < found.lower < math.inf
+    return _of_attack(found, effort.delta, f"{attack.name}; {test}", attack.movement, gaussian)
 
 
 def gaussian_epsilon_at(mu: float, delta: float) -> float:
@@ -298,17 +238,13 @@ class _Stage:
 
     def __init__(self, pipeline: Pipeline, line: Line, effort: _Effort) -> None:
         self.pipeline, self.line, self.effort = pipeline, line, effort
-        self.client = self._client()
-
-    def _client(self) -> int:
-        """Whom to attack: the least noised where clients differ, else one that a first draw of this round picked.
-
-        With secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
-        """
-        if self.pipeline.plan.release.noise_multipliers:
-            return _weakest(self.pipeline.plan)
-        drawn = self.pipeline.cohort(self.effort.streams().at(self.pipeline.t, "cohort"))
-        return int(drawn[0]) if len(drawn) else 0
+        # Whom to attack: the least noised where clients differ, else one that a first draw of this round picked. With
+        # secret coins a first draw says nothing of the next ones; with public coins they all are that draw.
+        if pipeline.plan.release.noise_multipliers:
+            self.client = _weakest(pipeline.plan)
+        else:
+            drawn = pipeline.cohort(effort.streams().at(pipeline.t, "cohort"))
+            self.client = int(drawn[0]) if len(drawn) else 0
 
     def worlds(self, trials: int, absent: bool) -> tuple[_World, _World]:
         """With our client; and without it (`absent`) or, the same cohorts again, with another message of it.
@@ -347,10 +283,8 @@ class _Stage:
 
     def features(self, attack: Attack, worlds: tuple[_World, _World]) -> tuple[Array, Array]:
         """Both worlds: (shift along the moved direction, spread across it) of what is seen, [n, 2] each."""
-        there, gone = worlds
-        return self._look(there, attack, attack.sent), self._look(
-            gone, attack, attack.sent if attack.instead is None else attack.instead
-        )
+        instead = attack.sent if attack.instead is None else attack.instead
+        return self._look(worlds[0], attack, attack.sent), self._look(worlds[1], attack, instead)
 
     def _look(self, world: _World, attack: Attack, sent: Tensor) -> Array:
         """Trials with equal cohort sizes, and ours in or out alike, have equal messages: they are noised together."""
@@ -367,14 +301,9 @@ class _Stage:
         if self.line.adversary == "messages":
             return _features(pipeline.message(sent, self.client, copies, streams), attack.moved)
         messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
-        cohort = _cohort(self.client, size, present)
+        others = np.setdiff1d(np.arange(size + 1), [self.client])[: size - present]
+        cohort = np.concatenate([[self.client] if present else [], others]).astype(np.int64)  # ours first, if present
         return _features(pipeline.released(messages, cohort, copies, streams), attack.moved)
-
-
-def _cohort(client: int, size: int, present: bool) -> Cohort:
-    """Our client first, if present, and as many others as it takes."""
-    others = np.setdiff1d(np.arange(size + 1), [client])[: size - present]
-    return np.concatenate([[client] if present else [], others]).astype(np.int64)
 
 
 def _features(seen: Tensor, moved: Tensor) -> Array:

@@ -21,8 +21,8 @@ from scipy import special
 from torch import Tensor
 
 from sordino.accounting.bounds import AlreadyPrivate
-from sordino.audit.sequence import whitening
 from sordino.audit.trial_rounds import TrialRound, TrialRounds
+from sordino.audit.worst_case import whitening
 from sordino.parts.mechanisms import Distribution, Mechanism, Normal
 from sordino.parts.release_base import own_message
 from sordino.parts.samplers import Cohort
@@ -136,9 +136,8 @@ def distribution_of(drawn: Sequence[Mechanism]) -> Distribution:
         raise NotStatedError(f"mechanism {first.kind!r} does not state its distribution")
     if found is None:
         what = "its distribution (sum_distribution)" if alike else "how draws of different mechanisms add up"
-        raise NotStatedError(
-            f"mechanism {first.kind!r}, of which a sum holds {len(drawn)} draws, does not state {what}"
-        )
+        several = f"of which a sum holds {len(drawn)} draws"
+        raise NotStatedError(f"mechanism {first.kind!r}, {several}, does not state {what}")
     return found
 
 
@@ -163,15 +162,15 @@ def as_normals(noise: Array, drawn: Sequence[Mechanism], coins: np.random.Genera
 
 def noise_tests(trials: TrialRounds) -> list[Finding]:
     """Every coordinate of every round's noise, as standard normals if the plan is what ran."""
+    asked: dict[str, Callable[[], list[Finding]]]
     asked = {"noise of the sums": lambda: _sums(trials), "noise of the messages": lambda: _messages(trials.plan)}
-    return [one for question, ask in asked.items() for one in _asked(question, ask)]
-
-
-def _asked(question: str, ask: Callable[[], list[Finding]]) -> list[Finding]:
-    try:
-        return ask()
-    except NotStatedError as missing:
-        return [not_examined(question, str(missing))]
+    found: list[Finding] = []
+    for question, ask in asked.items():
+        try:
+            found += ask()
+        except NotStatedError as missing:
+            found.append(not_examined(question, str(missing)))
+    return found
 
 
 def _sums(trials: TrialRounds) -> list[Finding]:
@@ -179,9 +178,8 @@ def _sums(trials: TrialRounds) -> list[Finding]:
     plan = trials.plan
     rounds = [s for s in trials.rounds if plan.release.accepts(len(s.cohort)) and noise_draws(plan, s.cohort, s.t)]
     if not rounds:
-        return [
-            not_examined("noise of the sums", f"no trial round had noise: release {plan.release.kind!r} states none")
-        ]
+        why = f"no trial round had noise: release {plan.release.kind!r} states none"
+        return [not_examined("noise of the sums", why)]
     z = np.stack([standardised(plan, seen) for seen in rounds])  # [rounds, d], NaN where nothing was sent
     z = whitened(plan, z, rounds)
     found = [*_energies(z), *_shape(z), *_independence(z, _neighbours(rounds))]
@@ -223,20 +221,15 @@ def whitened(plan: Plan, noise: Array, rounds: Sequence[TrialRound]) -> Array:
 def standardised(plan: Plan, seen: TrialRound) -> Array:
     """The noise of one round's sum as standard normals [d]: what moved, without the clean sum, by its claimed law."""
     drawn, coins = noise_draws(plan, seen.cohort, seen.t), Seeded(seen.episode).at(seen.t, "audit blur")
-    count = _denominator(plan, seen)
+    count = plan.clients.expected  # a constant of the plan where nobody may see who came; else what the release says
+    if "cohort" in plan.release.sees:
+        count = plan.release.denominator(plan.clients.expected, len(seen.cohort))
     if isinstance(plan.bound, AlreadyPrivate):
         return as_normals((seen.moved.double() * count).numpy(), drawn, coins)
     clean = _update(plan, seen, seen.total / count)
     unit = _update(plan, seen, seen.total.new_ones(len(seen.total)))
     noise = ((seen.moved.double() - clean) / unit * count).numpy()
     return np.where(np.asarray(unit) == 0, np.nan, as_normals(noise, drawn, coins))
-
-
-def _denominator(plan: Plan, seen: TrialRound) -> float:
-    """A constant of the plan where nobody may see who came; else what the release says."""
-    if "cohort" not in plan.release.sees:
-        return plan.clients.expected
-    return plan.release.denominator(plan.clients.expected, len(seen.cohort))
 
 
 def _update(plan: Plan, seen: TrialRound, encoded: Tensor) -> Tensor:
@@ -253,22 +246,19 @@ def _energies(z: Array) -> list[Finding]:
     blocks, sizes = np.add.reduceat(coordinates, edges), np.add.reduceat(counts, edges)
     rounds, widths = squares.sum(1), sent.sum(1)
 
-    def scale(energy: Array, freedom: Array) -> Callable[[int], str]:
-        return lambda i: f"{math.sqrt(energy[i] / max(freedom[i], 1)):.3f} times the noise"
-
     def energy_test(question: str, energy: Array, freedom: Array, where: Callable[[int], str]) -> Finding:
-        text = scale(energy, freedom)
-        return finding(question, chi_square(energy, freedom), lambda i: f"{where(i)}{text(i)}", freedom > 0)
+        def text(i: int) -> str:
+            return f"{where(i)}{math.sqrt(energy[i] / max(freedom[i], 1)):.3f} times the noise"
+
+        return finding(question, chi_square(energy, freedom), text, freedom > 0)
+
+    def block(i: int) -> str:
+        return f"coordinates {i * BLOCK} to {i * BLOCK + BLOCK - 1} have "
 
     return [
         energy_test("noise of all coordinates", np.array([squares.sum()]), np.array([sent.sum()]), lambda _: ""),
         energy_test("noise of each coordinate", coordinates, counts, lambda i: f"coordinate {i} has "),
-        energy_test(
-            "noise of each block of coordinates",
-            blocks,
-            sizes,
-            lambda i: f"coordinates {i * BLOCK} to {i * BLOCK + BLOCK - 1} have ",
-        ),
+        energy_test("noise of each block of coordinates", blocks, sizes, block),
         energy_test("noise of each round", rounds, widths, lambda i: f"trial round {i} has "),
     ]
 

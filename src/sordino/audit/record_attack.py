@@ -3,12 +3,13 @@
 The canary's slope is huge; in the other world it is replaced by its opposite, or is gone. What an adversary sees is
 projected on the direction in which the canary pulls, and a Clopper-Pearson bound says how far apart the worlds are.
 Where a silo tosses coins for its batch, they are tossed in every trial: many silos with the same records draw theirs.
+`audit_preparation` attacks what is released of a column before the first round.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +19,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino.accounting.accountant import bound
-from sordino.accounting.bounds import AlreadyPrivate
+from sordino.accounting.bounds import AlreadyPrivate, Unit
 from sordino.accounting.composition import Adversary, Line, Participation
+from sordino.accounting.events import Relation
 from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, separation, thresholds
 from sordino.audit.trial_rounds import shrink_clients, shrink_local, shrink_release
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.prepare import noised_total
 from sordino.loop import noised_mean
+from sordino.parts.mechanisms import Laplace
+from sordino.parts.preparation import Preparation, Values
 from sordino.parts.releases import Forward, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.rng import Seeded
+from sordino.rng import Seeded, Streams
 from sordino.task import Task
 
 FEATURES, RECORDS = 6, 64  # of the attacked silo
@@ -69,36 +74,26 @@ def audit_records(plan: Plan, delta: float, trials: int, alpha: float, seed: int
         if all(event.protects for event, _ in line.entries):
             kept.setdefault(line.entries, line.adversary)  # equal claims: the stronger adversary
     trials = trials // TOSSED if _tosses(few) else trials
-    most = {who: max(trials // _reports(cost.line(who, _weakest(few))), 1000) for who in kept.values()}
+    most = {}
+    for who in kept.values():  # a trial draws the noise of all messages where they are shuffled
+        messages = max(event.messages for event, _ in cost.line(who, _weakest(few)).entries)
+        most[who] = max(trials // messages, 1000)
     return [attack_record(few, who, count, delta=delta, alpha=alpha, seed=seed) for who, count in most.items()]
 
 
-def _reports(line: Line) -> int:
-    """Messages whose noise one trial draws: all of them where they are shuffled."""
-    return max(event.messages for event, _ in line.entries)
-
-
 def attack_record(
-    plan: Plan,
-    adversary: Adversary,
-    trials: int,
-    *,
-    sabotage: Break | None = None,
-    lost: int = 0,
-    broken: Plan | None = None,
-    delta: float = 1e-5,
-    alpha: float = 2.5e-4,
-    seed: int = 0,
-) -> Proved:
+    plan: Plan, adversary: Adversary, trials: int, *, sabotage: Break | None = None, lost: int = 0,
+    broken: Plan | None = None, delta: float = 1e-5, alpha: float = 2.5e-4, seed: int = 0,
+) -> Proved:  # fmt: skip
     """Attack one round. The promise is the plan's; what runs is `broken`, if given, or the plan with a sabotage."""
     silo = _weakest(plan)
     line = plan.cost(Participation(releases=1, max_participations=1)).line(adversary, silo)
     other = None if line.relation == "add_remove" else -LOUD
     runs = broken or plan
-    trials = min(trials, HELD // _size(runs, silo))
-    there, gone = (
-        _seen(runs, adversary, canary, trials, 2 * seed + k, sabotage, lost) for k, canary in enumerate((LOUD, other))
-    )
+    assert runs.local.reads is not None
+    trials = min(trials, HELD // runs.local.reads.size(silo))
+    worlds = enumerate((LOUD, other))
+    there, gone = (_seen(runs, adversary, canary, trials, 2 * seed + k, sabotage, lost) for k, canary in worlds)
     return prove(there, gone, line, delta, alpha)
 
 
@@ -146,18 +141,13 @@ def _tosses(plan: Plan) -> bool:
     return isinstance(plan.bound, AlreadyPrivate) or law is None or law.secret
 
 
-def _size(plan: Plan, silo: int) -> int:
-    assert plan.local.reads is not None
-    return plan.local.reads.size(silo)
-
-
 def _seen(
     plan: Plan, adversary: Adversary, canary: float | None, copies: int, seed: int, sabotage: Break | None, lost: int
 ) -> Array:
     """What an adversary sees of round 0 along the canary's direction; the noise of `lost` silos never reaches it."""
-    silo, spent = _weakest(plan), isinstance(plan.bound, AlreadyPrivate)
+    silo = _weakest(plan)
     rows = _messages(plan, silo, canary, copies, sabotage)
-    if spent:
+    if isinstance(plan.bound, AlreadyPrivate):
         return _projected(rows)
     sent, streams = rows.repeat(copies // len(rows), 1).reshape(-1), Seeded(seed)
     if adversary == "messages":
@@ -179,7 +169,9 @@ def _messages(plan: Plan, silo: int, canary: float | None, copies: int, sabotage
         changed |= {"noise_multiplier": plan.local.noise_multipliers[silo], "noise_multipliers": ()}
     local: Any = replace(plan.local, **changed)  # type: ignore[type-var]
     alone = replace(plan, clients=Everyone(crowd), local=local, release=Forward() if spent else NoNoise())
-    one = world(canary, (size,), _read_first(plan, silo))
+    # a record that round 0 reads, where that is public; else any
+    first = 0 if _tosses(plan) else int(reads.draw(0, 0, size, Seeded(0).at(0, "none"))[0])
+    one = world(canary, (size,), first)
     same = Clients(one.clients.records, np.tile(one.clients.index, crowd), np.arange(crowd + 1) * size)
     worker = InProcess(path="batched").prepare(alone, replace(one, clients=same), Seeded(0))
     if sabotage is not None:
@@ -201,12 +193,55 @@ def world(canary: float | None, sizes: tuple[int, ...], place: int = 0) -> Task:
     return Task(model, Clients.of([Records(a, b) for a, b in pairs]), loss="mse")
 
 
-def _read_first(plan: Plan, silo: int) -> int:
-    """A record that round 0 reads, where that is public; else any."""
-    reads = plan.local.reads
-    assert reads is not None
-    return 0 if _tosses(plan) else int(reads.draw(0, 0, reads.size(silo), Seeded(0).at(0, "none"))[0])
-
-
 def _projected(rows: Tensor) -> Array:
     return np.asarray(rows[:, 0].double())
+
+
+DRAWN = 1 << 24  # numbers drawn for each world of a preparation
+
+
+Release = Callable[[Plan, Preparation, Iterable[Values], Streams], Tensor]
+
+
+@dataclass(frozen=True)
+class Copies(Preparation):
+    """So many releases of one column as one long message: noise is independent per coordinate, so the law is theirs."""
+
+    inner: Preparation
+    count: int
+
+    @property
+    def column(self) -> str:  # type: ignore[override]
+        return self.inner.column
+
+    def message(self, shares: Values, unit: Unit) -> Values:
+        return np.tile(self.inner.message(shares, unit), self.count)
+
+    def noise(self, relation: Relation) -> Laplace:
+        return self.inner.noise(relation)
+
+
+def audit_preparation(
+    plan: Plan,
+    part: Preparation,
+    delta: float,
+    trials: int = 200_000,
+    alpha: float = 1e-3,
+    seed: int = 0,
+    release: Release = noised_total,
+) -> Proved:
+    """One unit's values are all low, or all high; or, where a unit is taken away, all low or not there.
+
+    The bins that differ are added up by their sign, each cut at where Laplace noise of this size tells no more.
+    `release` is what runs; the promise is the plan's.
+    """
+    relation = plan.forecast.lines[0].relation
+    own = (np.zeros(1), np.ones(1) if relation == "replace_one" else np.zeros(0))
+    first, second = (part.message(values, plan.unit) for values in own)
+    copies = Copies(part, min(trials, DRAWN // len(first)))
+    # releases [copies, bins] of one client alone, who has `mine`: others could only add noise
+    drawn = [release(plan, copies, [mine], Seeded(2 * seed + k)).numpy() for k, mine in enumerate(own)]
+    worlds = [seen.reshape(copies.count, -1) for seen in drawn]
+    shift, middle = first - second, (first + second) / 2
+    there, gone = (np.clip((seen - middle) * np.sign(shift), -1, 1) @ np.abs(shift) for seen in worlds)
+    return prove(there, gone, Line("models", relation, ((part.event(relation), 1),)), delta, alpha)

@@ -62,7 +62,9 @@ def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
     if reads is None:
         return []
     silo = int(np.argmin([reads.size(each) for each in range(plan.clients.population)]))
-    law, steps = reads.law(silo), _steps(plan)
+    law, bound = reads.law(silo), plan.local.bound()
+    private = isinstance(bound, AlreadyPrivate)
+    steps = bound.count if isinstance(bound, AlreadyPrivate) else 1
     if law is None:
         return [_silent("batch", "record sampler", reads.kind)]
     length = max(1, min(LENGTH, plan.rounds))
@@ -73,20 +75,9 @@ def batch_tests(plan: Plan, seed: int = 0) -> list[Finding]:
 
     seeds = _seeds(seed, law.population, length * steps)
     drawn = [[row for t in range(length) for row in rows(own, t)] for own in seeds]
-    event = _record_event(plan, silo)
-    return [
-        *sampling_tests(Draws("batch", law, drawn)),
-        _accounted_rate("batch", law, event, reads.amplify(event, silo)),
-    ]
-
-
-def _steps(plan: Plan) -> int:
-    bound = plan.local.bound()
-    return bound.count if isinstance(bound, AlreadyPrivate) else 1
-
-
-def _record_event(plan: Plan, silo: int) -> Event:
-    return plan.local.own_event(silo) if isinstance(plan.local.bound(), AlreadyPrivate) else plan.release.event()
+    event = plan.local.own_event(silo) if private else plan.release.event()
+    accounted = _accounted_rate("batch", law, event, reads.amplify(event, silo))
+    return [*sampling_tests(Draws("batch", law, drawn)), accounted]
 
 
 def _silent(what: str, family: str, kind: str) -> Finding:
@@ -105,13 +96,9 @@ def _accounted_rate(what: str, law: SamplingLaw, event: Event, amplified: Event)
 
 def trial_round_tests(trials: TrialRounds) -> list[Finding]:
     """The cohorts that the loop asked its engine for; the batches, read off the sums: a record has its coordinate."""
-    plan = trials.plan
-    law = plan.clients.law()
-    found = (
-        []
-        if law is None
-        else sampling_tests(Draws("cohort", law, _episodes(trials, [s.cohort for s in trials.rounds])))
-    )
+    law = trials.plan.clients.law()
+    cohorts = _episodes(trials, [seen.cohort for seen in trials.rounds])
+    found = [] if law is None else sampling_tests(Draws("cohort", law, cohorts))
     return [replace(one, question=f"trial rounds, {one.question}") for one in [*found, *_trial_batches(trials)]]
 
 
@@ -183,17 +170,14 @@ def _rests(draws: Draws) -> list[Finding]:
     apart = draws.law.min_separation
     if apart is None or apart < 2:
         return []
-    nearest = np.array([_nearest(episode, draws.law.population) for episode in draws.episodes])
+    nearest = np.full(len(draws.episodes), math.inf)
+    for i, episode in enumerate(draws.episodes):
+        last = np.full(draws.law.population, -math.inf)
+        for t, draw in enumerate(episode):
+            nearest[i] = min(nearest[i], float((t - last[draw]).min(initial=math.inf)))
+            last[draw] = t
     text = f"rounds between two of one of them, {apart} accounted"
     return [finding(f"{draws.what}: rest", (nearest >= apart).astype(float), lambda i: f"{nearest[i]:g} {text}")]
-
-
-def _nearest(draws: Sequence[Draw], population: int) -> float:
-    last, least = np.full(population, -math.inf), math.inf
-    for t, draw in enumerate(draws):
-        least = min(least, float((t - last[draw]).min(initial=math.inf)))
-        last[draw] = t
-    return least
 
 
 def _rates(draws: Draws) -> list[Finding]:
@@ -232,13 +216,11 @@ def _spread(draws: Draws) -> list[Finding]:
         return [not_examined(question, "the sampler does not state how many are drawn (size, or size_sf)")]
     means = np.array([float(law.inclusions(t).sum()) for t, _ in draws.all])
     sizes = np.array([len(draw) for _, draw in draws.all])
-    cuts = np.maximum(np.floor((means + np.outer((0, -1, 1), np.sqrt(means))) * (1 + 1e-12)), 0).astype(
-        int
-    )  # [3, rounds]
+    edges = (means + np.outer((0, -1, 1), np.sqrt(means))) * (1 + 1e-12)
+    cuts = np.maximum(np.floor(edges), 0).astype(int)  # [3, rounds]
     above = (sizes > cuts).sum(1)
-    due = np.array(
-        [np.mean([law.size_sf(t, int(k)) for (t, _), k in zip(draws.all, cut, strict=True)]) for cut in cuts]
-    )
+    pairs = [zip(draws.all, cut, strict=True) for cut in cuts]
+    due = np.array([np.mean([law.size_sf(t, int(k)) for (t, _), k in each]) for each in pairs])
     names = ("the mean", "the mean less its root", "the mean and its root")
     text = [
         f"more than {n} in {a} of {len(sizes)} rounds, {d * len(sizes):.0f} due"
@@ -249,13 +231,11 @@ def _spread(draws: Draws) -> list[Finding]:
 
 def _foreseen(draws: Draws) -> Finding:
     """Two draws share each member at the rate: of near rounds, and of the same round under another secret."""
-    step = _step(draws)
-    within = [
-        (one[t], one[t + step], t + step)
-        for one in draws.episodes
-        for t in range(len(one) - step)
-        if t // step % 2 == 0
-    ]
+    first, longest = draws.law.inclusions(0) > 0, max(map(len, draws.episodes))
+    # the least number of rounds after which the same units can be drawn again
+    step = next((k for k in range(1, longest) if (first & (draws.law.inclusions(k) > 0)).any()), 1)
+    starts = [(one, t) for one in draws.episodes for t in range(len(one) - step) if t // step % 2 == 0]
+    within = [(one[t], one[t + step], t + step) for one, t in starts]
     across = [
         (a, b, t)
         for one, two in zip(draws.episodes[::2], draws.episodes[1::2], strict=False)
@@ -267,12 +247,6 @@ def _foreseen(draws: Draws) -> Finding:
     names = [f"{hits[i]:.4g} of {trials[i]:.0f} in both, {due[i]:.4g} due, {name}" for i, name in enumerate(kinds)]
     chances = chernoff(hits, trials, due / np.maximum(trials, 1))
     return finding(f"{draws.what}: secrecy", chances, lambda i: names[i], trials > 0)
-
-
-def _step(draws: Draws) -> int:
-    """The least number of rounds after which the same units can be drawn again."""
-    first, longest = draws.law.inclusions(0) > 0, max(map(len, draws.episodes))
-    return next((k for k in range(1, longest) if (first & (draws.law.inclusions(k) > 0)).any()), 1)
 
 
 def _shared(law: SamplingLaw, pairs: Sequence[tuple[Draw, Draw, int]]) -> tuple[float, float, float]:

@@ -29,12 +29,8 @@ WIDTH, TENSORS = 6, 4
 TRIES = 1000  # rounds in which somebody who is drawn is looked for
 LOUD = 1e6  # how far out the records lie
 ROUNDING = 1e-3  # what float32 sums may add
-PATHS: tuple[tuple[str, Path | None], ...] = (
-    ("linear", None),
-    ("dense", None),
-    ("tensors", "batched"),
-    ("tensors", "sequential"),
-)
+PATHS: tuple[tuple[str, Path | None], ...]
+PATHS = (("linear", None), ("dense", None), ("tensors", "batched"), ("tensors", "sequential"))
 
 
 class Tensors(nn.Module):
@@ -72,9 +68,8 @@ def _compare(plan: Plan, name: str, path: Path | None, seed: int) -> Finding:
     found = [moved / most for moved, most in _moved(plan, name, path, seed)]
     if not found:
         return not_examined(title, f"nobody was drawn in any of {TRIES} rounds")
-    worst = max(found)
-    text = f"{worst:.4g} times what the noise is sized for"
-    return Finding(title, len(found), 1.0 if worst <= 1 + ROUNDING else 0.0, text)
+    text = f"{max(found):.4g} times what the noise is sized for"
+    return Finding(title, len(found), 1.0 if max(found) <= 1 + ROUNDING else 0.0, text)
 
 
 def _moved(plan: Plan, name: str, path: Path | None, seed: int) -> Iterator[tuple[float, float]]:

@@ -10,10 +10,12 @@ from typing import Any
 from safetensors.torch import load_file
 
 from sordino.accounting.rounding import atleast, upto
-from sordino.audit.behaviour import audit_behaviour
 from sordino.audit.mechanism import CONFIDENCE, audit_mechanism
 from sordino.audit.membership import audit_membership
-from sordino.audit.noise_test import FALSE_ALARM, unexamined
+from sordino.audit.noise_test import FALSE_ALARM, Finding, noise_tests, not_examined, unexamined
+from sordino.audit.sampling_test import batch_tests, cohort_tests, trial_round_tests
+from sordino.audit.sensitivity_test import sensitivity_tests
+from sordino.audit.trial_rounds import ROUNDS, run_trial_rounds
 from sordino.certificate.explain import ceilings
 from sordino.certificate.facts import Facts
 from sordino.config import Config, load_config
@@ -77,9 +79,8 @@ def config_of(target: Path, changes: Sequence[str] = ()) -> Config:
 def trained_run(target: Path) -> tuple[RunFolder, Task]:
     """A certified run and its task, the model loaded with what was trained."""
     if not target.is_dir():
-        raise ConfigError(
-            f"{target}, which is no run folder", "a finished run", "add --mechanism to audit a file's plan"
-        )
+        fix = "add --mechanism to audit a file's plan"
+        raise ConfigError(f"{target}, which is no run folder", "a finished run", fix)
     folder = RunFolder.open(target)
     folder.certify()
     task = prepared(folder.config(), target)
@@ -165,9 +166,8 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
     silent = not all(one["examined"] for one in (*attacks, *asked))
     lines = ["FAILED: what runs is not what the plan says"] if odd else []
     lines += ["FAILED: more was learnt than the certificate allows"] if beaten or not (odd or silent) else []
-    return lines + (
-        ["NOT PASSED: some of it was not examined (docs/own-parts.md says what a part can state)"] if silent else []
-    )
+    unseen = "NOT PASSED: some of it was not examined (docs/own-parts.md says what a part can state)"
+    return lines + ([unseen] if silent else [])
 
 
 def _mechanism_line(audit: dict[str, Any]) -> str:
@@ -181,3 +181,23 @@ def _mechanism_line(audit: dict[str, Any]) -> str:
         f"certified {upto(audit['upper_mu'], 4)}; epsilon at least {atleast(audit['lower_epsilon'], 4)}, "
         f"certified {upto(audit['upper_epsilon'], 4)}: {verdict}"
     )
+
+
+def audit_behaviour(plan: Plan, *, seed: int = 0, rounds: int = ROUNDS) -> list[Finding]:
+    """All tests; a false alarm among them has probability at most `noise_test.FALSE_ALARM`."""
+    if not promises(plan):
+        return [not_examined("everything", "the plan promises nothing to anybody")]
+    plan = replace(plan, prepare=())  # its rounds
+    trials = run_trial_rounds(plan, seed, rounds)
+    return [
+        *noise_tests(trials),
+        *cohort_tests(plan, seed),
+        *batch_tests(plan, seed),
+        *trial_round_tests(trials),
+        *sensitivity_tests(plan, seed),
+    ]
+
+
+def promises(plan: Plan) -> bool:
+    """Whether the cost of the plan guarantees anything to any adversary."""
+    return any(event.protects for line in plan.forecast.lines for event, _ in line.entries)

@@ -92,9 +92,8 @@ class Rates:
     @classmethod
     def of(cls, there: Array, gone: Array, thresholds: Array, alpha: float) -> Rates:
         """From scores in both worlds; each of the two bounds fails with probability at most alpha."""
-        return cls(
-            at_least(_above(there, thresholds), len(there), alpha), at_most(_above(gone, thresholds), len(gone), alpha)
-        )
+        power = at_least(_above(there, thresholds), len(there), alpha)
+        return cls(power, at_most(_above(gone, thresholds), len(gone), alpha))
 
     def mu(self) -> Array:
         """A lower bound on mu of anything that is mu-GDP."""
@@ -146,10 +145,8 @@ def _cells(there: Array, gone: Array, shape: tuple[int, int]) -> Statistic:
     edges = [np.quantile(pool[:, i], np.linspace(0, 1, k + 1)[1:-1]) for i, k in enumerate(shape)]
 
     def cell(x: Array) -> NDArray[np.int64]:
-        return np.asarray(
-            np.searchsorted(edges[0], x[:, 0], side="right") * shape[1]
-            + np.searchsorted(edges[1], x[:, 1], side="right")
-        )
+        first, second = (np.searchsorted(edges[i], x[:, i], side="right") for i in (0, 1))
+        return np.asarray(first * shape[1] + second)
 
     size = shape[0] * shape[1]
     ratio = np.log1p(np.bincount(cell(there), minlength=size)) - np.log1p(np.bincount(cell(gone), minlength=size))

@@ -154,9 +154,8 @@ def shrink_plan(plan: Plan) -> Plan:
         clients = shrink_clients(plan.clients)
         rounds = min(plan.rounds, EPISODE)
         local = shrink_local(plan.local, clients.population, rounds, SIZE // clients.population)
-        return replace(
-            plain, rounds=rounds, clients=clients, local=local, release=shrink_release(plan.release, clients)
-        )
+        release = shrink_release(plan.release, clients)
+        return replace(plain, rounds=rounds, clients=clients, local=local, release=release)
     except UserError:
         return plain
 
@@ -203,7 +202,8 @@ def synthetic_task(plan: Plan) -> Task:
     nn.init.zeros_(model.weight)
     reads, population = plan.local.reads, plan.clients.population
     if reads is None:
-        x = large_updates(plan)
+        signs = 1.0 - 2.0 * (torch.arange(SIZE) % 2)
+        x = torch.stack([signs * 1e6, signs * 1e20])  # beyond the clip norm, and where float32 squares overflow
         held = Clients(Records(x, _never(len(x))), np.arange(population) % len(x), np.arange(population + 1))
     else:
         sizes = [reads.size(silo) for silo in range(population)]
@@ -212,12 +212,6 @@ def synthetic_task(plan: Plan) -> Task:
         x = pull * torch.eye(SIZE)
         held = Clients(Records(x, _never(SIZE)), rows % SIZE, np.cumsum([0, *sizes]).astype(np.int64))
     return Task(model, held, loss="absolute", public=Records(torch.ones(1, SIZE), _never(1)))
-
-
-def large_updates(plan: Plan) -> Tensor:
-    """Updates over all coordinates, far outside the clip norm, and where float32 squares overflow."""
-    signs = 1.0 - 2.0 * (torch.arange(SIZE) % 2)
-    return torch.stack([signs * scale for scale in (1e6, 1e20)])
 
 
 def _never(count: int) -> Tensor:

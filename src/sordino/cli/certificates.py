@@ -123,11 +123,11 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.tuning import sweep_summary
+    from sordino.tuning import sweep
 
-    if sweep_summary.is_sweep(target):
-        whole = sweep_summary.explain(target)
-        return say(as_json, whole, sweep_summary.text(whole))
+    if sweep.is_sweep(target):
+        whole = sweep.explain(target)
+        return say(as_json, whole, sweep.text(whole))
     certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
     return say(as_json, said, explaining.page(said))

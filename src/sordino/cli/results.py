@@ -25,7 +25,7 @@ def compare(
     from sordino.report import comparison
     from sordino.report.text_table import bibtex as cite
     from sordino.runs.loading import subjects
-    from sordino.tuning.sweep_summary import with_runs
+    from sordino.tuning.sweep import with_runs
 
     runs, notes = with_runs(targets)
     found = {**comparison.compare(subjects(runs)), "notes": notes}
@@ -64,7 +64,7 @@ def report(
     from sordino.report.data import collected
     from sordino.report.page import write
     from sordino.runs.loading import subjects
-    from sordino.tuning.sweep_summary import with_runs
+    from sordino.tuning.sweep import with_runs
 
     runs, notes = with_runs(targets)
     found = collected(subjects(runs), notes)

@@ -31,7 +31,7 @@ from sordino.dpsgd.pieces import ROOM, Piece, sums_in, wide
 from sordino.dpsgd.rule_table import run_by_rules, sites
 from sordino.dpsgd.tape import Tape, UnrecordableError, first_length
 from sordino.errors import ConfigError, DataError, PlanError
-from sordino.kernels.allocator import tune
+from sordino.kernels import tune_allocator
 from sordino.parts.clipping import FEW, SLACK, factors, row_norms
 
 _TINY, _HUGE = 1e-12, 1e15  # outside, squares of float32 lose digits
@@ -140,7 +140,7 @@ class Recorder:
 
     def __init__(self, model: nn.Module, whole: bool = False, verify: bool = True, channels_last: bool = False) -> None:
         refuse_mixing(model)
-        tune()
+        tune_allocator()
         self.model = model
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.tape = Tape()

@@ -28,7 +28,11 @@ class Reader:
 
     def batches(self, clients: Cohort, drawn: list[NDArray[np.int64]]) -> Batches:
         """The steps of a chunk of clients, where drawn[i] [steps, b] are those of client i among its own records."""
-        picks = _padded(drawn)
+        steps = max((len(own) for own in drawn), default=0)
+        width = max((own.shape[1] for own in drawn), default=1)
+        picks = np.full((len(drawn), steps, width), -1, dtype=np.int64)  # -1 where a client has fewer steps or records
+        for i, own in enumerate(drawn):
+            picks[i, : len(own), : own.shape[1]] = own
         first = self.held.offsets[clients][:, None, None]
         places = np.minimum(first + np.maximum(picks, 0), len(self.held.index) - 1)
         return Batches(self, self.held.index[places], picks >= 0)
@@ -77,28 +81,15 @@ def gather(table: Tensor, where: Tensor) -> Tensor:
     return table.index_select(0, where.reshape(-1)).view(*where.shape, *table.shape[1:])
 
 
-def _padded(drawn: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """[m, steps, b], -1 where a client has fewer steps or records."""
-    steps = max((len(picks) for picks in drawn), default=0)
-    width = max((picks.shape[1] for picks in drawn), default=1)
-    table = np.full((len(drawn), steps, width), -1, dtype=np.int64)
-    for i, picks in enumerate(drawn):
-        table[i, : len(picks), : picks.shape[1]] = picks
-    return table
-
-
-Places = NDArray[np.int64]  # positions in a cohort
-
-
 def records_read(local: LocalSolver, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Records that each client reads in one round, and one for its own sake: public sizes, whole numbers."""
     return np.asarray([1 + local.records_read(int(size)) for size in sizes], dtype=np.int64)
 
 
-def equal_shares(loads: NDArray[np.int64], ranks: int) -> list[Places]:
-    """Longest first, each to the rank with the least to do (Graham 1969: within 4/3 of the best cut).
+def equal_shares(loads: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
+    """Positions in a cohort by rank: longest first, each to the rank with the least to do.
 
-    Ties go to the earlier client and the lower rank, so all ranks find the same cut.
+    Within 4/3 of the best cut (Graham 1969). Ties go to the earlier client and the lower rank: one cut on all ranks.
     """
     owner, busy = np.empty(len(loads), dtype=np.int64), [(0, rank) for rank in range(ranks)]
     for place in np.argsort(-loads, kind="stable"):

@@ -1,13 +1,19 @@
-"""Checks of a task before round 1, called by loop.py and by silos: record-level units, layers, gradients.
+"""Checks of a task: record-level units, layers and gradients before round 1 (loop.py, silos), leaks in every round.
 
 Gradients are checked on a made-up record, which reveals nobody's data: noise moves every weight that is sent, so a
 parameter that is not part of the forward pass would look trained from outside.
+
+`LeakCheck` (engines/inprocess.py, every round) finds what stays of a client in model or loss code. `dpsgd.state_guard`
+compares what a module holds. Memory may be elsewhere: in a loss, a class, a closure, a list of the script. If it
+changes an answer, it carries one client's data into the next one's message past clip and noise. So a copy of the model
+at its first weights answers for a made-up record twice a round, before anything of the round is released.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +23,7 @@ from torch import Tensor, nn
 
 from sordino.accounting.bounds import Bound
 from sordino.data.named_fields import NamedFieldsModel
-from sordino.dpsgd.batch_independence import FEW, BatchPass, IndependenceChecks
+from sordino.dpsgd.batch_independence import FEW, SAME, BatchPass, IndependenceChecks, frozen_rng, relative_distance
 from sordino.dpsgd.tape import UnrecordableError
 from sordino.errors import DataError, PlanError
 from sordino.layout import Layout, copied
@@ -26,7 +32,7 @@ from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.record_samplers import RecordSampler
 from sordino.plan import Plan
-from sordino.rng import Seeded
+from sordino.rng import Seeded, global_coins, standing_at
 from sordino.task import Task
 
 SILENT = 10.0  # a median gradient so many clip norms long: the clip would replace the loss without a word
@@ -52,17 +58,12 @@ def _check_sizes(reads: RecordSampler, task: Task) -> None:
         first = int(wrong[0])
         who = task.clients.name(int(here[first]))
         found = f"silo {who} with {held[first]} records where the plan declares {declared[first]}"
-        sizes = _by_name(task.clients.names, held.tolist())
+        pairs = (f"{name} = {size}" for name, size in zip(task.clients.names, held.tolist(), strict=False))
+        sizes = f"{{ {', '.join(pairs)} }}" if task.clients.names else str(held.tolist())
         fix = f"set sizes = {sizes} in [recipe], or in its records, if they may be public"
         if task.clients.here is not None:
             fix = "declare this silo's own size in the plan's records, if it may be public"
         raise DataError(found, "the declared sizes", fix)
-
-
-def _by_name(names: tuple[str, ...], sizes: list[int]) -> str:
-    """Sizes as the file has them."""
-    pairs = (f"{name} = {size}" for name, size in zip(names, sizes, strict=False))
-    return f"{{ {', '.join(pairs)} }}" if names else str(sizes)
 
 
 def check_layers(model: nn.Module) -> None:
@@ -106,13 +107,10 @@ def _check_range(local: LocalSolver, reads: RecordSampler, task: Task) -> None:
     median, reach = float(norms.median()), local.unit(clip_norm) * reads.count
     if median > SILENT * reach:
         spread = float(torch.quantile(y.float(), 0.95) - torch.quantile(y.float(), 0.05))
-        found = (
-            f"public targets that spread over {spread:.3g}: the median gradient is {median / reach:.0f} clip norms long"
-        )
+        long = f"the median gradient is {median / reach:.0f} clip norms long"
+        needed = f"most gradients within {SILENT:g} clip norms, else the clip silently replaces the loss"
         fix = f"scale the target to a public range, or raise clip norm towards {median:.2g}"
-        raise DataError(
-            found, f"most gradients within {SILENT:g} clip norms, else the clip silently replaces the loss", fix
-        )
+        raise DataError(f"public targets that spread over {spread:.3g}: {long}", needed, fix)
 
 
 _LOG = logging.getLogger("sordino")
@@ -137,7 +135,8 @@ def _unreached(task: Task) -> tuple[list[str], int]:
     """Names of the trained tensors that the loss of a made-up record does not depend on, and how many are trained."""
     model = copied(task.model).eval()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    x, y = (_ones(side).to(task.device) for side in (task.clients.records.x, task.clients.records.y))
+    sides = (task.clients.records.x, task.clients.records.y)
+    x, y = (torch.ones((2, *side.shape[1:]), dtype=side.dtype, device=task.device) for side in sides)
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             total: Any = task.losses(model(x), y * 0).sum()
@@ -149,5 +148,76 @@ def _unreached(task: Task) -> tuple[list[str], int]:
     return [name for name, slope in zip(named, slopes, strict=True) if slope is None], len(named)
 
 
-def _ones(table: Tensor) -> Tensor:
-    return torch.ones((2, *table.shape[1:]), dtype=table.dtype)
+MACHINES = 1e-3  # relative: the same pass on another machine, or with another version of torch
+
+
+_STATELESS = (
+    "keep what is counted, averaged or scheduled out of model and loss (a graph stays as it was captured), and take "
+    "random numbers from torch"
+)
+
+
+class LeakCheck:
+    """Model and loss of a task as they were before the first client."""
+
+    def __init__(self, task: Task) -> None:
+        own = copied(task.model, [p for p in task.model.parameters() if not p.requires_grad])  # shares what is frozen
+        self.model, self.losses, self.coins = own.train(), task.losses, global_coins()
+        self.trusted = task.program.trusted
+        self.buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]  # they begin anew for every client
+        x, y = task.clients.records.x, task.clients.records.y
+        self.x = torch.ones((2, *x.shape[1:]), dtype=x.dtype, device=task.device)  # nobody's records
+        self.y = torch.zeros((2, *y.shape[1:]), dtype=y.dtype, device=task.device)
+        self.said: list[Tensor] = []
+
+    def at(self, vector: Tensor) -> list[Tensor]:
+        """What is said with these weights."""
+        Layout.of(self.model).load(self.model, vector)
+        return self._answer()
+
+    def before(self) -> None:
+        """Before the clients of a round. A schedule may have changed trusted code; a graph is as it was captured."""
+        if self.trusted or not self.said:
+            self.said = self._answer()
+        else:
+            self._check()
+
+    def after(self) -> None:
+        """After them: what trusted code says may not have changed."""
+        if self.trusted:
+            self._check()
+
+    def _check(self) -> None:
+        """Refuse an answer that is not what it was; a graph goes on where the code it was captured of fails."""
+        now = self._answer()
+        if self.said and (now or self.trusted) and not relative_distance(self.said, now) <= SAME:
+            found = "a model or a loss that says something else of a made-up record than before"
+            needed = "one that remembers nothing of the records it saw: the next client would be told, without noise"
+            raise PlanError("state", found, needed, _STATELESS)
+
+    def _answer(self) -> list[Tensor]:
+        """Scores and loss of the made-up records; nothing where it cannot be asked, or cannot be asked any more."""
+        for buffer, first in self.buffers:
+            buffer.data.copy_(first)
+        try:
+            with frozen_rng(), standing_at(self.coins), torch.no_grad():
+                scores = self.model(self.x)
+                return [scores.clone(), self.losses(scores, self.y).clone()]
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+            return []
+
+
+def model_answers(task: Task) -> tuple[float, ...]:
+    """What module and loss say of made-up records at public weights: by it those of a script are known again."""
+    said = LeakCheck(task).at(torch.linspace(-0.1, 0.1, task.layout.size, device=task.device))
+    return tuple(value for part in said for value in part.double().flatten()[:16].tolist())
+
+
+def same_answers(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether it is what was said before, on whatever machine; who said nothing then is not asked now."""
+    return not one or relative_distance([torch.tensor(one)], [torch.tensor(other)]) <= MACHINES
+
+
+def leak_check_of(task: Task) -> LeakCheck | None:
+    """None where there is nobody to ask: torch's layers and Sordino's losses are no code of the user's own."""
+    return None if task.program.plain and task.program.plain_loss else LeakCheck(task)

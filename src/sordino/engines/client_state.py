@@ -1,6 +1,7 @@
-"""State that clients keep between their rounds, by name; used by the in-process engine and by the loop's metrics.
+"""State that clients keep between their rounds, by name, and figures of unreleased data; for engines and the loop.
 
-It never leaves a client: it is stored in the secret part of the checkpoint, and is in no message and no release.
+The state never leaves a client: it is stored in the secret part of the checkpoint, and is in no message and no release.
+The figures are for simulation: NOT private, and marked so wherever they are written.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sordino.data.clients import Clients, Records
+from sordino.data.clients import Records
 from sordino.errors import PartError
 from sordino.parts.local_solvers import LocalSolver
 from sordino.parts.samplers import Cohort
@@ -85,12 +86,44 @@ def personal_metrics(plan: Plan, task: Task, state: State, model: Tensor, train:
         module = task.at(personal)
         for name, held in (("personal", task.client_test), ("personal_train", task.clients if train else None)):
             if held is not None and held.size(client):
-                found = evaluate(module, _rows(held, client), task.program.losses)
+                rows = torch.from_numpy(held.rows(client))
+                own_rows = Records(held.records.x[rows], held.records.y[rows])
+                found = evaluate(module, own_rows, task.program.losses)
                 for figure in found.keys() & {"accuracy", "rmse", "loss"}:
                     sums.setdefault(f"{name}_{figure}", []).append(found[figure])
     return {name: sum(values) / len(values) for name, values in sorted(sums.items())}
 
 
-def _rows(held: Clients, client: int) -> Records:
-    rows = torch.from_numpy(held.rows(client))
-    return Records(held.records.x[rows], held.records.y[rows])
+def of_updates(norms: list[Tensor], clip_norm: float) -> dict[str, float]:
+    """Of a cohort's raw update norms: level, spread, and what the clip takes away (paper 003).
+
+    alpha_i = min(1, clip norm / ||update_i||);  alpha_bar = mean alpha_i;  alpha_tilde = mean |alpha_i - alpha_bar|
+    """
+    if not norms:
+        return {}
+    every = torch.cat(norms)
+    sound = every[every.isfinite()]
+    figures = {"nonfinite_updates": float(len(every) - len(sound))}
+    if not len(sound):
+        return figures
+    low, middle, high = torch.quantile(sound, sound.new_tensor([0.1, 0.5, 0.9])).tolist()
+    alpha = (clip_norm / sound.clamp(min=1e-300)).clamp(max=1.0)
+    return figures | {
+        "update_norm_mean": float(sound.mean()),
+        "update_norm_p10": low,
+        "update_norm_p50": middle,
+        "update_norm_p90": high,
+        "clipped_fraction": float((sound > clip_norm).double().mean()),
+        "alpha_bar": float(alpha.mean()),
+        "alpha_tilde": float((alpha - alpha.mean()).abs().mean()),
+    }
+
+
+def of_release(clean: Tensor, noised: Tensor) -> dict[str, float]:
+    """Of a round's mean before and after noise: signal to noise, and how far the direction turned."""
+    noise = float((noised.double() - clean).norm())
+    signal, seen = float(clean.norm()), float(noised.norm())
+    if not (signal and seen):
+        return {}
+    cosine = float(clean @ noised.double()) / (signal * seen)
+    return {"cosine": cosine} | ({"signal_to_noise": signal / noise} if noise > 1e-6 * signal else {})

@@ -21,11 +21,8 @@ SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {  # h'(z) as a func
     nn.Tanh: lambda a: 1 - a.square(),
     nn.Sigmoid: lambda a: a - a.square(),
 }
-CURVES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.ReLU: torch.relu_,
-    nn.Tanh: torch.tanh_,
-    nn.Sigmoid: torch.sigmoid_,
-}
+CURVES: dict[type[nn.Module], Callable[[Tensor], Tensor]]
+CURVES = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
 Layer = tuple[Tensor, Tensor | None]  # weights [m, o, i] and biases [m, 1, o] of m clients
 
 
@@ -46,7 +43,8 @@ class Stage:
 
     def sizes(self, a: Tensor, norm: Norm) -> Tensor:
         """||(a, 1)|| of what the layer reads; ||a|| where it has no bias."""
-        return lengths(a, norm) if self.bias is None else with_bias(lengths(a, norm), norm)
+        sizes = lengths(a, norm)
+        return sizes if self.bias is None else (sizes.square() + 1).sqrt() if norm == 2 else sizes + 1
 
 
 class Copies:
@@ -163,9 +161,7 @@ class DenseClients(Copies):
             self.slopes = torch.empty_like(w)
         for stage, a, r in zip(self.stages, inputs, residuals, strict=True):
             weight, bias = stage.of(self.slopes)
-            if (
-                stage.outputs * stage.inputs < SMALL
-            ):  # a product into rows with gaps between them is three times as slow
+            if stage.outputs * stage.inputs < SMALL:  # a product into rows with gaps is three times as slow
                 weight.copy_(torch.bmm(r.transpose(1, 2), a))
             else:
                 torch.bmm(r.transpose(1, 2), a, out=weight)
@@ -190,11 +186,6 @@ def sum_of_outer(residual: Tensor, x: Tensor) -> Tensor:
         return torch.bmm(cast(residual[:, some].transpose(1, 2)), cast(x[:, some]), out=out)
 
     return summed(x.shape[1], product)
-
-
-def with_bias(sizes: Tensor, norm: Norm) -> Tensor:
-    """||(x, 1)|| from ||x||."""
-    return (sizes.square() + 1).sqrt() if norm == 2 else sizes + 1
 
 
 def mean_shares(residual: Tensor, batch: Batch) -> Tensor:
@@ -224,13 +215,13 @@ def stages(task: Task) -> list[Stage]:
     names = {part: name for name, part in task.model.named_modules()}
     starts = {slot.name: slot.start for slot in task.layout.slots}
     kinds = [*(type(curve) for curve in curves), None]
-    return [_stage(layer, names[layer], starts, kind) for layer, kind in zip(layers, kinds, strict=True)]  # type: ignore[arg-type]
-
-
-def _stage(layer: nn.Linear, name: str, starts: dict[str, int], curve: type[nn.Module] | None) -> Stage:
-    dot = f"{name}." if name else ""  # the model itself may be the layer
-    bias = starts[f"{dot}bias"] if layer.bias is not None else None
-    return Stage(layer.out_features, layer.in_features, starts[f"{dot}weight"], bias, curve)
+    found = []
+    for layer, kind in zip(layers, kinds, strict=True):
+        assert isinstance(layer, nn.Linear)
+        dot = f"{names[layer]}." if names[layer] else ""  # the model itself may be the layer
+        bias = starts[f"{dot}bias"] if layer.bias is not None else None
+        found.append(Stage(layer.out_features, layer.in_features, starts[f"{dot}weight"], bias, kind))
+    return found
 
 
 def can_chain(task: Task) -> bool:

@@ -20,7 +20,7 @@ from sordino.data.clients import Records
 from sordino.data.metrics import figures
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.batches import equal_shares, records_read
-from sordino.engines.diagnostics import of_updates
+from sordino.engines.client_state import of_updates
 from sordino.engines.group import Group, join, own_rank
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.jobs import END, Limits, Order
@@ -134,15 +134,17 @@ class Rank(Worker):
 
     def serve(self) -> None:
         """Do what rank 0 says until it has nothing more to say."""
-        while (order := self._order()) is not None:
-            self._do(_on(order, self.group.device), self.group.share(torch.empty(self.task.layout.size)))
-
-    def _order(self) -> Order | None:
         limits = Limits(self.task.clients.population, self.task.layout.size)
-        try:
-            return limits.read(self.group.hear(limits.most))
-        except DataError:  # not a frame, or not an order
-            raise self.group.misheard("what is no order") from None
+        while True:
+            try:
+                order = limits.read(self.group.hear(limits.most))
+            except DataError:  # not a frame, or not an order
+                raise self.group.misheard("what is no order") from None
+            if order is None:
+                return
+            if order.public is not None:  # it was read on the CPU
+                order = replace(order, public=order.public.on(self.group.device))
+            self._do(order, self.group.share(torch.empty(self.task.layout.size)))
 
     def _do(self, order: Order, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Two sums over all ranks, in one buffer; true on rank 0."""
@@ -172,13 +174,7 @@ class Rank(Worker):
         cut = zip(*(side.tensor_split(self.group.size) for side in (test.x, test.y)), strict=True)
         own = Records(*list(cut)[self.group.rank])
         with self.group.own_work("the evaluation"):
-            found = sums_of(
-                self.task.at(vector), own if len(own) else Records(test.x[:1], test.y[:1]), self.task.program.losses
-            )
+            some = own if len(own) else Records(test.x[:1], test.y[:1])
+            found = sums_of(self.task.at(vector), some, self.task.program.losses)
         sums = (found if len(own) else torch.zeros_like(found)).to(self.group.device)
         return sums, sums.new_empty(0)
-
-
-def _on(order: Order, device: torch.device) -> Order:
-    """The order with its tensors on a device; they are read on the CPU."""
-    return order if order.public is None else replace(order, public=order.public.on(device))

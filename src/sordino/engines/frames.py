@@ -46,9 +46,7 @@ class Frame:
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        held = {
-            name: np.ascontiguousarray(array).astype(_little(array), copy=False) for name, array in self.arrays.items()
-        }
+        held = {name: np.ascontiguousarray(one).astype(_little(one), copy=False) for name, one in self.arrays.items()}
         declared = [[name, _little(array), len(array)] for name, array in held.items()]
         head = {"format": FORMAT, "kind": self.kind, **self.said, "arrays": declared}
         return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in held.values())])
@@ -61,7 +59,12 @@ class Frame:
         end = body.find(b"\n", 0, head)
         if end < 0:
             raise bad("no line of JSON at its beginning", f"one of at most {head} bytes")
-        said = _table(body[:end])
+        try:
+            said = json.loads(body[:end])
+        except (ValueError, RecursionError):
+            raise bad("a first line that is not JSON", "a table") from None
+        if not isinstance(said, dict):
+            raise bad("a first line that is no table", "a table")
         version, kind, declared = (said.pop(name, None) for name in ("format", "kind", "arrays"))
         if type(version) is not int or version != FORMAT:
             raise bad(f"format {brief_repr(version)}", f"format {FORMAT}: the same version of sordino on both sides")
@@ -74,26 +77,14 @@ class Frame:
         for found, needed in ((set(self.said), set(said)), (set(self.arrays), set(arrays))):
             if found != needed:
                 other = sorted(found ^ needed)[0]
-                raise bad(
-                    f"{brief_repr(other)} {'missing' if other in needed else 'in it'}",
-                    f"a {self.kind} as it is written",
-                )
+                wrong = "missing" if other in needed else "in it"
+                raise bad(f"{brief_repr(other)} {wrong}", f"a {self.kind} as it is written")
 
 
 def _little(array: Array) -> str:
     found = array.dtype.newbyteorder("<").str
     assert found in DTYPES, found
     return found
-
-
-def _table(line: bytes) -> dict[str, Any]:
-    try:
-        said = json.loads(line)
-    except (ValueError, RecursionError):
-        raise bad("a first line that is not JSON", "a table") from None
-    if not isinstance(said, dict):
-        raise bad("a first line that is no table", "a table")
-    return said
 
 
 def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
@@ -110,10 +101,8 @@ def _arrays(declared: Any, raw: memoryview) -> dict[str, Array]:
             raise bad(f"an array of type {brief_repr(dtype)}", f"one of {', '.join(DTYPES)}")
         size = count(length, f"the length of {brief_repr(name)}") * np.dtype(dtype).itemsize
         if place + size > len(raw):
-            raise bad(
-                f"{len(raw) - place} bytes left for {brief_repr(name)}, which takes {size}",
-                "all of it: was it cut short?",
-            )
+            left = f"{len(raw) - place} bytes left for {brief_repr(name)}, which takes {size}"
+            raise bad(left, "all of it: was it cut short?")
         found[name] = np.frombuffer(raw[place : place + size], dtype=dtype)
         place += size
     if place != len(raw):

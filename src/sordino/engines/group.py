@@ -98,10 +98,8 @@ class Group:
         try:
             call(*arguments, **options)
         except RuntimeError as error:  # gloo and NCCL: a connection that closed, or nothing heard within the timeout
-            raise self._lost(error) from error
-
-    def _lost(self, error: RuntimeError) -> RankError:
-        return self.lost("was not heard of in time" if "timed out" in str(error).lower() else "is gone")
+            late = "timed out" in str(error).lower()
+            raise self.lost("was not heard of in time" if late else "is gone") from error
 
     def lost(self, what: str) -> RankError:
         """Another rank has ended; with two of them it is known which."""
@@ -150,7 +148,10 @@ def join(device: torch.device, timeout: float) -> Group:
     try:
         group = _met(device, timeout)
     except (RuntimeError, ValueError) as error:
-        raise RankError(f"rank {rank} did not meet the others ({_reason(error)})") from error
+        reason = str(error).splitlines()[0]
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            reason = f"port {os.environ['MASTER_PORT']} is in use: choose another one, torchrun's --master-port"
+        raise RankError(f"rank {rank} did not meet the others ({reason})") from error
     atexit.register(_leave)
     if rank == 0 and not is_watched():
         _hear(group)
@@ -161,13 +162,6 @@ def _leave() -> None:
     """Before the interpreter goes: threads of a group that is still there then end the process with SIGABRT."""
     with suppress(RuntimeError, ValueError):  # the script has done so itself, or a rank is gone
         dist.destroy_process_group()
-
-
-def _reason(error: Exception) -> str:
-    """torch's first line, or what a port that is taken means."""
-    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-        return f"port {os.environ['MASTER_PORT']} is in use: choose another one, torchrun's --master-port"
-    return str(error).splitlines()[0]
 
 
 def _store(patience: timedelta) -> tuple[Any, int, int]:
@@ -183,7 +177,10 @@ def _store(patience: timedelta) -> tuple[Any, int, int]:
 def _answered(host: str, port: int, patience: float) -> None:
     """Rank 0 may be late, but whoever listens there must answer as a store does: torch itself would wait for ever."""
     until, met = time.monotonic() + patience, threading.Event()
-    while not _listens(host, port):
+    while True:
+        with suppress(OSError):
+            socket.create_connection((host, port), timeout=ANSWER).close()
+            break
         if time.monotonic() > until:
             raise RuntimeError(f"nobody listens at {host}:{port}")
         time.sleep(0.1)
@@ -195,17 +192,8 @@ def _answered(host: str, port: int, patience: float) -> None:
 
     threading.Thread(target=greet, daemon=True).start()
     if not met.wait(ANSWER):
-        raise RuntimeError(
-            f"what listens at {host}:{port} is not rank 0: choose another port, torchrun's --master-port"
-        )
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=ANSWER).close()
-    except OSError:
-        return False
-    return True
+        fix = "choose another port, torchrun's --master-port"
+        raise RuntimeError(f"what listens at {host}:{port} is not rank 0: {fix}")
 
 
 def _met(device: torch.device, timeout: float) -> Group:

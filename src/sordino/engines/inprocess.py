@@ -13,13 +13,12 @@ from sordino.accounting.bounds import AlreadyPrivate
 from sordino.data.clients import Clients
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.batches import Reader, chunks
-from sordino.engines.client_state import ClientStates, States
-from sordino.engines.diagnostics import of_updates
-from sordino.engines.leak_check import leak_check_of
+from sordino.engines.checks import leak_check_of
+from sordino.engines.client_state import ClientStates, States, of_updates
 from sordino.engines.objectives import OneClient
 from sordino.engines.paths import ExecutionPath, Path, Settings, choose_path, compiled, winograd
 from sordino.errors import ConfigError, PlanError
-from sordino.kernels import allocator
+from sordino.kernels import tune_allocator
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
@@ -49,7 +48,7 @@ class InProcess(Engine):
 
     def prepare(self, plan: Plan, task: Task, streams: Streams) -> InProcessWorker:
         """Choose the way once (engines/paths.py), from the model and the plan, never from a clock."""
-        allocator.tune()
+        tune_allocator()
         task = task.on(known_device(self.device))
         way = choose_path(plan, task, self.path)
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
@@ -73,15 +72,9 @@ class InProcessWorker(Worker):
     """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
 
     def __init__(
-        self,
-        plan: Plan,
-        task: Task,
-        streams: Streams,
-        way: ExecutionPath,
-        chunk: int,
-        winograd: bool = True,
+        self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, winograd: bool = True,
         own_noise: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, Settings(winograd, streams, plan.local.any_order))
@@ -95,7 +88,7 @@ class InProcessWorker(Worker):
     def header(self) -> dict[str, str | int]:
         gradient = type(self.objective).__name__
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
-        header |= {"chunk": self.chunk, "device": str(self.device), "malloc": allocator.tune()}
+        header |= {"chunk": self.chunk, "device": str(self.device), "malloc": tune_allocator()}
         loops = "compiled" if compiled(self.objective) else "torch"
         header |= {"loops": loops, "winograd": winograd(self.objective)}
         return {**header, **self.task.program.of(self.plan.unit).header}
@@ -152,9 +145,8 @@ class InProcessWorker(Worker):
             self.objective.fast.asked = True  # the certificate is next: look whether records are kept apart
         streams = [self.streams.at(t, "batches", int(c)) for c in clients]
         sizes = [self.task.clients.size(int(c)) for c in clients]
-        drawn = [
-            self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in zip(sizes, streams, clients, strict=True)
-        ]
+        each = zip(sizes, streams, clients, strict=True)
+        drawn = [self.plan.local.indices(size, rng, t, int(c)) for size, rng, c in each]
         coins = self.coins([(self.plan, self.streams, int(c)) for c in clients], t)
         batches = self.reader.batches(clients, drawn)
         state = self._ordered(self.client_states.of(clients, start), inward=True)

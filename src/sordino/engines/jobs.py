@@ -18,20 +18,8 @@ from torch import Tensor
 
 from sordino import codec
 from sordino.codec import plugins
-from sordino.engines.frames import (
-    PUBLIC,
-    Frame,
-    bad,
-    count,
-    public_arrays,
-    public_bytes,
-    public_names,
-    public_of,
-    public_said,
-    text,
-    vector,
-    within,
-)
+from sordino.engines import frames
+from sordino.engines.frames import PUBLIC, Frame, bad, count, text, vector, within
 from sordino.errors import DataError, UserError, brief_repr, shorten
 from sordino.parts.encoding import Public
 from sordino.parts.samplers import Cohort
@@ -79,23 +67,22 @@ class Job:
         said |= {"paid": self.paid, "plan": codec.dump(self.plan)}
         if self.public is None or self.start is None:
             return Frame("admission", said).to_bytes()
-        arrays = {"start": self.start.cpu().numpy(), **public_arrays(self.public)}
-        return Frame("round", {**said, **public_said(self.public)}, arrays).to_bytes()
+        arrays = {"start": self.start.cpu().numpy(), **frames.public_arrays(self.public)}
+        return Frame("round", {**said, **frames.public_said(self.public)}, arrays).to_bytes()
 
     @classmethod
     def from_bytes(cls, body: bytes, size: int) -> Job:
         """What `to_bytes` wrote for a model of `size` numbers; else a `DataError` in one sentence."""
-        frame = Frame.of_bytes(body, HEAD + 4 * size + public_bytes(size), HEAD)
+        frame = Frame.of_bytes(body, HEAD + 4 * size + frames.public_bytes(size), HEAD)
         words = ("run", "client", "mode", "seed", "deadline", "paid", "plan")
         if frame.kind == "admission":
             frame.holds(words, set())
             return _question(frame)
         if frame.kind != "round":
             raise bad(f"kind {brief_repr(frame.kind)}", "admission or round")
-        frame.holds((*words, *PUBLIC), {"start", *public_names(frame)})
-        job = replace(
-            _question(frame), public=public_of(frame, size), start=vector(frame.arrays["start"], "start", size)
-        )
+        frame.holds((*words, *PUBLIC), {"start", *frames.public_names(frame)})
+        start = vector(frame.arrays["start"], "start", size)
+        job = replace(_question(frame), public=frames.public_of(frame, size), start=start)
         _check_round(job, size)
         return job
 
@@ -107,10 +94,17 @@ def _question(frame: Frame) -> Job:
         raise bad(f"run = {brief_repr(said['run'])}", "the 32 hexadecimal digits of a run")
     if said["mode"] not in get_args(Mode):
         raise bad(f"mode = {brief_repr(said['mode'])}", "simulation or secure")
-    plan = _plan(said["plan"])
+    if not isinstance(said["plan"], dict):
+        raise bad(f"plan = {brief_repr(said['plan'])}", "a table")
+    try:
+        plan = read_plan(json.dumps(said["plan"], sort_keys=True))
+    except UserError as error:
+        raise bad(f"a plan that cannot run: {error}") from None
     client = count(said["client"], "client", plan.clients.population)
-    seed, deadline = _seed(said["seed"], said["mode"]), _deadline(said["deadline"])
-    return Job(said["run"], plan, client, said["mode"], seed, deadline, paid=count(said["paid"], "paid"))
+    seed, deadline = _seed(said["seed"], said["mode"]), math.inf if said["deadline"] is None else said["deadline"]
+    if said["deadline"] is not None and (type(deadline) not in (int, float) or not 0 <= deadline < math.inf):
+        raise bad(f"deadline = {brief_repr(deadline)}", "seconds since 1970, or null")
+    return Job(said["run"], plan, client, said["mode"], seed, float(deadline), paid=count(said["paid"], "paid"))
 
 
 def _seed(seed: Any, mode: Mode) -> int | None:
@@ -121,23 +115,6 @@ def _seed(seed: Any, mode: Mode) -> int | None:
         raise bad(f"seed = {brief_repr(seed)}", "a whole number of at most 64 bits, in a simulation")
     found: int | None = seed
     return found
-
-
-def _deadline(value: Any) -> float:
-    if value is None:
-        return math.inf
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise bad(f"deadline = {brief_repr(value)}", "seconds since 1970, or null")
-    return float(value)
-
-
-def _plan(table: Any) -> Plan:
-    if not isinstance(table, dict):
-        raise bad(f"plan = {brief_repr(table)}", "a table")
-    try:
-        return read_plan(json.dumps(table, sort_keys=True))
-    except UserError as error:
-        raise bad(f"a plan that cannot run: {error}") from None
 
 
 @lru_cache(maxsize=8)
@@ -215,8 +192,8 @@ class Order:
         """What everybody knows, and the cohort; nothing for an evaluation."""
         if self.public is None or self.cohort is None:
             return Frame("evaluation").to_bytes()
-        arrays = {"cohort": self.cohort.astype("<i8"), **public_arrays(self.public)}
-        return Frame("round", public_said(self.public), arrays).to_bytes()
+        arrays = {"cohort": self.cohort.astype("<i8"), **frames.public_arrays(self.public)}
+        return Frame("round", frames.public_said(self.public), arrays).to_bytes()
 
 
 @dataclass(frozen=True)
@@ -229,7 +206,7 @@ class Limits:
     @property
     def most(self) -> int:
         """Bytes of the longest order there is."""
-        return LINE + 8 * self.population + public_bytes(self.size)
+        return LINE + 8 * self.population + frames.public_bytes(self.size)
 
     def read(self, body: bytes) -> Order | None:
         """The order, or None when the run is over; `DataError` for anything that rank 0 would not say."""
@@ -239,5 +216,5 @@ class Limits:
             return None if frame.kind == "end" else Order()
         if frame.kind != "round":
             raise DataError("other words than those of an order")
-        frame.holds(PUBLIC, {"cohort", *public_names(frame)})
-        return Order(public_of(frame, self.size), within(frame.arrays["cohort"], "cohort", self.population))
+        frame.holds(PUBLIC, {"cohort", *frames.public_names(frame)})
+        return Order(frames.public_of(frame, self.size), within(frame.arrays["cohort"], "cohort", self.population))

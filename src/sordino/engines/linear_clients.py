@@ -39,23 +39,22 @@ class LinearClients(DenseClients):
         self.outputs, self.inputs = layer.weight.shape
         self.bias, self.loss = layer.bias is not None, task.program.losses
         known = type(self.loss) in CODES
-        self.kernel = known and kernels.available() and _readable(task.clients.records.x, layer.weight)
+        x, w = task.clients.records.x, layer.weight  # machine code can read the records where they lie
+        single = x.dtype == w.dtype == torch.float32 and x.device.type == w.device.type == "cpu"
+        self.kernel = known and kernels.available() and single and x.is_contiguous()
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
         """The same steps in machine code, client after client, where that can read the records."""
         if not (self.kernel and isinstance(batches, Batches)):
             return super().descend(start, batches, clients, lr, decay)
-        rows, edge = self.place(start, clients), self.outputs * self.inputs
-        weight, bias = rows[:, :edge].contiguous().view(clients, self.outputs, -1), rows[:, edge:].contiguous()
-        return self._by_kernel(weight, bias, batches, lr, decay)
-
-    def _by_kernel(self, weight: Tensor, bias: Tensor, batches: Batches, lr: float, decay: float) -> Tensor:
         from sordino.kernels import linear as kernel
 
+        rows, edge = self.place(start, clients), self.outputs * self.inputs
+        weight, bias = rows[:, :edge].contiguous().view(clients, self.outputs, -1), rows[:, edge:].contiguous()
         x, y = self._table(batches.records, batches.rows[batches.real])
-        rows, pace = np.where(batches.real, batches.rows, -1), (np.float32(lr), np.float32(decay))
+        read, pace = np.where(batches.real, batches.rows, -1), (np.float32(lr), np.float32(decay))
         offset = bias if self.bias else weight.new_zeros(weight.shape[:2])
-        kernel.descend(x, y, rows, weight.numpy(), offset.numpy(), self.bias, pace, self._code())
+        kernel.descend(x, y, read, weight.numpy(), offset.numpy(), self.bias, pace, self._code())
         return torch.cat([weight.flatten(1), bias], 1)
 
     def pulled(self, w: Tensor, rows: Rows, records: Records, sizes: Tensor, ball: Ball, order: Rows) -> Tensor:
@@ -107,12 +106,6 @@ class LinearClients(DenseClients):
         if ball.envelope is None:
             return self.slope(scores, y)
         return self.loss.envelope(scores, y, ball.envelope.beta / self.sizes(x, 2).square()[..., None])
-
-
-def _readable(x: Tensor, weight: Tensor) -> bool:
-    """Whether machine code can read the records where they lie."""
-    single = x.dtype == weight.dtype == torch.float32
-    return single and x.device.type == weight.device.type == "cpu" and x.is_contiguous()
 
 
 def check_labels(labels: NDArray[np.int64], classes: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -174,22 +173,25 @@ class ManyClients(Copies):
     """A chunk of clients at once: vmap of the gradient over rows of parameters."""
 
     def __init__(self, task: Task) -> None:
-        self.layout = task.layout
-        self.program = task.program
+        self.layout, self.program = task.layout, task.program
         self.model, losses = self.program.running().train(), self.program.losses
-        self.slopes = vmap(grad(_mean_loss(self.model, losses)))
+
+        def mean_loss(named: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            values = losses(functional_call(self.model, named, (x,)), y)
+            return (values * mask).sum() / mask.sum().clamp(min=1)
+
+        self.slopes = vmap(grad(mean_loss))
         self.records = RecordSums(self.model, losses, task.layout)
 
     def clipped(self, w: Tensor, batch: Batch, ball: Ball) -> Tensor:
         """Sums [m, d] of every record's gradient, each pulled into the ball: client by client."""
         self.program.check("record")
         masks = batch.mask if batch.mask is not None else [None] * len(w)
-        return torch.stack(
-            [
-                self.records.sum(row, x if keep is None else x[keep], y if keep is None else y[keep], ball)
-                for row, x, y, keep in zip(w, batch.x, batch.y, masks, strict=True)
-            ]
-        )
+        each = [
+            self.records.sum(row, x if keep is None else x[keep], y if keep is None else y[keep], ball)
+            for row, x, y, keep in zip(w, batch.x, batch.y, masks, strict=True)
+        ]
+        return torch.stack(each)
 
     def descend(self, start: Tensor, batches: Iterable[Batch], clients: int, lr: float, decay: float) -> Tensor | None:
         return None
@@ -210,8 +212,12 @@ class RecordSums:
 
     def __init__(self, model: nn.Module, losses: Loss, layout: Layout) -> None:
         self.layout, self.width = layout, max(1, RECORD_ENTRIES // layout.size)
-        self.slopes = vmap(grad(_record_loss(model, losses)), in_dims=(None, 0, 0), randomness="different")
-        self.own = vmap(grad(_record_loss(model, losses)), in_dims=(0, 0, 0), randomness="different")
+
+        def record_loss(named: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return losses(functional_call(model, named, (x[None],)), y[None])[0]
+
+        self.slopes = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
+        self.own = vmap(grad(record_loss), in_dims=(0, 0, 0), randomness="different")
         self.state = watched(model)
 
     def sum(self, w: Tensor, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
@@ -219,15 +225,13 @@ class RecordSums:
         total = torch.zeros_like(w, dtype=torch.float64)
         for some, labels in zip(torch.split(x, self.width), torch.split(y, self.width), strict=True):
             if len(some):
-                rows = self._rows(w, some, labels, ball.envelope)
+                if ball.envelope is None:
+                    rows = self._flat(self.slopes(self.layout.views(w), some, labels), len(some))
+                else:
+                    rows = ball.envelope.beta * (w - self._prox(w, some, labels, ball.envelope))
                 scale = factors(row_norms(rows, ball.norm), ball.clip_norm)
                 total += (rows * scale.to(rows.dtype)[:, None]).nan_to_num(0.0, 0.0, 0.0).sum(0, dtype=torch.float64)
         return total if len(x) > FEW else total.to(w.dtype)
-
-    def _rows(self, w: Tensor, x: Tensor, y: Tensor, envelope: Moreau | None) -> Tensor:
-        if envelope is None:
-            return self._flat(self.slopes(self.layout.views(w), x, y), len(x))
-        return envelope.beta * (w - self._prox(w, x, y, envelope))
 
     def _prox(self, w: Tensor, x: Tensor, y: Tensor, envelope: Moreau) -> Tensor:
         """argmin_v f(v) + beta / 2 ||w - v||^2 of every record: subgradient method with steps 2 / (beta (k + 2)).
@@ -249,18 +253,3 @@ def one_pass(task: Task) -> bool:
     """Whether clipped gradients may come from one backward pass: all is trained, and no record reaches another."""
     whole = task.layout.trainable == task.layout.size and not has_mixing_layer(task.model)
     return whole and (task.program.trusted or task.program.apart)
-
-
-def _record_loss(model: nn.Module, losses: Loss) -> Any:
-    def record_loss(named: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return losses(functional_call(model, named, (x[None],)), y[None])[0]
-
-    return record_loss
-
-
-def _mean_loss(model: nn.Module, losses: Loss) -> Any:
-    def mean_loss(named: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        values = losses(functional_call(model, named, (x,)), y)
-        return (values * mask).sum() / mask.sum().clamp(min=1)
-
-    return mean_loss

@@ -66,16 +66,6 @@ def choose_path(plan: Plan, task: Task, path: Path | None = None) -> ExecutionPa
     return next(way for way in fitting if (path is not None and way.anywhere) or way.when(plan, task))
 
 
-def _linear(plan: Plan, task: Task) -> bool:
-    """One Linear layer under a loss whose slope is written, and its envelope where the plan asks for that."""
-    return can_write_out(task) and (not plan.local.needs_envelope or task.losses.has_envelope)
-
-
-def _dense(plan: Plan, task: Task) -> bool:
-    """Two or more Linear layers with ReLU, Tanh or Sigmoid between them, the same losses; no envelope."""
-    return can_chain(task) and not plan.local.needs_envelope
-
-
 def _small(plan: Plan, task: Task) -> bool:
     """Few operations in a step, and nothing that `vmap` cannot run."""
     batch = getattr(plan.local, "batch", None) or NOMINAL
@@ -86,14 +76,14 @@ def _small(plan: Plan, task: Task) -> bool:
 PATHS = (
     ExecutionPath(
         "batched",
-        _linear,
+        lambda plan, task: can_write_out(task) and (not plan.local.needs_envelope or task.losses.has_envelope),
         lambda task, _: LinearClients(task),
         "one Linear layer: the gradient is written out, without autograd; compiled loops; Moreau envelopes",
         "2.4 times as fast as vmap; with every record clipped 17",
     ),
     ExecutionPath(
         "batched",
-        _dense,
+        lambda plan, task: can_chain(task) and not plan.local.needs_envelope,
         lambda task, _: DenseClients(task),
         "Linear layers and activations: the gradient is written out, layer by layer",
         "0.9 to 2.4 times as fast as vmap; with every record clipped 16 to 21",
@@ -139,17 +129,13 @@ def can_batch(task: Task) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # vmap warns where it would loop slowly
-            _try_gradient(task)
+            many, (x, y) = ManyClients(task), task.program.sample(2)  # two clients with made-up records
+            y = y if y.is_floating_point() else torch.zeros_like(y)
+            start = many.place(task.layout.flatten(task.model), 2)
+            many.gradient(start, Batch(torch.stack([x, x]), torch.stack([y, y])))
     except (RuntimeError, ValueError, NotImplementedError, UserWarning):
         return False
     return task.program.apart
-
-
-def _try_gradient(task: Task) -> None:
-    """A gradient of two clients with made-up records."""
-    many, (x, y) = ManyClients(task), task.program.sample(2)
-    y = y if y.is_floating_point() else torch.zeros_like(y)
-    many.gradient(many.place(task.layout.flatten(task.model), 2), Batch(torch.stack([x, x]), torch.stack([y, y])))
 
 
 def step_flops(task: Task, batch: int) -> float:
@@ -158,18 +144,14 @@ def step_flops(task: Task, batch: int) -> float:
 
     def count(module: nn.Module, _inputs: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple) else output
-        counted[0] += 2.0 * _weights(module) * _positions(module, first)
+        weights = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        counted[0] += 2.0 * weights * _positions(module, first)
 
     for module in model.modules():
         module.register_forward_hook(count)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         model(task.program.sample(2)[0])
     return 3.0 * batch * counted[0] / 2
-
-
-def _weights(module: nn.Module) -> int:
-    """Entries of the parameters that a module itself holds."""
-    return sum(parameter.numel() for parameter in module.parameters(recurse=False))
 
 
 def _positions(module: nn.Module, output: Tensor) -> float:

@@ -46,7 +46,12 @@ def begin(plan: Plan, task: Task, streams: Streams, charge: Charge, state: State
         return task, state
     if not known(state):
         charge(BEFORE, None)
-        found = {f"{PREPARED}{part.column}": _released(plan, part, task, streams) for part in plan.prepare}
+        found, clients, x = {}, task.clients, task.clients.records.x
+        for part in plan.prepare:
+            place = next(one.place for one in task.waiting if one.release.column == part.column)
+            column = x[:, place].double().numpy()
+            held = (column[clients.rows(k)] for k in range(clients.population))
+            found[f"{PREPARED}{part.column}"] = noised_total(plan, part, held, streams)
         state = replace(state, public_state=state.public_state | found)
     return scaled(task, known(state)), state
 
@@ -55,13 +60,6 @@ def known(state: State) -> dict[str, Values]:
     """The noised histograms that a state remembers."""
     kept = {name.removeprefix(PREPARED): held for name, held in state.public_state.items() if name.startswith(PREPARED)}
     return {name: held.double().numpy() for name, held in kept.items()}
-
-
-def _released(plan: Plan, part: Preparation, task: Task, streams: Streams) -> Tensor:
-    """The release of one column of a task."""
-    place = next(one.place for one in task.waiting if one.release.column == part.column)
-    column, clients = task.clients.records.x[:, place].double().numpy(), task.clients
-    return noised_total(plan, part, (column[clients.rows(k)] for k in range(clients.population)), streams)
 
 
 def noised_total(plan: Plan, part: Preparation, held: Iterable[Values], streams: Streams) -> Tensor:

@@ -50,11 +50,17 @@ def engine_named(name: str, **options: Any) -> Engine:
     points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     known = [*SHIPPED, *_ADDED, *(other for other in points if other not in _ADDED)]
     if name not in known:
-        fix = f"{codec.nearest(name, [*known, 'flower'])} A new one: {_how(name)}"
+        how = f'sordino.engines.add("{name}", ...) in a file that --with names, or an entry point of {GROUP}'
+        fix = f"{codec.nearest(name, [*known, 'flower'])} A new one: {how}"
         raise ConfigError(f"--engine {name}", f"one of {', '.join([*known, 'flower'])}", fix)
     if "threads" in options:  # one unless asked for: two that share a core are far slower
         torch.set_num_threads(max(1, options["threads"]))
-    _check_options(options := {**DEFAULTS, **options})
+    options = {**DEFAULTS, **options}
+    if options["threads"] < 1:
+        raise ConfigError(f"--threads {options['threads']}", "at least 1")
+    if not options["timeout"] > 0:
+        raise ConfigError(f"--timeout {options['timeout']:g}", "seconds above 0")
+    known_device(options["device"])
     make = SHIPPED.get(name) or _ADDED.get(name) or points[name].load()
     takes = inspect.signature(make).parameters
     refused = next((key for key, value in options.items() if value != DEFAULTS[key] and key not in takes), None)
@@ -62,19 +68,6 @@ def engine_named(name: str, **options: Any) -> Engine:
         raise ConfigError(f"--{refused} with --engine {name}", "an option that this engine has", f"drop --{refused}")
     made = make(**{key: value for key, value in options.items() if key in takes})
     if not isinstance(made, Engine):
-        raise ConfigError(
-            f"--engine {name}, which makes a {type(made).__name__}", "a subclass of sordino.engines.Engine"
-        )
+        found = f"--engine {name}, which makes a {type(made).__name__}"
+        raise ConfigError(found, "a subclass of sordino.engines.Engine")
     return made
-
-
-def _how(name: str) -> str:
-    return f'sordino.engines.add("{name}", ...) in a file that --with names, or an entry point of {GROUP}'
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    if options["threads"] < 1:
-        raise ConfigError(f"--threads {options['threads']}", "at least 1")
-    if not options["timeout"] > 0:
-        raise ConfigError(f"--timeout {options['timeout']:g}", "seconds above 0")
-    known_device(options["device"])

@@ -117,17 +117,12 @@ class Silo:
         if job.client not in self.task.clients.held:
             raise DataError(f"a job for client {job.client}", "this silo's own")
         self.allows(job)
-        worker = self._worker(job)
-        if job.admission:
-            return Reply(job.id, job.client).to_bytes()
-        made = answered(worker, job, self.store.charge).to_bytes()
-        self.store.store(job, made)
-        return made
-
-    def _worker(self, job: Job) -> InProcessWorker:
-        """Made once for a plan and its coins; only the last is kept."""
         key = (job.plan.hash, job.mode, job.seed)
-        if key not in self._workers:
+        if key not in self._workers:  # made once for a plan and its coins; only the last is kept
             self._workers.clear()
             self._workers[key] = worker_of(job.plan, self.task, streams(job.mode, job.seed or 0))
-        return self._workers[key]
+        if job.admission:
+            return Reply(job.id, job.client).to_bytes()
+        made = answered(self._workers[key], job, self.store.charge).to_bytes()
+        self.store.store(job, made)
+        return made

@@ -102,7 +102,7 @@ def transforms() -> tuple[Lift, Lift, Lift]:
     kernel, image = [], []
     for p in POINTS:
         others = [q for q in POINTS if q != p]
-        weights, poly = [p**j / _product(p - q for q in others) for j in range(R)], [*_expanded(others), Fraction(0)]
+        weights, poly = [p**j / prod(p - q for q in others) for j in range(R)], [*_expanded(others), Fraction(0)]
         shift = _even(weights, poly)
         kernel.append([shift * a for a in weights])
         image.append([b / shift for b in poly])
@@ -110,13 +110,6 @@ def transforms() -> tuple[Lift, Lift, Lift]:
     image.append(_expanded(POINTS))
     a, g, b = (Lift(torch.tensor([[float(v) for v in row] for row in rows])) for rows in (out, kernel, image))
     return a, g, b
-
-
-def _product(numbers: Iterable[Fraction]) -> Fraction:
-    result = Fraction(1)
-    for number in numbers:
-        result *= number
-    return result
 
 
 def _expanded(roots: Iterable[Fraction]) -> list[Fraction]:
@@ -206,7 +199,9 @@ class _Convolution(torch.autograd.Function):
         (a, g, b), grid = transforms(), t.grid
         slopes = slope.permute(0, 2, 3, 1)
         bias = slopes.sum((0, 1, 2)) if for_bias else None
-        slopes = _filled(slopes, t.whole)
+        missing = t.whole[0] - slopes.shape[1], t.whole[1] - slopes.shape[2]  # zeros behind make whole tiles
+        padded = nn.functional.pad(slopes, (0, 0, 0, missing[1], 0, missing[0])) if any(missing) else slopes
+        slopes = padded.contiguous()
         total, back, room = torch.zeros_like(weights), weights.transpose(1, 2), t.room(slope) if for_x else None
         first, second = Space(slope), Space(slope)
         for group in t.groups():
@@ -221,13 +216,6 @@ class _Convolution(torch.autograd.Function):
         return None if room is None else t.inside(room).permute(0, 3, 1, 2), weight, bias, None
 
 
-def _filled(slopes: Tensor, whole: tuple[int, int]) -> Tensor:
-    """Slopes [N, h, w, O] with zeros behind, so that they are whole tiles, in one piece."""
-    missing = whole[0] - slopes.shape[1], whole[1] - slopes.shape[2]
-    padded = nn.functional.pad(slopes, (0, 0, 0, missing[1], 0, missing[0])) if any(missing) else slopes
-    return padded.contiguous()
-
-
 def accelerate(model: nn.Module) -> int:
     """Let the convolutions of a model that is ours run so where it pays, by a rule of the layer; says how many."""
     layers = [part for part in model.modules() if type(part) is nn.Conv2d and _pays(part)]
@@ -237,17 +225,10 @@ def accelerate(model: nn.Module) -> int:
 
 
 def _pays(layer: nn.Conv2d) -> bool:
-    square = layer.kernel_size == (R, R)
+    square = layer.kernel_size == (R, R) and not isinstance(layer.padding, str)
     plain = layer.stride == (1, 1) and layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
     wide = min(layer.in_channels, layer.out_channels) >= CHANNELS
-    return (
-        kernels.available()
-        and square
-        and plain
-        and wide
-        and not isinstance(layer.padding, str)
-        and layer.weight.dtype == torch.float32
-    )
+    return kernels.available() and square and plain and wide and layer.weight.dtype == torch.float32
 
 
 def _forward(layer: nn.Conv2d, plain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

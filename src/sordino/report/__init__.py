@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sordino.report.figures import Bars as Bars
     from sordino.report.figures import Chart as Chart
     from sordino.report.figures import Series as Series
-    from sordino.report.own_sections import ReportSection as ReportSection
+    from sordino.report.page import ReportSection as ReportSection
     from sordino.report.text_table import Table as Table
     from sordino.report.trackers import Tracker as Tracker
     from sordino.report.trackers import TrackerBackend as TrackerBackend

@@ -1,8 +1,4 @@
-"""YAML as a person writes it: keys in their order, text of several lines as a block.
-
-A model card as Hugging Face reads it: a YAML head with the figures, and a page that a person reads.
-
-A run as an entry of OpenDP's registry of deployments: what the certificate knows, and what its curator adds.
+"""A run's model card as Hugging Face reads it, and its entry in OpenDP's registry of deployments; both with YAML.
 
 The registry (github.com/opendp/deployments-registry-data) takes a YAML file in three tiers: who published what (basic),
 the guarantee and the trust model, and the details. The second and third are the certificate's; the first is nobody's
@@ -36,8 +32,7 @@ _Plain.add_representer(str, _text)
 
 def dumped(data: dict[str, Any]) -> str:
     """A table as YAML; never folded."""
-    written: str = yaml.dump(data, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=1_000_000)
-    return written
+    return str(yaml.dump(data, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=1_000_000))
 
 
 TASKS = {"accuracy": "classification", "rmse": "regression"}  # by the figure that a run has
@@ -61,18 +56,13 @@ def card(made: dict[str, Any], explained: dict[str, Any], about: About, dataset:
         f"## How to check it\n\n{CHECK}",
         f"## Hashes\n\n- plan `{made['plan_sha256']}`\n- model `{made['model_sha256']}`",
     ]
-    body = "\n\n".join(parts)
-    return f"---\n{dumped(_head(made, about, dataset))}---\n\n{body}\n"
-
-
-def _head(made: dict[str, Any], about: About, dataset: str) -> dict[str, Any]:
-    tags = ["differential-privacy", "federated-learning", "sordino", f"dp-unit-{made['unit']}"]
-    return {
+    head = {
         **({} if about.license is None else {"license": about.license}),
         "library_name": "sordino",
-        "tags": tags,
+        "tags": ["differential-privacy", "federated-learning", "sordino", f"dp-unit-{made['unit']}"],
         **({} if about.name == OPEN or not made["utility"] else {"model-index": [_index(made, about, dataset)]}),
     }
+    return "---\n{}---\n\n{}\n".format(dumped(head), "\n\n".join(parts))
 
 
 def _index(made: dict[str, Any], about: About, dataset: str) -> dict[str, Any]:
@@ -148,12 +138,20 @@ def entry(made: dict[str, Any], about: About) -> dict[str, Any]:
     if made["noise"]["mode"] != "secure":
         found = f"noise = {made['noise']['mode']!r}, which is for experiments"
         raise ConfigError(found, "a run for release", 'set noise = "secure" under [privacy] and run again')
+    steps, how = ", ".join(step["kind"] for step in made["postprocess"]) or "none", made["accountant"]
     body = {
         "basic": _basic(about),
-        "dp_variant": _variant(made, about),
+        "dp_variant": {
+            "variant_name": "Approximate DP" if made["delta"] > 0 else "Pure DP",
+            "data_domain": about.data,
+            "unprotected_quantities": made["statement"]["not_protected"],
+        },
         "privacy_loss": _loss(made),
         "deployment_model": _model(made, about),
-        "accounting": _accounting(made),
+        "accounting": {
+            "post_processing": f"Of the noised mean: {steps}; then the server's {made['server']['kind']}.",
+            "composition": f"All rounds, by {how['library']}: {how['first']}; second opinion {how['second']}.",
+        },
         "implementation": _implementation(made, about),
         "administrative": {
             **({} if about.sources is None else {"sources": about.sources}),
@@ -183,33 +181,22 @@ def _basic(about: About) -> dict[str, Any]:
     }
 
 
-def _variant(made: dict[str, Any], about: About) -> dict[str, Any]:
-    return {
-        "variant_name": "Approximate DP" if made["delta"] > 0 else "Pure DP",
-        "data_domain": about.data,
-        "unprotected_quantities": made["statement"]["not_protected"],
-    }
-
-
 def _loss(made: dict[str, Any]) -> dict[str, Any]:
     first = made["adversaries"][0]
     other = [f"epsilon {upto(one['epsilon'], 4)} at delta {upto(one['delta'])}" for one in first["other_deltas"]]
     gdp = first["gdp"]
+    lines = []
+    for line in made["adversaries"]:
+        bound = f"epsilon {upto(line['epsilon'], 4)} at delta {upto(line['delta'])}"
+        held = "nothing is guaranteed" if line["epsilon"] is None else bound
+        lines.append(f"- To one who {line['description']}: {held}.")
     mu = [] if gdp is None else [f"mu {upto(gdp['mu'], 4)} (Gaussian DP, regret {upto(gdp['regret'], 2)})"]
     return {
         "privacy_unit": made["statement"]["unit_of_privacy"],
         "privacy_unit_details": f"Neighbours: {made['statement']['neighbours']}. {sentence(made['assumptions'][0])}",
         "privacy_parameters": {"epsilon": made["epsilon"], "delta": made["delta"]},
-        "privacy_parameters_details": "\n".join(
-            [f"- {_line(line)}" for line in made["adversaries"]] + [f"- The first also: {'; '.join(other + mu)}."]
-        ),
+        "privacy_parameters_details": "\n".join([*lines, f"- The first also: {'; '.join(other + mu)}."]),
     }
-
-
-def _line(line: dict[str, Any]) -> str:
-    if line["epsilon"] is None:
-        return f"To one who {line['description']}: nothing is guaranteed."
-    return f"To one who {line['description']}: epsilon {upto(line['epsilon'], 4)} at delta {upto(line['delta'])}."
 
 
 def _model(made: dict[str, Any], about: About) -> dict[str, Any]:
@@ -226,15 +213,6 @@ def _model(made: dict[str, Any], about: About) -> dict[str, Any]:
         "data_source_type": "Dynamic" if about.data_grow else "Static",
         "access_type": "Non-interactive",
     }  # fmt: skip
-
-
-def _accounting(made: dict[str, Any]) -> dict[str, Any]:
-    steps = ", ".join(step["kind"] for step in made["postprocess"]) or "none"
-    how = made["accountant"]
-    return {
-        "post_processing": f"Of the noised mean: {steps}; then the server's {made['server']['kind']}.",
-        "composition": f"All rounds, by {how['library']}: {how['first']}; second opinion {how['second']}.",
-    }
 
 
 def _implementation(made: dict[str, Any], about: About) -> dict[str, Any]:

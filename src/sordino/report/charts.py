@@ -34,10 +34,8 @@ def by_setting(found: dict[str, Any]) -> list[tuple[str, list[Run]]]:
 
 def one_of_each(found: dict[str, Any]) -> list[Run]:
     """For every setting the run with the largest epsilon, under the setting's name."""
-    worst = [
-        (name, max(runs, key=lambda run: run["answer"]["epsilon"] or math.inf)) for name, runs in by_setting(found)
-    ]
-    return [{**run, "name": name} for name, run in worst]
+    groups = by_setting(found)
+    return [{**max(runs, key=lambda run: run["answer"]["epsilon"] or math.inf), "name": name} for name, runs in groups]
 
 
 def metrics(found: dict[str, Any]) -> list[Chart]:
@@ -52,7 +50,9 @@ def metrics(found: dict[str, Any]) -> list[Chart]:
             known = [run["metrics"][name] for run in runs if name in run["metrics"]]
             if known:
                 series += _mean_line(label, known, tone)
-                ends.append(_end(series[-1], max(run["answer"]["evaluated_after"] for run in runs)))
+                (*_, last), (*_, value) = series[-1].xs, series[-1].ys
+                ended = last == max(run["answer"]["evaluated_after"] for run in runs)  # else later ones lack it
+                ends.append(f"{label} {'ends at' if ended else f'was last known after round {last:g}, at'} {value:.4g}")
         word, bands = name.replace("_", " "), any(one.kind == "band" for one in series)
         said = "Lines are means over seeds, bands their 95% intervals. " if bands else ""
         says = f"On rows that are declared public. {first_of(len(settings))}{said}{'; '.join(ends)}."
@@ -73,12 +73,6 @@ def _mean_line(label: str, known: Sequence[dict[str, list[float]]], tone: int) -
     return [Series(f"{label}, 95%", xs, low, tone, "band", high), Series(label, xs, means, tone)]
 
 
-def _end(one: Series, last: int) -> str:
-    """The value of the last evaluation, or of the round that it is of where later ones do not have the figure."""
-    when = "ends at" if one.xs[-1] == last else f"was last known after round {one.xs[-1]:g}, at"
-    return f"{one.name} {when} {one.ys[-1]:.4g}"
-
-
 def axis_of(name: str) -> Axis:
     """An axis for a metric: one that is a share ends at 0 and at 1, and R2 at 1."""
     kind = name.partition("/")[0]
@@ -97,10 +91,9 @@ def groups(run: Run, place: int) -> Chart | None:
         for tone, name in enumerate(worst)
     )
     axis = axis_of(worst[0])
-    word = axis.label
     some = f"The {len(lines)} lowest of {len(found)} groups. " if len(found) > len(lines) else ""
     says = f"{some}Of public groups of the rows that are declared public; lowest at the end: {lines[0].name}."
-    title = f"{word[0].upper()}{word[1:]} by group: {run['name']}"
+    title = f"{axis.label[0].upper()}{axis.label[1:]} by group: {run['name']}"
     return Chart(f"groups-{place}", title, says, Axis("round", whole=True), axis, lines)
 
 
@@ -109,13 +102,10 @@ def shared(mosts: Sequence[float]) -> float | None:
     return 1.04 * max(mosts) if len(mosts) > 1 and max(mosts) <= 4 * min(mosts) else None
 
 
-def _most_epsilon(run: Run) -> float:
-    return max((one["epsilon"][-1] for one in run["epsilon_by_round"] if one["epsilon"] is not None), default=0.0)
-
-
 def curves(runs: Sequence[Run]) -> list[Chart]:
     """Epsilon over rounds, the best attack, delta over epsilon: a row for each run, with the axes of the others."""
-    most = [found for run in runs if (found := _most_epsilon(run))]
+    lasts = [[one["epsilon"][-1] for one in run["epsilon_by_round"] if one["epsilon"] is not None] for run in runs]
+    most = [found for values in lasts if (found := max(values, default=0.0))]
     end = shared(most)
     far = None if end is None else 1.6 * max(most)
     rows = [(epsilons(run, at, end), trade_offs(run, at), deltas(run, at, far)) for at, run in enumerate(runs)]
@@ -134,14 +124,8 @@ def epsilons(run: Run, place: int, end: float | None = None) -> Chart | None:
     silent = [WORDS[who] for one in run["epsilon_by_round"] if one["epsilon"] is None for who in one["adversaries"]]
     gone = f" To one who sees {' or '.join(silent)}, nothing is guaranteed: no line." if silent else ""
     says = f"Epsilon of the releases so far, at the certificate's delta; in the end {ends}.{gone}"
-    return Chart(
-        f"epsilon-{place}",
-        f"Epsilon by round: {run['name']}",
-        says,
-        Axis("rounds released", low=0.0, whole=True),
-        Axis("epsilon so far", low=0.0, high=end, bound="upper"),
-        lines,
-    )
+    x, y = Axis("rounds released", low=0.0, whole=True), Axis("epsilon so far", low=0.0, high=end, bound="upper")
+    return Chart(f"epsilon-{place}", f"Epsilon by round: {run['name']}", says, x, y, lines)
 
 
 def trade_offs(run: Run, place: int) -> Chart | None:
@@ -157,14 +141,9 @@ def trade_offs(run: Run, place: int) -> Chart | None:
     found = "; ".join(f"{one['label']} {upto(100 * one['true_positive_rate'][at])} in 100" for one in known)
     says = f"No attack is above its line. Accusing 1 in 100 strangers, it finds at most, of the members: {found}."
     guess = Series("guessing", (0.0, 1.0), (0.0, 1.0), quiet=True)
-    return Chart(
-        f"attack-{place}",
-        f"The best attack: {run['name']}",
-        says,
-        Axis("strangers accused (false positives)", low=0.0, high=1.0, bound="lower"),
-        Axis("members found (true positives)", low=0.0, high=1.0, bound="upper"),
-        (*lines, guess),
-    )
+    x = Axis("strangers accused (false positives)", low=0.0, high=1.0, bound="lower")
+    y = Axis("members found (true positives)", low=0.0, high=1.0, bound="upper")
+    return Chart(f"attack-{place}", f"The best attack: {run['name']}", says, x, y, (*lines, guess))
 
 
 def _with_mu(one: dict[str, Any]) -> str:
@@ -184,19 +163,10 @@ def deltas(run: Run, place: int, end: float | None = None) -> Chart | None:
     )
     level = Series("", (0.0, end or max(one.xs[-1] for one in lines)), (delta, delta), quiet=True)
     says = f"Every pair on a line holds at once; the certificate names the one at delta {upto(delta)} (dashed)."
-    return Chart(
-        f"delta-{place}",
-        f"Delta by epsilon: {run['name']}",
-        says,
-        Axis("epsilon", low=0.0, high=end or _reach(lines, floor), bound="upper"),
-        Axis("delta (log scale)", log=True, low=floor, high=1.0, bound="upper"),
-        (*lines, level),
-    )
-
-
-def _reach(lines: Sequence[Series], floor: float) -> float:
-    """Where the last line leaves the figure."""
-    return max([x for one in lines for x, y in one.points if y >= floor] or [1.0])
+    reach = max([x for one in lines for x, y in one.points if y >= floor] or [1.0])  # the last line leaves the figure
+    x = Axis("epsilon", low=0.0, high=end or reach, bound="upper")
+    y = Axis("delta (log scale)", log=True, low=floor, high=1.0, bound="upper")
+    return Chart(f"delta-{place}", f"Delta by epsilon: {run['name']}", says, x, y, (*lines, level))
 
 
 def utility(found: dict[str, Any]) -> Chart | None:
@@ -216,17 +186,11 @@ def utility(found: dict[str, Any]) -> Chart | None:
     says = "One dot for each setting, at the epsilon to one who sees released models; bars: 95% intervals over seeds."
     if len(relations) > 1:
         says += " Relations differ: an epsilon for one change of the data does not compare with one for another."
-    low, high = _honest(values, axis)
-    reached = replace(axis, label=f"{axis.label} at the end", low=low, high=high)
+    reached, middle = replace(axis, label=f"{axis.label} at the end"), (min(values) + max(values)) / 2
+    if axis.least is not None and axis.most is not None and max(values) - min(values) <= 0.08:
+        # of shares, ends that do not make a hundredth look like a world
+        reached = replace(reached, low=max(middle - 0.05, axis.least), high=min(middle + 0.05, axis.most))
     return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0, bound="upper"), reached, tuple(dots))
-
-
-def _honest(values: Sequence[float], axis: Axis) -> tuple[float | None, float | None]:
-    """Of shares, ends that do not make a hundredth look like a world."""
-    middle, wide = (min(values) + max(values)) / 2, max(values) - min(values)
-    if axis.least is None or axis.most is None or wide > 0.08:
-        return None, None
-    return max(middle - 0.05, axis.least), min(middle + 0.05, axis.most)
 
 
 def silos(run: Run, place: int) -> Bars | None:

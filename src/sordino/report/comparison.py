@@ -7,6 +7,7 @@ best setting are paired by seed. Called by `sordino compare` and by the report's
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import Any
@@ -64,7 +65,11 @@ def comparison(
     """A row for every setting; `metric` is the figure that all runs have and that they are compared by, if any."""
     names = {one.main_metric for one in subjects}
     metric = names.pop() if len(names) == 1 else None
-    groups = _groups(subjects)
+    grouped: dict[str, list[int]] = {}  # places of runs that differ in their seed only; a loop stands alone
+    for place, one in enumerate(subjects):
+        asked = {name: value for name, value in flat(one.settings) if name != SEED}
+        grouped.setdefault(json.dumps(asked, default=str) if asked else f"alone {place}", []).append(place)
+    groups = list(grouped.values())
     labels = _labels(groups, runs, differ)
     values = [_by_seed(group, subjects, metric) for group in groups]
     known = [place for place, found in enumerate(values) if found]
@@ -87,15 +92,6 @@ def comparison(
     return {"metric": metric, "better": None if metric is None else better(metric), "rows": rows}
 
 
-def _groups(subjects: Sequence[Subject]) -> list[list[int]]:
-    """Places of runs that differ in their seed only; a loop, which has no plan.toml, stands alone."""
-    found: dict[str, list[int]] = {}
-    for place, one in enumerate(subjects):
-        asked = {name: value for name, value in flat(one.settings) if name != SEED}
-        found.setdefault(json.dumps(asked, default=str) if asked else f"alone {place}", []).append(place)
-    return list(found.values())
-
-
 def _labels(
     groups: Sequence[Sequence[int]], runs: Sequence[dict[str, Any]], differ: Sequence[dict[str, Any]]
 ) -> list[str]:
@@ -105,17 +101,10 @@ def _labels(
         names = [str(runs[place]["name"]) for place in group]
         own = [f"{one['setting'].rpartition('.')[2]} {short(one['values'][group[0]])}" for one in differ
                if one["setting"] != SEED and one["values"][group[0]] is not None]  # fmt: skip
-        start = _common(names)
+        # what all names begin with, without what separates a seed from it
+        start = os.path.commonprefix(names).rstrip("-_./ ").removesuffix("seed").rstrip("-_./ ")  # noqa: RUF071
         found.append(names[0] if len(names) == 1 else start or ", ".join(own[:3]) or names[0])
     return found if len(set(found)) == len(found) else [str(runs[group[0]]["name"]) for group in groups]
-
-
-def _common(names: Sequence[str]) -> str:
-    """What all names begin with, without what separates a seed from it."""
-    same = next(
-        (k for k, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), min(map(len, names))
-    )
-    return names[0][:same].rstrip("-_./ ").removesuffix("seed").rstrip("-_./ ")
 
 
 def _metrics(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -144,10 +133,8 @@ def _difference(own: dict[Any, float], best: dict[Any, float]) -> dict[str, floa
 
 def _worst(group: Sequence[int], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the setting costs: of its runs the one with the largest epsilon, which may depend on who took part."""
-    run = max(
-        (runs[place] for place in group),
-        key=lambda one: [float("inf") if e is None else e for e in one["epsilon"].values()],
-    )
+    own = [runs[place] for place in group]
+    run = max(own, key=lambda one: [float("inf") if e is None else e for e in one["epsilon"].values()])
     return {name: run[name] for name in ("epsilon", "relations", *PLAIN)}
 
 
@@ -165,7 +152,7 @@ def table(found: dict[str, Any]) -> Table:
     for name in names:
         columns[name] = lambda row, name=name: _figure(row["metrics"].get(name))  # type: ignore[misc]
         if name == metric and gaps:
-            columns["minus best"] = _gap
+            columns["minus best"] = lambda row: "best" if row["best"] else _figure(row["minus_best"], "+")
     for name in adversaries:
         columns[f"epsilon ({name})"] = lambda row, name=name: epsilon_cell(row, name, rows)  # type: ignore[misc]
     columns["relation"] = lambda row: str(row["relations"][adversaries[0]])
@@ -173,9 +160,8 @@ def table(found: dict[str, Any]) -> Table:
         columns[name] = lambda row, name=name: upto(row[name]) if name == "delta" else figure(row[name], 3)  # type: ignore[misc]
     said = " Intervals are 95% over seeds; differences are paired by seed." if seeds else ""
     best = f" Best: {metric}, among settings with a guarantee." if gaps else ""
-    return Table(
-        tuple(columns), tuple(tuple(cell(row) for cell in columns.values()) for row in rows), CAPTION + best + said
-    )
+    cells = tuple(tuple(cell(row) for cell in columns.values()) for row in rows)
+    return Table(tuple(columns), cells, CAPTION + best + said)
 
 
 def settings_table(found: dict[str, Any]) -> Table:
@@ -187,19 +173,11 @@ def settings_table(found: dict[str, Any]) -> Table:
     return whole.turned if cells and len(rows) > COLUMNS else whole
 
 
-def _figure(found: dict[str, float | None] | None) -> str:
-    if found is None:
-        return "-"
-    return (
-        figure(found["mean"])
-        if found["half_width"] is None
-        else Estimate(found["mean"] or 0.0, found["half_width"]).text()
-    )
-
-
-def _gap(row: dict[str, Any]) -> str:
-    found = row["minus_best"]
-    return "best" if row["best"] else "-" if found is None else Estimate(found["mean"], found["half_width"]).text("+")
+def _figure(found: dict[str, float | None] | None, sign: str = "") -> str:
+    """A mean with its interval; `sign` = "+" for a difference."""
+    if found is None or (found["half_width"] is None and not sign):
+        return "-" if found is None else figure(found["mean"])
+    return Estimate(found["mean"] or 0.0, found["half_width"]).text(sign)
 
 
 def epsilon_cell(row: dict[str, Any], adversary: str, rows: Sequence[dict[str, Any]]) -> str:

@@ -65,13 +65,12 @@ def kinds(subject: Subject) -> list[Kind]:
     groups = [tuple(found) for found in alike.values()]
     own = cost.of(groups[0][0])
     if len(groups) == 1 and 1 < len(own) <= MOST:
-        return [Kind(groups[0], line.silos, _named(line.silos, subject.certificate["silos"])) for line in own]
+        names, found = subject.certificate["silos"], []
+        for silos in (line.silos for line in own):
+            first = names[silos[0]] if names else f"silo {silos[0]}"
+            found.append(Kind(groups[0], silos, first if len(silos) == 1 else f"{first} and {len(silos) - 1} more"))
+        return found
     return [Kind(who, (), "anybody" if len(groups) == 1 else " = ".join(who)) for who in groups]
-
-
-def _named(silos: tuple[int, ...], names: Sequence[str]) -> str:
-    first = names[silos[0]] if names else f"silo {silos[0]}"
-    return first if len(silos) == 1 else f"{first} and {len(silos) - 1} more"
 
 
 # ---- over rounds ----------------------------------------------------------------------------------------------------
@@ -105,9 +104,8 @@ def so_far(subject: Subject, releases: int) -> Participation:
         return replace(Participation.planned(plan.clients, releases - len(again), again), prepared=prepared)
     facts = facts_of_charges(plan, subject.rounds[:releases], subject.cohorts[:releases], subject.facts)
     assert facts.max_participations is not None
-    return Participation(
-        releases, facts.max_participations, facts.per_client, facts.repeats, False, prepared, facts.repeated
-    )
+    most, each = facts.max_participations, facts.per_client
+    return Participation(releases, most, each, facts.repeats, False, prepared, facts.repeated)
 
 
 def _epsilon(subject: Subject, kind: Kind, cost: Cost) -> float | None:
@@ -167,14 +165,7 @@ def delta_curve(subject: Subject) -> list[dict[str, Any]]:
             continue
         epsilons = np.linspace(0, 2 * certified if certified else 1.0, 61)
         curves = [accountant.deltas_at(one.entries, one.relation, epsilons.tolist()) for one in kind.lines(cost)]
-        deltas = np.max(np.asarray(curves), axis=0)
-        found.append(
-            {
-                "label": kind.label,
-                "adversaries": list(kind.adversaries),
-                "epsilon": epsilons.tolist(),
-                "delta": [float(d) for d in deltas],
-                "certified": certified,
-            }
-        )
+        deltas = [float(d) for d in np.max(np.asarray(curves), axis=0)]
+        named = {"label": kind.label, "adversaries": list(kind.adversaries)}
+        found.append({**named, "epsilon": epsilons.tolist(), "delta": deltas, "certified": certified})
     return found

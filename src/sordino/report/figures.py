@@ -19,7 +19,40 @@ from typing import Any, Literal
 from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
-from sordino.report.colours import LIGHT, SERIES
+
+# Colours of a page in both themes. The seven of series were searched for: as readable as text on a card, and any two at
+# least 25 apart in CIELAB as normal, protanopic, deuteranopic and tritanopic eyes see them (Machado et al. 2009).
+SERIES = ("s0", "s1", "s2", "s3", "s4", "s5", "s6")
+THEMES = {  # light, dark
+    "ground": ("#f6f5f1", "#121417"),
+    "card": ("#ffffff", "#1b1e23"),
+    "ink": ("#1b1d21", "#eceae4"),
+    "quiet": ("#565a61", "#aeb2b9"),
+    "rule": ("#d8d6cf", "#3a3f47"),
+    "link": ("#00549b", "#7cc0f5"),
+    "warn": ("#7a2e00", "#ffc49b"),
+    "warn-ground": ("#fdeee3", "#3b2213"),
+    "bad": ("#9b0016", "#ffb0b5"),
+    "bad-ground": ("#fde4e6", "#4a141a"),
+    "good": ("#0b5c3d", "#8fdcb6"),
+    "good-ground": ("#e6f3ec", "#12301f"),
+    "s0": ("#005a9e", "#6fb9f2"),
+    "s1": ("#ce2f65", "#fe5a14"),
+    "s2": ("#966b00", "#ffff3f"),
+    "s3": ("#8f42f8", "#b56cff"),
+    "s4": ("#671400", "#da748a"),
+    "s5": ("#000045", "#c9fafa"),
+    "s6": ("#2c0017", "#00ff6d"),
+}
+LIGHT, DARK = ({name: pair[dark] for name, pair in THEMES.items()} for dark in (0, 1))
+PAIRS = (
+    *((text, ground) for text in ("ink", "quiet", "link") for ground in ("ground", "card")),
+    ("warn", "warn-ground"),
+    ("bad", "bad-ground"),
+    ("good", "good-ground"),
+    *((series, "card") for series in SERIES),
+    ("card", "link"),
+)
 
 WIDTH, HEIGHT = 380.0, 230.0  # of a chart on the page, without its legend
 LEGEND_ROW, BAR_ROW = 16.0, 40.0
@@ -68,9 +101,8 @@ class Axis:
         else:
             pad = 0.04 * (high - low)
             low, high = low - pad * (self.low is None), high + pad * (self.high is None)
-        return (low if self.least is None else max(low, self.least)), (
-            high if self.most is None else min(high, self.most)
-        )
+        low = low if self.least is None else max(low, self.least)
+        return low, high if self.most is None else min(high, self.most)
 
 
 @dataclass(frozen=True)
@@ -114,6 +146,27 @@ class Bars:
     marks: tuple[float, ...] = ()
 
 
+# ---- colours ---------------------------------------------------------------------------------------------------------
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb: 0.2126 R + 0.7152 G + 0.0722 B of linear light."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """(L1 + 0.05) / (L2 + 0.05), from 1 (the same) to 21 (black on white): WCAG 2.2, success criterion 1.4.3."""
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def variables(theme: dict[str, str]) -> str:
+    """A theme as CSS."""
+    return " ".join(f"--{name}: {value};" for name, value in theme.items())
+
+
 # ---- on axes of matplotlib ------------------------------------------------------------------------------------------
 
 
@@ -126,7 +179,12 @@ def plot_chart(axes: Any, chart: Chart) -> None:
         _ticks(scale, axis)
     axes.set_xlabel(chart.x.label, color=LIGHT["ink"])
     axes.set_ylabel(chart.y.label, color=LIGHT["ink"])
-    _style(axes)
+    axes.grid(axis="y", color=LIGHT["rule"], lw=0.8)
+    axes.set_axisbelow(True)
+    axes.set_facecolor("none")
+    axes.tick_params(colors=LIGHT["quiet"], length=3)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side == "bottom", color=LIGHT["rule"])
     shown = [(one, _plot_series(axes, one)) for one in chart.series]
     named = [(handle, _shortened(one.name)) for one, handle in shown if one.name and one.kind != "band"]
     if named:
@@ -150,21 +208,11 @@ def _plot_series(axes: Any, one: Series) -> Any:
     return line
 
 
-def _style(axes: Any) -> None:
-    axes.grid(axis="y", color=LIGHT["rule"], lw=0.8)
-    axes.set_axisbelow(True)
-    axes.set_facecolor("none")
-    axes.tick_params(colors=LIGHT["quiet"], length=3)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color=LIGHT["rule"])
-
-
 def _ticks(scale: Any, axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    scale.set_major_locator(
-        LogLocator(numticks=6) if axis.log else MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=axis.whole)
-    )
+    linear = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=axis.whole)
+    scale.set_major_locator(LogLocator(numticks=6) if axis.log else linear)
     scale.set_minor_locator(NullLocator())
     scale.set_major_formatter(FuncFormatter(lambda value, _: tick_label(value)))
 
@@ -305,17 +353,9 @@ def keep(figure: Any, path: Path) -> list[Path]:
 
 
 def curves(
-    panels: Panels,
-    x: str,
-    y: str,
-    path: Path,
-    *,
-    xlabel: str | Mapping[str, str] = "",
-    ylabel: str = "",
-    log: bool = False,
-    log_y: bool = False,
-    own_y: bool = False,
-) -> None:
+    panels: Panels, x: str, y: str, path: Path, *, xlabel: str | Mapping[str, str] = "", ylabel: str = "",
+    log: bool = False, log_y: bool = False, own_y: bool = False,
+) -> None:  # fmt: skip
     """One panel per entry, one line per label; a row without x (None) is a dashed level, a spread is an error bar.
 
     Axes are named in words: `xlabel` for all panels, or one by title of the panel. The legend stands outside the data:
@@ -372,9 +412,8 @@ def _legends(figure: Any, axes: Sequence[Any], same_lines: bool) -> None:
 def _line(axis: Any, label: str, rows: Sequence[Row], x: str, y: str, color: str) -> None:
     placed = [row for row in rows if row[x] is not None]
     bars = [row.get("spread") or 0.0 for row in placed]
-    axis.errorbar(
-        [r[x] for r in placed], [r[y] for r in placed], bars, marker="o", ms=3, capsize=2, label=label, color=color
-    )
+    xs, ys = [row[x] for row in placed], [row[y] for row in placed]
+    axis.errorbar(xs, ys, bars, marker="o", ms=3, capsize=2, label=label, color=color)
     for row in rows:
         if row[x] is None:
             axis.axhline(row[y], color=color, ls="--", lw=1)

@@ -1,24 +1,32 @@
-"""The page: one HTML file from the report's data, with its style, its script and its figures inside."""
+"""The page: one HTML file from the report's data, with its style, its script and its figures inside.
+
+`ReportSection` is the base of sections that other packages add after Sordino's own; so may a file that
+`sordino report --with` names.
+
+    [project.entry-points."sordino.report_sections"]
+    my_pkg = "my_pkg.report"        # a module: importing it registers the sections that it defines
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sordino.accounting.rounding import atleast, upto
-from sordino.errors import ConfigError
-from sordino.report import charts, colours, comparison, own_sections, workings
-from sordino.report.figures import Axis, Bars, Chart, draw
-from sordino.report.own_sections import ReportSection
+from sordino.codec import plugins
+from sordino.errors import ConfigError, shorten
+from sordino.report import charts, comparison, workings
+from sordino.report.figures import DARK, LIGHT, Bars, Chart, draw, variables
 from sordino.report.text_table import Table, figure, short
 
 ROWS = 24  # of the numbers beside a figure; `--json` has all of them
-Run = dict[str, Any]
+Run = dict[str, Any]  # one run as `sordino report --json` prints it
 
 
 @dataclass(frozen=True)
@@ -35,20 +43,16 @@ class Figure:
 def rendered(found: dict[str, Any]) -> str:
     """The whole page."""
     environment = Environment(
-        loader=PackageLoader("sordino.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+        loader=PackageLoader("sordino.report", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
     environment.filters |= {"upto": upto, "figure": figure, "short": short}
     runs, each = found["runs"], charts.one_of_each(found)
     return environment.get_template("page.html.jinja").render(
         data=found,
         runs=runs,
-        light=colours.variables(colours.LIGHT),
-        dark=colours.variables(colours.DARK),
+        light=variables(LIGHT),
+        dark=variables(DARK),
         comparison=comparison.table(found),
         utility=_drawn([charts.utility(found), *charts.metrics(found), *_each(each, charts.groups)]),
         privacy=_drawn([*charts.curves(each), *_each(each, charts.silos)]),
@@ -59,7 +63,7 @@ def rendered(found: dict[str, Any]) -> str:
         inside=_drawn([*_each(each, workings.norms), workings.clipped(each)]),
         ran=_drawn(_each(each, workings.spectra, workings.turns)),
         smooths=any(run["spectrum"] is not None for run in runs),
-        sections=[_section(place, *one) for place, one in enumerate(own_sections.contents_of(runs))],
+        sections=[_section(place, *one) for place, one in enumerate(contents_of(runs))],
     )
 
 
@@ -68,11 +72,8 @@ def write(file: Path, found: dict[str, Any]) -> None:
     try:
         file.write_text(rendered(found), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"{file}, which cannot be written ({error.strerror})",
-            "a file in a folder that exists",
-            "choose another --out",
-        ) from None
+        wrong = f"{file}, which cannot be written ({error.strerror})"
+        raise ConfigError(wrong, "a file in a folder that exists", "choose another --out") from None
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -121,12 +122,9 @@ def _chart(chart: Chart) -> tuple[Table, bool]:
         columns.append((f"{name} from" if one.tops else name, dict(zip(one.xs, one.ys, strict=True))))
         columns += [(f"{name} to", dict(zip(one.xs, one.tops, strict=True)))] if one.tops else []
     head = (chart.x.label, *(name for name, _ in columns))
-    rows = tuple((chart.x.number(x), *(_cell(chart.y, column.get(x)) for _, column in columns)) for x in kept)
+    cells = [["-" if (y := column.get(x)) is None else chart.y.number(y) for _, column in columns] for x in kept]
+    rows = tuple((chart.x.number(x), *row) for x, row in zip(kept, cells, strict=True))
     return Table(head, rows, f"{chart.title}: numbers"), every > 1
-
-
-def _cell(axis: Axis, value: float | None) -> str:
-    return "-" if value is None else axis.number(value)
 
 
 def _bars(bars: Bars) -> Table:
@@ -170,14 +168,49 @@ def memberships(runs: Sequence[Run]) -> Table | None:
         m = run["audit"].get("membership", {}).get("membership")
         if m is not None:
             found, most = m["true_positives"]["0.01"], m["true_positive_rate_at_1_percent_at_most"]
-            rows.append(
-                (
-                    run["name"],
-                    f"{m['auc']:.4f}",
-                    upto(m["auc_at_most"], 4),
-                    f"{100 * found:.2f} %",
-                    f"{upto(100 * most)} %",
-                )
-            )
+            areas = f"{m['auc']:.4f}", upto(m["auc_at_most"], 4)
+            rows.append((run["name"], *areas, f"{100 * found:.2f} %", f"{upto(100 * most)} %"))
     head = ("run", "AUC", "AUC at most", "found at 1 % false alarms", "found at most")
     return Table(head, tuple(rows), "Membership by a loss threshold (guessing has AUC 0.5)") if rows else None
+
+
+GROUP = "sordino.report_sections"
+
+
+class ReportSection(ABC):
+    """A section of the page: a heading, a text, and charts, bars and tables made of the runs' data.
+
+    `not_private` puts the banner of unreleased data above it. A subclass is registered under its title.
+    """
+
+    title: ClassVar[str]
+    not_private: ClassVar[bool] = False
+    members: ClassVar[dict[str, type[ReportSection]]] = {}
+
+    def __init_subclass__(cls, title: str = "") -> None:
+        if title:
+            cls.title = title
+            ReportSection.members[title] = cls
+
+    def text(self, runs: Sequence[Run]) -> str:
+        """What stands under the heading."""
+        return ""
+
+    @abstractmethod
+    def contents(self, runs: Sequence[Run]) -> Sequence[Chart | Bars | Table]:
+        """Figures and tables; nothing: the section is left out."""
+
+
+def contents_of(runs: Sequence[Run]) -> list[tuple[ReportSection, str, Sequence[Chart | Bars | Table]]]:
+    """Every installed section that has something to show of these runs."""
+    plugins.load(GROUP)
+    found = []
+    for title, kind in ReportSection.members.items():
+        try:
+            section = kind()
+            made = section.contents(runs)
+            found += [(section, section.text(runs), made)] if made else []
+        except Exception as error:
+            why = shorten(f"{type(error).__name__}: {error}")
+            raise ConfigError(f"report section {title!r}, which fails ({why})", "one that can be drawn") from None
+    return found

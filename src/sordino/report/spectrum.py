@@ -19,18 +19,11 @@ from torch import Tensor
 from sordino.errors import UserError
 from sordino.loop import mean_std
 from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.plan import Plan, State
+from sordino.plan import State
 from sordino.report.subject import Subject
 
 BINS = 16
 Floats = NDArray[np.float64]
-
-
-def smoothing_of(plan: Plan) -> LaplacianSmoothing | None:
-    """The step that smooths, if it is all that is done to the noised mean."""
-    steps = plan.postprocess
-    only = steps[0] if len(steps) == 1 else None
-    return only if isinstance(only, LaplacianSmoothing) and only.strength > 0 else None
 
 
 def gain(strength: float, frequency: Floats) -> Floats:
@@ -40,21 +33,19 @@ def gain(strength: float, frequency: Floats) -> Floats:
 
 def spectrum(subject: Subject) -> dict[str, Any] | None:
     """Power by frequency, before and after smoothing; None where a plan does not smooth."""
-    smoothing = smoothing_of(subject.plan)
-    if smoothing is None:
+    steps = subject.plan.postprocess
+    smoothing = steps[0] if len(steps) == 1 else None  # all that is done to the noised mean
+    if not isinstance(smoothing, LaplacianSmoothing) or smoothing.strength <= 0:
         return None
     frequencies = np.linspace(0, 0.5, 65)
     noise = _noise_power(subject)
     level, after = 1.0 if noise is None else noise, gain(smoothing.strength, frequencies)
-    found = {
+    found: dict[str, Any] = {
         "strength": smoothing.strength,
         "in_units": "1 = noise before smoothing" if noise is None else "squares of the model's own units",
-        "noise": {
-            "frequency": frequencies.tolist(),
-            "before": [level] * len(frequencies),
-            "after": (level * after).tolist(),
-        },
     }
+    powers = {"before": [level] * len(frequencies), "after": (level * after).tolist()}
+    found["noise"] = {"frequency": frequencies.tolist(), **powers}
     return {**found, "update": None if noise is None or subject.last is None else _update(subject, smoothing)}
 
 
@@ -80,16 +71,13 @@ def _update(subject: Subject, smoothing: LaplacianSmoothing) -> dict[str, Any] |
     if shapes is None:
         return None
     step = (last.before.memory["params"].double() - last.after.memory["params"].double()) / lr
-    power = [_periodogram(one, shape, smoothing.order) for one, shape in zip(_cut(step, shapes), shapes, strict=True)]
+    parts = torch.split(step, [shape.numel() for shape in shapes])
+    power = [_periodogram(one, shape, smoothing.order) for one, shape in zip(parts, shapes, strict=True)]
     where = np.concatenate([frequencies for frequencies, _ in power])
     after = np.concatenate([values for _, values in power])
     places, inside = _binned(where, after)
     _, before = _binned(where, after / gain(smoothing.strength, where))
     return {"round": last.after.t, "frequency": places.tolist(), "before": before.tolist(), "after": inside.tolist()}
-
-
-def _cut(vector: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
-    return list(torch.split(vector, [shape.numel() for shape in shapes]))
 
 
 def _periodogram(part: Tensor, shape: torch.Size, order: tuple[int, ...]) -> tuple[Floats, Floats]:

@@ -1,11 +1,16 @@
-"""Tables of text for a terminal, LaTeX and the page, and how to cite what ran. Used by report, compare and sweep."""
+"""Tables of text for a terminal, LaTeX and the page, the history of a run as one, and how to cite what ran.
+
+Used by report, compare, sweep, and `train`, which returns `Result.history`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sordino.errors import ConfigError
+from sordino.outcome import DIAGNOSTIC
 from sordino.version import __version__
 
 ABSENT = "-"
@@ -80,7 +85,8 @@ class Table:
 
     def latex(self, label: str = "tab:sordino") -> str:
         """A table of the package booktabs; numbers stand to the right."""
-        sides = "l" + "".join(self._side(place) for place in range(1, len(self.head)))
+        columns = ([row[place] for row in self.rows] for place in range(1, len(self.head)))
+        sides = "l" + "".join("r" if all(map(_number, cells)) else "l" for cells in columns)
         body = [" & ".join(map(escaped, row)) + r" \\" for row in self.rows]
         return "\n".join([
             r"\begin{table}  % \usepackage{booktabs}",
@@ -96,9 +102,6 @@ class Table:
             r"\end{tabular}",
             r"\end{table}",
         ])  # fmt: skip
-
-    def _side(self, place: int) -> str:
-        return "r" if all(_number(row[place]) for row in self.rows) else "l"
 
 
 def _number(cell: str) -> bool:
@@ -116,10 +119,49 @@ def escaped(text: str) -> str:
 
 def bibtex(versions: Sequence[str] = (__version__,)) -> str:
     """An entry for each version that ran."""
-    return "\n\n".join(_entry(version) for version in sorted(set(versions)))
+    found = []
+    for version in sorted(set(versions)):
+        fields = {"author": f"{{{AUTHOR}}}", "title": f"{{{TITLE}}}", "version": version, "note": "Apache-2.0"}
+        lines = [f"  {name} = {{{value}}}," for name, value in fields.items()]
+        found.append("\n".join([f"@software{{sordino-{version},", *lines, "}"]))
+    return "\n\n".join(found)
 
 
-def _entry(version: str) -> str:
-    fields = {"author": f"{{{AUTHOR}}}", "title": f"{{{TITLE}}}", "version": version, "note": "Apache-2.0"}
-    lines = [f"  {name} = {{{value}}}," for name, value in fields.items()]
-    return "\n".join([f"@software{{sordino-{version},", *lines, "}"])
+NOT_PRIVATE = "not_private/"  # before the names of figures of unreleased data
+
+
+ROWS = 5  # that a repr shows, from the beginning and from the end
+
+
+class History(list[dict[str, Any]]):
+    """Rows of a run: `round`, metrics on public rows, and figures of unreleased data as `not_private/...`."""
+
+    @classmethod
+    def of(cls, lines: Iterable[dict[str, Any]]) -> History:
+        """From lines as a run's folder has them, with the diagnostics in a table of their own."""
+        return cls(
+            {name: value for name, value in line.items() if name != DIAGNOSTIC}
+            | {f"{NOT_PRIVATE}{name}": value for name, value in line.get(DIAGNOSTIC, {}).items()}
+            for line in lines
+        )
+
+    @property
+    def columns(self) -> list[str]:
+        """Every name that a row has, in order of appearance."""
+        return list(dict.fromkeys(name for row in self for name in row))
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with one row per round."""
+        try:
+            from pandas import DataFrame  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            raise ConfigError("no package pandas", "pandas for to_pandas()", "pip install pandas") from None
+        return DataFrame(self, columns=self.columns)
+
+    def __repr__(self) -> str:
+        public = [name for name in self.columns if not name.startswith(NOT_PRIVATE)]
+        hidden = len(self.columns) - len(public)
+        rows = [*self] if len(self) <= 2 * ROWS else [*self[:ROWS], {}, *self[-ROWS:]]
+        cells = tuple(tuple(short(row.get(name)) if row else "..." for name in public) for row in rows)
+        more = f"; {hidden} columns of figures that are not private: history[-1], to_pandas()" if hidden else ""
+        return f"{Table(tuple(public), cells).text()}\n{len(self)} rounds{more}"

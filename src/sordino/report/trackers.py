@@ -83,7 +83,11 @@ class Mlflow(TrackerBackend, kind="mlflow"):
         mlflow = _needed("mlflow", "mlflow")
         if "MLFLOW_TRACKING_URI" not in os.environ:
             folder.mkdir(parents=True, exist_ok=True)
-            mlflow.set_tracking_uri(_store(folder.resolve()))
+            store = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+            if find_spec("sqlalchemy") is None or find_spec("alembic") is None:
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+                store = (folder.resolve() / "mlflow").as_uri()
+            mlflow.set_tracking_uri(store)
         mlflow.set_experiment("sordino")
         self.mlflow, self.run = mlflow, mlflow.start_run(run_name=folder.stem)
 
@@ -134,12 +138,13 @@ class Tracker:
         if kind not in TrackerBackend.members:
             raise ConfigError(f"tracker {kind!r}", "a known tracker", codec.nearest(kind, list(TrackerBackend.members)))
         self.noise, self.last, self.kind = noise, 0, kind
-        self._attempt(lambda: self._open(Path(folder), settings))
 
-    def _open(self, folder: Path, settings: Any) -> None:
-        self.backend = TrackerBackend.members[self.kind](folder)
-        if settings is not None:
-            self.backend.log_settings({name: str(value) for name, value in flat(codec.dump(settings))})
+        def start() -> None:
+            self.backend = TrackerBackend.members[kind](Path(folder))
+            if settings is not None:
+                self.backend.log_settings({name: str(value) for name, value in flat(codec.dump(settings))})
+
+        self._attempt(start)
 
     def _attempt(self, call: Callable[[], None]) -> None:
         """Call the library; whatever it raises is one warning, and the end of the tracking."""
@@ -183,13 +188,6 @@ class Tracker:
     ) -> None:
         if self.backend is not None:
             self._attempt(self.backend.close)
-
-
-def _store(folder: Path) -> str:
-    if find_spec("sqlalchemy") is not None and find_spec("alembic") is not None:
-        return f"sqlite:///{folder / 'mlflow.db'}"
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    return (folder / "mlflow").as_uri()
 
 
 def _mlflow(name: str) -> str:

@@ -24,14 +24,8 @@ def norms(run: Run, place: int) -> Chart | None:
         lines.append(Series("clip_norm", rounds, plain(found["clip_norm"]["value"]), 1))
     says = "Band: from the tenth to the ninetieth of a hundred clients; line: the median."
     more = found["no_clip_norm"] or "What is above the clip norm is clipped."
-    return Chart(
-        f"norms-{place}",
-        f"Size of updates: {run['name']}",
-        f"{says} {more}",
-        Axis("round", whole=True),
-        Axis("norm of an update", low=0.0),
-        tuple(lines),
-    )
+    x, y = Axis("round", whole=True), Axis("norm of an update", low=0.0)
+    return Chart(f"norms-{place}", f"Size of updates: {run['name']}", f"{says} {more}", x, y, tuple(lines))
 
 
 def clipped(runs: Sequence[Run]) -> Chart | None:
@@ -44,14 +38,8 @@ def clipped(runs: Sequence[Run]) -> Chart | None:
     if not lines:
         return None
     says = f"{first_of(len(runs))}The share of a cohort's updates that were longer than the clip norm."
-    return Chart(
-        "clipped",
-        "Clipped share by round",
-        says,
-        Axis("round", whole=True),
-        Axis("share of updates clipped", low=0.0, high=1.0),
-        lines,
-    )
+    x, y = Axis("round", whole=True), Axis("share of updates clipped", low=0.0, high=1.0)
+    return Chart("clipped", "Clipped share by round", says, x, y, lines)
 
 
 def spectra(run: Run, place: int) -> Chart | None:
@@ -61,30 +49,17 @@ def spectra(run: Run, place: int) -> Chart | None:
         return None
     noise, update = found["noise"], found["update"]
     at = plain(noise["frequency"])
-    lines = [
-        Series("noise before", at, plain(noise["before"]), 0),
-        Series("noise after", at, plain(noise["after"]), 1),
-    ]
+    lines = [Series("noise before", at, plain(noise["before"]), 0), Series("noise after", at, plain(noise["after"]), 1)]
+    of_update = "The update needs the checkpoints of the run, and a server that only subtracts it."
     if update is not None:
         where = plain(update["frequency"])
         lines += [
-            Series(f"update {when}", where, plain(update[when]), 2 + k) for k, when in enumerate(("before", "after"))
+            Series(f"update {when}", where, plain(update[when]), tone) for tone, when in ((2, "before"), (3, "after"))
         ]
-    return Chart(
-        f"spectrum-{place}",
-        f"What smoothing leaves: {run['name']}",
-        _spectrum_says(found),
-        Axis("frequency, cycles per coordinate", low=0.0, high=0.5),
-        Axis("power (log scale)", log=True),
-        tuple(lines),
-    )
-
-
-def _spectrum_says(found: dict[str, Any]) -> str:
-    says = f"Strength {found['strength']:g}. The noise is exact. "
-    if found["update"] is None:
-        return says + "The update needs the checkpoints of the run, and a server that only subtracts it."
-    return says + f"The update is round {found['update']['round']}'s as it was released, noise included."
+        of_update = f"The update is round {update['round']}'s as it was released, noise included."
+    says = f"Strength {found['strength']:g}. The noise is exact. {of_update}"
+    x, y = Axis("frequency, cycles per coordinate", low=0.0, high=0.5), Axis("power (log scale)", log=True)
+    return Chart(f"spectrum-{place}", f"What smoothing leaves: {run['name']}", says, x, y, tuple(lines))
 
 
 def turns(run: Run, place: int) -> Bars | None:
@@ -111,51 +86,23 @@ def audits(run: Run, place: int) -> Bars | None:
     if not rows:
         return None
     says = "Bar: an attack has shown that epsilon is at least this. Mark: it is certified to be at most that."
-    return Bars(
-        f"audit-{place}",
-        f"Attacked: {run['name']}",
-        says,
-        "epsilon: proved from below, certified from above",
-        tuple((row["what"], max(row["lower"], 0.0), _between(row)) for row in rows),
-        tuple(row["upper"] for row in rows),
+    bars = tuple(
+        (row["what"], max(row["lower"], 0.0), f"≥ {atleast(row['lower'])}, ≤ {upto(row['upper'])}") for row in rows
     )
-
-
-def _between(row: dict[str, Any]) -> str:
-    return f"≥ {atleast(row['lower'])}, ≤ {upto(row['upper'])}"
+    marks, axis = tuple(row["upper"] for row in rows), "epsilon: proved from below, certified from above"
+    return Bars(f"audit-{place}", f"Attacked: {run['name']}", says, axis, bars, marks)
 
 
 def lower_bounds(run: Run) -> list[dict[str, Any]]:
     """Of every audit that speaks of epsilon: what was attacked, the lower bound, the upper bound."""
     found = []
     for one in run["audit"].get("mechanism", {}).get("mechanism", []):
-        found.append(
-            {
-                "what": f"{_attacked(one)}, sees {WORDS.get(one['adversary'], one['adversary'])}",
-                "lower": one["lower_epsilon"],
-                "upper": one["upper_epsilon"],
-            }
-        )
-    canaries = run["audit"].get("canaries", {}).get("canaries")
-    if canaries is not None:
-        upper = canaries["upper_epsilon"]
-        found.append(
-            {
-                "what": f"the whole run, {canaries['canaries']} canaries",
-                "lower": canaries["lower_epsilon"],
-                "upper": upper,
-            }
-        )
-        found.append(
-            {
-                "what": "the same, if the release is as good as Gaussian",
-                "lower": canaries["gaussian_epsilon"],
-                "upper": upper,
-            }
-        )
-    return [row for row in found if is_number(row["lower"]) and is_number(row["upper"])]
-
-
-def _attacked(one: dict[str, Any]) -> str:
-    rounds, _, several = one["attack"].partition(" rounds at once")
-    return f"{rounds} rounds" if several else "one round"
+        rounds, _, several = one["attack"].partition(" rounds at once")
+        what = f"{f'{rounds} rounds' if several else 'one round'}, sees {WORDS.get(one['adversary'], one['adversary'])}"
+        found.append((what, one["lower_epsilon"], one["upper_epsilon"]))
+    c = run["audit"].get("canaries", {}).get("canaries")
+    if c is not None:
+        found.append((f"the whole run, {c['canaries']} canaries", c["lower_epsilon"], c["upper_epsilon"]))
+        found.append(("the same, if the release is as good as Gaussian", c["gaussian_epsilon"], c["upper_epsilon"]))
+    rows = [dict(zip(("what", "lower", "upper"), row, strict=True)) for row in found]
+    return [row for row in rows if is_number(row["lower"]) and is_number(row["upper"])]

@@ -21,7 +21,7 @@ from sordino.data.clients import Records
 from sordino.data.initial_weights import frozen
 from sordino.data.lineage import keyed_hash, sampled_hash
 from sordino.data.named_fields import unwrapped_model
-from sordino.engines.leak_check import model_answers, same_answers
+from sordino.engines.checks import model_answers, same_answers
 from sordino.errors import CertificateError
 from sordino.plan import State
 from sordino.runs.charge_log import ChargeLog, PrefixHash

@@ -6,6 +6,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,7 +92,10 @@ def _with_recipe(table: Mapping[str, Any], plan: Plan, epsilon: float | None, fr
         if keys.keys() <= takes.keys():
             rest = {key: value for key, value in recipe.items() if key not in REPLACED or not keys or free != NOISE}
             made = {**table, "recipe": {**rest, **keys}}
-            if _builds(made, plan) or {"epsilon", "epsilons"} & keys.keys():  # such a recipe solves its own noise
+            builds = bool({"epsilon", "epsilons"} & keys.keys())  # such a recipe solves its own noise
+            with suppress(UserError):
+                builds = builds or parse(made).plan == plan
+            if builds:
                 return made
     return None
 
@@ -116,13 +120,6 @@ def _candidates(plan: Plan, epsilon: float | None, delta: float | None, free: st
     yield {NOISE: number, **own}
     yield {"mechanism": noisy.get("mechanism")}
     yield {"release": codec.dump(plan.release)}
-
-
-def _builds(table: Mapping[str, Any], plan: Plan) -> bool:
-    try:
-        return parse(table).plan == plan
-    except UserError:
-        return False
 
 
 def _edited(text: str, table: dict[str, Any]) -> str:

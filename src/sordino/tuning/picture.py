@@ -8,8 +8,7 @@ from typing import Any
 
 from sordino.report.aggregate import Row, label, ordered, varying
 from sordino.report.charts import axis_of
-from sordino.report.colours import LIGHT, SERIES
-from sordino.report.figures import MARKS, SERIES_MOST, Axis, Chart, Series, keep, plot_chart
+from sordino.report.figures import LIGHT, MARKS, SERIES, SERIES_MOST, Axis, Chart, Series, keep, plot_chart
 
 LISTED = 24  # settings in the list, the best first
 

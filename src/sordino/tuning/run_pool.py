@@ -50,7 +50,10 @@ def run_all(stored: Sequence[StoredRun], workers: int, own: Sequence[Path], prog
         results = _in_processes(left, workers, own)
     for done, (one, failure) in enumerate(results, start=1):
         if failure is not None:
-            raise _error(one, *failure)
+            text = f"run {one.run.name}: {failure[1].removeprefix('found ')}"
+            if failure[0] == "user":
+                raise ConfigError(text)
+            raise BudgetError(text) if failure[0] == "budget" else CertificateError("run", text)
         progress(done, len(left), f"{one.run.name} ({one.run.text})" + " diverged" * one.diverged)
 
 
@@ -101,10 +104,3 @@ def execute_run(config: Config, folder: Path) -> Failure | None:
     except SordinoError as error:
         return ("user" if isinstance(error, UserError) else "other"), str(error)
     return None
-
-
-def _error(one: StoredRun, kind: str, sentence: str) -> SordinoError:
-    text = f"run {one.run.name}: {sentence.removeprefix('found ')}"
-    if kind == "user":
-        return ConfigError(text)
-    return BudgetError(text) if kind == "budget" else CertificateError("run", text)

@@ -26,6 +26,7 @@ from sordino.accounting.composition import Cost
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import headline
 from sordino.certificate.certificate_file import compare_text, parse, text_of
+from sordino.certificate.explain import sentence
 from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
@@ -135,10 +136,8 @@ class SweepFolder:
     def _row(self, each: Sequence[StoredRun]) -> Row:
         first = each[0].run
         lines = [self.histories.get(one.run.name, []) for one in each]
-        curves = tuple(
-            tuple((int(line["round"]), float(line[self.metric])) for line in one if self.metric in line)
-            for one in lines
-        )
+        known = [[line for line in one if self.metric in line] for one in lines]
+        curves = tuple(tuple((int(line["round"]), float(line[self.metric])) for line in one) for one in known)
         values = tuple(curve[-1][1] if curve else math.nan for curve in curves)
         line = run_cost(first.config.plan, admission.planned_facts(first.config)).of("models")
         cost = headline(line, first.config.delta, first.config.deltas)
@@ -161,11 +160,8 @@ class SweepFolder:
         run, found = self.stored[0].run, {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
             task = self.sweep.config(run.changes, run.seed, validation=choosing).build()
-            found[name] = " and ".join(
-                f"{one.rows} {one.what} (declared public by {one.by})"
-                for one in declared_public(task)
-                if "rows" in one.what
-            )
+            public = [one for one in declared_public(task) if "rows" in one.what]
+            found[name] = " and ".join(f"{one.rows} {one.what} (declared public by {one.by})" for one in public)
         return found
 
     # ---- the certificate ---------------------------------------------------------------------------------------------
@@ -301,14 +297,65 @@ def forecast(asked: Sweep) -> tuple[dict[str, Any], str]:
     folder = SweepFolder(asked, Path())
     folder.check()
     data, by = asked.data
-    runs = [f"{one.run.text}{_noise(one.run.config)}" for one in folder.stored]
+    runs = []
+    for run in (one.run for one in folder.stored):
+        noise = getattr(getattr(run.config.plan.release, "mechanism", None), "noise_multiplier", None)
+        runs.append(run.text + ("" if noise is None else f": noise multiplier {noise:.4g}"))
     cost = folder.cost() if folder.charged else {"epsilon": None}
     found = {"runs": runs, "data": data, "declared_by": by, **cost}
     rows = [f"{name}: {rows}" for name, rows in folder.rows_used.items()]
     return found, "\n".join([*runs, guarantee({**found, "charged": folder.charged}), *rows])
 
 
-def _noise(config: Config) -> str:
-    mechanism = getattr(config.plan.release, "mechanism", None)
-    number = getattr(mechanism, "noise_multiplier", None)
-    return "" if number is None else f": noise multiplier {number:.4g}"
+# ---- for compare, report and explain ---------------------------------------------------------------------------------
+
+
+def is_sweep(target: Path) -> bool:
+    """Whether a folder is that of a sweep."""
+    return (target / HEADER).is_file()
+
+
+def with_runs(targets: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Every sweep replaced by the runs in it; and of each, certified, what reading the whole of it costs."""
+    runs, notes = [], []
+    for target in targets:
+        if not is_sweep(target):
+            runs.append(target)
+            continue
+        made, stored = certify(target), open_folder(target).stored
+        runs += [one.folder for one in stored if not one.diverged]
+        notes.append(f"{target.name}: {_cost(made)}")
+    return runs, notes
+
+
+def _cost(made: dict[str, Any]) -> str:
+    """The whole sweep in one sentence; the epsilon of a run is not that of the table it was read in."""
+    lost = sum(run["diverged"] for run in made["runs"])
+    left = "" if not lost else f"; {lost} of them diverged and are not shown"
+    return guarantee(made) + left
+
+
+def explain(target: Path) -> dict[str, Any]:
+    """A sweep's certificate in sentences."""
+    made = certify(target)
+    rows = f"on {made['chosen_by']}, reported on {made['reported_on']}"
+    against = []
+    for line in made["adversaries"]:
+        found = f"all runs together, epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}"
+        words = "nothing is guaranteed" if line["epsilon"] is None else found
+        against.append(sentence(f"{line['adversary']}: {words}"))
+    return {
+        "cost": sentence(_cost(made)),
+        "against": against,
+        "chosen": sentence(f"the best setting was chosen by {made['metric']} {rows}"),
+        "assumed": [sentence(text) for text in made["assumptions"]],
+        "not_covered": [sentence(text) for text in made["not_covered"]],
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The same as text."""
+    listed = {"Against one who sees": "against", "Assumed": "assumed", "Not covered": "not_covered"}
+    lists = {title: "\n".join(f"- {text}" for text in found[key]) for title, key in listed.items()}
+    blocks = [f"{title}:\n{lines}" for title, lines in lists.items() if lines]
+    return "\n\n".join([found["cost"], found["chosen"], *blocks])

@@ -48,17 +48,11 @@ def _lines(each: Sequence[tuple[Line, ...]], who: Adversary, population: int) ->
         whole: Counter[Event] = Counter()
         for lines in each:
             own = next(line for line in lines if not line.silos or silo in line.silos)
-            whole.update(dict(_counted(own)))
+            for event, count in own.entries:
+                whole[event] += count
         kinds.setdefault(frozenset(whole.items()), []).append(silo)
     entries = [(tuple(sorted(kind, key=repr)), tuple(silos)) for kind, silos in kinds.items()]
     return [Line(who, relations[0], kind, silos if len(entries) > 1 else ()) for kind, silos in entries]
-
-
-def _counted(line: Line) -> Counter[Event]:
-    found: Counter[Event] = Counter()
-    for event, count in line.entries:
-        found[event] += count
-    return found
 
 
 def statement(cost: Cost, config: Config) -> dict[str, Any]:

@@ -160,20 +160,10 @@ class TrialLog:
 
 
 def tune(
-    plan: Plan,
-    task: Task,
-    *,
-    epsilon: float,
-    delta: float,
-    source: Source = "public",
-    seeds: int = 3,
-    seed: int = 0,
-    public: tuple[Declared, ...] | None = None,
-    silos: tuple[Budget, ...] = (),
-    progress: Progress | None = None,
-    done: Trials | None = None,
-    on_trial: Callable[[Hyperparameters, Losses], None] | None = None,
-) -> Tuned:
+    plan: Plan, task: Task, *, epsilon: float, delta: float, source: Source = "public", seeds: int = 3, seed: int = 0,
+    public: tuple[Declared, ...] | None = None, silos: tuple[Budget, ...] = (), progress: Progress | None = None,
+    done: Trials | None = None, on_trial: Callable[[Hyperparameters, Losses], None] | None = None,
+) -> Tuned:  # fmt: skip
     """The hyperparameters with the least mean loss over `seeds` simulations, each candidate at (epsilon, delta).
 
     `public` says which rows of the task are public and by whose word; default: by the caller's, who made the task.
@@ -242,7 +232,10 @@ class _Search:
                 tried[beyond] = self.mean_loss(beyond, rest)
             best = min(tried, key=lambda one: (tried[one], one.total))
             edges[name] = self._beyond(name, tried) is not None
-            curves[name] = [self._point(one, name) for one in sorted(tried, key=lambda one: _value(one, name))]
+            curves[name] = []
+            for one in sorted(tried, key=lambda one: _value(one, name)):
+                found = Estimate.of(losses) if (losses := self.losses(one)) else Estimate(math.inf, None)
+                curves[name].append({name: _value(one, name), "loss": found.mean, "half_width": found.half_width})
         if self.progress is not None:
             self.progress(self.done, self.done, f"best: {best.text}")
         return best, curves, tuple(name for name, edge in edges.items() if edge)
@@ -293,7 +286,11 @@ class _Search:
         if wanted not in self.trials:
             try:
                 plan = self.solved(wanted)
-                found = tuple(_last_loss(plan, task, seed) for seed, task in enumerate(self.tasks))
+                last = []
+                for seed, task in enumerate(self.tasks):
+                    *_, done = run(plan, task, streams=Seeded(seed), eval_every=plan.rounds)
+                    last.append(done.metrics["loss"])
+                found = tuple(last)
             except (PlanError, UnreachableError):
                 found = ()
             self.trials[wanted] = found if all(map(math.isfinite, found)) else ()
@@ -310,11 +307,6 @@ class _Search:
             self.progress(self.done, self.done + rest, f"{wanted.text}: loss {loss:.4g}")
         return loss
 
-    def _point(self, wanted: Hyperparameters, name: str) -> dict[str, Any]:
-        losses = self.losses(wanted)
-        found = Estimate.of(losses) if losses else Estimate(math.inf, None)
-        return {name: _value(wanted, name), "loss": found.mean, "half_width": found.half_width}
-
 
 def _at_total(best: Hyperparameters, steps: int) -> Hyperparameters:
     return replace(best, steps=steps, rounds=max(1, round(best.total / steps)))
@@ -327,8 +319,3 @@ def _work(wanted: Hyperparameters) -> float:
 
 def _value(wanted: Hyperparameters, name: str) -> float:
     return float(getattr(wanted, name))
-
-
-def _last_loss(plan: Plan, task: Task, seed: int) -> float:
-    *_, last = run(plan, task, streams=Seeded(seed), eval_every=plan.rounds)
-    return last.metrics["loss"]
