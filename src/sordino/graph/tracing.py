@@ -166,7 +166,18 @@ class Tracing:
     def _key(self, args: Sequence[Any], kwargs: dict[str, Any], records: Sequence[bool]) -> Any:
         inputs, form = flat(args, kwargs)
         kinds = tuple(_kind(x, own) for x, own in zip(inputs, records, strict=True))
-        return self._modes(), form, kinds
+        return self._modes(), form if _HASHES else str(form), kinds
+
+
+def _hashes(form: TreeSpec) -> bool:
+    """Whether this torch can hash the form of arguments; that of 2.6 cannot."""
+    try:
+        return bool(hash(form)) or True
+    except TypeError:
+        return False
+
+
+_HASHES = _hashes(flat((0,), {})[1])
 
 
 def mode(part: nn.Module) -> Any:
