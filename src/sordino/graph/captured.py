@@ -5,6 +5,7 @@ Imported by `capture`, `flow`, `tracing`, and by the code of dpsgd, data and tas
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import operator
@@ -200,7 +201,8 @@ def export_graph(
     shapes = tuple(_dynamic(x, own) for x, own in zip(tensors, records, strict=True))
     with _quiet():
         program = torch.export.export(module, tuple(tensors), dynamic_shapes=shapes, strict=False)
-        found = program.module(check_guards=False)
+        takes = inspect.signature(program.module).parameters  # torch 2.6 makes no guards, and has no such option
+        found = program.module(**({"check_guards": False} if "check_guards" in takes else {}))
         assert isinstance(found, fx.GraphModule)
         _inline_no_grad(found)
         found.graph.owning_module = None
