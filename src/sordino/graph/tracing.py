@@ -172,9 +172,10 @@ class Tracing:
 def _hashes(form: TreeSpec) -> bool:
     """Whether this torch can hash the form of arguments; that of 2.6 cannot."""
     try:
-        return bool(hash(form)) or True
+        hash(form)
     except TypeError:
         return False
+    return True
 
 
 _HASHES = _hashes(flat((0,), {})[1])
