@@ -18,7 +18,7 @@ from torch import nn
 
 import sordino
 from sordino.accounting import accountant
-from sordino.accounting.delta import default_delta
+from sordino.accounting.accountant import default_delta
 from sordino.engines.base import ClientJob, Collected, Engine, Worker
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.paths import choose_path

@@ -24,7 +24,7 @@ from sordino.accounting.composition import (
     with_preparations,
 )
 from sordino.accounting.events import has_bound, no_bound
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.codec import check_parts, digest
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.encoding import Clip, Public, Step
@@ -304,7 +304,7 @@ class Plan(_Cache):
             rounds = record_cost(self.clients, local, release, participation, only)
         else:
             rounds = client_cost(self.clients, release, participation, only)
-        return with_preparations(rounds, self.prepare, release, participation.prepared)
+        return with_preparations(rounds, self.prepare, release, participation.prepared) if self.prepare else rounds
 
     @property
     def forecast(self) -> Cost:

@@ -22,8 +22,7 @@ from torch import nn
 from sordino import codec, outcome
 from sordino.certificate import explain as explaining
 from sordino.certificate.build import certificate
-from sordino.certificate.earlier_runs import of_certificate
-from sordino.certificate.facts import Facts, OwnCode
+from sordino.certificate.facts import EarlierRun, Facts, OwnCode
 from sordino.config import Config, PrivacySpec, RunSpec, TaskSpec
 from sordino.config.sections import EarlyStopping
 from sordino.data import lineage
@@ -283,6 +282,6 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     facts = outcome.facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)
     facts = replace(facts, ledger=admission.final_standing(config, notes.run, facts))
     made = certificate(plan, facts)
-    execution.register_lineage(model, task, (*before, of_certificate(made, notes.run, lineage.IN_PROCESS)))
+    execution.register_lineage(model, task, (*before, EarlierRun.of_certificate(made, notes.run, lineage.IN_PROCESS)))
     words, rows = single_class_note(notes.history), History.of(notes.history)
     return Result(model, rows, made, words, None, config, facts, task, (notes, state))

@@ -16,7 +16,7 @@ from tests.tiny import plan
 from sordino.accounting import accountant, renyi
 from sordino.accounting.composition import Participation
 from sordino.accounting.events import Event, GaussianNoise, LaplaceNoise, PoissonSampled, PubliclySampled, Relation
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts, participation, run_cost
 from sordino.cli.calculator import Question, answer, text

@@ -20,8 +20,8 @@ from tests.commands import federation, sordino
 
 import sordino as package
 from sordino.accounting import calibration as solving
+from sordino.accounting.accountant import check_delta, largest_delta
 from sordino.accounting.composition import Line
-from sordino.accounting.delta import check_delta, largest_delta
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.profiles import Ceiling
 from sordino.accounting.rounding import atleast, upto

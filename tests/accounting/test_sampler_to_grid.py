@@ -22,7 +22,7 @@ from tests.tiny import plan
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sordino.accounting.matrix.sensitivity import Patterns
+from sordino.accounting.sensitivity import Patterns
 from sordino.engines.base import Collected
 from sordino.engines.prepare import noised_total
 from sordino.errors import PlanError

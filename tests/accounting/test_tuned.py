@@ -27,7 +27,7 @@ from sordino.accounting.events import (
     PoissonSampled,
     Tuned,
 )
-from sordino.accounting.trials import Trials
+from sordino.accounting.renyi import Trials
 from sordino.errors import ConfigError, PlanError
 from sordino.rng import Seeded
 

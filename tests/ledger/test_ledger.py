@@ -19,7 +19,7 @@ from sordino.accounting.events import (
     Relation,
     Unprotected,
 )
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.ledger import totals
 from sordino.ledger.entries import JobEntry, LimitEntry, RunEntry

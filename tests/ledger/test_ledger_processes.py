@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sordino.accounting.events import GaussianNoise
-from sordino.accounting.pld.loss_grid import gaussian_epsilon
+from sordino.accounting.pld import gaussian_epsilon
 from sordino.ledger.entries import JobEntry
 from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit

@@ -16,7 +16,7 @@ from tests.commands import ROUNDS, federation, sordino
 from sordino.accounting import accountant
 from sordino.accounting.composition import Line
 from sordino.accounting.events import Event, GaussianNoise, PoissonSampled
-from sordino.accounting.profiles import upward
+from sordino.accounting.rounding import upward
 from sordino.certificate.certificate_file import schema
 from sordino.config import load_config
 from sordino.errors import CertificateError, ConfigError

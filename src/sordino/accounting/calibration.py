@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sordino.accounting import accountant
+from sordino.accounting.accountant import default_delta
 from sordino.accounting.bounds import AlreadyPrivate
 from sordino.accounting.composition import Cost, Line
-from sordino.accounting.delta import default_delta
 from sordino.accounting.events import GaussianNoise
 from sordino.accounting.rounding import upto
 from sordino.errors import ConfigError, PlanError, UnreachableError

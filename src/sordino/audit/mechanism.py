@@ -221,7 +221,7 @@ def _result(
 
 def gaussian_epsilon_at(mu: float, delta: float) -> float:
     """epsilon at delta of a Gaussian release with this mu."""
-    return accountant.epsilon_on(((GaussianNoise(1 / mu), 1),), "zero_out", delta, accountant.COARSE)
+    return accountant.bound(((GaussianNoise(1 / mu), 1),), "zero_out", delta).value
 
 
 @codec.hides_values

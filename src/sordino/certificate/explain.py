@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost
-from sordino.accounting.profiles import Ceiling, ceiling, in_words
+from sordino.accounting.profiles import Ceiling, ceiling, participations_in_words
 from sordino.accounting.rounding import upto
 from sordino.certificate.facts import Facts, run_cost
 from sordino.plan import Plan
@@ -101,7 +101,7 @@ def _strength(line: dict[str, Any], reach: Ceiling, unit: str) -> str:
         f"{who}: epsilon {upto(line['epsilon'])} at delta {upto(line['delta'])}, for {change}. "
         f"Accusing 1 in 100 innocents, the best attack finds at most {upto(100 * reach.true_positives)} in 100 "
         f"members; its AUC is at most {upto(reach.auc)} (guessing has 0.5)."
-        + (f" This is {in_words(line['by_participations'])}." if line.get("by_participations") else "")
+        + (f" This is {participations_in_words(line['by_participations'])}." if line.get("by_participations") else "")
     )
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.accounting import accountant
+from sordino.accounting.accountant import check_delta, default_delta
 from sordino.accounting.composition import Line, Participation, client_cost
-from sordino.accounting.delta import check_delta, default_delta
 from sordino.accounting.events import Approximate, Event, Shuffled
-from sordino.accounting.profiles import in_words
+from sordino.accounting.profiles import participations_in_words
 from sordino.accounting.rounding import upto
 from sordino.certificate.build import line_entry
 from sordino.errors import ConfigError
@@ -112,7 +112,7 @@ def text(found: dict[str, Any]) -> str:
 
 def _by_coins(line: dict[str, Any]) -> str:
     told = line.get("by_participations")
-    return f"\n  {in_words(told)}" if told else ""
+    return f"\n  {participations_in_words(told)}" if told else ""
 
 
 def _or_dash(value: float | None) -> str:

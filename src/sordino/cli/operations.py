@@ -114,7 +114,7 @@ def ledger_restore(
 
 def _entry(found: Statement) -> dict[str, Any]:
     from sordino import codec
-    from sordino.accounting.profiles import upward
+    from sordino.accounting.rounding import upward
 
     limit, events = codec.dump(found.limit), [codec.dump(item) for item in found.items]
     counts: dict[str, Any] = {"runs": found.runs, "charges": found.charges}

@@ -12,8 +12,8 @@ import numpy as np
 import typer
 
 from sordino import codec
-from sordino.accounting.delta import check_delta
-from sordino.accounting.profiles import in_words
+from sordino.accounting.accountant import check_delta
+from sordino.accounting.profiles import participations_in_words
 from sordino.accounting.rounding import upto
 from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, say, working
 from sordino.errors import ConfigError
@@ -67,7 +67,7 @@ def forecast(config: Config) -> dict[str, Any]:
 
 def _of_few(config: Config) -> tuple[str, ...]:
     """What delta means, where it is large or there are few units: to the smallest silo, if each has its own."""
-    from sordino.accounting.delta import LARGEST_DEFAULT, few, meaning_of_delta
+    from sordino.accounting.accountant import LARGEST_DEFAULT, few, meaning_of_delta
 
     plan, reads = config.plan, config.plan.local.reads
     sizes = (plan.units,) if reads is None else reads.sizes
@@ -173,7 +173,7 @@ def _adversary_lines(found: dict[str, Any]) -> list[str]:
 def _adversary_text(line: dict[str, Any]) -> list[str]:
     told = line.get("by_participations")
     first = f"  {_epsilon(line)}  {line['relation']:<12} to one who {line['description']}"
-    return [first, *([f"    {in_words(told)}"] if told else [])]
+    return [first, *([f"    {participations_in_words(told)}"] if told else [])]
 
 
 def _epsilon(line: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from sordino import codec
 from sordino.accounting.calibration import Budget
+from sordino.accounting.renyi import Trials
 from sordino.accounting.rounding import upto
-from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.cli.console import say, working
 from sordino.codec import durable_files, toml

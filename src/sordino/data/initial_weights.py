@@ -20,8 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from sordino.certificate.earlier_runs import EarlierRun
-from sordino.certificate.facts import FROZEN, Declared
+from sordino.certificate.facts import FROZEN, Declared, EarlierRun
 from sordino.data.lineage import runs_of_file
 from sordino.errors import DataError
 

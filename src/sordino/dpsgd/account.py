@@ -23,8 +23,7 @@ from sordino import codec
 from sordino.accounting.composition import Participation
 from sordino.accounting.events import Event
 from sordino.accounting.rounding import upto
-from sordino.certificate.earlier_runs import EarlierRun, cost_of
-from sordino.certificate.facts import Facts, Loop, run_cost
+from sordino.certificate.facts import EarlierRun, Facts, Loop, run_cost
 from sordino.data.lineage import IN_PROCESS, Runs, register_loop
 from sordino.dpsgd.loop_state import LoopRecord, read_record, write_record
 from sordino.dpsgd.settings import Settings
@@ -131,7 +130,9 @@ class Account:
         if not self.steps:
             return None
         plan, delta = self.settings.plan, self.settings.delta
-        return cost_of(run_cost(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS)
+        return EarlierRun.of_cost(
+            run_cost(plan, Facts(delta, self.settings.noise, self.steps)), delta, self.run, IN_PROCESS
+        )
 
     def facts(self, loop: Loop) -> Facts:
         """What a certificate needs beside the plan."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.certificate.earlier_runs import EarlierRun
+from sordino.certificate.facts import EarlierRun
 from sordino.dpsgd.settings import Settings, first_difference
 from sordino.errors import ConfigError, PlanError, brief_repr
 from sordino.parts.release_base import Release

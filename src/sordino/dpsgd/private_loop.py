@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from sordino import codec
-from sordino.certificate.earlier_runs import cost_of
+from sordino.certificate.facts import EarlierRun
 from sordino.data import lineage
 from sordino.data.compatibility import check_labels, refuse_compiled, trial_outputs
 from sordino.dpsgd import refuse_mixing
@@ -129,7 +129,7 @@ def _check_choices(noise: str, reduction: str, own_code: str | None) -> None:
 def _name_runs(model: nn.Module, account: Account) -> None:
     """Write this loop into the model's lineage: a run that begins with its weights adds its cost."""
     settings = account.settings
-    planned = cost_of(settings.plan.forecast, settings.delta, account.run, lineage.IN_PROCESS)
+    planned = EarlierRun.of_cost(settings.plan.forecast, settings.delta, account.run, lineage.IN_PROCESS)
     lineage.attach_lineage(model, (*account.earlier, planned))
     lineage.register_loop(account.run, account.cost)
 

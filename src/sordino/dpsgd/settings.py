@@ -12,9 +12,9 @@ from torch.optim import SGD, Optimizer
 
 from sordino import codec
 from sordino.accounting import calibration
+from sordino.accounting.accountant import check_delta, default_delta, largest_delta
 from sordino.accounting.calibration import calibrate, noisier
 from sordino.accounting.composition import Participation
-from sordino.accounting.delta import check_delta, default_delta, largest_delta
 from sordino.accounting.rounding import atleast
 from sordino.errors import ConfigError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise

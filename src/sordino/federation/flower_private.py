@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sordino import codec
-from sordino.accounting.delta import check_deltas, default_delta
+from sordino.accounting.accountant import check_deltas, default_delta
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts
 from sordino.engines.base import Collected

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sordino.accounting.matrix import optimize, sensitivity, toeplitz
-from sordino.accounting.matrix import optimize as drifting
-from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.matrix.toeplitz import Floats
+from sordino.accounting import matrix, sensitivity
+from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.errors import PlanError
 from sordino.parts.strategies import LONG, Fresh, Memory, Strategy, Toeplitz, check_count, check_forget, digits
 
@@ -71,7 +69,7 @@ class BandedSquareRoot(_Banded, kind="banded_square_root"):
         check_count("width", self.width)
 
     def column(self, rounds: int) -> Floats:
-        return toeplitz.square_root(min(self.width, rounds))
+        return matrix.square_root(min(self.width, rounds))
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,11 @@ class Banded(_Banded, kind="banded"):
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.coefficients:
             return replace(self, ends=self._ends(self.coefficients, allowed))
-        goal = optimize.Goal(allowed, work()).forgetting(self.forget)
-        found = optimize.best_bands(goal, self.width)
-        if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > drifting.LONGEST:
+        goal = matrix.Goal(allowed, work()).forgetting(self.forget)
+        found = matrix.best_bands(goal, self.width)
+        if self.forget != 0.0 or not self._ends(found, allowed) or allowed.rounds > matrix.LONGEST:
             return replace(self, coefficients=digits(tuple(found)), ends=self._ends(found, allowed))
-        first, drift = drifting.Search(goal, len(found)).found(found)
+        first, drift = matrix.DriftSearch(goal, len(found)).found(found)
         return replace(self, coefficients=digits(tuple(first)), drift=digits(tuple(drift)), ends=allowed.rounds)
 
     def is_fitted(self, rounds: int) -> bool:
@@ -148,7 +146,7 @@ class Banded(_Banded, kind="banded"):
     def _columns(self, rounds: int) -> Floats:
         """[rounds, bands]: each column from the diagonal down, before it is scaled."""
         drift = np.asarray(self.drift) if self.drift else np.zeros(len(self.coefficients))
-        return drifting.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
+        return matrix.columns(np.asarray(self.coefficients), drift, rounds, self.ends)
 
     def sensitivity(self, allowed: Patterns) -> float:
         """Columns that do not meet, none longer than c: sqrt(rounds of one client) ||c||, whenever the run ended."""
@@ -156,28 +154,28 @@ class Banded(_Banded, kind="banded"):
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.min_separation:
             return math.sqrt(allowed.reachable) * float(np.linalg.norm(self.coefficients))
-        made = drifting.matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
+        made = matrix.banded_matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
         return sensitivity.sensitivity_bound(made.T @ made, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         made, scales = np.ones(rounds) if work is None else work, self._scales(rounds)
         if self.drift:
-            return drifting.errors(self._columns(rounds), scales, made)
+            return matrix.drifting_errors(self._columns(rounds), scales, made)
         found = super().errors(rounds, work)
         late = range(max(0, self.ends - len(self.coefficients) + 1), rounds) if self.ends else ()
-        back = toeplitz.inverse(self.column(rounds), rounds)
+        back = matrix.inverse(self.column(rounds), rounds)
         for t in late:  # sum_s A_{t-s} scale_s r_{s-j}, the noise of model t in each Z_j
-            found[t] = np.sum(toeplitz.correlate(back[: t + 1], made[t::-1] * scales[: t + 1]) ** 2)
+            found[t] = np.sum(matrix.correlate(back[: t + 1], made[t::-1] * scales[: t + 1]) ** 2)
         return found
 
     def noise_matrix(self, rounds: int) -> Floats:
         if not self.drift:
             return self._scales(rounds)[:, None] * super().noise_matrix(rounds)
-        return self._scales(rounds)[:, None] * drifting.solve_columns(self._columns(rounds), np.eye(rounds))
+        return self._scales(rounds)[:, None] * matrix.solve_columns(self._columns(rounds), np.eye(rounds))
 
     def noise_std(self, t: int) -> float:
         if not self.drift:
             return self.scale(t) * super().noise_std(t)
         unit = np.zeros((t + 1, 1))
         unit[t] = self.scale(t)
-        return float(np.linalg.norm(drifting.solve_columns(self._columns(t + 1), unit, back=True)))
+        return float(np.linalg.norm(matrix.solve_columns(self._columns(t + 1), unit, back=True)))

@@ -14,8 +14,7 @@ import numpy as np
 
 from sordino.accounting.bounds import AlreadyPrivate, Bound
 from sordino.accounting.events import Event, GaussianNoise, Unprotected
-from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.matrix.toeplitz import Floats
+from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
 from sordino.parts.release_base import Release, Sees, need_bound

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sordino.accounting.composition import binomial_most, binomial_within
 from sordino.accounting.events import (
     CappedPoisson,
     Event,
@@ -25,7 +26,6 @@ from sordino.accounting.events import (
     Relation,
     Unprotected,
 )
-from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.codec import Part
 from sordino.codec.boundary import array, number, of_type, returns
 from sordino.errors import PlanError, brief_repr

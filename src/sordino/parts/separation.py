@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import codec
+from sordino.accounting.composition import binomial_most, binomial_within
 from sordino.accounting.events import Event, PoissonSampled, Relation
-from sordino.accounting.trials import binomial_most, binomial_within
 from sordino.errors import PlanError, brief_repr
 from sordino.parts.record_samplers import SamplingLaw
 from sordino.parts.release_base import Release

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sordino.accounting.matrix import optimize, sensitivity, toeplitz
-from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.accounting.matrix.toeplitz import Floats
+from sordino.accounting import matrix, sensitivity
+from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor, tensors
 from sordino.errors import PlanError
@@ -55,7 +54,7 @@ class Strategy(Part):
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         """The variance of every model's noise, for Z of variance 1; `work` is the first column of the server's A."""
-        made = toeplitz.dense(np.ones(rounds) if work is None else work, rounds)
+        made = sensitivity.dense(np.ones(rounds) if work is None else work, rounds)
         return np.asarray(np.sum((made @ self.noise_matrix(rounds)) ** 2, axis=1))
 
     @property
@@ -116,14 +115,14 @@ class Toeplitz(Strategy):
         return sensitivity.toeplitz_sensitivity(self.column(allowed.rounds), allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
-        return toeplitz.errors(self.column(rounds), rounds, work)
+        return matrix.errors(self.column(rounds), rounds, work)
 
     def inverse(self, rounds: int) -> Floats:
         """The first column of C^-1."""
-        return toeplitz.inverse(self.column(rounds), rounds)
+        return matrix.inverse(self.column(rounds), rounds)
 
     def noise_matrix(self, rounds: int) -> Floats:
-        return toeplitz.dense(self.inverse(rounds), rounds)
+        return sensitivity.dense(self.inverse(rounds), rounds)
 
     @property
     def max_column_norm(self) -> float:
@@ -200,7 +199,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     def fitted(self, allowed: Patterns, work: Callable[[], Floats]) -> Strategy:
         if self.weights:
             return self
-        found = optimize.best_buffers(optimize.Goal(allowed, work()).forgetting(self.forget), self.buffers)
+        found = matrix.best_buffers(matrix.Goal(allowed, work()).forgetting(self.forget), self.buffers)
         return replace(self, weights=digits(found.weights), decays=digits(found.decays))
 
     def is_fitted(self, rounds: int) -> bool:
@@ -209,7 +208,7 @@ class BufferedToeplitz(Toeplitz, kind="buffered_toeplitz"):
     def column(self, rounds: int) -> Floats:
         if not self.weights:
             raise PlanError("correlated noise", "buffers without weights", "a fitted plan", "plan = plan.fitted()")
-        return optimize.Buffers(self.weights, self.decays).column(rounds)
+        return matrix.Buffers(self.weights, self.decays).column(rounds)
 
     def inverse(self, rounds: int) -> Floats:
         """r_t = [t = 0] - sum_j weights_j s_j,  s_j <- decays_j s_j + r_t: O(rounds * buffers)."""
@@ -256,14 +255,14 @@ class Tree(Strategy, kind="tree"):
         return _tree_sensitivity(allowed)
 
     def noise_matrix(self, rounds: int) -> Floats:
-        return toeplitz.tree_noise_matrix(rounds)
+        return matrix.tree_noise_matrix(rounds)
 
     @property
     def max_column_norm(self) -> float:
         return math.sqrt(1 + math.log2(LONG))
 
     def noise_std(self, t: int) -> float:
-        return toeplitz.tree_noise_std(t)
+        return matrix.tree_noise_std(t)
 
     def init(self, length: int) -> Memory:
         import torch
@@ -278,7 +277,7 @@ class Tree(Strategy, kind="tree"):
         before = blocks.double().sum(0)
         carry, level = fresh(), 0
         while at >> level & 1:
-            own = toeplitz.tree_own_weight(level + 1)
+            own = matrix.tree_own_weight(level + 1)
             carry = own * fresh() + (1 - own) * (carry + blocks[level])
             blocks[level] = 0.0
             level += 1
@@ -290,4 +289,4 @@ class Tree(Strategy, kind="tree"):
 
 @lru_cache(maxsize=32)
 def _tree_sensitivity(allowed: Patterns) -> float:
-    return sensitivity.sensitivity_bound(toeplitz.tree_gram(allowed.rounds), allowed)
+    return sensitivity.sensitivity_bound(matrix.tree_gram(allowed.rounds), allowed)

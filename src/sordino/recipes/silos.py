@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from sordino.accounting.accountant import default_delta
 from sordino.accounting.calibration import Budget, calibrate_silos
-from sordino.accounting.delta import default_delta
 from sordino.errors import ConfigError
 from sordino.parts.accelerated import Accelerated
 from sordino.parts.preparation import Preparation

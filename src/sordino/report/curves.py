@@ -24,7 +24,8 @@ from sordino.accounting.composition import (
     cost_of_best,
     repeated_rounds,
 )
-from sordino.accounting.profiles import Array, power, protects, true_positives
+from sordino.accounting.pairs import Array
+from sordino.accounting.profiles import power, protects, true_positives
 from sordino.certificate.build import headline, line_entry
 from sordino.certificate.facts import participation, run_cost
 from sordino.errors import PlanError

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sordino import codec
 from sordino.certificate import certificate_file
-from sordino.certificate.earlier_runs import cost_of, of_certificate
+from sordino.certificate.facts import EarlierRun
 from sordino.codec import durable_files
 from sordino.codec.durable_files import SAFE
 from sordino.config import Config
@@ -121,7 +121,7 @@ def _run_to_end(
     if plan.prepare:
         write_preparations(folder.path, task, state)
     made = writer.finish(model_bytes(model), None if key is None else partial(certificate_file.sign, key=key))
-    register_lineage(model, task, (*before, of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
+    register_lineage(model, task, (*before, EarlierRun.of_certificate(made, writer.header.run, lineage.IN_PROCESS)))
     if refused is not None:
         raise BudgetError(f"stopped after round {state.t}: {refused}; model and certificate are in {folder.path}")
     history = folder.history()
@@ -141,7 +141,7 @@ def earlier_runs(task: Task) -> lineage.Runs:
 def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> None:
     """Let a run's model, and its file, say where it comes from: this run as planned, after those before it."""
     plan = config.plan
-    planned = cost_of(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
+    planned = EarlierRun.of_cost(plan.forecast, config.delta, f"plan {plan.hash[:16]}", lineage.IN_FILE)
     lineage.attach_lineage(model, (*before, planned), lineage.lineage_note(planned, before))
 
 

@@ -30,8 +30,7 @@ from typing import Any
 from sordino import codec
 from sordino.certificate.build import certificate
 from sordino.certificate.certificate_file import compare_text, parse
-from sordino.certificate.earlier_runs import EarlierRun
-from sordino.certificate.facts import Declared, Facts, OwnCode
+from sordino.certificate.facts import Declared, EarlierRun, Facts, OwnCode
 from sordino.codec import durable_files
 from sordino.config import Config, load_config
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any, Protocol
 
 from sordino import codec
-from sordino.certificate.build import check_provable
+from sordino.accounting.accountant import check_provable
 from sordino.codec.boundary import named_failures
 from sordino.config import Config
 from sordino.engines.base import Engine

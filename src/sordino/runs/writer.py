@@ -20,7 +20,7 @@ from typing import Any
 
 from sordino import codec
 from sordino.certificate.certificate_file import text_of
-from sordino.certificate.earlier_runs import EarlierRun
+from sordino.certificate.facts import EarlierRun
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.engines.base import Receipt

@@ -26,8 +26,8 @@ import numpy as np
 from sordino.accounting import calibration
 from sordino.accounting.calibration import noisier
 from sordino.accounting.composition import Cost, Line, Selection, cost_of_best
+from sordino.accounting.renyi import Trials
 from sordino.accounting.rounding import upto
-from sordino.accounting.trials import Trials
 from sordino.certificate.build import headline
 from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
