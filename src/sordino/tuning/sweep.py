@@ -32,8 +32,8 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError
 from sordino.outcome import declared_public, load_weights
-from sordino.report import aggregate
-from sordino.report.aggregate import Estimate, Row
+from sordino.report import text_table
+from sordino.report.text_table import Estimate, Row
 from sordino.runs import admission
 from sordino.runs.execution import with_released_columns
 from sordino.runs.folder import RunFolder
@@ -126,7 +126,7 @@ class SweepFolder:
         """The metric that chooses."""
         known = {name: 0 for history in self.histories.values() for line in history for name in line}
         names = [name for name in known if name != "round" and "private" not in name and name != "void"]
-        return aggregate.choose_metric(self.sweep.spec.metric, names)
+        return text_table.choose_metric(self.sweep.spec.metric, names)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -146,7 +146,7 @@ class SweepFolder:
 
     @cached_property
     def best(self) -> Row:
-        return aggregate.best_of(self.rows, self.metric)
+        return text_table.best_of(self.rows, self.metric)
 
     def reported(self) -> Estimate:
         """The best setting on the rows that had no part in choosing it."""
@@ -195,23 +195,23 @@ class SweepFolder:
         found = {
             "out": str(self.out),
             "metric": self.metric,
-            "better": aggregate.better(self.metric),
+            "better": text_table.better(self.metric),
             "best": self.best.settings,
             "reported": {self.metric: report.mean, "half_width": report.half_width, "rows": made["reported_on"]},
-            "table": aggregate.entries(self.rows, self.metric),
+            "table": text_table.entries(self.rows, self.metric),
             "certificate": made,
         }
         best = self.sweep.config(dict(self.best.settings), validation=False)
         best = replace(best, task=replace(best.task, half=None))
-        seeds = aggregate.seeds_text(self.best.seeds)
+        seeds = text_table.seeds_text(self.best.seeds)
         heading = f"{self.metric} ({found['better']} is better), {seeds}; chosen by {made['chosen_by']}"
-        table = aggregate.table(self.rows, self.metric, f"{heading}. {guarantee(made)}.")
+        table = text_table.settings_table(self.rows, self.metric, f"{heading}. {guarantee(made)}.")
         worth = f"best: {self.metric} {report.text()} on {made['reported_on']}, which had no part in choosing"
         files = f"files: {self.out}/{{table.csv, table.tex, sweep.svg, best.toml, {CERTIFICATE}}}"
         text = "\n".join([heading, table.text(), worth, guarantee(made), files])
         for name, content in (
             (CERTIFICATE, text_of(made)),
-            ("table.csv", aggregate.to_csv(self.rows, self.metric)),
+            ("table.csv", text_table.to_csv(self.rows, self.metric)),
             ("table.txt", text + "\n"),
             ("table.tex", table.latex("tab:sweep") + "\n"),
             ("best.toml", codec.to_toml(best)),

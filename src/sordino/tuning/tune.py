@@ -24,7 +24,7 @@ from sordino.outcome import declared_public
 from sordino.parts.schedules import scaled
 from sordino.plan import Plan
 from sordino.recipes.client_side import local_steps
-from sordino.report.aggregate import Estimate
+from sordino.report.text_table import Estimate
 from sordino.rng import Seeded
 from sordino.task import Task
 from sordino.tuning.tuning_data import Source, privacy_cost, tuning_task
