@@ -17,7 +17,7 @@ from sordino.accounting.trials import Trials
 from sordino.audit.tradeoff import Limit
 from sordino.certificate.build import certificate, headline
 from sordino.certificate.facts import run_cost
-from sordino.parts.preparation import Histogram
+from sordino.parts.mechanisms import Histogram
 from sordino.report.comparison import Subject
 from sordino.report.data import FALSE_ALARMS, delta_curve, over_rounds, payers, trade_off
 

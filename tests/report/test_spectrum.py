@@ -8,7 +8,7 @@ import torch
 from tests.tiny import noise
 
 from sordino.layout import Layout
-from sordino.parts.postprocess import LaplacianSmoothing, Noised, smooth_cycle
+from sordino.parts.encoding import LaplacianSmoothing, Noised, smooth_cycle
 from sordino.plan import State
 from sordino.report.comparison import Last, Subject
 from sordino.report.data import _periodogram, _update_spectrum, smoothing_gain, spectrum

@@ -29,7 +29,7 @@ from sordino.data.metrics import ONLY_CLASS
 from sordino.errors import PlanError, UserError
 from sordino.loop import mean_std
 from sordino.outcome import DIAGNOSTIC, facts_of_charges
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.schedules import Schedule
 from sordino.plan import State
 from sordino.report.comparison import Subject, compare

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sordino import codec
 from sordino.accounting.rounding import atleast, upto
-from sordino.codec import plugins
 from sordino.errors import ConfigError, shorten
 from sordino.report import charts
 from sordino.report.charts import Run
@@ -176,7 +176,7 @@ class ReportSection(ABC):
 
 def _added_sections(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return every registered section that has contents for these runs, as the template reads it."""
-    plugins.load(GROUP)
+    codec.load_plugins(GROUP)
     found: list[dict[str, Any]] = []
     for title, kind in ReportSection.members.items():
         key = f"section-{len(found)}"
