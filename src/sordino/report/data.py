@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sordino.accounting import accountant, composition, profiles
+from sordino.accounting import accountant, composition
 from sordino.accounting.composition import ADVERSARIES, Adversary, Cost, Line, Participation
+from sordino.accounting.profiles import power, protects, true_positives
 from sordino.certificate.build import headline, line_entry
 from sordino.certificate.explain import ALL, CHANGE, ceilings, explain
 from sordino.certificate.facts import participation, run_cost
@@ -228,13 +229,13 @@ def trade_off(subject: Subject) -> list[dict[str, Any]]:
 
 def _true_positives(line: Line) -> Floats:
     """Return F at every rate of `FALSE_ALARMS`; 1 where nothing is guaranteed."""
-    if not profiles.protects(line):
+    if not protects(line):
         return np.ones_like(FALSE_ALARMS)
     mu = accountant.gaussian_mu(line.entries, line.relation)
     if mu is not None:
-        return np.asarray([profiles.power(mu, a) if 0 < a < 1 else a for a in FALSE_ALARMS])
+        return np.asarray([power(mu, a) if 0 < a < 1 else a for a in FALSE_ALARMS])
     deltas = np.asarray(accountant.deltas_at(line.entries, line.relation, _LOSSES.tolist()))
-    return profiles.true_positives(FALSE_ALARMS, _LOSSES, deltas)
+    return true_positives(FALSE_ALARMS, _LOSSES, deltas)
 
 
 def delta_curve(subject: Subject) -> list[dict[str, Any]]:
