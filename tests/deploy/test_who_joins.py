@@ -18,7 +18,7 @@ from sordino.errors import ConfigError, EngineError
 from sordino.federation import new_federation as keys
 from sordino.federation.flower_api import Node, flower
 from sordino.federation.local_federation import HERE, LocalFederation, flower_command, free_port
-from sordino.federation.silo_worker import SiloSpec, serve
+from sordino.federation.silo_service import SiloSpec, serve
 from sordino.ledger.ledger import Ledger
 from sordino.rng import Seeded
 
@@ -140,7 +140,7 @@ def test_a_node_that_does_not_answer_is_said_once(monkeypatch: pytest.MonkeyPatc
         if len(said) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sordino.federation.silo_worker.IDLE", 0.0)
+    monkeypatch.setattr("sordino.federation.silo_service.IDLE", 0.0)
     with pytest.raises(KeyboardInterrupt):
         serve(Node(f"{HERE}:{free_port()}"), lambda data: data, say)
     assert all("does not answer" in line for line in said)
