@@ -166,9 +166,10 @@ def in_subprocesses(federation: LocalFederation, ground: Path, ours: Path) -> fl
     app, out = hospitals.make(ground / "sub", ground / "cost.toml"), ground / "runs" / "sub"
     (app / "sordino_app" / "client.py").write_text(CLIENT)
     for name in hospitals.SILOS:
-        federation.leave(name)
+        hospitals.leave(federation, name)
         subprocess_node(federation, name, ours)
-    hospitals.until("the nodes", lambda: all(map(federation.joined, hospitals.SILOS)))
+    for name in hospitals.SILOS:
+        federation.join(name)
     began = cpu(federation)
     federation.submit(out, app=app)
     hospitals.finished(federation, out, 1800)

@@ -141,6 +141,13 @@ def whole(config: Config) -> Task:
     return given
 
 
+def leave(federation: LocalFederation, name: str) -> None:
+    """Terminate a silo's node: it deregisters, and its key is free at once."""
+    federation.running[f"node.{name}"].terminate()
+    federation.running[f"node.{name}"].wait(180)
+    federation.kill(f"node.{name}")
+
+
 def finished(federation: LocalFederation, out: Path, seconds: float = 600.0) -> dict[str, Any]:
     """The certificate, once it is there."""
     until = time.monotonic() + seconds

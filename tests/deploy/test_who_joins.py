@@ -77,7 +77,7 @@ def test_the_noised_message_leaves_byte_for_byte_and_nothing_of_the_clean_one(
 ) -> None:
     """All that leaves the node of `va` in a round, TLS taken off, beside the row that it was made from."""
     proxy = Proxy(federation.home, federation.port)
-    federation.leave("va")
+    hospitals.leave(federation, "va")
     text = hospitals.RECIPE.format(rounds=1, noise="secure")
     app = hospitals.make(ground / "app_proxy", hospitals.file_of(ground, "proxied", text, timeout=600.0))
     out = ground / "runs" / "proxied"
@@ -87,7 +87,7 @@ def test_the_noised_message_leaves_byte_for_byte_and_nothing_of_the_clean_one(
         hospitals.finished(federation, out)
         kept = proxy.everything
     finally:
-        federation.leave("va")
+        hospitals.leave(federation, "va")
         proxy.stop()
         federation.join("va")
     with Ledger.open(guarded / "silos" / "va" / "ledger.db") as ledger:

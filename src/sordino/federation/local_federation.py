@@ -172,7 +172,7 @@ class LocalFederation:
         self.start(f"silo.{name}", [sys.executable, "-P", "-m", "sordino", "silo", "serve", str(folder), *where])
 
     def up(self) -> None:
-        """Start all processes, and register every silo's node key under its name."""
+        """Start all processes, register every silo's node key under its name, and wait until all nodes are admitted."""
         self.superlink()
         for name in self.silos:
             self.silo(name)  # silos take longest to load
@@ -180,6 +180,8 @@ class LocalFederation:
         for name in self.silos:
             register(f"{HERE}:{self.port}", ca, folders.read_public_key(self.home / f"{name}.pub"), name)
             self.supernode(name)
+        for name in self.silos:
+            self.join(name)
 
     def submit(self, out: Path, resume: bool = False, app: Path | None = None) -> int:
         """Submit the app to the SuperLink and return Flower's id of the run; success is the certificate in `out`."""
@@ -214,14 +216,6 @@ class LocalFederation:
             if node not in self.running or self.running[node].poll() is not None:
                 self.supernode(name, link)
             time.sleep(0.2)
-
-    def leave(self, name: str) -> None:
-        """Terminate a silo's node: it deregisters, and its key is free at once."""
-        process = self.running[f"node.{name}"]
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(START_TIMEOUT)
-        self.kill(f"node.{name}")
 
     def check(self) -> None:
         """Raise if a process has ended."""
