@@ -24,7 +24,6 @@ import torch
 from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
-from sordino.codec import toml
 from sordino.config import Config, load_config
 from sordino.data.datasets import load
 from sordino.engines.jobs import Job
@@ -71,7 +70,7 @@ class SiloSpec:
 
     @classmethod
     def read(cls, folder: Path) -> SiloSpec:
-        table = toml.table(folder / "silo.toml", "sordino federation new makes one")
+        table = codec.read_toml(folder / "silo.toml", "sordino federation new makes one")
         found: SiloSpec = codec.read(cls, table, "silo.toml")
         return found
 

@@ -41,7 +41,7 @@ from sordino.accounting.events import Event
 from sordino.certificate.build import WHO, headline
 from sordino.certificate.certificate_file import compare_text, parse, text_of
 from sordino.certificate.facts import run_cost
-from sordino.codec import durable_files, plugins
+from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import BudgetError, CertificateError, ConfigError, DivergedError, SordinoError, UserError
 from sordino.outcome import declared_public, load_weights
@@ -404,9 +404,9 @@ def _in_processes(
 def _start_worker(own: tuple[Path, ...]) -> None:
     """In a process of the pool: load the user's own parts, ignore interrupts, end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plugins.load()
+    codec.load_plugins()
     for file in own:
-        plugins.load_file(file)
+        codec.load_parts_file(file)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
