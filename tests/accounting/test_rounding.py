@@ -33,7 +33,7 @@ from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
 from sordino.report import cards, comparison
 from sordino.report.figures import Axis
-from sordino.tuning import sweep
+from sordino.tuning import sweep_report
 
 ROOT = Path(package.__file__).parent
 EPSILON, DELTA = 1.00003, 1.0004e-5  # four and three digits to nearest are 1 and 1e-05: both below
@@ -67,7 +67,7 @@ TEXTS = {
     "certify": certificates.guarantee(MADE),
     "plan": planning._epsilon(LINE),
     "tune": tune_output._budget(LINE),
-    "sweep": sweep.guarantee(MADE),
+    "sweep": sweep_report.guarantee(MADE),
     "model card": cards._guarantee(MADE),
     "ledger of a run": explain.in_all({"runs": 1, "dataset": "d", "limit": EPSILON, **LINE}),
     "explain": explain._strength(LINE, Ceiling(1.00003e-2, 0.50003), "client"),

@@ -38,10 +38,10 @@ def certify(
     from sordino.certificate import certificate_file
 
     if (target / "sweep.json").is_file():
-        from sordino.tuning import sweep
+        from sordino.tuning import sweep, sweep_report
 
         made = sweep.certify(target)
-        return say(as_json, {"certified": True, **made}, f"certified: {sweep.guarantee(made)}")
+        return say(as_json, {"certified": True, **made}, f"certified: {sweep_report.guarantee(made)}")
     owner = None if key is None else certificate_file.public_key(key)
     signer = None if sign is None else certificate_file.private_key(sign)
     known = described(about)
@@ -123,11 +123,10 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.tuning import sweep
+    from sordino.tuning import sweep, sweep_report
 
     if sweep.is_sweep(target):
-        whole = sweep.explain(target)
-        return say(as_json, whole, sweep.text(whole))
+        return say(as_json, *sweep_report.explain(sweep.certify(target)))
     certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
     return say(as_json, said, explaining.page(said))

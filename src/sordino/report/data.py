@@ -299,8 +299,8 @@ def _update_spectrum(subject: Subject, smoothing: LaplacianSmoothing) -> dict[st
         return None
     step = (last.before.memory["params"].double() - last.after.memory["params"].double()) / lr
     parts = torch.split(step, [shape.numel() for shape in shapes])
-    power = [_periodogram(one, shape, smoothing.order) for one, shape in zip(parts, shapes, strict=True)]
-    where, after = (np.concatenate(each) for each in zip(*power, strict=True))
+    periodograms = [_periodogram(one, shape, smoothing.order) for one, shape in zip(parts, shapes, strict=True)]
+    where, after = (np.concatenate(each) for each in zip(*periodograms, strict=True))
     before = after / smoothing_gain(smoothing.strength, where)
     place = np.minimum((where * 2 * BINS).astype(np.int64), BINS - 1)  # equal ranges of frequency
     count = np.bincount(place, minlength=BINS)
