@@ -14,8 +14,7 @@ from sordino.accounting import matrix, sensitivity
 from sordino.accounting.matrix import Goal, best_bands, best_buffers
 from sordino.accounting.sensitivity import Patterns
 from sordino.errors import PlanError
-from sordino.parts.banded import Banded, BandedSquareRoot
-from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Toeplitz, Tree
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Toeplitz, Tree
 
 ROUNDS = 24
 ALLOWED = Patterns(ROUNDS, 6, 4)

@@ -17,8 +17,7 @@ from sordino.accounting.events import Event, GaussianNoise, Unprotected
 from sordino.accounting.sensitivity import Floats, Patterns
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
-from sordino.parts.release_base import Release, Sees, need_bound
-from sordino.parts.releases import CentralNoise
+from sordino.parts.releases import CentralNoise, Release, Sees, need_bound
 from sordino.parts.strategies import Identity, Strategy
 from sordino.rng import is_secure
 

@@ -3,7 +3,7 @@
     charge the whole to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
     keep the best, remove the rest; the cost is `Tuned` of the one cost that all trials have
 
-Guarantee: Papernot, Steinke 2022 (accounting.trials), for one who sees the folder of the best. A trial that has lost is
+Guarantee: Papernot, Steinke 2022 (`accounting.renyi`), for one who sees the folder of the best. A trial that has lost is
 removed at once, its numbers are printed nowhere, and K is in no file. Trials that a kill leaves are removed unread by
 the next search into the same folder: whoever reads them has a release that no certificate covers.
 """
@@ -34,7 +34,7 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
 from sordino.outcome import declared_public
-from sordino.report.aggregate import better, choose_metric, value_text
+from sordino.report.text_table import better, choose_metric, value_text
 from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
 from sordino.tuning.calibrated_file import multipliers
