@@ -3,7 +3,7 @@
     charge the whole to the ledger; draw K (secret); K times: draw a candidate, run it, score it on public rows;
     keep the best, remove the rest; the cost is `Tuned` of the one cost that all trials have
 
-Guarantee: Papernot, Steinke 2022 (`accounting.renyi`), for one who sees the folder of the best. A trial that has lost is
+Guarantee: Papernot, Steinke 2022 (accounting.renyi), for one who sees the folder of the best. A trial that has lost is
 removed at once, its numbers are printed nowhere, and K is in no file. Trials that a kill leaves are removed unread by
 the next search into the same folder: whoever reads them has a release that no certificate covers.
 """
