@@ -39,7 +39,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace", "integers", "random"}),  # the noise
     "accounting/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
     "parts/samplers.py": frozenset({"binomial", "choice", "permutation", "random"}),  # who takes part
-    "accounting/trials.py": frozenset({"poisson", "random"}),  # how often a private run is tried
+    "accounting/renyi.py": frozenset({"poisson", "random"}),  # how often a private run is tried
     "parts/record_samplers.py": frozenset(
         {"binomial", "choice", "integers", "permutation", "random"}
     ),  # a silo's batch
