@@ -40,7 +40,7 @@ from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
 from sordino.task import Task
 from sordino.tuning.calibrated_file import multipliers
-from sordino.tuning.search_space import Axis, Changes, Sweep
+from sordino.tuning.search_space import Changes, Interval, Space, Sweep, draw_changes
 from sordino.tuning.sweep import evaluate
 
 FREE = ("recipe.", "plan.", "task.model", "task.loss")  # what trials may differ in; never data, clients or budget
@@ -51,7 +51,7 @@ class PrivateTuning:
     """A private search: file, search space, distribution of the number of trials, and target epsilon."""
 
     sweep: Sweep
-    space: tuple[Axis, ...]
+    space: Space
     trials: Trials
     epsilon: float | None = None
 
@@ -70,7 +70,7 @@ class PrivateTuning:
     def selection(self) -> Selection:
         """Statement of how the released run was selected, for its certificate."""
         by = f"{self.metric} on {_public_rows(self.sweep.config({}).build())}"
-        return Selection(id=self.id, trials=self.trials, over=tuple(axis.key for axis in self.space), by=by)
+        return Selection(id=self.id, trials=self.trials, over=tuple(self.space), by=by)
 
     @cached_property
     def noise_multiplier(self) -> float | None:
@@ -97,7 +97,7 @@ class PrivateTuning:
 
     def check(self) -> None:
         """Refuse a search over data, without a guarantee, or with a value that changes the cost of a trial."""
-        wrong = next((axis.key for axis in self.space if not axis.key.startswith(FREE)), None)
+        wrong = next((key for key in self.space if not key.startswith(FREE)), None)
         if wrong is not None:
             fix = "other data are another unit"
             raise ConfigError(f"{wrong} in the search space", f"keys of {', '.join(FREE)}", fix)
@@ -105,11 +105,12 @@ class PrivateTuning:
         cost = run_cost(config.plan, admission.planned_facts(config))
         if headline(cost.of("models"), config.delta, config.deltas)["epsilon"] is None:
             raise ConfigError("private tuning of a plan without a guarantee", "noise", "give --epsilon")
-        for axis in self.space:
-            ends = () if axis.interval is None else (axis.interval.low, axis.interval.high)
-            integer = axis.interval is not None and axis.interval.integer
-            for value in (*axis.values, *(round(end) if integer else end for end in ends)):
-                self.check_alike(config, {axis.key: value})
+        for key, values in self.space.items():
+            if isinstance(values, Interval):
+                ends = (values.low, values.high)
+                values = tuple(map(round, ends)) if values.integer else ends
+            for value in values:
+                self.check_alike(config, {key: value})
 
     def check_alike(self, config: Config, changes: Changes) -> None:
         """Refuse a candidate that has another cost than `config`."""
@@ -127,7 +128,7 @@ class PrivateTuning:
         rng = config.streams.at(0, "tries")
         found = []
         for _ in range(self.trials.draw(rng)):
-            changes = {axis.key: axis.draw(rng) for axis in self.space}
+            changes = draw_changes(self.space, rng)
             self.check_alike(config, changes)
             own, seed = self.config(changes), int(rng.integers(2**62))
             own = replace(own, run=replace(own.run, coins=seed if own.privacy.noise == "simulation" else None))
