@@ -22,7 +22,7 @@ from sordino.config import load_config
 from sordino.config.sections import HoldoutPart
 from sordino.errors import ConfigError, DataError
 from sordino.ledger.ledger import Ledger
-from sordino.report.aggregate import Estimate, Row, best_of, seeds_text, table
+from sordino.report.text_table import Estimate, Row, best_of, seeds_text, settings_table
 from sordino.runs.folder import RunFolder
 from sordino.tuning.search_space import Interval, Space, Sweep, combinations, random_combinations
 from sordino.tuning.sweep import composed, evaluate
@@ -444,7 +444,7 @@ def test_every_epsilon_of_a_list_is_solved_at_the_delta_of_the_run() -> None:
 
 def test_rows_whose_neighbours_differ_say_so_beside_their_epsilon() -> None:
     rows = [Row(k, {"k": k}, (0,), (0.5,), 1.0, name) for k, name in enumerate(("add_remove", "zero_out"))]
-    text = table(rows, "accuracy").text().splitlines()
+    text = settings_table(rows, "accuracy").text().splitlines()
     assert text[0].split()[-1] == "relation"
     assert [line.split()[-1] for line in text[1:]] == ["add_remove", "zero_out"]
 

@@ -19,7 +19,7 @@ from sordino.data import arrays, datasets
 from sordino.errors import ConfigError, brief_repr
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
-from sordino.report.aggregate import value_text
+from sordino.report.text_table import value_text
 from sordino.rng import Seeded
 from sordino.tuning.calibrated_file import solve
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from sordino.accounting.rounding import upto
 from sordino.certificate.explain import sentence
-from sordino.report.aggregate import Row, label, ordered, varying
-from sordino.report.charts import axis_of
-from sordino.report.figures import LIGHT, MARKS, SERIES, SERIES_MOST, Axis, Chart, Series, keep, plot_chart
+from sordino.report.charts import metric_axis
+from sordino.report.figures import LIGHT, MARKS, MAX_SERIES, SERIES, Axis, Chart, Series, plot_chart, save_figure
+from sordino.report.text_table import Row, sort_rows, varying_keys
 
 LISTED = 24  # settings in the figure's list, the best first
 
@@ -62,26 +62,26 @@ def draw(rows: Sequence[Row], metric: str, chosen_by: str, path: Path) -> None:
     """Write `path`.png and `path`.svg: curves, and every setting with its interval as the curves' legend."""
     from matplotlib.figure import Figure
 
-    keys, finite = varying(rows), [row for row in ordered(rows, metric) if row.finite]
+    keys, finite = varying_keys(rows), [row for row in sort_rows(rows, metric) if row.finite]
     curves = any(len(row.band()) > 1 for row in finite)
     figure = Figure(figsize=(4.8 * (1 + curves), 0.22 * min(len(finite), LISTED) + 2.8), layout="constrained")
     panels = list(figure.subplots(1, 1 + curves, squeeze=False)[0])
     if curves:
-        plot_chart(panels[0], _curves(finite[:SERIES_MOST], metric))
+        plot_chart(panels[0], _curves(finite[:MAX_SERIES], metric))
     _list(panels[-1], finite[:LISTED], keys, metric)
     interval = "; bands and bars are 95% intervals over seeds" if len(rows[0].seeds) > 2 else ""
     figure.supxlabel(f"{metric} on {chosen_by}{interval}", fontsize="x-small", color=LIGHT["quiet"])
-    keep(figure, path.with_suffix(".png"))
+    save_figure(figure, path.with_suffix(".png"))
 
 
 def _list(axes: Any, rows: Sequence[Row], keys: Sequence[str], metric: str) -> None:
     """Plot the metric of every setting with its interval, the best on top, in the colours of the curves."""
-    colours = [LIGHT[SERIES[place]] if place < SERIES_MOST else LIGHT["quiet"] for place in range(len(rows))]
+    colours = [LIGHT[SERIES[place]] if place < MAX_SERIES else LIGHT["quiet"] for place in range(len(rows))]
     for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         if (found := row.estimate) is not None:
             mark, wide = MARKS[place % len(MARKS)], found.half_width or 0.0
             axes.errorbar([found.mean], [place], xerr=[wide], fmt=mark, color=colour, capsize=3, lw=1.5)
-    axes.set_yticks(range(len(rows)), [label(row, keys) for row in rows])
+    axes.set_yticks(range(len(rows)), [row.label(keys) for row in rows])
     for text, colour in zip(axes.get_yticklabels(), colours, strict=True):
         text.set_color(colour)
     axes.invert_yaxis()
@@ -98,4 +98,4 @@ def _curves(rows: Sequence[Row], metric: str) -> Chart:
         widths = [one.half_width or 0.0 for _, one in band]
         low, high = (tuple(m + sign * w for m, w in zip(means, widths, strict=True)) for sign in (-1, 1))
         found += [Series("", rounds, low, tone, "band", high), Series("", rounds, means, tone)]
-    return Chart("curves", metric, f"{metric} by round", Axis("round", whole=True), axis_of(metric), tuple(found))
+    return Chart("curves", metric, f"{metric} by round", Axis("round", whole=True), metric_axis(metric), tuple(found))
