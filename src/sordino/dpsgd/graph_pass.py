@@ -23,7 +23,7 @@ from sordino.dpsgd.layer_rules import third_party_rule
 from sordino.dpsgd.rule_table import Site, VmapRule, run_by_rules, sites
 from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.graph import Captured, Layout, Traced
-from sordino.graph.captured import _Holder, compile_graph, flat, layer_call
+from sordino.graph.captured import GraphSelf, compile_graph, flat, layer_call
 from sordino.graph.rules import Rows
 
 
@@ -95,7 +95,7 @@ def by_layers(traced: Traced, model: nn.Module) -> GraphPass:
         return GraphPass(traced.graph, _with_regions(traced, model, names), tuple(found), whole=False)
     plain = traced.graph.function
     return GraphPass(
-        traced.graph, lambda tape, module, *inputs: plain(_Holder(module), *inputs), tuple(found), whole=False
+        traced.graph, lambda tape, module, *inputs: plain(GraphSelf(module), *inputs), tuple(found), whole=False
     )
 
 
@@ -165,7 +165,7 @@ def _with_regions(traced: Traced, model: nn.Module, names: dict[str, nn.Module])
 
     def run(tape: Tape, module: nn.Module, *inputs: Tensor) -> Any:
         bound = {name: partial(rule, tape) for name, rule in regions.items()}
-        return function(_Holder(module, SimpleNamespace(**bound)), *inputs)
+        return function(GraphSelf(module, SimpleNamespace(**bound)), *inputs)
 
     return run
 

@@ -32,8 +32,8 @@ from sordino.dpsgd.tape import Tape, UnrecordableError
 from sordino.errors import PlanError
 from sordino.graph import Captured, Grade, Traced, Tracing, UntraceableError, weakest
 from sordino.graph.capture import RECORDS, restored_state
+from sordino.graph.capture import _mode as mode
 from sordino.graph.captured import flat, synthetic_batch, torch_layer
-from sordino.graph.tracing import mode
 from sordino.rng import Seeded
 
 _LOG = logging.getLogger(__name__)

@@ -21,9 +21,8 @@ from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, rela
 from sordino.dpsgd.rule_table import each_record
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, Traced, Tracing, UntraceableError, weakest
-from sordino.graph.capture import RECORDS
+from sordino.graph.capture import RECORDS, Function
 from sordino.graph.captured import flat, synthetic_batch
-from sordino.graph.tracing import Function
 from sordino.parts.losses import keeps_apart, loss_of
 from sordino.rng import global_coins, standing_at
 
