@@ -34,7 +34,7 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
 from sordino.outcome import declared_public
-from sordino.report.aggregate import better, choose_metric, value_text
+from sordino.report.text_table import better, choose_metric, value_text
 from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
 from sordino.tuning.calibrated_file import multipliers
