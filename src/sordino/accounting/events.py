@@ -123,8 +123,19 @@ class LaplaceNoise(Event, kind="laplace"):
         return renyi.laplace(self.pure(relation))
 
 
+class _Amplified(Event):
+    """`event` of a secretly sampled cohort that includes a unit with probability `inclusion`."""
+
+    event: Event
+
+    def clt_mu_squared(self, relation: Relation) -> float | None:
+        """Return q^2 (exp(mu^2) - 1), mu^2 of the sampled event."""
+        inner = self.event.clt_mu_squared(relation)
+        return None if inner is None or self.inclusion is None else self.inclusion**2 * math.expm1(min(inner, 100.0))
+
+
 @dataclass(frozen=True)
-class PoissonSampled(Event, kind="poisson_sampled"):
+class PoissonSampled(_Amplified, kind="poisson_sampled"):
     """`event` of a cohort that includes each unit with probability `rate`; the adversary does not see the cohort.
 
     Any event can be sampled that states one dominating pair for both orders of neighbours, the pair being its own
@@ -155,16 +166,15 @@ class PoissonSampled(Event, kind="poisson_sampled"):
         known = self.event.is_gaussian and relation != "replace_one"
         return renyi.poisson_gaussian(self.rate, self.event.mu(relation)) if known else None
 
-    def clt_mu_squared(self, relation: Relation) -> float | None:
-        """Return q^2 (exp(mu^2) - 1), mu^2 of the sampled event."""
-        return _sampled_guess(self.rate, self.event, relation)
-
     def pure(self, relation: Relation) -> float:
-        return math.inf if relation == "replace_one" else _sampled_loss(self.rate, self.event.pure(relation))
+        """Return log(1 + q (exp(loss) - 1)): the largest loss of a mixture with weight q, in either order."""
+        loss = self.event.pure(relation)
+        mixed = math.log1p(self.rate * math.expm1(loss)) if loss < 700 else loss
+        return math.inf if relation == "replace_one" else mixed
 
 
 @dataclass(frozen=True)
-class CappedPoisson(Event, kind="capped_poisson"):
+class CappedPoisson(_Amplified, kind="capped_poisson"):
     """Poisson sampling with at most `cap` units kept (a uniform subset), Gaussian noise."""
 
     rate: float
@@ -183,16 +193,13 @@ class CappedPoisson(Event, kind="capped_poisson"):
         replaced, removed = relation == "replace_one", relation == "add_remove"
         return (pairs.capped(self.rate, self.population, self.cap, mu, replaced=replaced, removed=removed),)
 
-    def clt_mu_squared(self, relation: Relation) -> float | None:
-        return _sampled_guess(self.rate, self.event, relation)
-
     def mu(self, relation: Relation) -> float:
         """Return mu of a replacement, the worst case: sensitivity 2."""
         return self.event.mu("replace_one") if self.event.is_gaussian else math.inf
 
 
 @dataclass(frozen=True)
-class FixedSampled(Event, kind="fixed_sampled"):
+class FixedSampled(_Amplified, kind="fixed_sampled"):
     """`event` of a uniformly random cohort of exactly `cohort` of `population` units, not seen by the adversary."""
 
     population: int
@@ -218,14 +225,13 @@ class FixedSampled(Event, kind="fixed_sampled"):
         found = _mirror_pairs(self.event, relation, share)
         return tuple(Orders.symmetric(pairs.Mirrored(self.inclusion, pair)) for pair in found)
 
-    def clt_mu_squared(self, relation: Relation) -> float | None:
-        return _sampled_guess(self.inclusion, self.event, relation)
-
     def mu(self, relation: Relation) -> float:
         return self.event.mu(relation) if relation == "replace_one" else math.inf
 
     def pure(self, relation: Relation) -> float:
-        return _sampled_loss(self.inclusion, self.event.pure(relation)) if relation == "replace_one" else math.inf
+        loss = self.event.pure(relation)
+        mixed = math.log1p(self.inclusion * math.expm1(loss)) if loss < 700 else loss
+        return mixed if relation == "replace_one" else math.inf
 
     def renyi(self, relation: Relation) -> Array | None:
         known = self.event.is_gaussian and relation == "replace_one"
@@ -378,16 +384,6 @@ def _mirror_pairs(event: Event, relation: Relation, share: float) -> tuple[pairs
     """
     found = event.pairs(relation, share) if event.protects else ()
     return tuple(one.removed for one in found if one.removed == one.added and pairs.is_own_mirror(one.removed))
-
-
-def _sampled_loss(rate: float, loss: float) -> float:
-    """Return log(1 + q (exp(loss) - 1)): the largest loss of a mixture with weight q, in either order."""
-    return math.log1p(rate * math.expm1(loss)) if loss < 700 else loss
-
-
-def _sampled_guess(rate: float, event: Event, relation: Relation) -> float | None:
-    inner = event.clt_mu_squared(relation)
-    return None if inner is None else rate**2 * math.expm1(min(inner, 100.0))
 
 
 def no_bound(event: Event, relation: Relation) -> PlanError:

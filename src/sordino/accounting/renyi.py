@@ -150,22 +150,13 @@ class Trials:
         if self.law == "poisson":
             return int(rng.poisson(self.mean))
         gamma, k, left = self.gamma, 1, float(rng.random())
-        chance = _first(self.shape, gamma)
+        log, eta = math.log(gamma), self.shape
+        chance = (1 - gamma) / -log if eta == 0 else eta * (1 - gamma) / math.expm1(-eta * log)  # P(K = 1)
         while left >= chance > 1e-18:
             left -= chance
             chance *= (1 - gamma) * (k + self.shape) / (k + 1)
             k += 1
         return k
-
-    def chance(self, k: int) -> float:
-        """P(K = k)."""
-        if self.law == "poisson":
-            return math.exp(k * math.log(self.mean) - self.mean - math.lgamma(k + 1))
-        gamma = self.gamma
-        found = _first(self.shape, gamma) if k else 0.0
-        for n in range(1, k):
-            found *= (1 - gamma) * (n + self.shape) / (n + 1)
-        return found
 
     def divergences(self, one: Array) -> Array:
         """Divergences of the best trial, from the divergences D_a of one; m is the mean.
@@ -195,12 +186,6 @@ def _gamma(shape: float, mean: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _mean(shape, math.exp(middle)) > mean else (low, middle)
     return math.exp(low)
-
-
-def _first(shape: float, gamma: float) -> float:
-    """P(K = 1) of the negative binomial."""
-    log = math.log(gamma)
-    return (1 - gamma) / -log if shape == 0 else shape * (1 - gamma) / math.expm1(-shape * log)
 
 
 def _mean(shape: float, gamma: float) -> float:
