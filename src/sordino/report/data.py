@@ -134,9 +134,7 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-# ---- privacy curves -------------------------------------------------------------------------------------------------
-
-
+# ---- privacy curves
 @dataclass(frozen=True)
 class Payer:
     """Adversaries with the same cost, and the silos that the cost is about (none: the worst of all clients)."""
@@ -251,9 +249,7 @@ def delta_curve(subject: Subject) -> list[dict[str, Any]]:
     return found
 
 
-# ---- spectra of smoothing -------------------------------------------------------------------------------------------
-
-
+# ---- spectra of smoothing
 def smoothing_gain(strength: float, frequency: Floats) -> Floats:
     """Return (1 + 2 s (1 - cos 2 pi f))^-2: the share of power that smoothing leaves at f cycles per coordinate."""
     return np.asarray((1 + 2 * strength * (1 - np.cos(2 * np.pi * frequency))) ** -2.0)
