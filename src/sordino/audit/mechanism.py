@@ -63,7 +63,7 @@ def audit_mechanism(
         return attacks.audit_records(plan, delta, trials, alpha, seed)
     lines = [cost.line(who, weakest_client(plan)) for who in ADVERSARIES]
     promised = [line for line in lines if all(event.protects for event, _ in line.entries)]
-    effort = _Effort(trials, delta, (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32))
+    alpha, seeds = (1 - CONFIDENCE) / (4 * max(len(promised), 1)), count(seed << 32)  # four bounds for each line
     done: dict[Line, MechanismAudit] = {}
     for line in promised:
         # without amplification the models line claims the same as the cohort line: one attack serves both
@@ -71,15 +71,14 @@ def audit_mechanism(
         claim = seen if line.adversary == "models" and seen == cost.line("cohort", weakest_client(plan)) else line
         if claim not in done:  # a trial of a shuffled round draws the noise of every message
             messages = max(event.messages for event, _ in claim.entries)
-            fewer = replace(effort, trials=max(effort.trials // messages, 1000))
-            done[claim] = _audit_line(pipeline, claim, fewer)
+            done[claim] = _audit_line(pipeline, claim, max(trials // messages, 1000), delta, alpha, seeds)
         done[line] = replace(done[claim], adversary=line.adversary)
     return [done[line] for line in promised]
 
 
 def _audit_sequence(plan: Plan, delta: float, trials: int, seed: int, pipeline: Pipeline) -> list[MechanismAudit]:
     """Attack all rounds of a sequence at once, where rounds share noise; not examined if no noise matrix is stated."""
-    sequence = pipeline.sequence
+    sequence = Sequence(pipeline.plan)
     white, cost = attacks.whitening(plan.release, sequence.rounds), sequence.cost
     if white is None:
         why = f"not examined: release {plan.release.kind!r}, whose rounds share noise, states no noise_matrix"
@@ -112,10 +111,6 @@ class Pipeline:
         size = TENSORS * WIDTH
         known = self.plan.public(self.t, size, update=lambda: torch.arange(1.0, size + 1))
         return replace(known, tensors=(WIDTH,) * TENSORS)
-
-    @property
-    def sequence(self) -> Sequence:
-        return Sequence(self.plan)
 
     def cohort(self, rng: np.random.Generator) -> Cohort:
         return self.plan.clients.draw(self.t, rng)
@@ -197,20 +192,9 @@ def _worst_message(pipeline: Pipeline, relation: Relation, name: str, rows: Tens
 
 
 # ---- trials of one line
-@dataclass(frozen=True)
-class _Effort:
-    """Number of trials, delta, failure probability of each bound (four per line), and the seeds not yet used."""
-
-    trials: int
-    delta: float
-    alpha: float
-    seeds: Iterator[int]
-
-    def streams(self) -> Streams:
-        return Seeded(next(self.seeds))
-
-
-def _audit_line(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAudit:
+def _audit_line(
+    pipeline: Pipeline, line: Line, trials: int, delta: float, alpha: float, seeds: Iterator[int]
+) -> MechanismAudit:
     """Choose the attack on a pilot and the tests on one half of the trials; judge the tests on the other half."""
     hidden = line.adversary == "models"
     messages = worst_messages(pipeline, line.relation, hidden)
@@ -218,38 +202,36 @@ def _audit_line(pipeline: Pipeline, line: Line, effort: _Effort) -> MechanismAud
 
     def result(attack: Attack, test: str, bounds: tuple[float, float, float]) -> MechanismAudit:
         name = f"{attack.name}; {test}"
-        return MechanismAudit.of(line, effort.trials, effort.delta, name, attack.movement, bounds)
+        return MechanismAudit.of(line, trials, delta, name, attack.movement, bounds)
 
     if math.isinf(messages[0].movement):
         return result(messages[0], "any test", attacks.UNBOUNDED)
-    limit = attacks.certified_limit(line, effort.delta)
+    limit = attacks.certified_limit(line, delta)
 
     def share(rates: Rates) -> Array:
         return rates.share(limit)
 
-    stages = [_Stage(pipeline, line, effort)]
+    plan, pipelines = pipeline.plan, [pipeline]
     if hidden:  # over the populations that hide one client least, where the release accepts their cohorts
-        plan = pipeline.plan
         few = [few for few in plan.clients.worst_populations() if few.size is None or plan.release.accepts(few.size)]
-        smaller = [replace(pipeline, plan=replace(plan, clients=clients)) for clients in few] or [pipeline]
-        stages = [_Stage(each, line, effort) for each in smaller]
+        pipelines = [replace(pipeline, plan=replace(plan, clients=clients)) for clients in few] or pipelines
     best: tuple[float, _Stage, Attack] | None = None
-    for each in stages:
-        pilot = each.trials(max(effort.trials // PILOT, min(4000, effort.trials)), absent)
-        worths = [choose(*each.features(attack, pilot), share, effort.alpha).worth for attack in messages]
+    for each in [_Stage(each, line, seeds) for each in pipelines]:
+        pilot = each.trials(max(trials // PILOT, min(4000, trials)), absent)
+        worths = [choose(*each.features(attack, pilot), share, alpha).worth for attack in messages]
         place = int(np.argmax(worths))
         if best is None or worths[place] > best[0]:
             best = worths[place], each, messages[place]
     assert best is not None
     _, stage, attack = best
-    there, gone = stage.features(attack, stage.trials(effort.trials, absent))
+    there, gone = stage.features(attack, stage.trials(trials, absent))
     if not_finite(there, gone):
         return result(attack, "what is released is no number", attacks.UNBOUNDED)
-    half = effort.trials // 2
-    guess = choose_steadily(there[:half], gone[:half], share, effort.alpha)
-    sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(effort.delta), effort.alpha)
-    rates, tail = (test.rates(there[half:], gone[half:], effort.alpha) for test in (guess, sharp))
-    return result(attack, guess.name, attacks.proved_bounds(rates, tail, limit, effort.delta))
+    half = trials // 2
+    guess = choose_steadily(there[:half], gone[:half], share, alpha)
+    sharp = choose_steadily(there[:half], gone[:half], lambda rates: rates.epsilon(delta), alpha)
+    rates, tail = (test.rates(there[half:], gone[half:], alpha) for test in (guess, sharp))
+    return result(attack, guess.name, attacks.proved_bounds(rates, tail, limit, delta))
 
 
 @codec.hides_values
@@ -264,13 +246,13 @@ class _Cohorts:
 class _Stage:
     """Trials of one line of the cost, as its adversary sees them."""
 
-    def __init__(self, pipeline: Pipeline, line: Line, effort: _Effort) -> None:
-        self.pipeline, self.line, self.effort = pipeline, line, effort
+    def __init__(self, pipeline: Pipeline, line: Line, seeds: Iterator[int]) -> None:
+        self.pipeline, self.line, self.seeds = pipeline, line, seeds
         # The attacked client has the least noise or, where noise is equal, is in a first draw of this round: with
         # secret sampling that draw says nothing of the next ones; with public sampling all draws are that one.
         self.client = weakest_client(pipeline.plan)
         if not pipeline.plan.release.noise_multipliers:
-            drawn = pipeline.cohort(effort.streams().at(pipeline.t, "cohort"))
+            drawn = pipeline.cohort(Seeded(next(seeds)).at(pipeline.t, "cohort"))
             self.client = int(drawn[0]) if len(drawn) else 0
 
     def trials(self, trials: int, absent: bool) -> tuple[_Cohorts, _Cohorts]:
@@ -302,7 +284,7 @@ class _Stage:
 
     def _draw(self, pipeline: Pipeline, trials: int) -> _Cohorts:
         """Draw cohorts from one stream: independent, as those of different rounds are."""
-        rng = self.effort.streams().at(pipeline.t, "cohort")
+        rng = Seeded(next(self.seeds)).at(pipeline.t, "cohort")
         sizes, present = np.empty(trials, dtype=np.int64), np.zeros(trials, dtype=np.bool_)
         for part in np.array_split(np.arange(trials), math.ceil(trials / _DRAWS)):
             drawn = [pipeline.cohort(rng) for _ in part]
@@ -331,7 +313,7 @@ class _Stage:
 
     def _view(self, sent: Tensor, attack: Attack, size: int, present: bool, copies: int) -> Tensor:
         """Return what the adversary sees in `copies` trials, [n, d']."""
-        pipeline, streams = self.pipeline, self.effort.streams()
+        pipeline, streams = self.pipeline, Seeded(next(self.seeds))
         if self.line.adversary == "messages":
             return pipeline.message(sent, self.client, copies, streams)
         messages = torch.cat([sent.expand(int(present), -1), attack.crowd.expand(size - present, -1)])
