@@ -56,7 +56,7 @@ COMPARED = {
     "runs": ["a"],
     "epsilon": {"models": EPSILON},
     "relations": {"models": "add_remove"},
-    **dict.fromkeys(comparison.PLAIN, "x"),
+    **dict.fromkeys(comparison.COST_FIELDS, "x"),
     "delta": DELTA,
 }
 TEXTS = {
@@ -72,7 +72,9 @@ TEXTS = {
     "ledger of a run": explain.in_all({"runs": 1, "dataset": "d", "limit": EPSILON, **LINE}),
     "explain": explain._strength(LINE, Ceiling(1.00003e-2, 0.50003), "client"),
     "audit": audited._mechanism_line({**AUDIT, **BOTH}),
-    "compare": comparison.table({"runs": [COMPARED], "comparison": {"metric": None, "rows": [COMPARED]}}).turned.text(),
+    "compare": comparison.comparison_table(
+        {"runs": [COMPARED], "comparison": {"metric": None, "rows": [COMPARED]}}
+    ).transposed.text(),
     "canaries": audited._canary_line({**CANARIES, **BOTH}),
 }
 

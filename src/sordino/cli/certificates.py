@@ -77,11 +77,11 @@ def described(file: Path | None) -> About:
 def registered(made: dict[str, Any], about: About, file: Path) -> list[str]:
     """Write the entry; what is left for its curator to write."""
     from sordino.errors import ConfigError
-    from sordino.report.cards import dumped, entry
+    from sordino.report.cards import registry_entry, to_yaml
 
     if not re.fullmatch(r"[a-z0-9_]+\.yaml", file.name):
         raise ConfigError(f"--registry {file.name}", "small letters, digits and _, then .yaml, as the registry asks")
-    put(file, dumped(entry(made, about)))
+    put(file, to_yaml(registry_entry(made, about)))
     return about.open
 
 
@@ -156,12 +156,12 @@ def model_card(
     """Write a model card with the certificate in it: the guarantee, whom one has to trust, and the figures."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.report.cards import card
+    from sordino.report import cards
 
     known = described(about)
     certificate, plan, facts = certified_with_plan(target)
     said = explaining.explain(certificate, explaining.ceilings(plan, facts))
-    put(out, card(certificate, said, known, _dataset(target)))
+    put(out, cards.model_card(certificate, said, known, _dataset(target)))
     say(as_json, {"card": str(out), "to_be_written": known.open}, f"model card: {out}{to_write(known.open)}")
 
 

@@ -45,8 +45,8 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import BudgetError, CertificateError, ConfigError, DivergedError, SordinoError, UserError
 from sordino.outcome import declared_public, load_weights
-from sordino.report import aggregate
-from sordino.report.aggregate import Estimate, Row
+from sordino.report import text_table
+from sordino.report.text_table import Estimate, Row
 from sordino.runs import admission
 from sordino.runs.execution import execute, with_released_columns
 from sordino.runs.folder import RunFolder
@@ -144,7 +144,7 @@ class SweepFolder:
         """The metric that chooses the best setting."""
         known = {name: 0 for history in self.histories.values() for line in history for name in line}
         names = [name for name in known if name != "round" and "private" not in name and name != "void"]
-        return aggregate.choose_metric(self.sweep.spec.metric, names)
+        return text_table.choose_metric(self.sweep.spec.metric, names)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -163,7 +163,7 @@ class SweepFolder:
 
     @cached_property
     def best(self) -> Row:
-        return aggregate.best_of(self.rows, self.metric)
+        return text_table.best_of(self.rows, self.metric)
 
     @cached_property
     def rows_used(self) -> dict[str, str]:
@@ -200,17 +200,17 @@ class SweepFolder:
             if run.number == self.best.number:
                 task = self.sweep.config(run.changes, run.seed, validation=False).build()
                 reported.append(evaluate(task, run.folder)[metric])
-        report, guarantee, better = Estimate.of(reported), sweep_report.guarantee(made), aggregate.better(metric)
+        report, guarantee, better = Estimate.of(reported), sweep_report.guarantee(made), text_table.better(metric)
         best = self.sweep.config(dict(self.best.settings), validation=False)
         best = replace(best, task=replace(best.task, half=None))
-        seeds = aggregate.seeds_text(self.best.seeds)
+        seeds = text_table.seeds_text(self.best.seeds)
         heading = f"{metric} ({better} is better), {seeds}; chosen by {made['chosen_by']}"
-        table = aggregate.table(self.rows, metric, f"{heading}. {guarantee}.")
+        table = text_table.settings_table(self.rows, metric, f"{heading}. {guarantee}.")
         worth = f"best: {metric} {report.text()} on {made['reported_on']}, which had no part in choosing"
         files = f"files: {self.out}/{{table.csv, table.tex, sweep.svg, best.toml, {CERTIFICATE}}}"
         for name, content in (
             (CERTIFICATE, text_of(made)),
-            ("table.csv", aggregate.to_csv(self.rows, metric)),
+            ("table.csv", text_table.to_csv(self.rows, metric)),
             ("table.txt", "\n".join([heading, table.text(), worth, guarantee, files]) + "\n"),
             ("table.tex", table.latex("tab:sweep") + "\n"),
             ("best.toml", codec.to_toml(best)),
@@ -219,7 +219,7 @@ class SweepFolder:
         sweep_report.draw(self.rows, metric, made["chosen_by"], self.out / "sweep")
         found = {"out": str(self.out), "metric": metric, "better": better, "best": self.best.settings}
         found["reported"] = {metric: report.mean, "half_width": report.half_width, "rows": made["reported_on"]}
-        return {**found, "table": aggregate.entries(self.rows, metric), "certificate": made}
+        return {**found, "table": text_table.entries(self.rows, metric), "certificate": made}
 
 
 def sweep(

@@ -31,7 +31,7 @@ from sordino.outcome import declared_public
 from sordino.parts.schedules import scaled
 from sordino.plan import Plan
 from sordino.recipes.client_level import local_steps
-from sordino.report.aggregate import Estimate
+from sordino.report.text_table import Estimate
 from sordino.rng import Seeded
 from sordino.task import Task
 
