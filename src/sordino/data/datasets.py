@@ -26,7 +26,7 @@ from sordino.codec import Foreign, nearest, package_of
 from sordino.data import images, records, shakespeare, tables, tabular
 from sordino.data.files import UNREADABLE, read_npz, regular_file
 from sordino.data.records import Array, Dataset
-from sordino.data.tables import Column, TablePreview
+from sordino.data.tables import Column, Paths, TablePreview
 from sordino.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 
 def npz(
-    *,
-    path: str | Path,
-    classes: int | None = None,
-    test: str | Path | None = None,
-    public_test_fraction: float | None = None,
+    *, path: Paths, classes: int | None = None, test: Paths | None = None, public_test_fraction: float | None = None
 ) -> Dataset:
     """Read arrays x, y and, where present, test_x, test_y, groups, test_groups, classes.
 
@@ -158,21 +154,16 @@ class _Entry:
 
 
 _GREY, _COLOUR = (1, 28, 28), (3, 32, 32)
+_UCI = "CC BY 4.0 (UCI)"
 _NIST = "public domain (NIST SD19)"
 _SETS = {
     "digits": _Entry(
-        tabular.digits, "1,797 handwritten digits, 8x8, bundled with scikit-learn", "CC BY 4.0 (UCI)", (1, 8, 8), 10
+        tabular.digits, "1,797 handwritten digits, 8x8, bundled with scikit-learn", _UCI, (1, 8, 8), 10
     ),
-    "breast_cancer": _Entry(
-        tabular.breast_cancer, "569 tumours, 30 measurements, bundled", "CC BY 4.0 (UCI)", (30,), 2
-    ),
-    "diabetes": _Entry(
-        tabular.diabetes, "442 patients, disease progression (regression), bundled", "public", (10,)
-    ),
-    "wine": _Entry(tabular.wine, "178 wines of 3 cultivars, 13 measurements, bundled", "CC BY 4.0 (UCI)", (13,), 3),
-    "mnist": _Entry(
-        images.mnist, "70,000 handwritten digits, 28x28", "CC BY-SA 3.0 (as commonly listed)", _GREY, 10
-    ),
+    "breast_cancer": _Entry(tabular.breast_cancer, "569 tumours, 30 measurements, bundled", _UCI, (30,), 2),
+    "diabetes": _Entry(tabular.diabetes, "442 patients, disease progression (regression), bundled", "public", (10,)),
+    "wine": _Entry(tabular.wine, "178 wines of 3 cultivars, 13 measurements, bundled", _UCI, (13,), 3),
+    "mnist": _Entry(images.mnist, "70,000 handwritten digits, 28x28", "CC BY-SA 3.0 (as commonly listed)", _GREY, 10),
     "mnist_writers": _Entry(
         images.mnist_writers, "MNIST with its 539 real writers as clients", "CC BY-SA 3.0; writers BSD-style (QMNIST)",
         _GREY, 10,
@@ -187,15 +178,10 @@ _SETS = {
     ),
     "emnist": _Entry(images.emnist, "handwritten characters, 28x28, six splits", "public domain (NIST)"),
     "adult": _Entry(tabular.adult, "UCI Adult: income above 50,000 dollars", "CC BY 4.0", (104,), 2),
-    "insurance": _Entry(
-        tabular.insurance, "1,338 yearly medical charges (regression)", "public domain / DbCL", (11,)
-    ),
-    "heart_disease": _Entry(
-        tabular.heart_disease, "UCI heart disease, 4 hospitals as clients", "CC BY 4.0", (22,), 2
-    ),
+    "insurance": _Entry(tabular.insurance, "1,338 yearly medical charges (regression)", "public domain / DbCL", (11,)),
+    "heart_disease": _Entry(tabular.heart_disease, "UCI heart disease, 4 hospitals as clients", "CC BY 4.0", (22,), 2),
     "lending_club": _Entry(
-        tabular.loans, "10,000 loans: interest rate from 10 numbers (regression)", "Lending Club public releases",
-        (10,),
+        tabular.loans, "10,000 loans: interest rate from 10 numbers (regression)", "Lending Club public releases", (10,)
     ),
     "shakespeare": _Entry(
         shakespeare.shakespeare, "next character in Shakespeare, roles as clients",
@@ -212,14 +198,9 @@ OWN = ("npz", "memmap", *TABLES)  # data sets of the user's own: no row of them 
 
 
 def add_dataset(
-    name: str,
-    read: Callable[..., Dataset],
-    *,
-    description: str = "",
-    licence: str = "not stated",
-    shape: tuple[int, ...] | None = None,
-    classes: int = 0,
-) -> None:
+    name: str, read: Callable[..., Dataset], *, description: str = "", licence: str = "not stated",
+    shape: tuple[int, ...] | None = None, classes: int = 0,
+) -> None:  # fmt: skip
     """Register a data set: `read(**options)` returns it; its test records are public by your declaration.
 
     With the `shape` of one record and the number of `classes` (0: a number), `sordino plan` tries the model on it.
@@ -255,13 +236,9 @@ def descriptions() -> dict[str, str]:
 
 
 def load(
-    name: str = "digits",
-    *,
-    train: int | None = None,
-    test: int | str | Path | None = None,
-    validation: bool = False,
+    name: str = "digits", *, train: int | None = None, test: int | Paths | None = None, validation: bool = False,
     **options: Any,
-) -> Dataset:
+) -> Dataset:  # fmt: skip
     """Load a data set and check it: finite, of matching lengths, labels in range.
 
     `train` and `test` keep the first records of each part (sets with groups may be ordered by group). With `validation`

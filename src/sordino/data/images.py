@@ -49,13 +49,10 @@ SVHN = {
     "test": _source("svhn", _HOUSE_NUMBERS, "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
     "extra": _source("svhn", _HOUSE_NUMBERS, "extra_32x32.mat", "a93ce644f1a588dc4d68dda5feec44a7"),
 }
-EMNIST = _source(
-    "emnist", "https://biometrics.nist.gov/cs_links/EMNIST/", "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
-)
+_NIST = "https://biometrics.nist.gov/cs_links/EMNIST/"
+EMNIST = _source("emnist", _NIST, "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
 Split = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
-EMNIST_CLASSES: dict[str, int] = {
-    "balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10,
-}  # fmt: skip
+EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 MOST = 1 << 31  # bytes that one member of an archive may unpack to
 
 
@@ -94,8 +91,7 @@ def _batch(tar: tarfile.TarFile, name: str, labels: bytes) -> tuple[Array, Ints]
 
 
 def _dtype(spec: str | bytes, *_: Any) -> np.dtype[Any]:
-    """np.dtype as old pickles call it: dtype("u1", 0, 1)."""
-    return np.dtype(spec.decode() if isinstance(spec, bytes) else spec, copy=True)
+    return np.dtype(spec.decode() if isinstance(spec, bytes) else spec, copy=True)  # old pickles: dtype("u1", 0, 1)
 
 
 class ArraysOnly(pickle.Unpickler):
@@ -159,20 +155,16 @@ def emnist(*, split: Split = "balanced") -> Dataset:
 
 
 def _emnist_part(held: zipfile.ZipFile, split: str, part: str) -> tuple[Array, Ints]:
-    images, labels = (
-        idx(_member(held, f"gzip/emnist-{split}-{part}-{name}-ubyte.gz")) for name in ("images-idx3", "labels-idx1")
-    )
-    first = 1 if split == "letters" else 0
-    return np.ascontiguousarray(images.transpose(0, 2, 1))[:, None], labels.astype(np.int64) - first
-
-
-def _member(held: zipfile.ZipFile, name: str) -> bytes:
-    """Return one packed member, if its unpacked size is within the limit."""
-    packed = held.read(name)
-    with gzip.open(io.BytesIO(packed)) as unpacked:
-        if len(unpacked.read(MOST + 1)) > MOST:
+    arrays = []
+    for side in ("images-idx3", "labels-idx1"):
+        name = f"gzip/emnist-{split}-{part}-{side}-ubyte.gz"
+        with gzip.open(io.BytesIO(held.read(name))) as packed:
+            content = packed.read(MOST + 1)
+        if len(content) > MOST:
             raise DataError(f"{name}, which unpacks to more than {MOST:,} bytes", "the canonical archive")
-    return packed
+        arrays.append(idx(content))
+    first = 1 if split == "letters" else 0
+    return np.ascontiguousarray(arrays[0].transpose(0, 2, 1))[:, None], arrays[1].astype(np.int64) - first
 
 
 # ---- MNIST and the data sets in its format ---------------------------------------------------------------------------
@@ -190,25 +182,21 @@ def _four(folder: str, base: str, sums: dict[str, str]) -> tuple[Source, ...]:
 
 
 MNIST = _four(
-    "mnist",
-    _MNIST,
-    {
+    "mnist", _MNIST, {
         "f68b3c2dcbeaaa9fbdd348bbdeb94873": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "d53e105ee54ea40749a09fcbcd1e9432": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "9fb629c4189551a2d022fa330f9573f3": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "ec29112dd5afa0611ce80d1b7f02629c": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
-)
+)  # fmt: skip
 FASHION_MNIST = _four(
-    "fashion_mnist",
-    _FASHION,
-    {
+    "fashion_mnist", _FASHION, {
         "8d4fb7e6c68d591d4c3dfef9ec88bf0d": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "25c81989df183df01b3e8a0aad5dffbe": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "bef4ecab320f06d8554ea6380940ec79": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "bb300cfdad3c16e7a12a480ee83cd310": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
-)
+)  # fmt: skip
 WRITERS = Source("mnist/mnist_writers.npz", "sha256:b779726f22dba99b6b69afac5e362a6aee1cae9ad0c97ae003d166ed35d8fdb0")
 QMNIST = (
     _source("mnist", _QMNIST, "qmnist-train-labels-idx2-int.gz", "0058f8dd561b90ffdd0f734c6a30e5e4"),

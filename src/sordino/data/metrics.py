@@ -10,6 +10,7 @@ metrics are parts (`Metric`), computed by scikit-learn; a class without test rec
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -79,8 +80,7 @@ def predicted_classes(out: Tensor, labels: Tensor) -> tuple[Tensor, int]:
 
 
 def has_class_scores(out: Tensor, labels: Tensor) -> bool:
-    """Return whether every label has one score per class, not one score for two classes."""
-    return out.dim() == labels.dim() + 1 and out.shape[-1] > 1
+    return out.dim() == labels.dim() + 1 and out.shape[-1] > 1  # else one score for two classes
 
 
 def figures(sums: Tensor) -> dict[str, float]:
@@ -98,14 +98,17 @@ def figures(sums: Tensor) -> dict[str, float]:
 
 Array = NDArray[Any]
 MetricFunction = Callable[[Tensor, Tensor], Any]  # (outputs [n, ...], targets [n, ...]) -> a number, or numbers by name
-SHARES = (  # metrics in [0, 1]
-    *("accuracy", "balanced_accuracy", "auc", "average_precision", "f1", "token_accuracy", "worst_group"),
-)
+SHARES = (
+    "accuracy",
+    "balanced_accuracy",
+    "auc",
+    "average_precision",
+    "f1",
+    "token_accuracy",
+    "worst_group",
+)  # in [0, 1]
 LOWER = ("loss", "rmse", "mae")  # the smaller the better
-RESERVED = (  # keys of every line of the history
-    *("round", "void", "diagnostic, not private"),
-    *("loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS),
-)
+HISTORY = ("round", "void", "diagnostic, not private", "loss", "accuracy", "balanced_accuracy", "rmse", ONLY_CLASS)
 
 
 @codec.hides_values
@@ -169,13 +172,18 @@ class Metric(Part):
         """Return the values by name."""
 
 
-def _each(seen: Predictions, name: str, score: Callable[[Array, Array], float], each: bool) -> dict[str, float]:
+def _score(name: str, true: Array, predicted: Array, **options: Any) -> float:
+    """Call a function of sklearn.metrics, which is imported here because the import is slow."""
+    return float(getattr(importlib.import_module("sklearn.metrics"), name)(true, predicted, **options))
+
+
+def _each_class(seen: Predictions, name: str, score: str, each: bool) -> dict[str, float]:
     """Return the mean of a score over the classes with positive and negative records; with `each`, every class too."""
     present, scores = seen.one_vs_rest
     columns = [c for c in range(present.shape[1]) if 0 < present[:, c].sum() < len(present)]
     if not columns:
         raise DataError(f"test records of one class only, for {name}", "at least two")
-    found = {c: float(score(present[:, c], scores[:, c])) for c in columns}
+    found = {c: _score(score, present[:, c], scores[:, c]) for c in columns}
     own = {f"{name}/{c}": value for c, value in found.items()} if each and len(found) > 1 else {}
     return {name: float(np.mean(list(found.values()))), **own}
 
@@ -187,9 +195,7 @@ class Auc(Metric, kind="auc"):
     each: bool = False
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import roc_auc_score
-
-        return _each(seen, self.called, roc_auc_score, self.each)
+        return _each_class(seen, self.called, "roc_auc_score", self.each)
 
 
 @dataclass(frozen=True)
@@ -199,9 +205,7 @@ class AveragePrecision(Metric, kind="average_precision"):
     each: bool = False
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import average_precision_score
-
-        return _each(seen, self.called, average_precision_score, self.each)
+        return _each_class(seen, self.called, "average_precision_score", self.each)
 
 
 @dataclass(frozen=True)
@@ -209,10 +213,8 @@ class BalancedAccuracy(Metric, kind="balanced_accuracy"):
     """Mean recall over classes; always reported for classes."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import recall_score
-
         true, predicted = seen.pairs
-        return {self.called: float(recall_score(true, predicted, labels=np.unique(true), average="macro"))}
+        return {self.called: _score("recall_score", true, predicted, labels=np.unique(true), average="macro")}
 
 
 @dataclass(frozen=True)
@@ -222,10 +224,7 @@ class F1(Metric, kind="f1"):
     average: Literal["macro", "micro", "weighted", "binary"] = "macro"
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import f1_score
-
-        true, predicted = seen.pairs
-        return {self.called: float(f1_score(true, predicted, average=self.average, zero_division=0.0))}
+        return {self.called: _score("f1_score", *seen.pairs, average=self.average, zero_division=0.0)}
 
 
 @dataclass(frozen=True)
@@ -233,9 +232,7 @@ class TokenAccuracy(Metric, kind="token_accuracy"):
     """Share of tokens that are predicted, without padding; equals `accuracy` of sequences."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score
-
-        return {self.called: float(accuracy_score(*seen.pairs))}
+        return {self.called: _score("accuracy_score", *seen.pairs)}
 
 
 @dataclass(frozen=True)
@@ -259,9 +256,7 @@ class R2(Metric, kind="r2"):
     """R^2 of real targets: 1 - sum of squared errors / sum of squared deviations from the mean."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import r2_score
-
-        return {self.called: float(r2_score(*seen.numbers))}
+        return {self.called: _score("r2_score", *seen.numbers)}
 
 
 @dataclass(frozen=True)
@@ -269,9 +264,7 @@ class Mae(Metric, kind="mae"):
     """Mean absolute error of real targets."""
 
     def values(self, seen: Predictions) -> dict[str, float]:
-        from sklearn.metrics import mean_absolute_error
-
-        return {self.called: float(mean_absolute_error(*seen.numbers))}
+        return {self.called: _score("mean_absolute_error", *seen.numbers)}
 
 
 @dataclass(frozen=True)
@@ -318,7 +311,7 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
     except Exception as error:  # whatever the user's function raises
         what = f"metric {name!r} that fails ({type(error).__name__}: {str(error).strip()[:200]})"
         raise DataError(what, "a function of (outputs, targets) that returns a number, or numbers by name") from None
-    taken = next((key for key in values if key in RESERVED), None)
+    taken = next((key for key in values if key in HISTORY), None)
     if taken is not None:
         found = f"metric {name!r} that returns {taken!r}, which the history has already"
         raise DataError(found, "a name of its own", f'for one "my_{taken}"')

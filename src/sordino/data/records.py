@@ -94,8 +94,7 @@ def check_public_source(path: str | Path, test: Any, **others: Any) -> None:
     ways = [name for name, value in {"test": test, **others}.items() if value is not None]
     if len(ways) > 1:
         raise ConfigError(" and ".join(ways), "one way to say which rows are public", f"drop {ways[0]}")
-    same = isinstance(test, str | Path) and Path(path).expanduser().resolve() == Path(test).expanduser().resolve()
-    if same:
+    if isinstance(test, str | Path) and Path(path).expanduser().resolve() == Path(test).expanduser().resolve():
         found = f"test = {Path(test).name!r}, which is the training file itself"
         raise ConfigError(found, "a file of rows that may be public", "or drop test: no row is public then")
 

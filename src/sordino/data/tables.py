@@ -258,18 +258,11 @@ class TableOptions:
 
 
 def table(
-    *,
-    target: str,
-    path: Paths | None = None,
-    files: Paths | list[str] | None = None,
-    groups: str | None = None,
-    classes: int | list[str] | None = None,
-    columns: Mapping[str, Any] | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
-    ignore: list[str] | None = None,
-    test: Paths | None = None,
-    public_test_fraction: float | None = None,
-) -> Dataset:
+    *, target: str, path: Paths | None = None, files: Paths | list[str] | None = None, groups: str | None = None,
+    classes: int | list[str] | None = None, columns: Mapping[str, Any] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None, ignore: list[str] | None = None,
+    test: Paths | None = None, public_test_fraction: float | None = None,
+) -> Dataset:  # fmt: skip
     """Read tables with a header, .csv or .parquet: column `target` is predicted from all the others.
 
     `path` is one file; `groups` names its column of silos, whose values are their names. Or `files`: a list, a pattern
@@ -327,17 +320,9 @@ def _xy(options: TableOptions, rows: TextTable, features: list[str]) -> tuple[Ar
 
 
 def table_options(
-    target: str,
-    path: Paths | None = None,
-    files: Any = None,
-    groups: str | None = None,
-    classes: Any = None,
-    columns: Any = None,
-    ranges: Any = None,
-    ignore: Any = None,
-    test: Any = None,
-    public_test_fraction: Any = None,
-) -> TableOptions:
+    target: str, path: Paths | None = None, files: Any = None, groups: str | None = None, classes: Any = None,
+    columns: Any = None, ranges: Any = None, ignore: Any = None, test: Any = None, public_test_fraction: Any = None,
+) -> TableOptions:  # fmt: skip
     """Return the checked options of a table."""
     if (path is None) == (files is None):
         found = "both path and files" if path is not None else "neither path nor files"
