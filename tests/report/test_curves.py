@@ -19,7 +19,7 @@ from sordino.certificate.build import certificate, headline
 from sordino.certificate.facts import run_cost
 from sordino.parts.mechanisms import Histogram
 from sordino.report.comparison import Subject
-from sordino.report.data import FALSE_ALARMS, delta_curve, over_rounds, cost_groups, trade_off
+from sordino.report.data import FALSE_ALARMS, cost_groups, delta_curve, over_rounds, trade_off
 
 PHI = NormalDist()
 
