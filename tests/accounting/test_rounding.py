@@ -145,7 +145,7 @@ def test_what_cannot_be_reached_is_not_said_to_be_nearer_than_it_is() -> None:
     cheapest = Line("models", "add_remove", ((GaussianNoise(0.7), 1),))
     with pytest.raises(UnreachableError) as refused:
         solving.rounds(lambda n: cheapest, 0.1, 1e-5)
-    assert said(str(refused.value), "epsilon")[0] >= solving._exact(cheapest, 1e-5)
+    assert said(str(refused.value), "epsilon")[0] >= solving._epsilon(cheapest, 1e-5)
 
 
 @pytest.mark.parametrize("population", [7, 60, 1000, 12345])
