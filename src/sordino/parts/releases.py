@@ -55,7 +55,6 @@ class Release(Part):
     relation: ClassVar[Relation | None] = None  # relation of its event where the cohort is seen; None: any relation
     amplified: ClassVar[bool] = True  # False: sampling of records does not amplify the event of the sum
     noise_multipliers: tuple[float, ...] = ()  # one per client, where clients differ
-    at_least: int = 0  # a round with fewer reports is void
     local: ClassVar[bool] = False  # True: messages are private when they leave a client, so a round is charged before
     client_noise: ClassVar[bool] = False  # True: every client adds noise to its message, by `on_client`
     server_noise: ClassVar[bool] = False  # True: the server adds noise to the sum, by `on_server`
@@ -85,9 +84,6 @@ class Release(Part):
 
     def check_sampler(self, clients: Sampler) -> None:
         """Refuse a client sampler that this release cannot work with."""
-        found = f"at_least = {self.at_least} reports where a round expects {clients.expected:g}"
-        fix = "lower at_least: most rounds would be void"
-        require(self.at_least <= clients.expected, "void rounds", found, "at most the expected cohort", fix)
 
     def check_records(self, records: RecordSampler) -> None:
         """Refuse a record sampler that this release cannot work with, where the privacy unit is a record."""
@@ -130,7 +126,7 @@ class Release(Part):
 
     def accepts(self, received: int) -> bool:
         """Return whether a round with this many reports counts; a void round releases nothing."""
-        return received >= self.at_least
+        return True
 
     @returns(lambda found, *_: number(found, 0.0, above=True))
     def denominator(self, expected: float, received: int) -> float:
@@ -319,8 +315,22 @@ class _ClientNoise(Release):
         return self.mechanism_of(0).std * math.sqrt(len(cohort))
 
 
+class _WithVoidRounds(_ClientNoise):
+    """Client noise where a round with fewer than `at_least` reports is void."""
+
+    at_least: int
+
+    def check_sampler(self, clients: Sampler) -> None:
+        found = f"at_least = {self.at_least} reports where a round expects {clients.expected:g}"
+        fix = "lower at_least: most rounds would be void"
+        require(self.at_least <= clients.expected, "void rounds", found, "at most the expected cohort", fix)
+
+    def accepts(self, received: int) -> bool:
+        return received >= self.at_least
+
+
 @dataclass(frozen=True)
-class NoiseShares(_ClientNoise, kind="noise_shares"):
+class NoiseShares(_WithVoidRounds, kind="noise_shares"):
     """Each client adds a share N(0, noise multiplier^2 / at_least); a secure sum shows the server only their total.
 
     A round with fewer than `at_least` reports is void, so the total noise is never below the noise multiplier and the
@@ -407,7 +417,7 @@ class LocalNoise(_ClientNoise, kind="local_noise"):
 
 
 @dataclass(frozen=True)
-class ShuffledNoise(_ClientNoise, kind="shuffled_noise"):
+class ShuffledNoise(_WithVoidRounds, kind="shuffled_noise"):
     """Clients noise their own messages; a shuffler strips who sent which; the bag is seen (Feldman et al. 2021).
 
     A round with fewer than `at_least` reports is void, so the amplification never rests on a larger cohort.
