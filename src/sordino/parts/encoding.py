@@ -192,7 +192,7 @@ class Clip(Step, kind="clip"):
     def bound(self, before: Bound) -> Bound:
         found, fix = "Clip on the message of a record-level plan", "drop Clip: BatchGradient clips records"
         require(before.unit != "record", "record bound", found, "clipping of each record", fix)
-        return Bound(unit=before.unit, norm=self.norm, finite=self.finite)
+        return Bound(unit=before.unit, norm=self.norm, finite=self.clip_norm != math.inf)
 
 
 def finite_rows(rows: Tensor, norms: Tensor) -> Tensor:

@@ -85,12 +85,6 @@ class Gradient(Part):
         """
 
 
-def with_inner_gradients(part: Part) -> list[Part]:
-    """Return a part, its gradient oracle, the oracle inside that one, and so on."""
-    inner = getattr(part, "gradient", None)
-    return [part] if inner is None else [part, *with_inner_gradients(inner)]
-
-
 def _check_at_least_0(name: str, value: float) -> None:
     require(natural(value), "gradient", f"{name} = {value}", "a finite number of at least 0")
 

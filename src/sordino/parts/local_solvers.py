@@ -25,7 +25,7 @@ from sordino.layout import Layout
 from sordino.parts import schedules
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public
-from sordino.parts.gradients import Anchor, Batch, Gradient, Moreau, Objective, Plain, with_inner_gradients
+from sordino.parts.gradients import Anchor, Batch, Gradient, Moreau, Objective, Plain
 from sordino.parts.mechanisms import Mechanism
 from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.schedules import MOST, Schedule, require
@@ -91,12 +91,12 @@ class LocalSolver(Part):
     @property
     def any_order(self) -> bool:
         """Whether solver and gradient treat all coordinates alike; known of Sordino's own parts only."""
-        return all(type(part).__module__.partition(".")[0] == "sordino" for part in with_inner_gradients(self))
+        return all(type(part).__module__.partition(".")[0] == "sordino" for part in _with_inner_gradients(self))
 
     @property
     def needs_envelope(self) -> bool:
         """Whether the gradient is that of the Moreau envelope of the loss."""
-        return any(isinstance(part, Moreau) for part in with_inner_gradients(self))
+        return any(isinstance(part, Moreau) for part in _with_inner_gradients(self))
 
     def length(self, size: int) -> int:
         """Return the length of a message for a model of `size` parameters."""
@@ -166,6 +166,12 @@ class LocalSolver(Part):
     def unit(self, public: Public) -> float:
         """Return the factor by which `decode` multiplies the noised mean: the unit of the message."""
         return 1.0
+
+
+def _with_inner_gradients(part: Part) -> list[Part]:
+    """Return a part, its gradient oracle, the oracle inside that one, and so on."""
+    inner = getattr(part, "gradient", None)
+    return [part] if inner is None else [part, *_with_inner_gradients(inner)]
 
 
 @dataclass(frozen=True)

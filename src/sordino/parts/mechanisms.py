@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,10 +88,7 @@ class Gaussian(_Scaled, kind="gaussian"):
     """
 
     noise_multiplier: float
-
-    @property
-    def norm(self) -> Norm:
-        return 2
+    norm: ClassVar[Norm] = 2
 
     @property
     def std(self) -> float:
@@ -120,10 +117,7 @@ class Laplace(_Scaled, kind="laplace"):
     """
 
     noise_multiplier: float
-
-    @property
-    def norm(self) -> Norm:
-        return 1
+    norm: ClassVar[Norm] = 1
 
     @property
     def std(self) -> float:
