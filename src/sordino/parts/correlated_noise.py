@@ -80,8 +80,8 @@ class CorrelatedNoise(Release, kind="correlated_noise"):
         rng = coins("server noise")
         if is_secure(rng):
             memory = {name: held.double() if held.is_floating_point() else held for name, held in memory.items()}
-        noise, kept = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
-        return total + noise.view_as(total), kept
+        noise, memory = self.strategy.step(lambda: torch.from_numpy(self.mechanism.sample(total.numel(), rng)), memory)
+        return total + noise.view_as(total), dict(memory)
 
     def event(self) -> Event:
         """Return the event of one round of one client: the noise multiplier over the largest column norm of C."""

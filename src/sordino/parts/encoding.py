@@ -95,7 +95,7 @@ class Adaptive(Schedule, kind="adaptive"):
         message = (sqrt(1 - share^2) * x / clip norm,  share * b),  b = +1 if ||x|| <= clip norm else -1
         clip norm <- clip norm * exp(-rate * (fraction inside - quantile)),  read off the noised mean
 
-    The bit is one coordinate of the same unit-ball message, under the same noise: it costs no epsilon of its own, and
+    The bit is one coordinate of the same unit-ball message, under the same noise: it costs no extra epsilon, and
     the factor sqrt(1 - share^2) is its price in signal.
     """
 

@@ -238,7 +238,7 @@ def laplace_sum_tail(x: Floats, scales: tuple[float, ...]) -> Floats:
 
 Values = NDArray[np.float64]
 MOST_BINS = 4096
-STEEP = 1e4  # of a log grid: its last bin is about so many times as wide as its first
+STEEP = 1e4  # about the width of the last bin of a log grid over that of the first
 
 
 class Preparation(Part):

@@ -44,7 +44,7 @@ def _check_keep(keep: float) -> None:
 class SparsifyUpdate(Step, kind="sparsify_update"):
     """A client keeps the largest entries of its own update: by magnitude, or by influence |gradient * update| (LUS).
 
-    With per = "tensor" it keeps that share of every tensor of the model by itself, so no layer is left out.
+    With per = "tensor" that share of every tensor of the model is sent, so no layer is left out.
     Bound: the norm does not grow, so a client bound stays. Which entries are kept depends on the data, so the noise
     stays on ALL coordinates, and a record bound is refused: one record can swap the whole support.
     """
@@ -161,7 +161,7 @@ class ReleasedMask(MaskSource, kind="released"):
 
 @dataclass(frozen=True)
 class PublicMask(Step, kind="public_mask"):
-    """Only the coordinates of a mask that everybody knows are sent, so only they are clipped and noised.
+    """Only the coordinates of a public mask are sent, so only these coordinates are clipped and noised.
 
     Bound: dropping coordinates moves nothing further apart, for clients and for records alike.
     """
@@ -204,7 +204,7 @@ class PublicMask(Step, kind="public_mask"):
 class SparsifyMean(Postprocess, kind="sparsify_mean"):
     """Keep the largest entries of the noised mean: top-k AFTER the sum, so post-processing (a sound top_k form).
 
-    With per = "tensor" it keeps that share of every tensor of the model by itself.
+    With per = "tensor" that share of every tensor of the model is kept.
     """
 
     keep: float

@@ -154,7 +154,7 @@ def _row_norms(strategy: Toeplitz, rounds: int) -> Floats:
 
 @dataclass(frozen=True)
 class Identity(Toeplitz, kind="identity"):
-    """C = I: every round has noise of its own."""
+    """C = I: independent noise in every round."""
 
     def column(self, rounds: int) -> Floats:
         return np.ones(1)
