@@ -422,13 +422,13 @@ class Banded(_Banded, kind="banded"):
             return super().sensitivity(allowed)
         if len(self.coefficients) <= allowed.min_separation:
             return math.sqrt(allowed.reachable) * float(np.linalg.norm(self.coefficients))
-        matrix = matrix.banded_matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
-        return sensitivity.sensitivity_bound(matrix.T @ matrix, allowed)
+        scaled = matrix.banded_matrix(self._columns(allowed.rounds)) / self._scales(allowed.rounds)
+        return sensitivity.sensitivity_bound(scaled.T @ scaled, allowed)
 
     def errors(self, rounds: int, work: Floats | None = None) -> Floats:
         workload, scales = np.ones(rounds) if work is None else work, self._scales(rounds)
         if self.drift:
-            return matrix.errors(self._columns(rounds), scales, workload)
+            return matrix.drifting_errors(self._columns(rounds), scales, workload)
         found = super().errors(rounds, work)
         late = range(max(0, self.ends - len(self.coefficients) + 1), rounds) if self.ends else ()
         back = matrix.inverse(self.column(rounds), rounds)
