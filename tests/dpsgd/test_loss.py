@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-from sordino.dpsgd.reduction import LossCheck
+from sordino.dpsgd.own_code import LossCheck
 from sordino.errors import ConfigError, DataError, PlanError
 
 WORDS, LENGTH, COUNT = 7, 5, 40

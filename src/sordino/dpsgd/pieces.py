@@ -105,7 +105,7 @@ class Rows:
         return Rows(self.value[index])
 
 
-def _identity(rows: Tensor) -> Tensor:
+def identity(rows: Tensor) -> Tensor:
     return rows
 
 
@@ -147,7 +147,7 @@ class Outer:
 
     inputs: Tensor | Callable[[], Tensor]  # patches are cut when needed: those of all layers would fill the memory
     outputs: OutputGradients
-    reshape: Callable[[Tensor], Tensor] = _identity
+    reshape: Callable[[Tensor], Tensor] = identity
     kept: Tensor | None = field(init=False, default=None)
     slack: Tensor | float = field(init=False, default=0.0)
 
@@ -297,7 +297,7 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
         return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape)
     if len(pieces) == 2:
         lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
-        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity:
+        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is identity:
             return Tied(outer, lookup)
     total = pieces[0].rows().clone()
     for piece in pieces[1:]:
