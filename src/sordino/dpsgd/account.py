@@ -250,7 +250,7 @@ class LedgerAccount:
         return _items(self.settings.plan.cost(Participation(steps, steps)).line("models").entries)
 
     def _refuse_again(self, ledger: Ledger, run: str, block: range) -> None:
-        """Correlated noise is drawn once: a block that was begun cannot be begun again."""
+        """Refuse to begin a block of correlated noise again: its noise is drawn once."""
         if self.settings.plan.release.correlated and _job(run, block) in _charges(ledger, run):
             raise BudgetError(
                 f"steps {block.start + 1} to {block.stop} of correlated noise were charged to {self.path} before: "

@@ -41,7 +41,7 @@ Rule = Callable[..., Any]  # (tape, module, axis, *args, **kwargs) -> output
 def linear(
     tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, axis: int = 0, transposed: bool = False
 ) -> Tensor:
-    """x W^T + c:  dW_j = sum_t g_jt (x) x_jt,  dc_j = sum_t g_jt; `transposed`: x W + c."""
+    """Run a linear map x W^T + c, or x W + c if `transposed`:  dW_j = sum_t g_jt (x) x_jt,  dc_j = sum_t g_jt."""
     inputs = tape.records(x, axis, 2)
 
     def use(slope: Tensor) -> Pieces:
@@ -60,7 +60,7 @@ def fixed(parameter: Tensor | None) -> Tensor | None:
 
 
 def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Tensor:
-    """W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
+    """Run an embedding W[index]:  dW_j[v] = sum_{t: index_jt = v} g_jt, without the padding index.
 
     Indices [1, ...] that all records share (positions) become every record's own, so that their gradients stay apart.
     """
@@ -78,7 +78,7 @@ def embedding(tape: Tape, module: nn.Embedding, axis: int, input: Tensor) -> Ten
 
 
 def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: Tensor) -> Tensor:
-    """w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
+    """Run a layer norm w * n(x) + c:  dw_j = sum_t g_jt n_jt,  dc_j = sum_t g_jt."""
     shape = list(module.normalized_shape)
     if isinstance(module, nn.RMSNorm):
         normal = F.rms_norm(input, shape, None, module.eps)
@@ -95,7 +95,7 @@ def layer_norm(tape: Tape, module: nn.LayerNorm | nn.RMSNorm, axis: int, input: 
 
 
 def group_norm(tape: Tape, module: Any, axis: int, input: Tensor) -> Tensor:
-    """w_c n(x) + c_c per channel, for GroupNorm, and InstanceNorm without running statistics."""
+    """Run a GroupNorm, or an InstanceNorm without running statistics: w_c n(x) + c_c per channel."""
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else module.num_features
     tape.check(input, axis, 2)
     normal = F.group_norm(input, groups, None, None, module.eps)
@@ -130,7 +130,7 @@ def transposed_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwarg
 
 
 def rms_norm(tape: Tape, module: Any, axis: int, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """w * n(x):  dw_j = sum_t g_jt n_jt."""
+    """Run an RMSNorm w * n(x):  dw_j = sum_t g_jt n_jt."""
     (x,) = (*args, *kwargs.values())
     normal = F.rms_norm(x.float() if x.dtype.itemsize < 4 else x, x.shape[-1:], None, _eps(module)).to(x.dtype)
     kept = normal.detach()
@@ -384,7 +384,7 @@ def _layer(
 
 
 def _lstm(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """i, f, o = sigmoid;  c_t = f c_{t-1} + i tanh(.);  h_t = o tanh(c_t)."""
+    """Run an LSTM over time: i, f, o = sigmoid;  c_t = f c_{t-1} + i tanh(.);  h_t = o tanh(c_t)."""
     inputs, before = tape.records(x, 1, 2), [start[0].detach()]
 
     def use(slope: Tensor) -> Pieces:
@@ -445,7 +445,7 @@ class _LstmLoop(torch.autograd.Function):
 
 
 def _gru(tape: Tape, of: _Weights, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """r, z = sigmoid;  n = tanh(W x + r (V h));  h_t = (1 - z) n + z h_{t-1}."""
+    """Run a GRU over time: r, z = sigmoid;  n = tanh(W x + r (V h));  h_t = (1 - z) n + z h_{t-1}."""
     (h,), outputs = start, []
     for part in linear(tape, x, of.w, of.b, axis=1):
         first, second = part.chunk(3, 1), linear(tape, h, of.v, of.c).chunk(3, 1)

@@ -37,12 +37,14 @@ _PROVED = "every operation of the graph of the model, and of the loss, leaves th
 
 
 class PrivateOptimizer(Optimizer):
-    """step():  p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch,  then the inner step.
+    """Optimizer whose step() sets noised gradients, and then takes a step of the inner optimizer:
+
+    p.grad = A^-1 (sum_j g_j min(1, C / ||g_j||) + N(0, (z C)^2)) / batch
 
     The sum is over the batch of the private loader, g_j is one record's gradient over all trained parameters. A step
-    without a batch, or one that cannot be clipped record by record, raises and moves nothing. Guarantee: each step is one release of PoissonSampled(rate, Gaussian(z)), add or remove one record,
-    counted before its noise is drawn; what the inner optimizer does with it is post-processing. Under correlated noise
-    all steps together are one Gaussian release, replace one record.
+    without a batch, or one that cannot be clipped record by record, raises and moves nothing. Guarantee: each step is
+    one release of PoissonSampled(rate, Gaussian(z)), add or remove one record, counted before its noise is drawn; the
+    inner optimizer's work is post-processing. Under correlated noise all steps are one Gaussian release, replace one.
     """
 
     inner: Optimizer
@@ -129,7 +131,7 @@ class PrivateOptimizer(Optimizer):
         return self.own(output, targets, self.recording.outputs, piece.size, records)
 
     def _refuse_stale_loss(self, always: bool = False) -> None:
-        """Once in each loop over the loader: refuse a loss that was changed since its graph was captured."""
+        """Refuse, once in each loop over the loader, a loss that was changed since its graph was captured."""
         if self.own is None or (self.compared == self.pending.loops and not always):
             return
         self.compared = self.pending.loops

@@ -85,7 +85,7 @@ def row_squares(rows: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
-    """Gradients as they are, [b, *shape]."""
+    """Gradients of a parameter in full, [b, *shape]."""
 
     value: Tensor
 
@@ -139,7 +139,9 @@ def _flat(value: Tensor, time_first: bool) -> Tensor:
 @codec.hides_values
 @dataclass
 class Outer:
-    """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I], output gradients [b, T, O]; `reshape` gives [..., *shape].
+    """Gradients g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O].
+
+    `reshape` maps [..., O, I] to [..., *shape] of the parameter.
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
     else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper
@@ -209,7 +211,7 @@ def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Lookup:
-    """g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows in the table.
+    """Gradients g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows.
 
     ||g_j||^2 = sum_{t,s} [index_t = index_s] (out_t . out_s)
     """
@@ -253,7 +255,7 @@ class Lookup:
 @codec.hides_values
 @dataclass
 class Tied:
-    """One table that is looked up and multiplied by (a tied input and output embedding): g_j = outer_j + lookup_j.
+    """Gradients g_j = outer_j + lookup_j of a table that is input and output embedding.
 
     ||g_j||^2 = ||outer_j||^2 + ||lookup_j||^2 + 2 sum_{t,s} (in_t . out_s) slope_t[index_s]
     """

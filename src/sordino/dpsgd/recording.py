@@ -273,7 +273,7 @@ class Recording:
         self.graphs.capture_again()
 
     def _prepare(self, args: Any, kwargs: Any, piece: BatchPiece) -> None:
-        """Find how this pass is run, before it sees its records."""
+        """Choose the graph pass for these arguments, before it sees their records."""
         if self.error is not None:
             raise self.error
         records = self.inputs.records(flat(args, kwargs)[0], piece.tensors, piece.size)

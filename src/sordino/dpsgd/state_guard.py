@@ -263,7 +263,7 @@ class GradientChangeWarning:
         self.warned = False
 
     def begin(self) -> None:
-        """Remember .grad as it is after a backward pass."""
+        """Store .grad and its version after a backward pass."""
         if self.watched is None or not self.watched.requires_grad:
             return
         if self.watched.grad is None:
@@ -271,7 +271,7 @@ class GradientChangeWarning:
         self.before = self.watched.grad, self.watched.grad._version
 
     def end(self) -> None:
-        """Before a step: warn if .grad is another one, and take the zeros away."""
+        """Warn before a step if .grad was changed since the backward pass, and remove the zeros."""
         before, self.before = self.before, None
         if before is None or self.watched is None:
             return
