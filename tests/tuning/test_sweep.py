@@ -24,7 +24,7 @@ from sordino.errors import ConfigError, DataError
 from sordino.ledger.ledger import Ledger
 from sordino.report.text_table import Estimate, Row, best_of, seeds_text, settings_table
 from sordino.runs.folder import RunFolder
-from sordino.tuning.search_space import Axis, Interval, Sweep, combinations, random_combinations
+from sordino.tuning.search_space import Interval, Space, Sweep, combinations, random_combinations
 from sordino.tuning.sweep import composed, evaluate
 
 GRID = """
@@ -300,9 +300,9 @@ def test_every_run_of_a_sweep_is_a_run_like_any_other(private: Path) -> None:
 
 
 def test_a_grid_is_every_combination_and_random_ones_stay_in_their_interval() -> None:
-    space = [Axis("a", (1, 2)), Axis("b", ("x", "y", "z"))]
+    space: Space = {"a": (1, 2), "b": ("x", "y", "z")}
     assert len({tuple(one.values()) for one in combinations(space)}) == 6
-    wide = [Axis("lr", (), Interval(1e-3, 10.0, log=True)), Axis("n", (), Interval(2, 5, integer=True)), space[1]]
+    wide: Space = {"lr": Interval(1e-3, 10.0, log=True), "n": Interval(2, 5, integer=True), "b": space["b"]}
     found = random_combinations(wide, 400, 3)
     assert found == random_combinations(wide, 400, 3) != random_combinations(wide, 400, 4)
     assert all(1e-3 <= one["lr"] <= 10 and one["n"] in (2, 3, 4, 5) and one["b"] in "xyz" for one in found)

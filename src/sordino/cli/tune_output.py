@@ -21,7 +21,7 @@ from sordino.outcome import declared_public
 from sordino.tuning.calibrated_file import multipliers
 from sordino.tuning.private_selection import PrivateTuning, tune_private
 from sordino.tuning.private_selection import text as private_text
-from sordino.tuning.search_space import Sweep, read_axes
+from sordino.tuning.search_space import Sweep, read_space
 from sordino.tuning.tune import TrialLog, Tuned, tune
 from sordino.version import __version__
 
@@ -97,7 +97,7 @@ def private_tuning(
         raise ConfigError(found, "grid or random", """--over 'recipe.name=["a", "b"]', and --epsilon""")
     sweep = replace(sweep, table=overridden(sweep.table, dict(map(codec.parse_setting, changes))))
     table = sweep.spec.grid or {k: v for k, v in sweep.spec.random.items() if k not in ("trials", "seed")}
-    return PrivateTuning(sweep, read_axes(table), trials, next(iter(epsilons), None))
+    return PrivateTuning(sweep, read_space(table), trials, next(iter(epsilons), None))
 
 
 def run_private(asked: PrivateTuning, out: Path | None, as_json: bool) -> None:

@@ -110,9 +110,6 @@ def unpack(message: Any) -> bytes | None:
         return None
 
 
-# ---- a silo's node ---------------------------------------------------------------------------------------------------
-
-
 @codec.hides_values
 @dataclass(frozen=True)
 class NodeTask:
@@ -187,9 +184,6 @@ class Node:
             return NodeTask(unpack(message), message, context, own)
 
         return take
-
-
-# ---- the server ------------------------------------------------------------------------------------------------------
 
 
 def register(address: str, ca: bytes, public: bytes, name: str) -> None:

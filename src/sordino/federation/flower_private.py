@@ -51,9 +51,6 @@ OURS, ROW = "sordino", "row"
 OWN = "the update is the app's own: the plan's local solver did not run, and the clip bounds whatever came"
 
 
-# ---- arrays <-> one vector -------------------------------------------------------------------------------------------
-
-
 def float_arrays(record: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the floating-point arrays of a record: the ones that are aggregated."""
     held = {name: array.numpy() for name, array in record.items()}
@@ -94,9 +91,6 @@ def flatten_model(content: Any) -> Tensor:
     return flatten(found[0])
 
 
-# ---- client --------------------------------------------------------------------------------------------------------
-
-
 def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
     """Replace a ClientApp's reply by its update: clipped and encoded, with the client's noise if the plan has any."""
     f = flower()
@@ -117,9 +111,6 @@ def private_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]
     row = own_message(plan.release, rows[0], client, public.t, rng, secure=True).float()
     reply.content = f.RecordDict({OURS: f.ArrayRecord({ROW: f.Array(row.numpy())})})
     return reply
-
-
-# ---- server --------------------------------------------------------------------------------------------------------
 
 
 class Private(Base):  # type: ignore[misc]

@@ -16,11 +16,12 @@ import ipaddress
 import math
 import os
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import StrictUndefined, Template
 
 from sordino.accounting import accountant
 from sordino.accounting.composition import Participation
@@ -83,9 +84,8 @@ def policy_text(config: Config, place: int) -> str:
 
 def rendered(template: str, **values: Any) -> str:
     """Return a file of federation/templates with its values filled in."""
-    loader = PackageLoader("sordino.federation")
-    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.get_template(template).render(**values)
+    text = resources.files("sordino.federation").joinpath("templates", template).read_text("utf-8")
+    return str(Template(text, undefined=StrictUndefined, keep_trailing_newline=True).render(**values))
 
 
 def files(config: Config, text: str, name: str) -> Mapping[str, str]:

@@ -139,40 +139,31 @@ class LedgerReplyStore:
             raise ConfigError(refused, "a plan that this silo's policy allows")
         key = f"{job.run} {job.plan.hash}"  # another plan under the name of this run is refused by the ledger
         if key not in self.admitted:
-            cost = self._cost(job)
+            cost = SiloCost(job.plan, self.silo, self.policy.adversary)
             self.ledger.admit(job.run, self.policy.dataset, cost.asked, whole=cost.whole, jobs=cost.jobs)
             self.admitted.add(key)
             self.log(f"run {job.run}: admitted")
-        known = self._charges(job)
+        known = sum(self.ledger.charges(job.run).values())
         if known < job.paid:  # the server has seen this ledger with more charges: it is an older copy
             found = f"{known} charges of this run in the silo's ledger, where its own receipts say {job.paid}"
             raise ConfigError(found, "a ledger that is as new as its receipts", RESTORES)
 
-    def charge(self, job: Job) -> int:
-        """Charge one job; return the number of charges of its run in the ledger."""
-        self.receipts = {job.id: self._charge(job, job.id)}
-        return self._charges(job)
+    def charge(self, job: Job, session: str | None = None) -> int:
+        """Charge one job, or one session of secure aggregation; return the number of charges of its run.
 
-    def charge_session(self, job: Job, session: str) -> int:
-        """Charge one session of secure aggregation: its noise is drawn anew, so each session is another release."""
-        self._charge(job, f"{job.id}.{session}")
-        return self._charges(job)
-
-    def _charge(self, job: Job, name: str) -> Receipt:
+        A session's noise is drawn anew, so each session is another release.
+        """
         assert job.public is not None
-        t = job.public.t
-        receipt = self.ledger.charge(job.run, name, self._cost(job).job(t), round=t)
+        name, t = job.id if session is None else f"{job.id}.{session}", job.public.t
+        cost = SiloCost(job.plan, self.silo, self.policy.adversary).job(t)
+        receipt = self.ledger.charge(job.run, name, cost, round=t)
+        if session is None:
+            self.receipts = {job.id: receipt}
         self.log(f"run {job.run}: round {t + 1} charged")
-        return receipt
-
-    def _charges(self, job: Job) -> int:
         return sum(self.ledger.charges(job.run).values())
 
     def store(self, job: Job, reply: bytes) -> None:
         self.ledger.store(self.receipts.pop(job.id), reply)
-
-    def _cost(self, job: Job) -> SiloCost:
-        return SiloCost(job.plan, self.silo, self.policy.adversary)
 
 
 @codec.hides_values
@@ -196,7 +187,7 @@ class SiloService:
         ledger = Ledger.open(folder / spec.ledger, create=True)
         ledger.limit(policy.dataset, policy.limit)
         charged = LedgerReplyStore(ledger, policy, client, model, log, task.program.of)
-        secagg = SecAggClient(client, task, charged.allows, charged.charge_session, time.time)
+        secagg = SecAggClient(client, task, charged.allows, charged.charge, time.time)
         return cls(Silo(task, charged, charged.allows), secagg)
 
     def reply(self, data: bytes) -> bytes:
@@ -215,7 +206,14 @@ def refuse_release(job: Job) -> None:
 def serve_silo(folder: Path, node: str | None = None, secret: Path | None = None, as_json: bool = False) -> None:
     """Answer the jobs of a silo's node until the process is stopped (`sordino silo serve`)."""
     flower()
-    spec, log, config = SiloSpec.read(folder), StatusPrinter(as_json), load_config(folder / "fed.toml")
+    spec, config, last = SiloSpec.read(folder), load_config(folder / "fed.toml"), ""
+
+    def log(line: str) -> None:  # a line equal to the one before is not repeated
+        nonlocal last
+        if line != last:
+            print(json.dumps({"status": line}) if as_json else line, flush=True)
+        last = line
+
     service = SiloService.open(folder, spec, silo_task(config, spec), model_hash(config), log)
     place = secret or (folder / spec.secret if spec.secret else None)
     try:
@@ -232,14 +230,13 @@ def serve(node: Node, reply: Callable[[bytes], bytes], log: Log) -> None:
     while True:
         try:
             task = take()
-            if task is not None:
+            if task is None:
+                time.sleep(PULSE)
+            else:
                 answer_task(task, reply, log)
         except f.HTTPError as error:
             log(f"the node at {node.address} does not answer ({shorten(str(error)) or type(error).__name__})")
             time.sleep(IDLE)
-            continue
-        if task is None:
-            time.sleep(PULSE)
 
 
 def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], log: Log) -> None:
@@ -254,16 +251,3 @@ def answer_task(task: NodeTask, reply: Callable[[bytes], bytes], log: Log) -> No
             task.refuse(str(error))
         else:
             task.reply(answer)
-
-
-@dataclass
-class StatusPrinter:
-    """Prints status lines, or JSON objects; a line equal to the one before is not repeated."""
-
-    as_json: bool = False
-    last: str = ""
-
-    def __call__(self, line: str) -> None:
-        if line != self.last:
-            print(json.dumps({"status": line}) if self.as_json else line, flush=True)
-        self.last = line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -51,57 +51,54 @@ class Interval:
         return round(found) if self.integer else float(f"{found:.4g}")
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One key of a search space, with a list of values or an interval."""
-
-    key: str
-    values: tuple[Any, ...] = ()
-    interval: Interval | None = None
-
-    @classmethod
-    def of(cls, key: str, given: Any) -> Axis:
-        """Read the values of a key: a list, or { low, high, log, integer }."""
-        if isinstance(given, list | tuple):
-            if not given:
-                raise ConfigError(f"{key} = [] in a search", "at least one value")
-            return cls(key, tuple(given))
-        if isinstance(given, Mapping) and "low" in given:
-            return cls(key, (), codec.read(Interval, given, key))
-        raise ConfigError(f"{key} = {brief_repr(given)} in a search", "a list of values, or { low = ..., high = ... }")
-
-    def draw(self, rng: np.random.Generator) -> Any:
-        return self.values[int(rng.integers(len(self.values)))] if self.interval is None else self.interval.draw(rng)
+Space = dict[str, tuple[Any, ...] | Interval]  # key of the file -> values to try
 
 
-def read_axes(table: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """Read the keys of a table; a nested table that is no interval continues a dotted key (recipe.lr unquoted)."""
-    found: list[Axis] = []
-    for key, given in table.items():
-        if isinstance(given, Mapping) and "low" not in given:
-            found += [Axis(f"{key}.{one.key}", one.values, one.interval) for one in read_axes(given)]
+def read_space(table: Mapping[str, Any], prefix: str = "") -> Space:
+    """Read a search space: for each key a list, or { low, high, log, integer }; nested tables continue a key."""
+    found: Space = {}
+    for name, values in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(values, Mapping) and "low" in values:
+            found[key] = codec.read(Interval, values, key)
+        elif isinstance(values, Mapping):
+            found |= read_space(values, f"{key}.")
+        elif not isinstance(values, list | tuple):
+            needed = "a list of values, or { low = ..., high = ... }"
+            raise ConfigError(f"{key} = {brief_repr(values)} in a search", needed)
+        elif not values:
+            raise ConfigError(f"{key} = [] in a search", "at least one value")
         else:
-            found.append(Axis.of(key, given))
-    return tuple(found)
+            found[key] = tuple(values)
+    return found
 
 
-def combinations(axes: Sequence[Axis]) -> list[Changes]:
-    """Return all combinations, the last key varying fastest."""
-    loose = next((axis.key for axis in axes if axis.interval is not None), None)
-    if loose is not None:
-        raise ConfigError(f"an interval for {loose} in a grid", "a list of values", "write it under [sweep.random]")
-    if math.prod(len(axis.values) for axis in axes) > MOST:
+def draw_changes(space: Space, rng: np.random.Generator) -> Changes:
+    """Draw a value for every key."""
+    return {
+        key: values.draw(rng) if isinstance(values, Interval) else values[int(rng.integers(len(values)))]
+        for key, values in space.items()
+    }
+
+
+def combinations(space: Space) -> list[Changes]:
+    """Return all combinations, the last key varying fastest; refuse intervals."""
+    lists: dict[str, tuple[Any, ...]] = {}
+    for key, values in space.items():
+        if isinstance(values, Interval):
+            raise ConfigError(f"an interval for {key} in a grid", "a list of values", "write it under [sweep.random]")
+        lists[key] = values
+    if math.prod(map(len, lists.values())) > MOST:
         raise ConfigError(f"a grid of more than {MOST:,} combinations", "fewer", "use [sweep.random] trials = ...")
-    keys = [axis.key for axis in axes]
-    return [dict(zip(keys, one, strict=True)) for one in itertools.product(*(axis.values for axis in axes))]
+    return [dict(zip(lists, one, strict=True)) for one in itertools.product(*lists.values())]
 
 
-def random_combinations(axes: Sequence[Axis], trials: int, seed: int) -> list[Changes]:
+def random_combinations(space: Space, trials: int, seed: int) -> list[Changes]:
     """Draw `trials` random combinations by a public seed."""
     if not 1 <= trials <= MOST:
         raise ConfigError(f"[sweep.random] trials = {trials}", f"1 to {MOST:,}")
     rng = Seeded(seed).at(0, "trials of a sweep")
-    return [{axis.key: axis.draw(rng) for axis in axes} for _ in range(trials)]
+    return [draw_changes(space, rng) for _ in range(trials)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +161,12 @@ class SweepSpec:
     def _common(self) -> list[Changes]:
         """Return the combinations of [sweep.grid] or [sweep.random]."""
         if not self.random:
-            return combinations([axis for axis in read_axes(self.grid) if axis.key != SEED])
+            return combinations({key: values for key, values in read_space(self.grid).items() if key != SEED})
         table = dict(self.random)
         trials, seed = (table.pop(name, value) for name, value in (("trials", 10), ("seed", 0)))
         if type(trials) is not int or type(seed) is not int:
             raise ConfigError(f"[sweep.random] trials = {trials}, seed = {seed}", "whole numbers")
-        return random_combinations(read_axes(table), trials, seed)
+        return random_combinations(read_space(table), trials, seed)
 
     def _recipes(self) -> list[Changes]:
         """Return every recipe with the combinations of its own keys; a value that is no list is fixed."""
@@ -179,8 +176,8 @@ class SweepSpec:
             if not isinstance(own.get("name"), str):
                 needed = 'a name, or { name = "dp_fed_sam", rho = [0.1, 0.5] }'
                 raise ConfigError(f"{brief_repr(given)} in [sweep] recipe", needed)
-            values = {key: value if isinstance(value, list | tuple) else [value] for key, value in own.items()}
-            found += combinations([Axis.of(f"recipe.{key}", value) for key, value in values.items()])
+            values = {k: v if isinstance(v, list | tuple) else [v] for k, v in own.items()}
+            found += combinations(read_space(values, "recipe."))
         return found or [{}]
 
 
@@ -247,9 +244,8 @@ class Sweep:
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds, which are the same for every setting."""
-        swept = [axis.values for axis in read_axes(self.spec.grid) if axis.key == SEED]
         own = self.table.get("run", {}).get("seed", 0) if isinstance(self.table.get("run", {}), Mapping) else 0
-        seeds = list(self.spec.seeds or (swept[0] if swept else (own,)))
+        seeds = self.spec.seeds or read_space(self.spec.grid).get(SEED, (own,))
         found: tuple[int, ...] = codec.read(tuple[int, ...], seeds, "sweep.seeds")
         if len(set(found)) < len(found):
             raise ConfigError(f"seeds = {list(found)}", "each seed once")
@@ -278,7 +274,13 @@ class Sweep:
     def _solved(self, changes: Changes, seed: Changes) -> Config:
         """Return one run's configuration, with its noise solved for the epsilon of the setting where it has one."""
         rest = {key: value for key, value in changes.items() if key != EPSILON}
-        table, epsilon = self._with_recipe(rest), changes.get(EPSILON)
+        table, epsilon = dict(self.table), changes.get(EPSILON)
+        name, recipe = changes.get("recipe.name"), self.table.get("recipe", {})
+        if name is not None and isinstance(recipe, Mapping):  # of the common keys, those that this recipe takes
+            names = [given if isinstance(given, str) else given["name"] for given in self.spec.recipe]
+            known = frozenset().union(*map(_takes, names))  # a key that no recipe takes is refused by its name
+            own = {key: value for key, value in recipe.items() if key in _takes(name) or key not in known}
+            table["recipe"] = {**own, "name": name}
         if epsilon is None:
             return parse(overridden(table, {**rest, **seed}))
         takes, delta = _takes(str(table.get("recipe", {}).get("name"))), table.get("privacy", {}).get("delta")
@@ -294,16 +296,6 @@ class Sweep:
         if key not in self._plans:
             self._plans[key] = solve(made, epsilon=epsilon)
         return replace(made, plan=self._plans[key])
-
-    def _with_recipe(self, changes: Changes) -> dict[str, Any]:
-        """Return the table with the setting's recipe, and of the common keys those that this recipe takes."""
-        name, recipe = changes.get("recipe.name"), self.table.get("recipe", {})
-        if name is None or not isinstance(recipe, Mapping):
-            return dict(self.table)
-        names = [given if isinstance(given, str) else given["name"] for given in self.spec.recipe]
-        known = frozenset().union(*map(_takes, names))  # a key that no recipe takes stays, and is refused by its name
-        kept = {key: value for key, value in recipe.items() if key in _takes(name) or key not in known}
-        return {**self.table, "recipe": {**kept, "name": name}}
 
     @property
     def data(self) -> tuple[str, str]:

@@ -58,28 +58,17 @@ def explain(made: dict[str, Any]) -> tuple[dict[str, Any], str]:
     return found, "\n\n".join([str(found["cost"]), str(found["chosen"]), *blocks])
 
 
-# ---- the figure ------------------------------------------------------------------------------------------------------
-
-
 def draw(rows: Sequence[Row], metric: str, chosen_by: str, path: Path) -> None:
-    """Write `path`.png and `path`.svg: curves, every setting with its interval, the metric against numeric keys.
-
-    The list of settings is the legend of the curves.
-    """
+    """Write `path`.png and `path`.svg: curves, and every setting with its interval as the curves' legend."""
     from matplotlib.figure import Figure
 
     keys, finite = varying_keys(rows), [row for row in sort_rows(rows, metric) if row.finite]
-    numeric = len(keys) <= 2 and all(isinstance(row.settings.get(key), int | float) for key in keys for row in rows)
-    against, curves = keys if numeric else [], any(len(row.band()) > 1 for row in finite)
-    count, height = 1 + curves + len(against), 0.22 * min(len(finite), LISTED) + 2.8
-    figure = Figure(figsize=(4.8 * count, height), layout="constrained")
-    panels = list(figure.subplots(1, count, squeeze=False)[0])
+    curves = any(len(row.band()) > 1 for row in finite)
+    figure = Figure(figsize=(4.8 * (1 + curves), 0.22 * min(len(finite), LISTED) + 2.8), layout="constrained")
+    panels = list(figure.subplots(1, 1 + curves, squeeze=False)[0])
     if curves:
-        plot_chart(panels.pop(0), _curves(finite[:MAX_SERIES], metric))
-    settings, *others = panels
-    _list(settings, finite[:LISTED], keys, metric)
-    for axes, key in zip(others, against, strict=True):
-        _against(axes, finite, key, keys, metric)
+        plot_chart(panels[0], _curves(finite[:MAX_SERIES], metric))
+    _list(panels[-1], finite[:LISTED], keys, metric)
     interval = "; bands and bars are 95% intervals over seeds" if len(rows[0].seeds) > 2 else ""
     figure.supxlabel(f"{metric} on {chosen_by}{interval}", fontsize="x-small", color=LIGHT["quiet"])
     save_figure(figure, path.with_suffix(".png"))
@@ -87,8 +76,6 @@ def draw(rows: Sequence[Row], metric: str, chosen_by: str, path: Path) -> None:
 
 def _list(axes: Any, rows: Sequence[Row], keys: Sequence[str], metric: str) -> None:
     """Plot the metric of every setting with its interval, the best on top, in the colours of the curves."""
-    colours = [LIGHT[SERIES[place]] if place < MAX_SERIES else LIGHT["quiet"] for place in range(len(rows))]
-    """The metric of every setting with its interval, the best on top, in the colours of the curves."""
     colours = [LIGHT[SERIES[place]] if place < MAX_SERIES else LIGHT["quiet"] for place in range(len(rows))]
     for place, (row, colour) in enumerate(zip(rows, colours, strict=True)):
         if (found := row.estimate) is not None:
@@ -112,23 +99,3 @@ def _curves(rows: Sequence[Row], metric: str) -> Chart:
         low, high = (tuple(m + sign * w for m, w in zip(means, widths, strict=True)) for sign in (-1, 1))
         found += [Series("", rounds, low, tone, "band", high), Series("", rounds, means, tone)]
     return Chart("curves", metric, f"{metric} by round", Axis("round", whole=True), metric_axis(metric), tuple(found))
-
-
-def _against(axes: Any, rows: Sequence[Row], key: str, keys: Sequence[str], metric: str) -> None:
-    """Plot the metric against one key, with intervals; one line for every value of the other key."""
-    others, lines = [other for other in keys if other != key], dict[str, list[Row]]()
-    for row in sorted(rows, key=lambda row: float(row.settings[key])):
-        lines.setdefault(row.label(others) if others else "", []).append(row)
-    for tone, (name, line) in enumerate(lines.items()):
-        found = [row.estimate for row in line if row.estimate is not None]
-        at, colour = [float(row.settings[key]) for row in line], LIGHT[SERIES[tone % MAX_SERIES]]
-        bars = [one.half_width or 0.0 for one in found]
-        axes.errorbar(at, [one.mean for one in found], bars, marker="o", ms=4, capsize=3, color=colour, label=name)
-    values = sorted({float(row.settings[key]) for row in rows})
-    axes.set_xscale("log" if values[0] > 0 and values[-1] >= 8 * values[0] else "linear")
-    axes.set_xticks(values, [f"{value:g}" for value in values])
-    axes.minorticks_off()
-    axes.set(xlabel=key.removeprefix("recipe."), ylabel=metric)
-    axes.grid(axis="y", color=LIGHT["rule"], lw=0.8)
-    if others:
-        axes.legend(fontsize="small", frameon=False)
