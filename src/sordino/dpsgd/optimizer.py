@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts, Loop, OwnCode
 from sordino.data import lineage
-from sordino.data.initial_weights import declared_frozen
+from sordino.data.lineage import declared_frozen
 from sordino.dpsgd import account as accounts
 from sordino.dpsgd.loader import InputCheck, PendingBatch
 from sordino.dpsgd.own_code import LossCheck, RecordLoss, stale_code

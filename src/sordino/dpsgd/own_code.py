@@ -31,7 +31,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sordino import codec
-from sordino.data.named_fields import is_causal
+from sordino.data.clients import is_causal
 from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.rule_table import each_record
 from sordino.dpsgd.settings import Reduction
