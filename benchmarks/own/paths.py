@@ -121,10 +121,6 @@ def rows(turns: int) -> None:
             (f"{name}: vmap, one at a time", fed, own, ManyClients, OneClient, 40, True, False),
             (f"{name} silos: dense, vmap", silo, own, DenseClients, ManyClients, 40, True, True),
         ]
-    for channels, side in (((1, 33, 57), 28), ((3, 33, 57), 32), ((1, 37, 45), 28), ((3, 45, 91), 32)):
-        own = cnn(channels, 5, side)
-        plain: Make = lambda given: OneClient(given, False)  # noqa: E731
-        cases.append((f"CNN {channels}, 5 x 5, {side}: Winograd, torch", averaging(1, 32), own, OneClient, plain, 1, False, False))
     own = cnn((1, 19, 37), 5, 28)
     cases.append(("CNN silo: one pass, each record alone", silos(1, 32, 96), own, OneClient, each_alone, 1, False, False))
     for name, plan, own, fast, slow, clients, batched, other in cases:

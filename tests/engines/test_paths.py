@@ -68,7 +68,7 @@ def test_every_way_computes_the_same_gradient() -> None:
     batch = next(iter(InProcess().prepare(plan(), data, Seeded(0)).reader.batches(torch.tensor([0]).numpy(), [ROWS])))
     found: list[Tensor] = []
     for way in (PATHS[0], PATHS[2], PATHS[3]):
-        ours = way.make(data, paths.Settings(True, Seeded(0)))
+        ours = way.make(data, paths.Settings(Seeded(0)))
         start = ours.place(w[0], 1)
         found.append(ours.gradient(start, batch).clone())
     assert all(torch.allclose(found[0], other, atol=1e-6) for other in found)

@@ -16,7 +16,7 @@ from sordino.engines.batches import Reader, chunks
 from sordino.engines.checks import leak_check_of
 from sordino.engines.client_state import ClientStates, States, of_updates
 from sordino.engines.objectives import OneClient
-from sordino.engines.paths import ExecutionPath, Path, Settings, choose_path, compiled, winograd
+from sordino.engines.paths import ExecutionPath, Path, Settings, choose_path
 from sordino.errors import ConfigError, PlanError
 from sordino.kernels import tune_allocator
 from sordino.parts.clipping import row_norms
@@ -39,7 +39,6 @@ class InProcess(Engine):
     path: Path | None = None
     chunk: int | None = None
     device: str = "cpu"  # where clients train; the server's noise and step stay on the CPU
-    winograd: bool = True  # wide 5 x 5 convolutions with fewer products, where clients go one at a time on a CPU
     own_noise: bool = False  # every client draws its own noise, as in a deployment; else all of it in one go
 
     @property
@@ -54,7 +53,7 @@ class InProcess(Engine):
         chunk = self.chunk or (max(1, min(64, ROW_BYTES // (24 * task.layout.size))) if way.path == "batched" else 1)
         if way.path == "sequential" and chunk != 1:
             raise PlanError("engine", f"chunk = {chunk} on the sequential path", "chunk = 1")
-        return InProcessWorker(plan, task, streams, way, chunk, self.winograd, self.own_noise)
+        return InProcessWorker(plan, task, streams, way, chunk, self.own_noise)
 
 
 def known_device(name: str) -> torch.device:
@@ -72,12 +71,11 @@ class InProcessWorker(Worker):
     """The engine, ready for one plan on one task; rows are folded into the sum chunk by chunk."""
 
     def __init__(
-        self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, winograd: bool = True,
-        own_noise: bool = False,
-    ) -> None:  # fmt: skip
+        self, plan: Plan, task: Task, streams: Streams, way: ExecutionPath, chunk: int, own_noise: bool = False
+    ) -> None:
         self.plan, self.task, self.streams, self.way = plan, task, streams, way
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
-        self.objective: Objective = way.make(task, Settings(winograd, streams, plan.local.any_order))
+        self.objective: Objective = way.make(task, Settings(streams, plan.local.any_order))
         self.reader = Reader(task.clients, task.device)
         self.noisy = isinstance(plan.bound, AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
@@ -89,8 +87,7 @@ class InProcessWorker(Worker):
         gradient = type(self.objective).__name__
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "gradient": gradient}
         header |= {"chunk": self.chunk, "device": str(self.device), "malloc": tune_allocator()}
-        loops = "compiled" if compiled(self.objective) else "torch"
-        header |= {"loops": loops, "winograd": winograd(self.objective)}
+        header["loops"] = "compiled" if getattr(self.objective, "kernel", False) else "torch"
         return {**header, **self.task.program.of(self.plan.unit).header}
 
     def collect(self, job: ClientJob) -> Collected:

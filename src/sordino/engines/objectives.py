@@ -15,7 +15,6 @@ from sordino.dpsgd import ClippedGradient
 from sordino.dpsgd.batch_independence import has_mixing_layer
 from sordino.dpsgd.state_guard import StateGuard
 from sordino.engines.dense_clients import Copies
-from sordino.engines.winograd import accelerate
 from sordino.layout import Layout
 from sordino.parts.clipping import FEW, factors, row_norms
 from sordino.parts.gradients import Ball, Batch, Moreau
@@ -32,16 +31,13 @@ class OneClient:
     With `any_order`, convolutions lie channels last in the row: how a CPU convolves fastest.
     """
 
-    def __init__(
-        self, task: Task, winograd: bool = True, coins: np.random.Generator | None = None, any_order: bool = True
-    ) -> None:
+    def __init__(self, task: Task, coins: np.random.Generator | None = None, any_order: bool = True) -> None:
         self.layout, self.program = task.layout, task.program
         self.model, self.losses = self.program.running().train(), self.program.losses
         self.row = torch.empty(1, self.layout.size, device=task.device)
         self.slope = torch.zeros(1, self.layout.size, device=task.device)
         self.any_order = any_order
         self.layout.bind(self.model, self.row[0], self.slope[0], channels_last=any_order)
-        self.winograd = accelerate(self.model) if winograd else 0
         self.records: RecordSums | None = None
         self.fast = ClippedGradient(self.model, self.losses, coins) if one_pass(task) else None
         self.compared = self.program.trusted  # whether the fast sum was compared with `RecordSums` on made-up records

@@ -11,7 +11,6 @@ Inside a path, by conditions that stand where they are computed:
 |---|---|---|---|
 | compiled loops (kernels/linear.py) | LinearClients | numba, float32 records on a CPU, a shipped loss | 1.36 |
 | one backward pass for all records (dpsgd/) | OneClient | an L2 clip, no layer that mixes records | 3.3 (MNIST CNN) |
-| Winograd (engines/winograd.py) | OneClient | numba, 5 x 5 convolutions of 32 channels or more on a CPU | 1.1 to 1.3 |
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ NOMINAL = 32  # records of a step, for the rule above, where the plan does not s
 class Settings:
     """Options of the engine that a path is built with."""
 
-    winograd: bool
     streams: Streams
     any_order: bool = True  # whether the plan's local solver treats all coordinates alike
 
@@ -99,23 +97,12 @@ PATHS = (
     ExecutionPath(
         "sequential",
         lambda plan, task: True,
-        lambda task, asked: OneClient(task, asked.winograd, asked.streams.at(0, "mixing"), asked.any_order),
+        lambda task, asked: OneClient(task, asked.streams.at(0, "mixing"), asked.any_order),
         "whatever torch can run: recurrence, buffers, dropout, large convolutions",
         "1: the others are measured against it",
         anywhere=True,
     ),
 )
-
-
-def compiled(objective: Objective) -> bool:
-    """Whether compiled loops run in an objective."""
-    linear = isinstance(objective, LinearClients) and objective.kernel
-    return linear or winograd(objective) > 0
-
-
-def winograd(objective: Objective) -> int:
-    """How many convolutions of an objective run by Winograd's method."""
-    return objective.winograd if isinstance(objective, OneClient) else 0
 
 
 def can_batch(task: Task) -> bool:
