@@ -1,4 +1,4 @@
-"""What each way of computing clients gains: the table of sordino/engines/paths.py, measured on this machine.
+"""What each way of computing clients gains: the table of sordino/engines/objectives.py, measured on this machine.
 
 CPU seconds of one round of local work by one way over those by another, taken in turns, the least of several.
 """
@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.data.clients import Clients, Records
-from sordino.engines.dense_clients import DenseClients
+from sordino.engines.dense_clients import DenseClients, LinearClients
 from sordino.engines.inprocess import InProcessWorker
-from sordino.engines.linear_clients import LinearClients
-from sordino.engines.objectives import ManyClients, OneClient
-from sordino.engines.paths import PATHS, ExecutionPath
+from sordino.engines.objectives import PATHS, ExecutionPath, ManyClients, OneClient
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Objective
 from sordino.parts.record_samplers import FixedRecords

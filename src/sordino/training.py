@@ -30,9 +30,8 @@ from sordino.data import lineage
 from sordino.data.metrics import FunctionMetric as GivenMetric
 from sordino.data.metrics import MetricFunction, metrics_of
 from sordino.dpsgd.account import ledger_path
-from sordino.engines.base import Engine
-from sordino.engines.prepare import BEFORE, known, scaled
-from sordino.engines.registry import engine_named
+from sordino.engines.base import Engine, engine_named
+from sordino.engines.checks import BEFORE, released_histograms, scaled
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
@@ -132,7 +131,7 @@ class Result:
         if task.waiting and self.path:  # columns scaled by what the run has released of them
             task = execution.with_released_columns(task, self.path)
         elif task.waiting:
-            task = scaled(task, known(self._kept()[1]))
+            task = scaled(task, released_histograms(self._kept()[1]))
         if layer == "canaries":
             return auditing.of_canaries(replace(plan, prepare=()), task, facts.delta)
         held = copy.deepcopy(task.model)

@@ -20,7 +20,7 @@ import torch
 from tests.deploy import hospitals
 
 from sordino.config import Config, load_config
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.federation.silo_service import model_hash, silo_service_of
 from sordino.federation.silo_worker import SiloSpec, silo_task
 from sordino.ledger.entries import JobEntry

@@ -14,9 +14,8 @@ from tests.engines.wires import Wires, lost
 from sordino.accounting import accountant
 from sordino.config import Config, parse
 from sordino.engines.base import Receipt
-from sordino.engines.jobs import Job
-from sordino.engines.remote import Remote
-from sordino.engines.replies import InMemoryReplyStore, Silo
+from sordino.engines.messages import Job
+from sordino.engines.remote import InMemoryReplyStore, Remote, Silo
 from sordino.errors import BudgetError, CertificateError, QuorumError
 from sordino.loop import RoundReceipts
 from sordino.outcome import spent

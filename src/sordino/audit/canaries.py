@@ -243,7 +243,7 @@ class _Alone(InProcessWorker):
     def _one(self, clients: NDArray[np.int64], job: ClientJob) -> Tensor:
         rows = self.solve(clients, job.public, job.start)
         slopes = self._slopes(clients, job) if self.slopes else None
-        return self._encode(rows.nan_to_num(0.0, 0.0, 0.0), job, slopes)
+        return self.encode(rows.nan_to_num(0.0, 0.0, 0.0), job, slopes)
 
 
 def _alone(plan: Plan, task: Task) -> _Alone:

@@ -26,8 +26,8 @@ from sordino.audit.tradeoff import Limit, Rates, at_least_zero, not_finite, sepa
 from sordino.audit.trial_rounds import shrink_clients, shrink_local, shrink_release
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import Collected
+from sordino.engines.checks import noised_histogram
 from sordino.engines.inprocess import InProcess, InProcessWorker
-from sordino.engines.prepare import noised_total
 from sordino.loop import noised_mean
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.preparation import Preparation, Values
@@ -228,7 +228,7 @@ def audit_preparation(
     trials: int = 200_000,
     alpha: float = 1e-3,
     seed: int = 0,
-    release: Release = noised_total,
+    release: Release = noised_histogram,
 ) -> Proved:
     """One unit's values are all low, or all high; or, where a unit is taken away, all low or not there.
 

@@ -19,7 +19,7 @@ from sordino.audit.trial_rounds import FAR, shrink_plan
 from sordino.data.clients import Clients, Records
 from sordino.engines.base import ClientJob, Worker
 from sordino.engines.inprocess import InProcess, public_update
-from sordino.engines.paths import Path
+from sordino.engines.objectives import Path
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Seeded

@@ -60,7 +60,7 @@ def run(
     if own:
         bring(own)
     from sordino.config import load_config
-    from sordino.engines.registry import engine_named
+    from sordino.engines.base import engine_named
     from sordino.runs.execution import execute
 
     config = load_config(file, changed(values, seed))

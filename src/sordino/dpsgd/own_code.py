@@ -25,7 +25,7 @@ from sordino.graph.capture import RECORDS
 from sordino.graph.captured import flat, synthetic_batch
 from sordino.graph.tracing import Function
 from sordino.parts.losses import keeps_apart, loss_of
-from sordino.rng import global_coins, standing_at
+from sordino.rng import at_global_rng_state, global_rng_state
 
 Transforms = Callable[[Any], Any]
 PerRecord = Callable[..., Tensor]  # (output, *targets) -> one value per record [b]
@@ -148,7 +148,7 @@ class RecordLoss(TracedFunction):
         super().__init__(loss, own_code)
         self.loss, self.known = loss, known
         self.compared = False  # with its value for a whole batch, where it has no graph
-        self.rng_state = global_coins()
+        self.rng_state = global_rng_state()
         self.slopes: list[tuple[Tensor, Tensor]] = []  # at each output: what arrived, and what is due
 
     def __call__(
@@ -223,7 +223,7 @@ class RecordLoss(TracedFunction):
     @torch.no_grad()
     def _value_of(self, record: tuple[Any, ...]) -> Tensor:
         """The loss of one record, with frozen random numbers."""
-        with frozen_rng(), standing_at(self.rng_state):
+        with frozen_rng(), at_global_rng_state(self.rng_state):
             return self.loss(*record).detach().clone()
 
     def _expect(self, leaf: Tensor, due: Tensor) -> None:

@@ -22,10 +22,9 @@ import torch
 
 from sordino import codec
 from sordino.engines.base import ClientJob
-from sordino.engines.frames import count
 from sordino.engines.inprocess import InProcessWorker
-from sordino.engines.jobs import Job
-from sordino.engines.replies import worker_of
+from sordino.engines.messages import Job, count
+from sordino.engines.remote import worker_of
 from sordino.errors import BudgetError, DataError, UserError, brief_repr, shorten
 from sordino.federation.flower_api import flower
 from sordino.federation.secagg_messages import (

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sordino.engines.base import ClientJob, Collected
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.engines.remote import Remote, RemoteWorker
 from sordino.errors import DataError, QuorumError
 from sordino.federation.flower_api import flower

@@ -16,8 +16,8 @@ from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.certificate.facts import OwnCode
 from sordino.config import Config, load_config
-from sordino.engines.jobs import Job
-from sordino.engines.replies import InMemoryReplyStore, Silo
+from sordino.engines.messages import Job
+from sordino.engines.remote import InMemoryReplyStore, Silo
 from sordino.errors import ConfigError
 from sordino.federation.flower_api import Node, installed
 from sordino.federation.secagg_client import SecAggClient

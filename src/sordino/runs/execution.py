@@ -22,8 +22,8 @@ from sordino.config import Config
 from sordino.data import lineage
 from sordino.data.named_fields import unwrapped_model
 from sordino.engines.base import Engine
+from sordino.engines.checks import column_scales, released_histograms, scaled
 from sordino.engines.inprocess import InProcess
-from sordino.engines.prepare import known, said, scaled
 from sordino.errors import BudgetError, StorageError
 from sordino.loop import check
 from sordino.models import InMemoryModel
@@ -90,7 +90,7 @@ def execute(
             start = RunStart(writer)
         held.enter_context(_enough_memory())
         if config.privacy.ledger is not None:
-            prepares = start.state is None or not known(start.state)
+            prepares = start.state is None or not released_histograms(start.state)
             t = 0 if start.state is None else start.state.t
             admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
             writer.admission = held.enter_context(admitted)
@@ -153,7 +153,7 @@ def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
 
 def write_preparations(path: Path, task: Task, state: State) -> None:
     """The noised histograms of columns, released before round 1: new rows are scaled by them as the model's were."""
-    durable_files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
+    durable_files.write(path / PREPARED, json.dumps(column_scales(task, state), indent=1).encode() + b"\n")
 
 
 def with_released_columns(task: Task, folder: Path) -> Task:

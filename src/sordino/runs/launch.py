@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sordino.engines.rank_environment import MEETING, is_rank, is_watched
 from sordino.errors import ConfigError, RankError, Stopped
+from sordino.version import RANK, RENDEZVOUS
 
 FAILED, LOST = 3, 4  # exit codes of a rank: its own failure, and that of another
 OWN = (0, 1, 2, 130)  # exit codes of rank 0 that are the run's
@@ -41,7 +41,7 @@ class EngineChoice:
 
 def choose_engine(engine: str | None, workers: int | None) -> EngineChoice:
     """Read --engine and --workers beside what torchrun says; refuse what contradicts itself."""
-    rank = is_rank()
+    rank = os.environ.keys() >= RANK
     if rank and workers is not None:
         found = f"--workers {workers} in a process that torchrun started"
         raise ConfigError(found, "one of them", "drop --workers: torchrun's --nproc-per-node says how many")
@@ -64,8 +64,8 @@ def stop_signals() -> Iterator[None]:
 
     Whoever ignores a signal (nohup) still does. Ranks are left alone: their watcher, or torchrun, speaks for them.
     """
-    main = threading.current_thread() is threading.main_thread()
-    asked = [one for one in ENDS if main and not is_rank() and signal.getsignal(one) not in (signal.SIG_IGN, None)]
+    alone = threading.current_thread() is threading.main_thread() and not os.environ.keys() >= RANK
+    asked = [one for one in ENDS if alone and signal.getsignal(one) not in (signal.SIG_IGN, None)]
     before = [(one, signal.signal(one, _stopped)) for one in asked]
     try:
         yield
@@ -107,7 +107,7 @@ def rendezvous_folder() -> Iterator[Path]:
 
 def _environment(folder: Path, rank: int, workers: int, threads: int) -> dict[str, str]:
     """One rank's own; the ranks meet in a file, so no port can be taken, and listen on the loopback only."""
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), MEETING: f"file://{folder}/meet"}
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), RENDEZVOUS: f"file://{folder}/meet"}
     own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     local = {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
@@ -181,12 +181,12 @@ def _how(code: int) -> str:
 
 def exit_code(error: RankError) -> int:
     """3; but a rank tells its watcher that it was another's failure, not its own."""
-    return LOST if error.lost and is_watched() else FAILED
+    return LOST if error.lost and RENDEZVOUS in os.environ else FAILED
 
 
 def follow_watcher() -> None:
     """In a rank: end with the watcher; an interrupt from the keyboard is for rank 0 and it, a hangup for it alone."""
-    if not is_watched():
+    if RENDEZVOUS not in os.environ:
         return
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=_until_alone, daemon=True).start()
