@@ -155,7 +155,7 @@ class Plan(_Cache):
             raise PlanError("records", found, "no encode steps", "drop them: the bound is the solver's")
 
     def _check_steps(self) -> None:
-        """Refuse denoising without a known noise level, sparsity of messages that are no updates, double preparations."""
+        """Refuse denoising of unknown noise, sparsity of messages that are no updates, two preparations of a column."""
         asking = [step for step in self.postprocess if step.needs_noise]
         if asking and isinstance(self.bound, AlreadyPrivate):
             found = f"{asking[0].kind} on messages whose noise went through local steps"
