@@ -276,7 +276,7 @@ def _in_memory(config: Config, task: Task, engine: Engine, show: OnRound | None)
     execution.attach_lineage(model, config, before)
     early = stop.words if stop is not None and len(set(notes.rounds)) < plan.rounds else ""
     known = Facts(config.delta, config.privacy.noise, 0, model=outcome.model_digest(model), early=early, **config.facts)
-    known = replace(known, public=outcome.declared_public(task), environment=(versions(),), in_memory=True)
+    known = replace(known, public=task.declared_public, environment=(versions(),), in_memory=True)
     known = replace(known, utility=outcome.last_figures(notes.history), prepared=notes.prepared, earlier=before)
     known = replace(known, own_code=OwnCode.of_headers([header for _, header in notes.engine]))
     facts = outcome.facts_of_charges(plan, notes.rounds, notes.cohorts, known, notes.settled)

@@ -11,7 +11,6 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError, DataError
 from sordino.models import InMemoryModel
-from sordino.outcome import declared_public
 from sordino.runs import charge_log, checkpoint, receipts
 from sordino.runs.charge_log import PrefixHash
 from sordino.runs.checkpoint import Checkpoint, software
@@ -64,7 +63,7 @@ def _check_same(folder: RunFolder, header: Header, config: Config, task: Task) -
         needed = "one version for a whole run: another may draw or account otherwise"
         raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start anew in another --out")
     changed = folder.fingerprint(header).changed(task)
-    if not changed and declared_public(task) != header.public:
+    if not changed and task.declared_public != header.public:
         changed = ["what is declared public of them, or the weights that are not trained"]
     if changed:
         found = f"other data than {path} was started with: {', '.join(changed)}"

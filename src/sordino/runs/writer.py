@@ -26,7 +26,7 @@ from sordino.config import Config
 from sordino.engines.base import Receipt
 from sordino.errors import BudgetError, ConfigError, StorageError
 from sordino.loop import RoundReceipts
-from sordino.outcome import declared_public, releasable
+from sordino.outcome import releasable
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
@@ -187,7 +187,7 @@ def _fill(made: Path, config: Config, task: Task, earlier: tuple[EarlierRun, ...
     """Everything that a run needs to be continued, with no round done."""
     data, plan = Fingerprint.of(task).to_bytes(), codec.to_toml(config).encode()
     hashes = codec.digest(config), digest(plan), digest(data)
-    header = Header(run, *hashes, declared_public(task), software(config), earlier)
+    header = Header(run, *hashes, task.declared_public, software(config), earlier)
     durable_files.write(made / "checkpoint" / "data.json", data, durable_files.PRIVATE)
     durable_files.write(made / "checkpoint" / "charged", b"", durable_files.PRIVATE)
     durable_files.write(made / "plan.toml", plan)

@@ -33,7 +33,6 @@ from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
-from sordino.outcome import declared_public
 from sordino.report.aggregate import better, choose_metric, value_text
 from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
@@ -70,7 +69,7 @@ class PrivateTuning:
     def selection(self) -> Selection:
         """How the released run was selected: on its certificate."""
         config = self.sweep.config({})
-        rows = [one for one in declared_public(config.build()) if "rows" in one.what]
+        rows = [one for one in config.build().declared_public if "rows" in one.what]
         by = f"{self.metric} on " + " and ".join(f"{one.rows} {one.what}" for one in rows)
         return Selection(id=self.id, trials=self.trials, over=tuple(axis.key for axis in self.space), by=by)
 
@@ -203,7 +202,7 @@ def _released(tuning: PrivateTuning, changes: Changes, done: Executed) -> dict[s
     """What is released: the best run, its score on rows that chose, and its metric on rows that did not."""
     config, metric = tuning.sweep.config(changes, validation=False), tuning.metric
     task = config.build()
-    rows = " and ".join(f"{one.rows} {one.what}" for one in declared_public(task) if "rows" in one.what)
+    rows = " and ".join(f"{one.rows} {one.what}" for one in task.declared_public if "rows" in one.what)
     return {
         "out": str(done.path),
         "metric": metric,

@@ -31,7 +31,7 @@ from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import CertificateError, ConfigError
-from sordino.outcome import declared_public, load_weights
+from sordino.outcome import load_weights
 from sordino.report import aggregate
 from sordino.report.aggregate import Estimate, Row
 from sordino.runs import admission
@@ -160,7 +160,7 @@ class SweepFolder:
         run, found = self.stored[0].run, {}
         for name, choosing in (("chosen_by", True), ("reported_on", False)):
             task = self.sweep.config(run.changes, run.seed, validation=choosing).build()
-            public = [one for one in declared_public(task) if "rows" in one.what]
+            public = [one for one in task.declared_public if "rows" in one.what]
             found[name] = " and ".join(f"{one.rows} {one.what} (declared public by {one.by})" for one in public)
         return found
 

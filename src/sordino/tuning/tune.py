@@ -20,7 +20,6 @@ from sordino.certificate.facts import Declared
 from sordino.codec import durable_files
 from sordino.errors import ConfigError, PlanError, UnreachableError
 from sordino.loop import run
-from sordino.outcome import declared_public
 from sordino.parts.schedules import scaled
 from sordino.plan import Plan
 from sordino.recipes.client_side import local_steps
@@ -173,7 +172,7 @@ def tune(
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "at least 1")
-    cost = privacy_cost(plan, task, source, declared_public(task) if public is None else public)
+    cost = privacy_cost(plan, task, source, task.declared_public if public is None else public)
     tasks = [tuning_task(plan, task, source, seed + trial) for trial in range(seeds)]
     rule, first = first_guess(plan)
     search = _Search(plan, tasks, epsilon, delta, silos, dict(done or {}), progress, on_trial)
