@@ -40,7 +40,7 @@ AnyLoss = str | Loss | LossFunction  # a kind, a part, or (outputs, targets) -> 
 
 @dataclass(frozen=True)
 class PublicSource:
-    """Origin of public test rows, for the certificate: their name, who declares them, and `values` that encode records."""
+    """Origin of public test rows for the certificate: name, who declares them public, `values` that encode records."""
 
     rows: str = "test rows"
     by: str = "the caller: test of the task"

@@ -191,7 +191,7 @@ class LeakCheck:
         if self.reference and (now or self.trusted) and not relative_distance(self.reference, now) <= SAME:
             found = "a model or a loss whose output for a synthetic record has changed since the first round"
             needed = (
-                "code that keeps nothing of the records it saw, else it is in the next client's message, without noise"
+                "code that remembers nothing of its records, else they are in the next client's message without noise"
             )
             fix = (
                 "keep what is counted, averaged or scheduled out of model and loss (a graph stays as it was captured), "
