@@ -29,16 +29,16 @@ from sordino.data.clients import Records
 from sordino.data.columns import scale_columns
 from sordino.data.named_fields import NamedFieldsModel
 from sordino.dpsgd.batch_independence import FEW, SAME, BatchPass, IndependenceChecks, frozen_rng, relative_distance
-from sordino.dpsgd.tape import UnrecordableError
+from sordino.dpsgd.pieces import UnrecordableError
 from sordino.engines.objectives import ManyClients, can_batch
 from sordino.errors import DataError, PlanError
 from sordino.layout import Layout, copied
 from sordino.parts.encoding import Public
 from sordino.parts.gradients import Ball, Batch
 from sordino.parts.local_solvers import LocalSolver
-from sordino.parts.preparation import Preparation, Values
+from sordino.parts.mechanisms import Preparation, Values
 from sordino.parts.record_samplers import RecordSampler
-from sordino.parts.release_base import on_grid
+from sordino.parts.releases import on_grid
 from sordino.plan import PREPARED, Plan, State
 from sordino.rng import Seeded, Streams, at_global_rng_state, global_rng_state
 from sordino.task import Task

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sordino import codec
-from sordino.codec import plugins
 from sordino.errors import DataError, UserError, brief_repr, shorten
 from sordino.parts.encoding import Public
 from sordino.parts.samplers import Cohort
@@ -269,7 +268,7 @@ def read_plan(written: str) -> Plan:
     from sordino import recipes
 
     assert recipes.RECIPES  # the import registers every shipped part
-    plugins.load()
+    codec.load_plugins()
     table = json.loads(written)
     codec.check_plain(table)
     found: Plan = codec.read(Plan, table)

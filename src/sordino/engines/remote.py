@@ -128,7 +128,7 @@ class RemoteWorker(Worker):
         """Ask every client of the population whether it takes part; a refusal ends the run before any computation."""
         wanted = {client: self._job(client) for client in range(self.plan.clients.population)}
         least = min(self.engine.quorum, len(wanted))
-        heard = self._ask(wanted, lambda found: len(found.replies) >= least)
+        heard = self._ask_until(wanted, lambda found: len(found.replies) >= least)
         if heard.refused:
             client, why = min(heard.refused.items())
             raise EngineError(f"client {client}, which refuses this plan ({why})", "a plan that every policy allows")
@@ -144,10 +144,10 @@ class RemoteWorker(Worker):
             return self._sum(Answers(), {int(client): "not asked" for client in cohort})
         wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in cohort}
         least = min(self.engine.quorum, len(cohort))
-        heard = self._ask(wanted, lambda found: len(found.reported) >= least and release.accepts(len(found.reported)))
+        heard = self._ask_until(wanted, lambda found: len(found.reported) >= least and release.accepts(len(found.reported)))
         return self._sum(heard, heard.refused)
 
-    def _ask(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
+    def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
         """Send the same jobs to clients without an answer, at most `tries` times, until the answers are `enough`."""
         heard = Answers()
         for _ in range(self.engine.tries):

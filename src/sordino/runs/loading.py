@@ -12,7 +12,7 @@ from sordino import codec
 from sordino.codec import durable_files
 from sordino.dpsgd import loop_certificate
 from sordino.errors import ConfigError
-from sordino.report.subject import Last, Subject
+from sordino.report.comparison import Last, Subject
 from sordino.runs import checkpoint
 from sordino.runs.checkpoint import Checkpoint, TornError
 from sordino.runs.folder import RunFolder
