@@ -144,7 +144,9 @@ class RemoteWorker(Worker):
             return self._sum(Answers(), {int(client): "not asked" for client in cohort})
         wanted = {int(c): replace(self._job(int(c)), public=job.public, start=job.start) for c in cohort}
         least = min(self.engine.quorum, len(cohort))
-        heard = self._ask_until(wanted, lambda found: len(found.reported) >= least and release.accepts(len(found.reported)))
+        heard = self._ask_until(
+            wanted, lambda found: len(found.reported) >= least and release.accepts(len(found.reported))
+        )
         return self._sum(heard, heard.refused)
 
     def _ask_until(self, wanted: Mapping[int, Job], enough: Callable[[Answers], bool]) -> Answers:
