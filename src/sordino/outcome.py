@@ -118,11 +118,6 @@ def _asked_once(plan: Plan, rounds: list[int], cohorts: list[Cohort]) -> NDArray
     return np.bincount([client for _, client in asked], minlength=plan.clients.population)
 
 
-def spent(plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]) -> NDArray[np.int64]:
-    """Number of charges of each client by its receipts; without receipts, of rounds in which it was sampled."""
-    return count_charges(plan, rounds, cohorts, settled).total
-
-
 def count_charges(
     plan: Plan, rounds: list[int], cohorts: list[Cohort], settled: Sequence[RoundReceipts]
 ) -> ClientCharges:
