@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sordino.accounting.composition import repeated_rounds
 from sordino.certificate.facts import Facts
+from sordino.data.clients import unwrapped_model
 from sordino.data.lineage import file_metadata
-from sordino.data.named_fields import unwrapped_model
 from sordino.errors import DataError
 from sordino.ledger.charges import ClientCharges
 from sordino.loop import Round, RoundReceipts

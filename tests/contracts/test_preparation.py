@@ -253,7 +253,7 @@ def test_the_rounds_see_columns_scaled_and_imputed_by_the_release_alone(config: 
     ready, after = checks.prepare_columns(config.plan, task, Seeded(0), lambda t, _: charged.append(t), state)
     assert charged == [checks.BEFORE]
     (waiting,) = task.waiting
-    low, high = waiting._span(checks.released_histograms(after)["amount"])
+    low, high, _ = waiting._estimate(checks.released_histograms(after)["amount"])
     shares, x = task.clients.records.x[:, 0].double(), ready.clients.records.x[:, 0].double()
     there = shares >= 0
     assert torch.allclose(x[there], (2 * (shares[there] - low) / (high - low) - 1).clamp(-1, 1), atol=1e-5)

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from sordino.accounting.bounds import Bound
 from sordino.accounting.composition import has_curator
-from sordino.data.clients import Records
-from sordino.data.columns import scale_columns
-from sordino.data.named_fields import NamedFieldsModel
+from sordino.data.clients import NamedFieldsModel, Records
+from sordino.data.tables import scale_columns
 from sordino.dpsgd.batch_independence import FEW, SAME, BatchPass, IndependenceChecks, frozen_rng, relative_distance
 from sordino.dpsgd.pieces import UnrecordableError
 from sordino.engines.objectives import ManyClients, can_batch
