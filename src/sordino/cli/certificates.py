@@ -100,9 +100,9 @@ def put(file: Path, text: str) -> None:
 def certified(target: Path) -> dict[str, Any]:
     """The certificate of a run's folder or of a loop's file, if it is what the rest of it gives."""
     if target.is_file():
-        from sordino.dpsgd import loop_certificate
+        from sordino.dpsgd import account
 
-        return loop_certificate.certify(target).certificate
+        return account.certify(target).certificate
     from sordino.runs.folder import RunFolder
 
     return RunFolder.open(target).certify()
@@ -134,11 +134,11 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
 
 def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
     """The certificate, if it is what the rest of the folder or of the file gives; and what it follows from."""
-    from sordino.dpsgd import loop_certificate
+    from sordino.dpsgd import account
     from sordino.runs.folder import RunFolder
 
     if target.is_file():
-        found = loop_certificate.certify(target)
+        found = account.certify(target)
         return found.certificate, found.plan, found.facts
     folder = RunFolder.open(target)
     made, held = folder.certify(), folder.contents()
