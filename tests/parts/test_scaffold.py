@@ -32,7 +32,7 @@ from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 from sordino.runs.charge_log import PrefixHash
 from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.resume import check_noise
+from sordino.runs.execution import check_noise
 from sordino.task import Task
 from sordino_papers.grid import run_grid
 

@@ -24,7 +24,7 @@ def compare(
     bring(own)
     from sordino.report import comparison
     from sordino.report.text_table import bibtex as cite
-    from sordino.runs.loading import subjects
+    from sordino.runs.folder import subjects
     from sordino.tuning.sweep import with_runs
 
     runs, notes = with_runs(targets)
@@ -63,7 +63,7 @@ def report(
     bring(own)
     from sordino.report.data import collected
     from sordino.report.page import write
-    from sordino.runs.loading import subjects
+    from sordino.runs.folder import subjects
     from sordino.tuning.sweep import with_runs
 
     runs, notes = with_runs(targets)
@@ -89,7 +89,7 @@ def audit(
     import torch
 
     from sordino.audit import summary
-    from sordino.runs.loading import keep_audit
+    from sordino.runs.folder import keep_audit
 
     torch.set_num_threads(1)  # two that fight over a core are slower than one
     changes = changed(values, seed)

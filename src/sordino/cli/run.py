@@ -148,12 +148,12 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[dict[str, Any]], No
 
 def _plain(line: dict[str, Any], rounds: int) -> str:
     from sordino.outcome import DIAGNOSTIC
-    from sordino.runs.rounds import alarm
+    from sordino.runs.rounds import warnings
 
     figures = " ".join(f"{name}={line[name]:.4f}" for name in public(line))
     seconds = line.get(DIAGNOSTIC, {}).get("seconds")
     took = "" if seconds is None else f" {seconds:.2f}s"
-    return f"round {line['round']}/{rounds} {figures}{took}{alarm(line)}"
+    return f"round {line['round']}/{rounds} {figures}{took}{warnings(line)}"
 
 
 def public(line: dict[str, Any]) -> list[str]:

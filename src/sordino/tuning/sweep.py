@@ -109,7 +109,7 @@ class SweepFolder:
         if self.out.exists():
             raise ConfigError(f"{self.out}, which exists", "a new folder", "choose another --out, or add --resume")
         if self.charged and self.configs[0].privacy.ledger is not None:
-            admission.check_all_affordable(self.configs[0], sweep_cost.charges(self.configs))
+            admission.check_affordable(self.configs[0], sweep_cost.charges(self.configs))
         (self.out / RUNS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, header)
 
