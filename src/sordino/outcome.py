@@ -21,7 +21,7 @@ from sordino.data.initial_weights import declared_frozen
 from sordino.data.lineage import file_metadata
 from sordino.data.named_fields import unwrapped_model
 from sordino.errors import DataError
-from sordino.ledger.charges import ClientCharges
+from sordino.ledger.budget import ClientCharges
 from sordino.loop import Round, RoundReceipts
 from sordino.parts.samplers import NO_COINS, Cohort
 from sordino.plan import Plan, State

@@ -23,8 +23,8 @@ from sordino.config import Config, load_config
 from sordino.engines.jobs import Job
 from sordino.federation.silo_service import model_hash, silo_service_of
 from sordino.federation.silo_worker import SiloSpec, silo_task
-from sordino.ledger.entries import JobEntry
 from sordino.ledger.ledger import Ledger
+from sordino.ledger.totals import JobEntry
 
 KILLS, ROUNDS = 200, 40
 fork = multiprocessing.get_context("fork")

@@ -20,9 +20,8 @@ from sordino.accounting.profiles import upward
 from sordino.certificate.certificate_file import schema
 from sordino.config import load_config
 from sordino.errors import CertificateError, ConfigError
-from sordino.ledger.entries import Account, Run, RunEntry
 from sordino.ledger.ledger import Ledger
-from sordino.ledger.totals import Item, total
+from sordino.ledger.totals import Account, Item, Run, RunEntry, total
 from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder
 

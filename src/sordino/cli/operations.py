@@ -17,8 +17,8 @@ from sordino.cli.console import JsonFlag, Own, app, bring, say
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.ledger.entries import Entry
     from sordino.ledger.ledger import Statement
+    from sordino.ledger.totals import Entry
 
 
 ledger_app = typer.Typer(no_args_is_help=True, help="The budget of a data set over all runs.", rich_markup_mode=None)
@@ -72,8 +72,8 @@ def ledger_history(file: LedgerFile, dataset: Dataset, own: Own = None, as_json:
     """Every line of one data set: limits, runs and jobs, with the events that were charged."""
     bring(own)
     from sordino import codec
-    from sordino.ledger.entries import name_of
     from sordino.ledger.ledger import Ledger
+    from sordino.ledger.totals import name_of
 
     with Ledger.open(file) as ledger:
         found = ledger.history(dataset)
@@ -88,11 +88,10 @@ def ledger_backup(
     as_json: JsonFlag = False,
 ) -> None:
     """Copy a ledger, also while silos are served from it; nothing is charged to a backup."""
-    from sordino.ledger.backup import backup
     from sordino.ledger.ledger import Ledger
 
     with Ledger.open(file) as ledger:
-        head = backup(ledger, to)
+        head = ledger.backup(to)
     told = {"ledger": str(file), "backup": str(to), "lines": head.lines, "sha256": head.digest}
     say(as_json, told, f"{to}: {head.lines} lines of {file}, the last with sha256 {head.digest}")
 
@@ -104,7 +103,7 @@ def ledger_restore(
     as_json: JsonFlag = False,
 ) -> None:
     """Put a backup in the place of a ledger; if it lacks charges, every limit must be lowered before the next."""
-    from sordino.ledger.backup import restore
+    from sordino.ledger.ledger import restore
 
     lost = restore(backup, file)
     words = "nothing is missing" if lost == 0 else f"lost: {'nobody knows how many' if lost is None else lost} lines"
@@ -136,7 +135,7 @@ def _line(found: Statement) -> str:
 
 def _told(entry: Entry) -> str:
     from sordino.accounting.rounding import upto
-    from sordino.ledger.entries import LimitEntry, RestoreEntry, RoundEntry, RunEntry
+    from sordino.ledger.totals import LimitEntry, RestoreEntry, RoundEntry, RunEntry
 
     if isinstance(entry, LimitEntry):
         limit, most = entry.limit, f"epsilon {upto(entry.limit.epsilon, 6)}, delta {upto(entry.limit.delta, 6)}"

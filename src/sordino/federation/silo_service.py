@@ -24,7 +24,7 @@ from sordino.federation.secagg_client import SecAggClient
 from sordino.federation.secagg_messages import is_secagg
 from sordino.federation.silo_worker import SiloSpec, StatusPrinter, serve, silo_task
 from sordino.ledger import policy as policies
-from sordino.ledger.charges import SiloCost
+from sordino.ledger.budget import SiloCost
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Receipt
 from sordino.ledger.policy import Policy

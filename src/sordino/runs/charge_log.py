@@ -31,8 +31,7 @@ from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.engines.base import Receipt
 from sordino.errors import BudgetError, CertificateError
-from sordino.ledger.budget import Filter
-from sordino.ledger.charges import ClientCharges
+from sordino.ledger.budget import ClientCharges, Filter
 from sordino.loop import RoundReceipts
 from sordino.outcome import replay_charges
 from sordino.parts.samplers import NO_COINS, Cohort
