@@ -163,4 +163,4 @@ def test_a_newcomer_reads_few_functions_before_the_first_round(tmp_path: Path) -
     checks = {"check", "check_needs", "check_run", "check_prepared"}
     once = [name for name in found if name[1] in checks and found[name] > 1]
     assert once == []
-    assert ("runs/resume.py", "resumed") not in found
+    assert ("runs/execution.py", "resumed") not in found
