@@ -369,7 +369,7 @@ def tune(
     torch.set_num_threads(1)
     changes = changed(values, seed)
     if private:
-        number = tune_output.read_trials(trials, law, shape)
+        number = {"mean": trials, "law": law, "shape": shape}
         asked = tune_output.private_tuning(file, changes, over or [], number, epsilon or [], metric)
         return tune_output.run_private(asked, out, as_json)
     if over:

@@ -28,11 +28,11 @@ from sordino.loop import check
 from sordino.models import InMemoryModel
 from sordino.outcome import declared_public, final_model, model_bytes
 from sordino.plan import State
-from sordino.runs import admission, charge_log, checkpoint
+from sordino.runs import admission, charge_log
 from sordino.runs.charge_log import CHARGES, RECEIPTS, PrefixHash
 from sordino.runs.folder import PREPARED, Contents, RunFolder
 from sordino.runs.rounds import OnRound, RunStart, check_run, run_rounds, single_class_note
-from sordino.runs.writer import ENGINE, HISTORY, RunWriter, created, locked, software
+from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, RunWriter, created, latest, locked, software
 from sordino.task import Task
 from sordino.version import versions
 
@@ -194,7 +194,7 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         if (path / "certificate.json").exists():
             folder.certify()
         charge_log.check_second_copy(durable_files.read(folder.private / "charged"), held.log, at_rest=False)
-        last, why = checkpoint.latest(folder.private, held.log)
+        last, why = latest(folder.private, held.log)
         check_noise(config, held.log.rounds, 0 if last is None else last.state.t)
         bound = (PrefixHash(), PrefixHash()) if last is None else (last.history, last.engine)
         contents = []
@@ -206,7 +206,7 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         notes = _other_versions(engine)
         if last is not None and why:
             back = f"the run goes on from the one before it, after round {last.state.t}"
-            notes.insert(0, f"checkpoint/{checkpoint.STATE} {why}; {back}, and what is run again is charged again")
+            notes.insert(0, f"checkpoint/{STATE} {why}; {back}, and what is run again is charged again")
         _repair(folder, held, len(history), len(engine), why)
         writer = RunWriter(path, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
@@ -273,6 +273,6 @@ def _repair(folder: RunFolder, held: Contents, history: int, engine: int, why: s
     if paid is not None:
         durable_files.cut(path / RECEIPTS, len(charge_log.whole_lines(paid)))
     if why:
-        durable_files.move(private / checkpoint.BEFORE, private / checkpoint.STATE)
+        durable_files.move(private / BEFORE, private / STATE)
     for left in [*path.glob(f"*{durable_files.PARTIAL}"), *private.glob(f"*{durable_files.PARTIAL}")]:
         durable_files.remove(left)

@@ -39,8 +39,7 @@ from sordino.parts.samplers import Cohort
 from sordino.report.subject import Last, Subject
 from sordino.runs import admission, charge_log
 from sordino.runs.charge_log import CHARGES, RECEIPTS, ChargeLog, PrefixHash
-from sordino.runs.checkpoint import BEFORE, STATE, Checkpoint, TornError
-from sordino.runs.writer import ENGINE, HISTORY, Fingerprint, Header
+from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, Checkpoint, Fingerprint, Header, TornError
 
 PREPARED, AUDIT = "prepared.json", "audit.json"
 MEMORY = "in memory"  # engine.jsonl of a run that was written down after its end

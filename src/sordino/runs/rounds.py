@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sordino import codec
 from sordino.certificate.build import check_provable
@@ -21,24 +21,14 @@ from sordino.errors import BudgetError, CertificateError, ConfigError
 from sordino.ledger.budget import Filter
 from sordino.loop import Round, Tally, check, run
 from sordino.outcome import DIAGNOSTIC, history_line
-from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
 from sordino.task import Task
 
+if TYPE_CHECKING:
+    from sordino.runs.writer import RunWriter
+
 OnRound = Callable[[dict[str, Any]], None]
-
-
-class RunRecorder(Protocol):
-    """Where a run is recorded; a round is charged there before its noise is drawn."""
-
-    @property
-    def charged(self) -> int: ...  # number of charges
-    def charge(self, t: int, cohort: Cohort | None) -> None: ...
-    def announce(self, rounds: int, header: dict[str, str | int]) -> None: ...
-    def record(self, line: dict[str, Any], noise: Mode) -> None: ...
-    def save(self, state: State) -> None: ...
-    def refuse(self, config: Config, error: BudgetError) -> None: ...
 
 
 @codec.hides_values
@@ -72,7 +62,7 @@ class InMemoryRun(Tally):
 class RunStart:
     """Where a run stands before its next round."""
 
-    writer: RunRecorder
+    writer: RunWriter | InMemoryRun
     state: State | None = None  # None: no round is done
     history: tuple[dict[str, Any], ...] = ()
     budget: Filter | None = None  # after what earlier rounds were charged
@@ -134,7 +124,7 @@ def _check_memory(found: State, first: State) -> None:
             raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
 
 
-def _prepare(config: Config, task: Task, writer: RunRecorder, state: State) -> State:
+def _prepare(config: Config, task: Task, writer: RunWriter | InMemoryRun, state: State) -> State:
     """Charge, release and save the preparations before the first round, so that a continued run reads them."""
     if config.privacy.limited and writer.charged:
         found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
@@ -144,7 +134,7 @@ def _prepare(config: Config, task: Task, writer: RunRecorder, state: State) -> S
     return state
 
 
-def keep_round(writer: RunRecorder, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
+def keep_round(writer: RunWriter | InMemoryRun, done: Round, show: OnRound | None, noise: Mode) -> dict[str, Any]:
     """Write a round's history, then its checkpoint: a kill between them leaves a line that `--resume` drops."""
     line = history_line(done)
     writer.record(line, noise)
