@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sordino.config import Config
     from sordino.report.trackers import Tracker
     from sordino.runs.execution import Executed
-    from sordino.runs.rounds import OnRound
 
 NO_TEST = "not evaluated, as no row is declared public (task.options: test or public_test_fraction)"
 
@@ -64,6 +63,7 @@ def run(
     from sordino.config import load_config
     from sordino.engines.registry import engine_named
     from sordino.runs.execution import execute
+    from sordino.runs.rounds import terminal_bar
 
     config, chosen = load_config(file, changes), None
     if name == "flower":
@@ -73,15 +73,16 @@ def run(
     else:
         chosen = engine_named(name, threads=threads, timeout=timeout, device=device)
     leads, folder = chosen is None or chosen.leads, out.with_name(f"{out.name}.track")
+    shows = leads and not as_json
     with ExitStack() as held:
         trackers = _open_trackers(track, config, folder, held) if track and leads else []
-        bar = held.enter_context(_bar(config.plan.rounds)) if sys.stdout.isatty() and leads and not as_json else None
+        bar = held.enter_context(terminal_bar(config.plan.rounds)) if shows and sys.stdout.isatty() else None
 
         def on_round(line: dict[str, Any]) -> None:
             with listened(sys.stdout):
                 if bar is not None:
                     bar(line)
-                elif leads and not as_json:
+                elif shows:
                     print(_plain(line, config.plan.rounds), flush=True)
             for tracker in trackers:
                 tracker(line)
@@ -109,12 +110,6 @@ def _open_trackers(kinds: list[str], config: Config, folder: Path, held: ExitSta
     from sordino.report.trackers import Tracker
 
     return [held.enter_context(Tracker(kind, folder, config, config.privacy.noise)) for kind in dict.fromkeys(kinds)]
-
-
-def _bar(rounds: int) -> AbstractContextManager[OnRound]:
-    from sordino.runs.rounds import terminal_bar
-
-    return terminal_bar(rounds)
 
 
 def _plain(line: dict[str, Any], rounds: int) -> str:

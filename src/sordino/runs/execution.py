@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from sordino import codec
 from sordino.certificate import certificate_file
@@ -137,9 +137,6 @@ def _finish(
     return Executed(folder.path, history, made, (*notes, *single_class_note(history)), model)
 
 
-# ---- runs that the weights come from --------------------------------------------------------------------------------
-
-
 def earlier_runs(task: Task) -> lineage.Runs:
     """Return the runs that the weights of a task come from, by its module or its file."""
     clients, others = task.clients, () if task.init is None else task.init.earlier
@@ -157,12 +154,9 @@ def attach_lineage(model: nn.Module, config: Config, before: lineage.Runs) -> No
 def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
     """Attach to a model what its finished run has cost, and let this process recognise its weights and data."""
     clients = task.clients
-    records: tuple[Tensor, ...] = () if clients.here is not None else (clients.records.x, clients.records.y)
+    records = () if clients.here is not None else (clients.records.x, clients.records.y)
     lineage.attach_lineage(model, runs, lineage.file_metadata(model)[lineage.FILE_KEY])
     lineage.register_run(model, lineage.tensor_hashes(unwrapped_model(task.model)), runs, records)
-
-
-# ---- released columns -----------------------------------------------------------------------------------------------
 
 
 def write_preparations(path: Path, task: Task, state: State) -> None:
@@ -207,7 +201,7 @@ def resumed(path: Path, config: Config, task: Task) -> Iterator[tuple[RunWriter,
         if last is not None and why:
             back = f"the run goes on from the one before it, after round {last.state.t}"
             notes.insert(0, f"checkpoint/{STATE} {why}; {back}, and what is run again is charged again")
-        _repair(folder, held, len(history), len(engine), why)
+        _repair(folder, held, history, engine, why)
         writer = RunWriter(path, config, held.header, held.log, history, engine)
         state, lines = None if last is None else last.state, tuple(folder.history())
         yield writer, RunStart(writer, state, lines, refused=folder.refusal(held), notes=tuple(notes))
@@ -260,18 +254,17 @@ def _other_versions(engine: bytes) -> list[str]:
     return [f"other versions than before, named on the certificate: {', '.join(changed)}"] if changed else []
 
 
-def _repair(folder: RunFolder, held: Contents, history: int, engine: int, why: str) -> None:
+def _repair(folder: RunFolder, held: Contents, history: bytes, engine: bytes, why: str) -> None:
     """Drop what a kill left half done; every step may itself be killed and is then done again."""
     path, private = folder.path, folder.private
-    durable_files.cut(path / CHARGES, held.log.size)
+    paid = charge_log.whole_lines(charge_log.read_receipts(path) or b"")
     hashes = "".join(f"{head}\n" for head in held.log.heads[1:]).encode()
     if durable_files.read(private / "charged") != hashes:
         durable_files.write(private / "charged", hashes, durable_files.PRIVATE)
-    durable_files.cut(path / HISTORY, history)
-    durable_files.cut(path / ENGINE, engine)
-    paid = charge_log.read_receipts(path)
-    if paid is not None:
-        durable_files.cut(path / RECEIPTS, len(charge_log.whole_lines(paid)))
+    sizes = {CHARGES: held.log.size, HISTORY: len(history), ENGINE: len(engine), RECEIPTS: len(paid)}
+    for name, size in sizes.items():
+        if (path / name).exists():
+            durable_files.cut(path / name, size)
     if why:
         durable_files.move(private / BEFORE, private / STATE)
     for left in [*path.glob(f"*{durable_files.PARTIAL}"), *private.glob(f"*{durable_files.PARTIAL}")]:

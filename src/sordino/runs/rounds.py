@@ -92,8 +92,12 @@ def run_rounds(
     plan, asked, refused = config.plan, config.run, start.refused
     state = State.initial(plan, task.layout.flatten(task.model))
     if start.state is not None:
-        _check_memory(start.state, state)
-        state = start.state
+        found = start.state
+        for who, saved, new in (("server", found.memory, state.memory), ("release", found.noise, state.noise)):
+            shapes = [{name: (one.shape, one.dtype) for name, one in memory.items()} for memory in (saved, new)]
+            if shapes[0] != shapes[1]:
+                raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
+        state = found
     if plan.prepare and not known(state):
         state = _prepare(config, task, start.writer, state)
     seen, stop = list(start.history), asked.stop
@@ -114,14 +118,6 @@ def run_rounds(
         refused = error
         start.writer.refuse(config, error)
     return state, refused
-
-
-def _check_memory(found: State, first: State) -> None:
-    """Refuse a checkpoint whose tensors are not of the shapes that this plan's server and release remember."""
-    for who, saved, wanted in (("server", found.memory, first.memory), ("release", found.noise, first.noise)):
-        shapes = [{name: (one.shape, one.dtype) for name, one in memory.items()} for memory in (saved, wanted)]
-        if shapes[0] != shapes[1]:
-            raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
 
 
 def _prepare(config: Config, task: Task, writer: RunWriter | InMemoryRun, state: State) -> State:
@@ -160,7 +156,16 @@ def bar_where_seen(rounds: int, asked: bool = True) -> Iterator[OnRound]:
     """Show a progress bar in a notebook or on a terminal's standard error, nothing in a pipe or if not asked for."""
     shell = sys.modules.get("IPython")  # looked for only where somebody has imported it
     if asked and shell is not None and hasattr(shell.get_ipython(), "kernel"):
-        yield _notebook_bar(rounds)
+        from IPython.display import HTML, display
+
+        html: Any = HTML
+        show: Any = display
+
+        def bar(done: int, text: str) -> Any:
+            return html(f'<progress value="{done}" max="{rounds}"></progress> {done}/{rounds} rounds {escape(text)}')
+
+        output = show(bar(0, ""), display_id=True)
+        yield lambda line: output.update(bar(line["round"], summary(line)))
     elif asked and sys.stderr.isatty():
         with terminal_bar(rounds, stderr=True) as on_round:
             yield on_round
@@ -179,20 +184,6 @@ def terminal_bar(rounds: int, stderr: bool = False) -> Iterator[OnRound]:
     with Progress(*columns, console=Console(stderr=stderr), transient=stderr) as bar:
         job = bar.add_task("", total=rounds)
         yield lambda line: bar.update(job, completed=line["round"], description=summary(line))
-
-
-def _notebook_bar(rounds: int) -> OnRound:
-    """Show one output of the notebook's cell that is replaced after every round."""
-    from IPython.display import HTML, display
-
-    html: Any = HTML
-    show: Any = display
-
-    def bar(done: int, text: str) -> Any:
-        return html(f'<progress value="{done}" max="{rounds}"></progress> {done}/{rounds} rounds {escape(text)}')
-
-    output = show(bar(0, ""), display_id=True)
-    return lambda line: output.update(bar(line["round"], summary(line)))
 
 
 def summary(line: dict[str, Any]) -> str:
