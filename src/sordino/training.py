@@ -36,7 +36,7 @@ from sordino.engines.registry import engine_named
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
-from sordino.models.architecture import NAME, has_written_form
+from sordino.models.nets import NAME, has_written_form
 from sordino.plan import Plan, State
 from sordino.report.text_table import History
 from sordino.rng import Mode
@@ -48,7 +48,7 @@ from sordino.task import Task
 from sordino.version import versions
 
 if TYPE_CHECKING:
-    from sordino.report.subject import Subject
+    from sordino.report.comparison import Subject
 
 
 @codec.hides_values
@@ -79,10 +79,10 @@ class Result:
         from matplotlib import pyplot  # noqa: F401  (notebooks show figures once it is imported)
 
         from sordino.report import charts
-        from sordino.report.data import collected
+        from sordino.report.data import report_data
         from sordino.report.figures import chart_figure
 
-        found = collected([self._subject()])
+        found = report_data([self._subject()])
         cost = charts.epsilons(found["runs"][0], 0)
         drawn = [*charts.metrics(found), *([] if cost is None else [cost])]
         if not drawn:
@@ -91,15 +91,15 @@ class Result:
 
     def report(self, path: str | Path) -> Path:
         """The page that `sordino report` makes of this run, as one HTML file."""
-        from sordino.report.data import collected
-        from sordino.report.page import write
+        from sordino.report.data import report_data
+        from sordino.report.page import write_page
 
-        write(Path(path), collected([self._subject()]))
+        write_page(Path(path), report_data([self._subject()]))
         return Path(path)
 
     def _subject(self) -> Subject:
         """The run as the report sees it."""
-        from sordino.report.subject import Subject
+        from sordino.report.comparison import Subject
 
         if self.path is not None:
             return subject(self.path, self.path.name)

@@ -26,21 +26,27 @@ from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.engines.base import Collected
 from sordino.engines.prepare import noised_total
 from sordino.errors import PlanError
-from sordino.federation import secagg_messages
+from sordino.federation import secagg
 from sordino.loop import noised_sum
 from sordino.parts import record_solvers
-from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip, Public
 from sordino.parts.local_solvers import Coins, Work
-from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism, secure_exponential
-from sordino.parts.preparation import Histogram
+from sordino.parts.mechanisms import Gaussian, Histogram, Laplace, Mechanism, secure_exponential
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.release_base import Release, on_grid, on_grid_rows, own_message
-from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, ShuffledNoise
+from sordino.parts.releases import (
+    CentralNoise,
+    LocalNoise,
+    NoiseShares,
+    Release,
+    ShuffledNoise,
+    on_grid,
+    on_grid_rows,
+    own_message,
+)
 from sordino.parts.samplers import RoundRobin
-from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
 from sordino.plan import Plan
 from sordino.rng import Secure, SecureGenerator, Seeded
 
@@ -209,11 +215,11 @@ def test_every_cell_of_a_preparation_takes_in_the_same_noise(
 def test_a_share_in_a_secure_sum_is_rounded_by_itself_and_added_in_whole_steps(sweep: Sweep) -> None:
     """Row and noise are whole numbers of steps: the sum is exact, and shifting it moves every count along."""
     share, row = NoiseShares(1.3, 3).share, torch.full((SIZE,), 0.7390851)
-    grid = secagg_messages.grid_step(share.std)
+    grid = secagg.grid_step(share.std)
     sweep.swept = True
-    noise = secagg_messages.round_noise(torch.from_numpy(share.sample(SIZE, Secure().at(0, "x"))), grid)
-    steps = secagg_messages.to_grid(row, grid, "client").astype(np.uint64)
-    total = secagg_messages.from_grid(steps + noise.astype(np.uint64) - steps, grid)
+    noise = secagg.round_noise(torch.from_numpy(share.sample(SIZE, Secure().at(0, "x"))), grid)
+    steps = secagg.to_grid(row, grid, "client").astype(np.uint64)
+    total = secagg.from_grid(steps + noise.astype(np.uint64) - steps, grid)
     assert unevenness(torch.from_numpy(noise)) < UNEVEN
     assert torch.equal(total / grid, torch.from_numpy(noise).double())
 

@@ -27,17 +27,14 @@ from sordino.audit.record_attack import prove
 from sordino.audit.sampling_test import Draws, cohort_tests, sampling_tests
 from sordino.audit.sensitivity_test import sensitivity_tests
 from sordino.audit.summary import audit_behaviour
-from sordino.codec import plugins
 from sordino.errors import DataError
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Distribution, Gaussian, Laplace, Mechanism, laplace_sum_tail
 from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler, SamplingLaw, independent_coins
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, ShuffledNoise
-from sordino.parts.samplers import Cohort, Everyone, Poisson, RoundRobin, Sampler
-from sordino.parts.separation import CyclicPoisson
+from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, Release, ShuffledNoise
+from sordino.parts.samplers import Cohort, CyclicPoisson, Everyone, Poisson, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 
@@ -67,7 +64,7 @@ def clean() -> Iterator[None]:
     for members, kept in before:
         for name in members.keys() - kept.keys():
             del members[name]
-    plugins.load.cache_clear()
+    codec.load_plugins.cache_clear()
 
 
 # ---- a mechanism from elsewhere --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import nn
 
 import sordino as so
 from sordino import codec
-from sordino.codec import boundary, part, plugins
+from sordino.codec import boundary, part
 from sordino.data.metrics import Metric
 from sordino.errors import PartError
 from sordino.parts.encoding import Clip, Step
@@ -33,7 +33,7 @@ from sordino.parts.encoding import Step
 from sordino.parts.gradients import Gradient
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import Postprocess
+from sordino.parts.encoding import Postprocess
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson
 from sordino.parts.server_optimizers import Sgd
@@ -105,7 +105,7 @@ def clean() -> Iterator[None]:
             del members[name]
     part.FILES.clear()
     part.FILES.update(files)
-    plugins.load.cache_clear()
+    codec.load_plugins.cache_clear()
 
 
 CASES = [(family, "raises") for family in FAMILIES] + [

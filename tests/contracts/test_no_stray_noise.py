@@ -38,8 +38,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     | frozenset({"random", "np.random.get_state", "np.random.set_state"}),  # puts others' back to where they stood
     "parts/mechanisms.py": frozenset({"standard_normal", "laplace", "integers", "random"}),  # the noise
     "accounting/events.py": frozenset({"laplace"}),  # no draw: the Renyi divergence of that name
-    "parts/samplers.py": frozenset({"binomial", "choice", "permutation"}),  # who takes part
-    "parts/separation.py": frozenset({"choice", "random"}),  # who takes part, turn by turn
+    "parts/samplers.py": frozenset({"binomial", "choice", "permutation", "random"}),  # who takes part
     "accounting/trials.py": frozenset({"poisson", "random"}),  # how often a private run is tried
     "parts/record_samplers.py": frozenset(
         {"binomial", "choice", "integers", "permutation", "random"}
@@ -54,10 +53,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "runs/writer.py": frozenset({"secrets"}),  # the name of a run, and the key of its data's fingerprint
     "runs/rounds.py": frozenset({"secrets"}),  # the name of a run in memory
     "federation/local_federation.py": frozenset({"secrets", "token_bytes"}),  # keys of a loopback's nodes
-    "federation/secagg_client.py": frozenset(
-        {"secrets", "token_bytes"}
-    ),  # the seed of a mask, which the others' masks take back
-    "federation/secagg_server.py": frozenset({"secrets"}),  # the name of a sum
+    "federation/secagg.py": frozenset({"secrets", "token_bytes"}),  # the seed of a mask, and the id of a session
     "config/sections.py": frozenset({"permutation"}),  # which public rows choose, and which report
     "data/lineage.py": frozenset({"secrets"}),  # the key of a fingerprint
     "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation

@@ -21,8 +21,7 @@ from sordino.ledger.policy import Policy
 from sordino.ledger.totals import Item
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, LocalNoise
-from sordino.parts.samplers import Poisson
-from sordino.parts.separation import CyclicPoisson
+from sordino.parts.samplers import CyclicPoisson, Poisson
 from sordino.plan import Plan
 
 RUN = "0" * 32
@@ -71,7 +70,7 @@ def test_a_session_of_a_secure_sum_that_is_tried_again_pays(tmp_path: Path) -> N
     till = served(tmp_path, adversary="models")
     till.allows(job(HIDDEN, 0, 0.0))
     for session in ("a", "b", "c"):
-        till.charge_session(job(HIDDEN, 0, 0.0), session)
+        till.charge(job(HIDDEN, 0, 0.0), session)
     assert spent(till)[GaussianNoise(2.0)] == 2
 
 

@@ -87,11 +87,11 @@ def changed(values: list[str] | None, seed: int | None) -> list[str]:
 
 def bring(own: list[Path] | None) -> None:
     """Load the user's own parts: installed packages, and files that the command names."""
-    from sordino.codec import plugins
+    from sordino import codec
 
-    plugins.load()
+    codec.load_plugins()
     for file in own or []:
-        plugins.load_file(file)
+        codec.load_parts_file(file)
 
 
 @contextmanager

@@ -275,7 +275,6 @@ def calibrate(
     """Solve the noise multiplier, rounds or cohort for a target epsilon, or each silo's noise for its own budget."""
     bring(own)
     from sordino.certificate.build import headline
-    from sordino.codec import toml
     from sordino.config import overridden, parse, read_table
     from sordino.tuning.calibrated_file import calibrated_file, multipliers
 
@@ -283,7 +282,7 @@ def calibrate(
         raise ConfigError(f"--free {free}", "noise_multiplier, rounds or cohort", codec.nearest(free, list(FREE)))
     if out is not None:
         _check_new(out)
-    table = overridden(read_table(file), dict(map(toml.read, changed(values, seed))))
+    table = overridden(read_table(file), dict(map(codec.parse_setting, changed(values, seed))))
     config = parse(table)
     check_delta(config.delta if delta is None else delta, config.plan.units, config.privacy.allow_large_delta)
     written = calibrated_file(file.read_text("utf-8"), table, epsilon=epsilon, delta=delta, free=free)

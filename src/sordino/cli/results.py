@@ -39,22 +39,22 @@ def certify(
     from sordino.certificate import certificate_file
 
     if (target / "sweep.json").is_file():
-        from sordino.tuning import sweep
+        from sordino.tuning import sweep, sweep_report
 
         made = sweep.certify(target)
-        return say(as_json, {"certified": True, **made}, f"certified: {sweep.guarantee(made)}")
+        return say(as_json, {"certified": True, **made}, f"certified: {sweep_report.guarantee(made)}")
     public = None if key is None else certificate_file.public_key(key)
     private = None if sign is None else certificate_file.private_key(sign)
     known = _read_about(about)
     certificate = certified_with_plan(target)[0]
     text = f"certified: {guarantee(certificate)}" + ("" if certificate["loop"] is None else f"; {LOOP}")
     if registry is not None:
-        from sordino.report.cards import dumped, entry
+        from sordino.report.cards import registry_entry, to_yaml
 
         if not re.fullmatch(r"[a-z0-9_]+\.yaml", registry.name):
             needed = "small letters, digits and _, then .yaml, as the registry asks"
             raise ConfigError(f"--registry {registry.name}", needed)
-        _write(registry, dumped(entry(certificate, known)))
+        _write(registry, to_yaml(registry_entry(certificate, known)))
         text += f"\nregistry entry: {registry}{_missing(known)}"
     if private is not None:
         certificate_file.sign(target, private)
@@ -69,10 +69,10 @@ def certify(
 def _read_about(file: Path | None) -> About:
     """Read what the user writes about a deployment with --about."""
     from sordino import codec
-    from sordino.codec import toml
     from sordino.report.cards import About
 
-    table = {} if file is None else toml.table(file, "keys: name, curators, description, intended_use, region, ...")
+    example = "keys: name, curators, description, intended_use, region, ..."
+    table = {} if file is None else codec.read_toml(file, example)
     found: About = codec.read(About, table, "about")
     return found
 
@@ -102,11 +102,10 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
     """The certificate in plain sentences: what is protected, against whom, how strongly, what is assumed."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.tuning import sweep
+    from sordino.tuning import sweep, sweep_report
 
     if sweep.is_sweep(target):
-        whole = sweep.explain(target)
-        return say(as_json, whole, sweep.text(whole))
+        return say(as_json, *sweep_report.explain(sweep.certify(target)))
     certificate, plan, facts = certified_with_plan(target)
     words = explaining.explain(certificate, explaining.ceilings(plan, facts))
     return say(as_json, words, explaining.page(words))
@@ -136,14 +135,14 @@ def model_card(
     """Write a model card with the certificate in it: the guarantee, whom one has to trust, and the figures."""
     bring(own)
     from sordino.certificate import explain as explaining
-    from sordino.report.cards import card
+    from sordino.report import cards
     from sordino.runs.folder import RunFolder
 
     known = _read_about(about)
     certificate, plan, facts = certified_with_plan(target)
     words = explaining.explain(certificate, explaining.ceilings(plan, facts))
     dataset = "a loop's own" if target.is_file() else RunFolder.open(target).config().task.dataset
-    _write(out, card(certificate, words, known, dataset))
+    _write(out, cards.model_card(certificate, words, known, dataset))
     say(as_json, {"card": str(out), "to_be_written": known.open}, f"model card: {out}{_missing(known)}")
 
 
@@ -165,7 +164,7 @@ def compare(
 
     runs, notes = with_runs(targets)
     found = {**comparison.compare(subjects(runs)), "notes": notes}
-    tables = [comparison.table(found), comparison.settings_table(found)][: 2 if found["settings"] else 1]
+    tables = [comparison.comparison_table(found), comparison.differences_table(found)][: 2 if found["settings"] else 1]
     if plot is not None:
         _plot(found, plot)
     forms = [one.latex(f"tab:sordino-{place}") for place, one in enumerate(tables)] * latex
@@ -175,14 +174,14 @@ def compare(
 
 def _plot(found: dict[str, Any], file: Path) -> None:
     from sordino.report import charts
-    from sordino.report.figures import chart_figure, keep
+    from sordino.report.figures import chart_figure, save_figure
 
     chart = charts.utility(found)
     if chart is None:
         needed = "two settings or more that have an epsilon and the same metric"
         raise ConfigError(f"--plot of {len(found['comparison']['rows'])} settings", needed)
     try:
-        keep(chart_figure(chart), file)
+        save_figure(chart_figure(chart), file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plot {file}, which cannot be written ({error})", "a .png, .svg or .pdf") from None
 
@@ -196,16 +195,16 @@ def report(
 ) -> None:
     """One self-contained HTML page of runs, or of a sweep: the guarantee, curves, certificate in words, audits."""
     bring(own)
-    from sordino.report.data import collected
-    from sordino.report.page import write
+    from sordino.report.data import report_data
+    from sordino.report.page import write_page
     from sordino.runs.folder import subjects
     from sordino.tuning.sweep import with_runs
 
     runs, notes = with_runs(targets)
-    found = collected(subjects(runs), notes)
+    found = report_data(subjects(runs), notes)
     file = out if out is not None or as_json else Path("report.html")
     if file is not None:
-        write(file, found)
+        write_page(file, found)
     say(as_json, found, f"written: {file}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sordino.config import Config
     from sordino.report.trackers import Tracker
     from sordino.runs.execution import Executed
+    from sordino.runs.rounds import OnRound
 
 NO_TEST = "not evaluated, as no row is declared public (task.options: test or public_test_fraction)"
 
@@ -65,29 +67,20 @@ def run(
     from sordino.runs.execution import execute
     from sordino.runs.rounds import terminal_bar
 
-    config, chosen = load_config(file, changes), None
-    if name == "flower":
-        config.check_alone()
-        _refuse_for_flower({"--sign": sign, "--device": device != "cpu", "--threads": threads != 1})
-        from sordino.federation.local_federation import run_locally
-    else:
-        chosen = engine_named(name, threads=threads, timeout=timeout, device=device)
+    config, flower = load_config(file, changes), name == "flower"
+    if flower:
+        _check_flower(config, {"--sign": sign, "--device": device != "cpu", "--threads": threads != 1})
+    chosen = None if flower else engine_named(name, threads=threads, timeout=timeout, device=device)
     leads, folder = chosen is None or chosen.leads, out.with_name(f"{out.name}.track")
     shows = leads and not as_json
     with ExitStack() as held:
         trackers = _open_trackers(track, config, folder, held) if track and leads else []
         bar = held.enter_context(terminal_bar(config.plan.rounds)) if shows and sys.stdout.isatty() else None
-
-        def on_round(line: dict[str, Any]) -> None:
-            with listened(sys.stdout):
-                if bar is not None:
-                    bar(line)
-                elif shows:
-                    print(_plain(line, config.plan.rounds), flush=True)
-            for tracker in trackers:
-                tracker(line)
-
+        show = bar or (partial(_print_round, rounds=config.plan.rounds) if shows else None)
+        on_round = partial(_show_round, show, trackers)
         if chosen is None:
+            from sordino.federation.local_federation import run_locally
+
             done = run_locally(config, out, resume=resume, on_round=on_round)
         else:
             done = execute(config, out, resume=resume, engine=chosen, on_round=on_round, sign=sign)
@@ -98,8 +91,9 @@ def run(
     say(as_json, found, result_text(done) + (f"\ntracked: {folder}" if track and folder.exists() else ""))
 
 
-def _refuse_for_flower(given: dict[str, Any]) -> None:
+def _check_flower(config: Config, given: dict[str, Any]) -> None:
     """Refuse options of a run in this process: with Flower the server and every silo have settings of their own."""
+    config.check_alone()
     refused = next((option for option, value in given.items() if value), None)
     if refused is not None:
         found = f"{refused} with --engine flower"
@@ -112,14 +106,22 @@ def _open_trackers(kinds: list[str], config: Config, folder: Path, held: ExitSta
     return [held.enter_context(Tracker(kind, folder, config, config.privacy.noise)) for kind in dict.fromkeys(kinds)]
 
 
-def _plain(line: dict[str, Any], rounds: int) -> str:
+def _show_round(show: OnRound | None, trackers: list[Tracker], line: dict[str, Any]) -> None:
+    if show is not None:
+        with listened(sys.stdout):
+            show(line)
+    for tracker in trackers:
+        tracker(line)
+
+
+def _print_round(line: dict[str, Any], rounds: int) -> None:
     from sordino.outcome import DIAGNOSTIC
     from sordino.runs.rounds import warnings
 
     figures = " ".join(f"{name}={line[name]:.4f}" for name in _figures(line))
     seconds = line.get(DIAGNOSTIC, {}).get("seconds")
     took = "" if seconds is None else f" {seconds:.2f}s"
-    return f"round {line['round']}/{rounds} {figures}{took}{warnings(line)}"
+    print(f"round {line['round']}/{rounds} {figures}{took}{warnings(line)}", flush=True)
 
 
 def _figures(line: dict[str, Any]) -> list[str]:

@@ -25,10 +25,9 @@ from sordino import codec
 from sordino.certificate.facts import OwnCode
 from sordino.errors import PlanError
 from sordino.graph import BY_CONSTRUCTION, PER_RECORD, TRUSTED
-from sordino.graph.capture import UNFIT, differs
+from sordino.graph.capture import UNFIT, Function, Traced, Tracing, chained, differs
 from sordino.graph.captured import UntraceableError, flat, synthetic_batch, torch_written
 from sordino.graph.flow import Reason
-from sordino.graph.tracing import Function, Traced, Tracing, chained, in_order
 from sordino.layout import copied
 from sordino.parts.losses import Given, Loss, Targets, keeps_apart
 
@@ -177,8 +176,13 @@ class Program:
         """Layers of a sequential model, in order; empty for any other model."""
         if self.trusted:
             return []
-        made = (lambda: in_order(self.model)) if self.plain else (lambda: chained(self.graph().graph, self.model))
-        return self._once("chain", made)  # type: ignore[no-any-return]
+        if not self.plain:
+            return self._once("chain", lambda: chained(self.graph().graph, self.model))  # type: ignore[no-any-return]
+        found = [self.model]
+        while any(type(layer) is nn.Sequential for layer in found):
+            nested = [layer if type(layer) is nn.Sequential else [layer] for layer in found]
+            found = [layer for layers in nested for layer in layers]
+        return found
 
     # ---- what is proved ---------------------------------------------------------------------------------------------
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
 
-from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Rows, transposed, wide
-from sordino.dpsgd.tape import Pieces, Tape
+from sordino.dpsgd.pieces import Lookup, Outer, OutputGradients, Pieces, Rows, Tape, wide
 
 
 def linear(tape: Tape, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, axis: int = 0) -> Tensor:
@@ -126,7 +125,7 @@ def transposed_linear(tape: Tape, module: Any, axis: int, *args: Tensor, **kwarg
 
     def use(slope: Tensor) -> Pieces:
         outputs = tape.records(slope, axis, 2)
-        yield module.weight, Outer(inputs, OutputGradients(outputs), transposed)
+        yield module.weight, Outer(inputs, OutputGradients(outputs), torch.adjoint)
         yield module.bias, Rows(outputs.sum(1))
 
     output = torch.addmm(fixed(module.bias), x.reshape(-1, x.shape[-1]), fixed(module.weight))  # type: ignore[arg-type]

@@ -20,8 +20,7 @@ from sordino.data import lineage
 from sordino.data.initial_weights import declared_frozen
 from sordino.dpsgd import loop_certificate
 from sordino.dpsgd.account import Account
-from sordino.dpsgd.batch_checks import InputCheck
-from sordino.dpsgd.loader import PendingBatch
+from sordino.dpsgd.loader import InputCheck, PendingBatch
 from sordino.dpsgd.loop_state import ALL, NoiseState, read_record
 from sordino.dpsgd.own_code import RecordLoss, stale_code
 from sordino.dpsgd.recording import Recording
@@ -29,8 +28,8 @@ from sordino.dpsgd.reduction import LossCheck, clip_margin
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
 from sordino.layout import Layout, Slot
-from sordino.parts.postprocess import Noised
-from sordino.parts.release_base import on_grid
+from sordino.parts.encoding import Noised
+from sordino.parts.releases import on_grid
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")
@@ -118,10 +117,10 @@ class PrivateOptimizer(Optimizer):
             self.own.verify()
         mean = settings.reduction == "mean" and not self.recording.mean_undone
         scale = float(self.pending.piece.size) if self.pending.piece and mean else 1.0
-        clipped = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale=scale or 1.0)
-        self._report(len(clipped.norms) - int(clipped.norms.isfinite().sum()))
+        total, norms = self.recording.clipped_sum(settings.clip_norm * (1.0 - self.margin), scale or 1.0)
+        self._report(len(norms) - int(norms.isfinite().sum()))
         self._report_idle()
-        self._add(clipped.total)
+        self._add(total)
 
     def loss(self, output: Any, *targets: Any) -> Tensor:
         """The mean of the loss that make_private was given, each record by itself: call backward() on it."""
@@ -169,7 +168,6 @@ class PrivateOptimizer(Optimizer):
             self.total.zero_()
         flat = torch.cat([total[slot.name].reshape(-1) for slot in self.layout.slots])
         self.total.add_(flat.double(), alpha=1 / self.account.settings.clip_norm)
-        self.recording.stepped()
         if self.pending.take().last:
             self._release()
 

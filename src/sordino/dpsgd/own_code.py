@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sordino.data.named_fields import is_causal
-from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance, select_records
+from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.rule_table import each_record
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, Traced, Tracing, UntraceableError, weakest
-from sordino.graph.capture import RECORDS
+from sordino.graph.capture import RECORDS, Function
 from sordino.graph.captured import flat, synthetic_batch
-from sordino.graph.tracing import Function
 from sordino.parts.losses import keeps_apart, loss_of
 from sordino.rng import global_coins, standing_at
 
@@ -206,7 +205,7 @@ class RecordLoss(TracedFunction):
     def _run_trusted(self, args: tuple[Any, ...], size: int) -> Tensor:
         """The user's own function record by record: an alarm if a batch changes its value for a record, or mixes."""
         detached = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, args)
-        first = select_records(detached, size, torch.zeros(1, dtype=torch.int64))
+        first = tree_map(lambda x: x[:1] if has_records(x, size) else x, detached)
         before = self._value_of(first)
         values = self._each(None, args, size)
         if not relative_distance([before], [self._value_of(first)]) <= SAME:

@@ -16,8 +16,7 @@ from sordino.data import lineage
 from sordino.data.compatibility import check_labels, refuse_compiled, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
-from sordino.dpsgd.batch_checks import check_collate, grade_collate
-from sordino.dpsgd.loader import PendingBatch, PrivateLoader
+from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate
 from sordino.dpsgd.optimizer import PrivateOptimizer
 from sordino.dpsgd.own_code import PerRecord, RecordLoss, RecordTransform, Transforms, named_loss
 from sordino.dpsgd.recording import RecordedForward, Recording

@@ -32,9 +32,8 @@ from sordino.dpsgd.layer_rules import (
     linear_layer,
     third_party_rule,
 )
-from sordino.dpsgd.pieces import Rows
+from sordino.dpsgd.pieces import Pieces, Rows, Tape
 from sordino.dpsgd.sequence_layers import attention, recurrence
-from sordino.dpsgd.tape import Pieces, Tape
 from sordino.graph.captured import replaced_forwards
 
 RULES: dict[type[nn.Module], Rule] = {

@@ -18,8 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_map
 
 from sordino.dpsgd.layer_rules import linear
-from sordino.dpsgd.pieces import Outer, OutputGradients, Rows
-from sordino.dpsgd.tape import Pieces, Tape, UnrecordableError
+from sordino.dpsgd.pieces import Outer, OutputGradients, Pieces, Rows, Tape, UnrecordableError
 from sordino.errors import PlanError
 
 

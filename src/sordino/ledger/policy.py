@@ -24,11 +24,10 @@ from sordino import codec
 from sordino.accounting.bounds import Unit
 from sordino.accounting.composition import Adversary
 from sordino.accounting.events import Event, Relation
-from sordino.codec import plugins, toml
 from sordino.errors import ConfigError, brief_repr
 from sordino.graph import GRADES, Grade
 from sordino.ledger.totals import Limit
-from sordino.parts.release_base import Release
+from sordino.parts.releases import Release
 from sordino.rng import Mode
 
 if TYPE_CHECKING:
@@ -145,8 +144,8 @@ def noise_of(event: Event) -> float:
 
 def load(path: Path) -> Policy:
     """Read a policy from a TOML file."""
-    table = toml.table(path, EXAMPLE)
+    table = codec.read_toml(path, EXAMPLE)
     codec.check_plain(table)
-    plugins.load()
+    codec.load_plugins()
     found: Policy = codec.read(Policy, table)
     return found

@@ -36,7 +36,7 @@ from sordino.dpsgd import loop_certificate
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
-from sordino.report.subject import Last, Subject
+from sordino.report.comparison import Last, Subject
 from sordino.runs import admission, charge_log
 from sordino.runs.charge_log import CHARGES, RECEIPTS, ChargeLog, PrefixHash
 from sordino.runs.writer import BEFORE, ENGINE, HISTORY, STATE, Checkpoint, Fingerprint, Header, TornError
