@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from sordino.accounting.composition import repeated_rounds
 from sordino.certificate.facts import WEIGHTS, Declared, Facts
-from sordino.data.initial_weights import declared_frozen
-from sordino.data.lineage import file_metadata
-from sordino.data.named_fields import unwrapped_model
+from sordino.data.clients import unwrapped_model
+from sordino.data.lineage import declared_frozen, file_metadata
 from sordino.errors import DataError
 from sordino.ledger.budget import ClientCharges
 from sordino.loop import Round, RoundReceipts

@@ -56,7 +56,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "federation/secagg.py": frozenset({"secrets", "token_bytes"}),  # the seed of a mask, and the id of a session
     "config/sections.py": frozenset({"permutation"}),  # which public rows choose, and which report
     "data/lineage.py": frozenset({"secrets"}),  # the key of a fingerprint
-    "data/partition.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
+    "data/records.py": frozenset({"permutation", "choice", "dirichlet"}),  # who holds what, in a simulation
 }
 FREE = ("audit/", "tuning/")  # attacks, experiments and made-up data to tune on: none of it is released
 

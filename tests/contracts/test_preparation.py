@@ -253,7 +253,7 @@ def test_the_rounds_see_columns_scaled_and_imputed_by_the_release_alone(config: 
     ready, after = prepare.begin(config.plan, task, Seeded(0), lambda t, _: charged.append(t), state)
     assert charged == [prepare.BEFORE]
     (waiting,) = task.waiting
-    low, high = waiting._span(prepare.known(after)["amount"])
+    low, high, _ = waiting._estimate(prepare.known(after)["amount"])
     shares, x = task.clients.records.x[:, 0].double(), ready.clients.records.x[:, 0].double()
     there = shares >= 0
     assert torch.allclose(x[there], (2 * (shares[there] - low) / (high - low) - 1).clamp(-1, 1), atol=1e-5)

@@ -15,7 +15,7 @@ from sordino.certificate.build import headline
 from sordino.cli.tune_output import own_budgets
 from sordino.config import Config, TaskSpec, load_config
 from sordino.data.clients import Clients, Records
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.errors import DataError, PlanError
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_samplers import FixedRecords

@@ -8,7 +8,7 @@ from sordino.accounting.delta import largest_delta
 from sordino.accounting.profiles import ceiling
 from sordino.audit.membership import audit_membership
 from sordino.config import TaskSpec
-from sordino.data.partition import Iid
+from sordino.data.records import Iid
 from sordino.models import Mlp
 from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import Poisson

@@ -13,7 +13,7 @@ from sordino.accounting.delta import largest_delta
 from sordino.certificate.build import headline
 from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
-from sordino.data.partition import Natural
+from sordino.data.records import Natural
 from sordino.data.shakespeare import ALPHABET
 from sordino.models import CharLstm, build_seeded
 from sordino.parts.encoding import LaplacianSmoothing

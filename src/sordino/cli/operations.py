@@ -236,7 +236,7 @@ def _machine() -> Iterator[Finding]:
     """Find cores, threads, CUDA, and the folder of data sets with its free space."""
     import torch
 
-    from sordino.data.downloads import cache_folder
+    from sordino.data.files import cache_folder
 
     threads = torch.get_num_threads()
     yield "ok", f"{os.cpu_count() or 1} cores, vector code {torch.backends.cpu.get_cpu_capability()}", ""

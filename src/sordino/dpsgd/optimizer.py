@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts, Loop, OwnCode
 from sordino.data import lineage
-from sordino.data.initial_weights import declared_frozen
+from sordino.data.lineage import declared_frozen
 from sordino.dpsgd import loop_certificate
 from sordino.dpsgd.account import Account
 from sordino.dpsgd.loader import InputCheck, PendingBatch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from sordino.data.named_fields import is_causal
+from sordino.data.clients import is_causal
 from sordino.dpsgd.batch_independence import SAME, frozen_rng, has_records, relative_distance
 from sordino.dpsgd.rule_table import each_record
 from sordino.errors import DataError, PlanError

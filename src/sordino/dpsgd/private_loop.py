@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from sordino import codec
 from sordino.certificate.earlier_runs import cost_of
 from sordino.data import lineage
-from sordino.data.compatibility import check_labels, refuse_compiled, trial_outputs
+from sordino.data.program import check_labels, refuse_layers, trial_outputs
 from sordino.dpsgd import refuse_mixing
 from sordino.dpsgd.account import Account, LedgerAccount
 from sordino.dpsgd.loader import PendingBatch, PrivateLoader, check_collate, grade_collate
@@ -82,7 +82,7 @@ def make_private(
     if max_physical_batch_size is not None and max_physical_batch_size < 1:
         raise ConfigError(f"max_physical_batch_size = {max_physical_batch_size}", "a whole number of at least 1")
     size = _check_loader(loader)
-    refuse_compiled(model)
+    refuse_layers(model, statistics=False)
     _refuse_checkpointing(model)
     refuse_mixing(model)
     _check_optimizer(model, optimizer)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sordino.config import Config, load_config
-from sordino.data.initial_weights import load_initial
+from sordino.data.lineage import load_initial
 from sordino.engines.remote import Remote
 from sordino.errors import ConfigError, SordinoError
 from sordino.federation.flower_api import FlowerTransport, flower

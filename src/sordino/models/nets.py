@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from sordino import codec
 from sordino.codec import Foreign, Part, package_of
+from sordino.data.clients import NamedFieldsModel, unwrapped_model
 from sordino.data.metrics import FunctionMetric as GivenMetric
-from sordino.data.named_fields import NamedFieldsModel, unwrapped_model
 from sordino.errors import ConfigError, UserError, brief_repr
 from sordino.layout import Layout
 from sordino.parts.losses import Loss

@@ -19,7 +19,7 @@ from sordino.certificate.earlier_runs import cost_of, of_certificate
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.data import lineage
-from sordino.data.named_fields import unwrapped_model
+from sordino.data.clients import unwrapped_model
 from sordino.engines.base import Engine
 from sordino.engines.inprocess import InProcess
 from sordino.engines.prepare import known, said, scaled

@@ -30,9 +30,8 @@ from sordino.certificate.facts import Declared
 from sordino.codec import durable_files
 from sordino.codec.durable_files import PARTIAL, PRIVATE
 from sordino.config import Config
-from sordino.data.initial_weights import frozen
-from sordino.data.lineage import keyed_hash, sampled_hash
-from sordino.data.named_fields import unwrapped_model
+from sordino.data.clients import unwrapped_model
+from sordino.data.lineage import declared_frozen, keyed_hash, sampled_hash
 from sordino.engines.base import Receipt
 from sordino.engines.checks import model_answers, same_answers
 from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError, UserError
@@ -80,9 +79,9 @@ class Fingerprint:
         parts["who holds which record"] = keyed_hash(key, *([] if clients.records.lazy else cut[:1]), cut[1])
         if task.init is not None:
             parts["the initial weights"] = task.init.sha256
-        fixed = frozen(unwrapped_model(task.model))
-        if fixed is not None:
-            parts["the frozen weights"] = fixed.sha256
+        fixed = declared_frozen(unwrapped_model(task.model))
+        if fixed:
+            parts["the frozen weights"] = fixed[0].sha256
         return cls(key, parts, model_answers(task))
 
     def changed(self, task: Task) -> list[str]:

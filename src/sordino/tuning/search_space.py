@@ -15,7 +15,7 @@ import numpy as np
 from sordino import codec
 from sordino.config import Config, overridden, parse, read_table
 from sordino.config.sections import HoldoutPart
-from sordino.data import arrays, datasets
+from sordino.data import datasets
 from sordino.errors import ConfigError, brief_repr
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
@@ -304,7 +304,7 @@ class Sweep:
         name = str(task.get("dataset", "digits")) if isinstance(task, Mapping) else "digits"
         if declared is not None:
             return declared, f'the file: [sweep] data = "{declared}"'
-        if name in arrays.NAMES or datasets.foreign(name):
+        if name in datasets.OWN or datasets.foreign(name):
             return "private", "nobody declared them public"
         return "public", f"the publisher of {name}"
 
