@@ -124,7 +124,7 @@ class Result:
 
         plan, facts = self._known()
         if layer == "mechanism":
-            return auditing.of_plan(plan, facts.delta)
+            return auditing.mechanism_layer(plan, facts.delta)
         task = self.task
         if task is None:
             raise ConfigError("a result without its task", "the task that was trained", "train with resume=True")
@@ -133,10 +133,10 @@ class Result:
         elif task.waiting:
             task = scaled(task, known(self._kept()[1]))
         if layer == "canaries":
-            return auditing.of_canaries(replace(plan, prepare=()), task, facts.delta)
+            return auditing.canary_layer(replace(plan, prepare=()), task, facts.delta)
         held = copy.deepcopy(task.model)
         outcome.load_weights(held, self.model.state_dict())
-        return auditing.of_model(replace(task, model=held), plan, facts)
+        return auditing.membership_layer(replace(task, model=held), plan, facts)
 
     def save(self, path: str | Path) -> Path:
         """What may be handed on, as a folder that `sordino certify` and `explain` read: without checkpoint/ and audits.

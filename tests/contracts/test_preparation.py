@@ -26,8 +26,8 @@ import sordino as so
 from sordino.accounting import accountant
 from sordino.accounting.calibration import Budget, calibrate
 from sordino.accounting.events import LaplaceNoise, Relation, Unprotected, sensitivity
-from sordino.audit.membership import audit_membership
-from sordino.audit.record_attack import audit_preparation
+from sordino.audit.attacks import audit_preparation
+from sordino.audit.training_attacks import audit_membership
 from sordino.config import Config, load_config, parse
 from sordino.data.clients import Records
 from sordino.engines import prepare
@@ -162,7 +162,7 @@ def test_an_attack_on_a_column_stays_below_the_bill_and_comes_near(tmp_path: Pat
     sharp = replace(plan, prepare=(_like(part, 1.5, 4),))
     found = audit_preparation(sharp, sharp.prepare[0], 1e-5, trials=60_000)
     assert 0.85 * 1.5 < found.lower_epsilon <= found.upper_epsilon <= 1.5
-    assert found.lower <= found.allowed
+    assert found.lower_mu <= found.upper_mu
 
 
 @pytest.mark.parametrize(("recipe", "broken"), [({}, _less_noise), (BEST, _less_noise), (BEST, _not_divided)])

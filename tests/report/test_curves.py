@@ -19,7 +19,7 @@ from sordino.certificate.build import certificate, headline
 from sordino.certificate.facts import run_cost
 from sordino.parts.mechanisms import Histogram
 from sordino.report.comparison import Subject
-from sordino.report.data import FALSE_ALARMS, delta_curve, over_rounds, payers, trade_off
+from sordino.report.data import FALSE_ALARMS, cost_groups, delta_curve, over_rounds, trade_off
 
 PHI = NormalDist()
 
@@ -119,7 +119,7 @@ def test_attacks_agree_with_the_ceiling_and_with_the_auditor(runs: dict[str, Sub
 
 @pytest.mark.parametrize("name", ["central", "shares", "silos"])
 def test_the_certificate_is_a_point_of_its_delta_curve(runs: dict[str, Subject], name: str) -> None:
-    deltas = runs[name].facts.deltas or (runs[name].facts.delta,) * len(payers(runs[name]))
+    deltas = runs[name].facts.deltas or (runs[name].facts.delta,) * len(cost_groups(runs[name]))
     for own, one in zip(deltas, delta_curve(runs[name]), strict=False):
         at = np.interp(one["certified"], one["epsilon"], one["delta"])
         assert at == pytest.approx(own, rel=0.05)

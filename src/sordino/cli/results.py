@@ -226,13 +226,8 @@ def audit(
     from sordino.runs.folder import keep_audit
 
     torch.set_num_threads(1)  # two that fight over a core are slower than one
-    changes = changed(values, seed)
-    summary.check_changes(target, changes)
-    layer = "mechanism" if mechanism else "canaries" if canaries else "membership"
-    if layer == "membership":
-        found = summary.membership(target)
-    else:
-        found = (summary.mechanism if mechanism else summary.canaries)(target, changes)
+    layer: summary.Layer = "mechanism" if mechanism else "canaries" if canaries else "membership"
+    found = summary.audit_target(target, layer, changed(values, seed))
     say(as_json, found, summary.text(found))
     if target.is_dir():
         keep_audit(target, layer, finite(found))

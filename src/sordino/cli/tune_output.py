@@ -120,13 +120,18 @@ def own_budgets(config: Config) -> tuple[Budget, ...]:
 
 def draw(found: list[Tuned], path: Path) -> None:
     """Draw one panel per hyperparameter with one line per epsilon."""
-    from sordino.report.figures import curves
+    from sordino.report.figures import Axis, Chart, Series, chart_figure, save_figure
 
-    panels: dict[str, Any] = {name: {} for name in found[0].curves}
-    for name, panel in panels.items():
-        for one in found:
-            panel[f"epsilon {upto(one.epsilon)}"] = [{**row, "value": row[name]} for row in one.curves[name]]
-    curves(panels, "value", "loss", path, xlabel=AXES, ylabel="loss on the tuning data", log=True)
+    charts = []
+    for name in found[0].curves:
+        lines = []
+        for tone, one in enumerate(found):
+            rows = [(float(row[name]), float(row["loss"])) for row in one.curves[name]]
+            xs, ys = zip(*rows, strict=True)
+            lines.append(Series(f"epsilon {upto(one.epsilon)}", xs, ys, tone))
+        y = Axis("loss on the tuning data")
+        charts.append(Chart(name, name, "", Axis(AXES[name], log=True), y, tuple(lines)))
+    save_figure(chart_figure(*charts), path)
 
 
 def text(found: dict[str, Any]) -> str:

@@ -23,8 +23,8 @@ from sordino import codec
 from sordino.engines.jobs import Job
 from sordino.errors import EngineError
 
-LOWEST, BELOW = (1, 41), (1, 42)
-WANTED = "flwr>=1.41,<1.42"
+LOWEST, BELOW = (1, 41), (1, 43)
+WANTED = "flwr>=1.41,<1.43"
 NAMES = {
     "flwr.app": ("Array", "ArrayRecord", "ConfigRecord", "Context", "Message", "RecordDict"),
     "flwr.app.error": ("Error",),

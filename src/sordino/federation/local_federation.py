@@ -1,6 +1,7 @@
 """A federation on one machine, for `sordino run --engine flower`: SuperLink, and a SuperNode and silo process per silo.
 
-All processes talk over TLS on 127.0.0.1, with node keys; when the run ends, however it ends, all of them are stopped.
+All processes talk over TLS on 127.0.0.1, with node keys. When the run ends, or this process dies, by SIGKILL too, all
+of them end (`lifeline`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tomli_w
 from sordino import codec
 from sordino.config import Config, FederationSpec
 from sordino.errors import ConfigError, EngineError
+from sordino.federation import lifeline
 from sordino.federation import new_federation as folders
 from sordino.federation.flower_api import JOINED, flower, register
 from sordino.federation.silo_service import SiloSpec
@@ -90,6 +92,8 @@ class LocalFederation:
     nodes: dict[str, int] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     log_start: dict[str, int] = field(default_factory=dict)  # size of each log when its process was last started
+    token: str = field(default_factory=lambda: secrets.token_hex(16))  # in the environment of all processes
+    lifeline: subprocess.Popen[bytes] | None = None  # kills them when this process ends
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -109,10 +113,15 @@ class LocalFederation:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # its tools call others
         own = {"PATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(self.home / "flwr")}
         own |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        return {**os.environ, **own}
+        return {**os.environ, **own, lifeline.VARIABLE: self.token}
 
     def start(self, name: str, command: list[str]) -> None:
-        """Start a process in its own process group; its output goes to home/NAME.log."""
+        """Start a process in its own process group; its output goes to home/NAME.log. It ends with this process."""
+        if self.lifeline is None:
+            self.lifeline = subprocess.Popen(
+                [sys.executable, "-I", "-S", lifeline.__file__, self.token], env={}, stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
         with open(self.home / f"{name}.log", "ab") as log:
             self.log_start[name] = log.tell()
             self.running[name] = subprocess.Popen(
@@ -129,7 +138,6 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop all processes and their descendants: SIGTERM first, then SIGKILL."""
-        started = [one for process in self.running.values() for one in descendants(process.pid)]
         for process in self.running.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -139,7 +147,9 @@ class LocalFederation:
                 process.wait(max(0.0, until - time.monotonic()))
         for name in list(self.running):
             self.kill(name)
-        kill_all(started)
+        if self.lifeline is not None:
+            self.lifeline.communicate()  # ends its input: it kills whatever is left
+            self.lifeline = None
 
     def __enter__(self) -> LocalFederation:
         return self

@@ -76,9 +76,7 @@ def to_yaml(data: dict[str, Any]) -> str:
     return str(yaml.dump(data, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=1_000_000))
 
 
-# ---- model card -----------------------------------------------------------------------------------------------------
-
-
+# ---- model card
 def model_card(made: Certificate, explained: dict[str, Any], about: About, dataset: str) -> str:
     """Return the README.md of a model: YAML metadata, then the certificate and the curator's words as Markdown."""
     parts = [
@@ -128,9 +126,7 @@ def _bound(line: dict[str, Any]) -> str:
     return f"epsilon {upto(line['epsilon'], 4)} at delta {upto(line['delta'])}"
 
 
-# ---- registry entry -------------------------------------------------------------------------------------------------
-
-
+# ---- registry entry
 def registry_entry(made: Certificate, about: About) -> dict[str, Any]:
     """Return the registry's entry; refuse a run without a guarantee or with repeatable noise."""
     if made["epsilon"] is None:

@@ -40,9 +40,7 @@ def one_of_each(found: dict[str, Any]) -> list[Run]:
     return [{**max(runs, key=lambda run: run["answer"]["epsilon"] or math.inf), "name": name} for name, runs in groups]
 
 
-# ---- metrics --------------------------------------------------------------------------------------------------------
-
-
+# ---- metrics
 def metrics(found: dict[str, Any]) -> list[Chart]:
     """Chart each metric by round, one line per setting: the mean over seeds, with a band for its 95% interval."""
     settings = _runs_by_setting(found)
@@ -126,9 +124,7 @@ def utility(found: dict[str, Any]) -> Chart | None:
     return Chart("utility", "Privacy and utility", says, Axis("epsilon", low=0.0, bound="upper"), y, tuple(dots))
 
 
-# ---- privacy --------------------------------------------------------------------------------------------------------
-
-
+# ---- privacy
 def privacy(runs: Sequence[Run]) -> list[Chart]:
     """Chart epsilon by round, the best attack, and delta by epsilon of each run, on common axes where they fit."""
     lasts = [[one["epsilon"][-1] for one in run["epsilon_by_round"] if one["epsilon"] is not None] for run in runs]
@@ -220,9 +216,7 @@ def audits(run: Run, place: int) -> Bars | None:
     return Bars(f"audit-{place}", f"Attacked: {run['name']}", says, axis, rows, marks)
 
 
-# ---- how a run went -------------------------------------------------------------------------------------------------
-
-
+# ---- how a run went
 def norms(run: Run, place: int) -> Chart | None:
     """Chart percentiles of update norms, and the clip norm, by round. NOT private."""
     found = run["diagnostics"]

@@ -119,9 +119,7 @@ class Subject:
         return {"round": [t for t, _ in known], "value": [value for _, value in known]}
 
 
-# ---- as data --------------------------------------------------------------------------------------------------------
-
-
+# ---- as data
 def differing_settings(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return {"setting", "values"} for every dotted key whose value is not the same in all tables."""
     each = [dict(flatten(table)) for table in tables]
@@ -214,9 +212,7 @@ def _estimate(values: Sequence[float | None]) -> dict[str, float | None] | None:
     return vars(Estimate.of(known)) if known and len(known) == len(values) else None
 
 
-# ---- as tables ------------------------------------------------------------------------------------------------------
-
-
+# ---- as tables
 def comparison_table(found: dict[str, Any]) -> Table:
     """Return the table of `sordino compare`: one row for each setting."""
     rows, metric = found["comparison"]["rows"], found["comparison"]["metric"]

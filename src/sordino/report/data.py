@@ -134,11 +134,9 @@ def _diagnostics(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-# ---- privacy curves -------------------------------------------------------------------------------------------------
-
-
+# ---- privacy curves
 @dataclass(frozen=True)
-class Payer:
+class CostGroup:
     """Adversaries with the same cost, and the silos that the cost is about (none: the worst of all clients)."""
 
     adversaries: tuple[Adversary, ...]
@@ -163,8 +161,8 @@ class Payer:
         return None if None in values else max(values)
 
 
-def payers(subject: Subject) -> list[Payer]:
-    """Return one payer for each distinct privacy curve of a run."""
+def cost_groups(subject: Subject) -> list[CostGroup]:
+    """Return one group for each distinct privacy curve of a run."""
     cost = run_cost(subject.plan, subject.facts)
     alike: dict[tuple[Any, ...], list[Adversary]] = {}
     for who in ADVERSARIES:
@@ -172,16 +170,16 @@ def payers(subject: Subject) -> list[Payer]:
     groups = [tuple(found) for found in alike.values()]
     own = cost.of(groups[0][0])
     if len(groups) > 1 or not 1 < len(own) <= MAX_CURVES:
-        return [Payer(who, (), "anybody" if len(groups) == 1 else " = ".join(who)) for who in groups]
+        return [CostGroup(who, (), "anybody" if len(groups) == 1 else " = ".join(who)) for who in groups]
     names, found = subject.certificate["silos"], []
     for silos in (line.silos for line in own):
         first = names[silos[0]] if names else f"silo {silos[0]}"
-        found.append(Payer(groups[0], silos, first if len(silos) == 1 else f"{first} and {len(silos) - 1} more"))
+        found.append(CostGroup(groups[0], silos, first if len(silos) == 1 else f"{first} and {len(silos) - 1} more"))
     return found
 
 
 def over_rounds(subject: Subject) -> list[dict[str, Any]]:
-    """Return epsilon of the releases so far for each payer; the last value is the certificate's, None: no guarantee."""
+    """Return epsilon of the releases so far for each group; the last value is the certificate's, None: no guarantee."""
     last = run_cost(subject.plan, subject.facts)
     releases, selection = participation(subject.plan, subject.facts).releases, subject.facts.selection
     places = sorted({max(1, round(releases * k / POINTS)) for k in range(1, POINTS)} - {releases})
@@ -191,10 +189,10 @@ def over_rounds(subject: Subject) -> list[dict[str, Any]]:
         costs = []  # correlated noise is accounted for the whole run only
     start = [] if subject.plan.prepare else [0]  # released columns are paid for before the first round
     rounds, found = [*start, *(t for t, _ in costs), releases], []
-    for payer in payers(subject):
-        values = [payer.epsilon(subject, cost) for cost in (*(cost for _, cost in costs), last)]
+    for group in cost_groups(subject):
+        values = [group.epsilon(subject, cost) for cost in (*(cost for _, cost in costs), last)]
         line = None if None in values else [*map(float, start), *values]
-        found.append({**payer.entry(), "round": rounds, "epsilon": line})
+        found.append({**group.entry(), "round": rounds, "epsilon": line})
     return found
 
 
@@ -211,19 +209,19 @@ def _so_far(subject: Subject, releases: int) -> Participation:
 
 
 def trade_off(subject: Subject) -> list[dict[str, Any]]:
-    """Return for each payer the best attack's true positive rate by false positive rate, and mu of Gaussian DP."""
+    """Return for each group the best attack's true positive rate by false positive rate, and mu of Gaussian DP."""
     cost, found = run_cost(subject.plan, subject.facts), []
-    for payer in payers(subject):
-        lines, gdp = payer.lines(cost), None
-        if payer.silos:
+    for group in cost_groups(subject):
+        lines, gdp = group.lines(cost), None
+        if group.silos:
             mu = accountant.gaussian_mu(lines[0].entries, lines[0].relation)
             gdp = None if mu is None else {"mu": mu, "regret": 0.0, "left": 0.0}
         else:
             certified = subject.certificate["adversaries"]
-            gdp = next(line["gdp"] for line in certified if line["adversary"] == payer.adversaries[0])
+            gdp = next(line["gdp"] for line in certified if line["adversary"] == group.adversaries[0])
         rates = {"false_positive_rate": FALSE_ALARMS.tolist()}
         rates["true_positive_rate"] = np.max([_true_positives(line) for line in lines], axis=0).tolist()
-        found.append({**payer.entry(), "gdp": gdp, **rates})
+        found.append({**group.entry(), "gdp": gdp, **rates})
     return found
 
 
@@ -239,21 +237,19 @@ def _true_positives(line: Line) -> Floats:
 
 
 def delta_curve(subject: Subject) -> list[dict[str, Any]]:
-    """Return delta by epsilon, from 0 to twice the certified epsilon, for each payer with a guarantee."""
+    """Return delta by epsilon, from 0 to twice the certified epsilon, for each group with a guarantee."""
     cost, found = run_cost(subject.plan, subject.facts), []
-    for payer in payers(subject):
-        certified = payer.epsilon(subject, cost)
+    for group in cost_groups(subject):
+        certified = group.epsilon(subject, cost)
         if certified is not None:
             epsilons = np.linspace(0, 2 * certified if certified else 1.0, 61).tolist()
-            each = [accountant.deltas_at(one.entries, one.relation, epsilons) for one in payer.lines(cost)]
+            each = [accountant.deltas_at(one.entries, one.relation, epsilons) for one in group.lines(cost)]
             deltas = np.max(np.asarray(each, dtype=np.float64), axis=0).tolist()
-            found.append({**payer.entry(), "epsilon": epsilons, "delta": deltas, "certified": certified})
+            found.append({**group.entry(), "epsilon": epsilons, "delta": deltas, "certified": certified})
     return found
 
 
-# ---- spectra of smoothing -------------------------------------------------------------------------------------------
-
-
+# ---- spectra of smoothing
 def smoothing_gain(strength: float, frequency: Floats) -> Floats:
     """Return (1 + 2 s (1 - cos 2 pi f))^-2: the share of power that smoothing leaves at f cycles per coordinate."""
     return np.asarray((1 + 2 * strength * (1 - np.cos(2 * np.pi * frequency))) ** -2.0)

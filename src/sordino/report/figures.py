@@ -1,6 +1,6 @@
 """Drawing with matplotlib: charts and bars as SVG for the report's page, and figures as picture files.
 
-Called by the page, `sordino compare --plot`, `Result.plot`, `sordino tune` and the papers' figures. In the SVG of a
+Called by the page, by `compare --plot`, `sweep`, `tune`, `Result.plot` and the papers. In the SVG of a
 page text stays text, and every colour is a CSS variable of the page's two themes.
 """
 
@@ -10,7 +10,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,6 @@ MARKS = "os^DvPX"  # marker shapes; with the dashes, series differ without colou
 MAX_SERIES = len(SERIES)
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-Row = dict[str, Any]
-Panels = Mapping[str, Mapping[str, Sequence[Row]]]
 
 
 @dataclass(frozen=True)
@@ -133,9 +131,7 @@ class Bars:
     marks: tuple[float, ...] = ()
 
 
-# ---- on axes of matplotlib ------------------------------------------------------------------------------------------
-
-
+# ---- on axes of matplotlib
 def plot_chart(axes: Any, chart: Chart) -> None:
     """Draw the chart on matplotlib axes, in the light theme, with its legend above."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -193,9 +189,7 @@ def tick_label(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-# ---- as SVG on a page -----------------------------------------------------------------------------------------------
-
-
+# ---- as SVG on a page
 def draw(chart: Chart | Bars) -> Markup:
     """Return one <svg> with title and description for screen readers; points have their numbers in `data-tip`."""
     from matplotlib.figure import Figure
@@ -274,11 +268,9 @@ def _plot_bars(axes: Any, bars: Bars, height: float) -> None:
         axes.text(end + 0.02 * longest, y + 30, text, color=LIGHT["s0"], weight="bold")
 
 
-# ---- as files -------------------------------------------------------------------------------------------------------
-
-
-def _grid(count: int, abreast: int, width: float, height: float, **subplots: Any) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure and `count` axes in it, `abreast` in each line."""
+# ---- as files
+def panel_axes(count: int, abreast: int, width: float, height: float, **subplots: Any) -> tuple[Any, list[Any]]:
+    """Return a matplotlib figure and `count` axes in it, `abreast` in each line of this height, in inches."""
     from matplotlib.figure import Figure
 
     lines = -(-count // abreast)
@@ -293,7 +285,7 @@ def chart_figure(*charts: Chart) -> Any:
     """Return a matplotlib figure with the charts side by side, three in a line."""
     with _settings("sordino"):
         abreast = min(3, len(charts))
-        figure, axes = _grid(len(charts), abreast, 4.6 * abreast, 3.4)
+        figure, axes = panel_axes(len(charts), abreast, 4.6 * abreast, 3.4)
         for place, chart in zip(axes, charts, strict=True):
             plot_chart(place, chart)
     return figure
@@ -310,52 +302,3 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "sordino"}):  # the same figure is the same file
         figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     return [path, path.with_suffix(".svg")]
-
-
-def curves(
-    panels: Panels, x: str, y: str, path: Path, *, xlabel: str | Mapping[str, str] = "", ylabel: str = "",
-    log: bool = False, log_y: bool = False, own_y: bool = False,
-) -> None:  # fmt: skip
-    """Write one panel per entry with one line per label; a row whose x is None is a dashed level, `spread` a bar.
-
-    `xlabel` names the x axis of all panels, or of each panel by its title. One legend is to the right where all panels
-    have the same lines, else one is below each panel. Panels share the y axis unless `own_y`.
-    """
-    abreast = len(panels) if len(panels) <= 4 else 3
-    figure, axes = _grid(len(panels), abreast, 1 + 3.4 * abreast, 3.6, sharey=not own_y)
-    same_lines = len({tuple(lines) for lines in panels.values()}) == 1
-    shared_label = isinstance(xlabel, str) and same_lines
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        for number, (label, rows) in enumerate(lines.items()):
-            placed, colour = [row for row in rows if row[x] is not None], f"C{number}"
-            bars = [row.get("spread") or 0.0 for row in placed]
-            points = [row[x] for row in placed], [row[y] for row in placed]
-            axis.errorbar(*points, bars, marker="o", ms=3, capsize=2, label=label, color=colour)
-            for row in (row for row in rows if row[x] is None):
-                axis.axhline(row[y], color=colour, ls="--", lw=1)
-        axis.set_title(title, fontsize="medium")
-        if not shared_label:
-            axis.set_xlabel((xlabel if isinstance(xlabel, str) else xlabel[title]) or x)
-        axis.grid(alpha=0.3)
-        _set_scales(axis, sorted({row[x] for rows in lines.values() for row in rows} - {None}), log, log_y)
-        if not same_lines:
-            axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False,
-                        ncols=2 if len(axis.get_legend_handles_labels()[1]) > 3 else 1)  # fmt: skip
-    if shared_label:
-        figure.supxlabel(str(xlabel) or x, fontsize="medium")
-    figure.supylabel(ylabel or y, fontsize="medium")
-    handles, labels = axes[0].get_legend_handles_labels()
-    if same_lines and len(labels) > 1:
-        figure.legend(handles, labels, fontsize="small", loc="outside center right", frameon=False)
-    save_figure(figure, path)
-
-
-def _set_scales(axis: Any, values: Sequence[float], log: bool, log_y: bool) -> None:
-    """Set log scales where asked for, with x ticks at the values if there are at most ten."""
-    if log and values:
-        axis.set_xscale("log")
-        if len(values) <= 10:
-            axis.set_xticks(values, [f"{value:g}" for value in values], fontsize="small")
-            axis.minorticks_off()
-    if log_y and values:
-        axis.set_yscale("log")

@@ -64,9 +64,7 @@ def write_page(file: Path, found: dict[str, Any]) -> None:
         raise ConfigError(wrong, "a file in a folder that exists", "choose another --out") from None
 
 
-# ---- figures --------------------------------------------------------------------------------------------------------
-
-
+# ---- figures
 def _for_each(runs: Sequence[Run], make: Callable[[Run, int], Figure | None]) -> list[Figure | None]:
     return [make(run, place) for place, run in enumerate(runs)]
 
@@ -109,9 +107,7 @@ def _bar_numbers(bars: Bars) -> Table:
     return Table(head, tuple(rows), f"{bars.title}: numbers")
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
-
-
+# ---- tables
 def _adversaries(runs: Sequence[Run]) -> Table:
     """Return what each run guarantees against each adversary; every bound is rounded up."""
     lines = [(run["name"], line) for run in runs for line in run["certificate"]["adversaries"]]
@@ -147,9 +143,7 @@ def _memberships(runs: Sequence[Run]) -> Table | None:
     return Table(head, tuple(rows), "Membership by a loss threshold (guessing has AUC 0.5)") if rows else None
 
 
-# ---- sections of other packages -------------------------------------------------------------------------------------
-
-
+# ---- sections of other packages
 class ReportSection(ABC):
     """A section of the page: a heading, a text, and charts, bars and tables made of the runs' data.
 

@@ -35,9 +35,7 @@ _LATEX = {
 }
 
 
-# ---- cells ----------------------------------------------------------------------------------------------------------
-
-
+# ---- cells
 def flatten(table: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted name, value) of every leaf of nested dicts and lists of dicts; None and empty lists are skipped."""
     if isinstance(table, dict):
@@ -164,9 +162,7 @@ class History(list[dict[str, Any]]):
         return f"{Table(tuple(public), cells).text()}\n{len(self)} rounds{more}"
 
 
-# ---- settings, with means over seeds --------------------------------------------------------------------------------
-
-
+# ---- settings, with means over seeds
 @dataclass(frozen=True)
 class Estimate:
     """A mean over seeds with half the width of its 95% interval (Student's t); None with fewer than three seeds.
