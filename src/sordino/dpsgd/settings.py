@@ -26,7 +26,7 @@ from sordino.parts.releases import CentralNoise
 from sordino.parts.server_optimizers import TorchOptimizer
 from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
-from sordino.recipes.record_level import alone
+from sordino.recipes.record_level import one_holder
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
@@ -115,7 +115,7 @@ def loop_plan(
         raise ConfigError(f"clip_norm = {clip_norm}", "a positive finite number", "1.0 is a good start")
     first, noise = optimizer.param_groups[0], Gaussian(1.0)
     momentum = first["momentum"] if isinstance(optimizer, SGD) and strategy is not None else None
-    return alone(
+    return one_holder(
         TorchOptimizer(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", momentum),
         rounds=epochs * steps_per_epoch(records),
         records=records,

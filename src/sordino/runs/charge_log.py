@@ -34,7 +34,7 @@ from sordino.errors import BudgetError, CertificateError
 from sordino.ledger.budget import ClientCharges, Filter
 from sordino.loop import RoundReceipts
 from sordino.outcome import replay_charges
-from sordino.parts.samplers import NO_COINS, Cohort
+from sordino.parts.samplers import NO_RANDOMNESS, Cohort
 from sordino.plan import Plan
 
 CHARGES, RECEIPTS, REFUSED = "charges.jsonl", "receipts.jsonl", "refused.json"
@@ -78,7 +78,7 @@ class ChargeLog:
     def cohorts(self, plan: Plan) -> list[Cohort]:
         """Return the cohort of each charged round where cohorts are public or visible by design, else nothing."""
         if not plan.clients.random:
-            return [plan.clients.draw(t, NO_COINS) for t in self.rounds]
+            return [plan.clients.draw(t, NO_RANDOMNESS) for t in self.rounds]
         return [np.asarray(charge.cohort, dtype=np.int64) for charge in self.charges if charge.cohort is not None]
 
 
@@ -138,7 +138,7 @@ def _wrong_cohort(charge: Charge, plan: Plan) -> str:
     population = plan.clients.population
     if not all(0 <= client < population for client in charge.cohort) or len(set(charge.cohort)) != len(charge.cohort):
         return f"holds a cohort that is not of {population} clients, each at most once"
-    fixed = None if plan.clients.random else tuple(plan.clients.draw(charge.round - 1, NO_COINS).tolist())
+    fixed = None if plan.clients.random else tuple(plan.clients.draw(charge.round - 1, NO_RANDOMNESS).tolist())
     return "" if fixed in (None, charge.cohort) else "holds another cohort than the plan's"
 
 
