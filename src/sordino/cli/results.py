@@ -113,11 +113,11 @@ def explain(target: Certified, own: Own = None, as_json: JsonFlag = False) -> No
 
 def certified_with_plan(target: Path) -> tuple[dict[str, Any], Plan, Facts]:
     """Certify a run's folder or a DP-SGD loop's file; return its certificate and the plan and facts it follows from."""
-    from sordino.dpsgd import loop_certificate
+    from sordino.dpsgd import account
     from sordino.runs.folder import RunFolder
 
     if target.is_file():
-        found = loop_certificate.certify(target)
+        found = account.certify(target)
         return found.certificate, found.plan, found.facts
     folder = RunFolder.open(target)
     made, held = folder.certify(), folder.contents()

@@ -32,7 +32,7 @@ from sordino.certificate.certificate_file import compare_text, parse, text_of
 from sordino.certificate.facts import Facts, OwnCode
 from sordino.codec import durable_files
 from sordino.config import Config, load_config
-from sordino.dpsgd import loop_certificate
+from sordino.dpsgd import account
 from sordino.errors import BudgetError, CertificateError, ConfigError, UserError
 from sordino.outcome import facts_of_charges, last_figures
 from sordino.parts.samplers import Cohort
@@ -258,7 +258,7 @@ def subject(target: Path, name: str) -> Subject:
     if not target.exists():
         raise ConfigError(f"{target}, which does not exist", "the folder of a run, or the file of a loop")
     if target.is_file():
-        loop = loop_certificate.certify(target)
+        loop = account.certify(target)
         return Subject(name, loop.certificate, loop.plan, loop.facts)
     folder = RunFolder.open(target)
     certificate, held = folder.certify(), folder.contents()
