@@ -20,7 +20,7 @@ from sordino.certificate.facts import Facts
 from sordino.data.clients import unwrapped_model
 from sordino.data.lineage import file_metadata
 from sordino.errors import DataError
-from sordino.ledger.charges import ClientCharges
+from sordino.ledger.budget import ClientCharges
 from sordino.loop import Round, RoundReceipts
 from sordino.parts.samplers import NO_RANDOMNESS, Cohort
 from sordino.plan import Plan, State

@@ -40,8 +40,7 @@ from sordino.plan import Plan, State
 from sordino.report.text_table import History
 from sordino.rng import Mode
 from sordino.runs import admission, execution
-from sordino.runs.folder import MEMORY, RunFolder
-from sordino.runs.loading import AUDIT, subject
+from sordino.runs.folder import AUDIT, MEMORY, RunFolder, subject
 from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, bar_where_seen, check_run, run_rounds, single_class_note
 from sordino.runs.writer import RunWriter, created
 from sordino.task import Task
@@ -153,7 +152,7 @@ class Result:
                 writer.save(state)
                 if self.config.plan.prepare:
                     execution.write_preparations(made, self.task, state)
-                writer.finish(outcome.model_bytes(self.model))
+                RunFolder(made, self.config).finish(outcome.model_bytes(self.model))
             shutil.rmtree(made / "checkpoint")
         elif made.exists():
             raise ConfigError(f"{made}, which exists", "a new folder", "choose another path")
