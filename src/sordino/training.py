@@ -41,8 +41,7 @@ from sordino.plan import Plan, State
 from sordino.report.text_table import History
 from sordino.rng import Mode
 from sordino.runs import admission, execution
-from sordino.runs.folder import MEMORY, RunFolder
-from sordino.runs.loading import AUDIT, subject
+from sordino.runs.folder import AUDIT, MEMORY, RunFolder, subject
 from sordino.runs.rounds import InMemoryRun, OnRound, RunStart, bar_where_seen, check_run, run_rounds, single_class_note
 from sordino.runs.writer import RunWriter, created
 from sordino.task import Task
@@ -165,7 +164,7 @@ class Result:
             writer.save(state)
             if self.config.plan.prepare:
                 execution.write_preparations(path, self.task, state)
-            writer.finish(outcome.model_bytes(self.model))
+            RunFolder(path, self.config).finish(outcome.model_bytes(self.model))
 
     def _kept(self) -> tuple[InMemoryRun, State]:
         if self.kept is None or self.config is None or self.task is None:

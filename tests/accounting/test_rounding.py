@@ -27,7 +27,7 @@ from sordino.accounting.profiles import Ceiling
 from sordino.accounting.rounding import atleast, upto
 from sordino.audit import summary as audited
 from sordino.certificate import explain
-from sordino.cli import calculator, certificates, planning, tune_output
+from sordino.cli import planning, results, tune_output
 from sordino.errors import BudgetError, ConfigError, UnreachableError
 from sordino.ledger.ledger import Ledger, Request
 from sordino.ledger.totals import Item, Limit
@@ -60,11 +60,11 @@ COMPARED = {
     "delta": DELTA,
 }
 TEXTS = {
-    "epsilon": calculator.text(
+    "epsilon": planning.epsilon_text(
         {"adversaries": [LINE], "unit": "client", "accountant": "a", "method": "m", "grid": None}
     ),
     "calibrate": planning.calibrated_text({"free": "rounds", "value": 3, "out": None, **LINE}),
-    "certify": certificates.guarantee(MADE),
+    "certify": results.guarantee(MADE),
     "plan": planning._epsilon(LINE),
     "tune": tune_output._budget(LINE),
     "sweep": sweep_report.guarantee(MADE),

@@ -30,7 +30,7 @@ from sordino.errors import DataError
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Distribution, Gaussian, Laplace, Mechanism, laplace_sum_tail
-from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler, SamplingLaw, independent_coins
+from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler, SamplingLaw, poisson_law
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Cohort, CyclicPoisson, Everyone, Poisson, RoundRobin, Sampler
@@ -350,7 +350,7 @@ def test_a_high_rate_among_few_is_examined(sampler: Sampler) -> None:
 
 def test_clients_that_do_not_exist_fail_the_audit_and_do_not_end_it() -> None:
     for wrong in ([-1, 2], [2, 2], [7, 40]):
-        draws = Draws("cohort", independent_coins(40, 0.1), [[np.array(wrong)]] * 2)
+        draws = Draws("cohort", poisson_law(40, 0.1), [[np.array(wrong)]] * 2)
         assert [(one.question, one.passed) for one in sampling_tests(draws)] == [("cohort: sizes and members", False)]
 
 

@@ -353,11 +353,12 @@ def test_a_written_plan_has_its_columns_and_reads_back_the_same(config: Config, 
 
 
 def test_a_ledger_is_charged_for_columns(table: dict[str, Any]) -> None:
-    from sordino.runs.admission import _planned_request
+    from sordino.runs.admission import ledger_request, planned_facts
 
-    asked = _planned_request(parse(table))
+    config = parse(table)
+    asked = ledger_request(config, planned_facts(config))
     assert {item.silo for item in asked.items if isinstance(item.event, LaplaceNoise)} == {"A", "B"}
-    again = _planned_request(parse(table), prepared=2)
+    again = ledger_request(config, planned_facts(config, prepared=2))
     assert [item.count for item in again.items if isinstance(item.event, LaplaceNoise)] == [2, 2]
 
 

@@ -30,8 +30,8 @@ from sordino.parts.sparsify import PublicMask, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 from sordino.runs.charge_log import PrefixHash
-from sordino.runs.checkpoint import Checkpoint
-from sordino.runs.resume import check_noise
+from sordino.runs.execution import check_noise
+from sordino.runs.writer import Checkpoint
 from sordino.task import Task
 from sordino_papers.grid import run_grid
 

@@ -209,7 +209,6 @@ class FederationSpec:
             raise ConfigError(found, "from 1 to all of them")
 
 
-Part = Literal["validation", "test"]
 LEAST = 2  # rows of a part
 
 
@@ -221,7 +220,7 @@ class HoldoutPart:
     `validation` alone, and the winner is reported on `test`. Who is in which part follows from a public seed.
     """
 
-    part: Part
+    part: Literal["validation", "test"]
     seed: int = 0
     share: float = 0.5
 

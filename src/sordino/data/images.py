@@ -51,12 +51,8 @@ SVHN = {
 }
 _NIST = "https://biometrics.nist.gov/cs_links/EMNIST/"
 EMNIST = _source("emnist", _NIST, "gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
-Split = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 MOST = 1 << 31  # bytes that one member of an archive may unpack to
-
-
-# ---- CIFAR -----------------------------------------------------------------------------------------------------------
 
 
 def cifar10_archive() -> Dataset:
@@ -106,9 +102,6 @@ class ArraysOnly(pickle.Unpickler):
         return known[f"{module} {name}"]
 
 
-# ---- SVHN ------------------------------------------------------------------------------------------------------------
-
-
 def svhn(*, extra: bool = False) -> Dataset:
     """Load 73,257 house numbers, a digit each; `extra` appends the 531,131 easier ones, 604,388 as in paper 000."""
     parts = [_mat(read_source(SVHN[name])) for name in ("train", *(["extra"] if extra else []))]
@@ -134,10 +127,7 @@ def _mat(content: bytes) -> tuple[Array, Ints]:
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
-# ---- EMNIST ----------------------------------------------------------------------------------------------------------
-
-
-def emnist(*, split: Split = "balanced") -> Dataset:
+def emnist(*, split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced") -> Dataset:
     """Load handwritten characters, 28x28, in one of six splits.
 
     The splits are balanced (47 classes), byclass (62), bymerge (47), letters (26), digits (10) and mnist (10).
@@ -166,8 +156,6 @@ def _emnist_part(held: zipfile.ZipFile, split: str, part: str) -> tuple[Array, I
     first = 1 if split == "letters" else 0
     return np.ascontiguousarray(arrays[0].transpose(0, 2, 1))[:, None], arrays[1].astype(np.int64) - first
 
-
-# ---- MNIST and the data sets in its format ---------------------------------------------------------------------------
 
 _FILES = [f"{part}-{side}-ubyte.gz" for part in ("train", "t10k") for side in ("images-idx3", "labels-idx1")]
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"

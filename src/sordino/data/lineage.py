@@ -41,9 +41,6 @@ SMALLEST = 4  # numbers in the smallest tensor that is identified by its hash
 Runs = tuple[EarlierRun, ...]  # the oldest first; the last has made the weights
 
 
-# ---- hashes ----------------------------------------------------------------------------------------------------------
-
-
 def keyed_hash(key: str, *tensors: Tensor) -> str:
     """Return the HMAC-SHA256 of types, shapes and all bytes of tensors."""
     found = hmac.new(bytes.fromhex(key), digestmod=hashlib.sha256)
@@ -91,8 +88,6 @@ def _sha256(title: str, tensor: Tensor, found: Any = None) -> Any:
     found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found
 
-
-# ---- initial and frozen weights --------------------------------------------------------------------------------------
 
 FIX = "save them with safetensors.torch.save_file(model.state_dict(), path)"
 
@@ -155,9 +150,6 @@ def _check_tensor(tensor: Tensor, own: Tensor, where: str) -> None:
 
 def _type_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-# ---- runs behind a module --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

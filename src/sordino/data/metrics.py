@@ -320,13 +320,10 @@ def _call_metric(name: str, function: MetricFunction, seen: Predictions) -> dict
 
 def metrics_of(asked: Mapping[str, MetricFunction] | Iterable[Any] | None) -> tuple[Metric, ...]:
     """Return metrics as parts, from functions by name, or from a list of kinds and parts."""
-    if asked is None:
-        return ()
     if isinstance(asked, Mapping):
         return tuple(FunctionMetric(str(name), function) for name, function in asked.items())
-    if isinstance(asked, str):
-        asked = [asked]
-    return tuple(one if isinstance(one, Metric) else read(Metric, one, "metrics") for one in asked)
+    listed = [asked] if isinstance(asked, str) else asked or ()
+    return tuple(one if isinstance(one, Metric) else read(Metric, one, "metrics") for one in listed)
 
 
 def add_metric(name: str) -> Callable[[MetricFunction], MetricFunction]:

@@ -119,8 +119,6 @@ class Program:
     def __repr__(self) -> str:
         return f"Program({type(self.model).__name__}, {type(self.loss).__name__})"
 
-    # ---- execution ------------------------------------------------------------------------------------------------
-
     @property
     def trusted(self) -> bool:
         """Whether the user's Python code runs on the records as it is, because the user vouches for it."""
@@ -191,8 +189,6 @@ class Program:
             found = [layer for layers in nested for layer in layers]
         return found
 
-    # ---- what is proved ---------------------------------------------------------------------------------------------
-
     def of(self, unit: Unit) -> OwnCode:
         """Return grade and reason of the proof that units stay separate; refuse code without one."""
         if self.trusted:
@@ -261,10 +257,7 @@ class Program:
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
         """Return synthetic records and targets."""
-        x, y = synthetic_batch([self.x, self.y], [True, True], count)
-        return x, y
-
-    # ---- captures ---------------------------------------------------------------------------------------------------
+        return tuple(synthetic_batch([self.x, self.y], [True, True], count))
 
     def _captured(self, training: bool) -> Traced:
         if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
@@ -332,9 +325,6 @@ def capture_error(what: str, why: str) -> PlanError:
 def _copy(model: nn.Module) -> nn.Module:
     """Return a copy that shares the frozen parameters, which may be large."""
     return copied(model, [p for p in model.parameters() if not p.requires_grad])
-
-
-# ---- checks before the first round that model, loss and records fit together -----------------------------------------
 
 
 def refuse_layers(model: nn.Module, statistics: bool = True) -> None:

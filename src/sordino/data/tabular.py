@@ -43,8 +43,6 @@ def _features(table: TextTable, columns: Columns) -> Array:
     return np.hstack([encode(table, name, column) for name, column in columns.items()]).astype(np.float32)
 
 
-# --- Adult ---
-
 _ADULT_SUMS = {
     "adult/adult.data": "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
     "adult/adult.test": "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
@@ -87,8 +85,6 @@ def adult() -> Dataset:
     return Dataset(x=x, y=y, test_x=test_x, test_y=test_y, classes=2)
 
 
-# --- Heart disease ---
-
 HOSPITALS = {
     "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
     "hungarian": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
@@ -124,8 +120,6 @@ def _hospital(name: str, digest: str) -> TextTable:
     rows = [["?" if j in measured and cell in zeros else cell for j, cell in enumerate(row)] for row in table.rows]
     return replace(table, rows=rows)
 
-
-# --- Regression ---
 
 INSURANCE = Source(
     "insurance/insurance.csv",
@@ -172,8 +166,6 @@ def loans() -> Dataset:
         raise DataError(f"other loans in {LOANS.path} (sha256 of their numbers {found})", f"those of {LOANS.url}", fix)
     return hold_out(x, rate / 10, unit=10.0)
 
-
-# --- Bundled with scikit-learn ---
 
 Range = tuple[float, float]
 

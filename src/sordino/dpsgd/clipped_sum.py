@@ -43,12 +43,7 @@ class Clipped:
 
 
 def clipped_sum(
-    pieces: Pieces,
-    named: Mapping[str, nn.Parameter],
-    batch: int,
-    clip_norm: float,
-    scale: float = 1.0,
-    norm: Norm = 2,
+    pieces: Pieces, named: Mapping[str, nn.Parameter], batch: int, clip_norm: float, scale: float = 1.0, norm: Norm = 2
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return sum_j scale g_j min(1, C / ||scale g_j||) by parameter name, and the norms ||scale g_j|| [b].
 

@@ -85,7 +85,7 @@ def row_squares(rows: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Rows:
-    """Gradients as they are, [b, *shape]."""
+    """Gradients of a parameter in full, [b, *shape]."""
 
     value: Tensor
 
@@ -105,7 +105,7 @@ class Rows:
         return Rows(self.value[index])
 
 
-def _identity(rows: Tensor) -> Tensor:
+def identity(rows: Tensor) -> Tensor:
     return rows
 
 
@@ -139,7 +139,9 @@ def _flat(value: Tensor, time_first: bool) -> Tensor:
 @codec.hides_values
 @dataclass
 class Outer:
-    """g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I], output gradients [b, T, O]; `reshape` gives [..., *shape].
+    """Gradients g_j = sum_t out_jt (x) in_jt, from inputs [b, T, I] and output gradients [b, T, O].
+
+    `reshape` maps [..., O, I] to [..., *shape] of the parameter.
 
     T = 1:     ||g_j||^2 = |in_j|^2 |out_j|^2
     else:      ||g_j||^2 = sum_{t,s} (in_t . in_s)(out_t . out_s), or g_j materialised, whichever is cheaper
@@ -147,7 +149,7 @@ class Outer:
 
     inputs: Tensor | Callable[[], Tensor]  # patches are cut when needed: those of all layers would fill the memory
     outputs: OutputGradients
-    reshape: Callable[[Tensor], Tensor] = _identity
+    reshape: Callable[[Tensor], Tensor] = identity
     kept: Tensor | None = field(init=False, default=None)
     slack: Tensor | float = field(init=False, default=0.0)
 
@@ -209,7 +211,7 @@ def _products(inputs: Tensor, outputs: Tensor) -> Tensor:
 @codec.hides_values
 @dataclass(frozen=True)
 class Lookup:
-    """g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows in the table.
+    """Gradients g_j[v] = sum of out_jt over the t with index_jt = v: index [b, T], outputs [b, T, D], `words` rows.
 
     ||g_j||^2 = sum_{t,s} [index_t = index_s] (out_t . out_s)
     """
@@ -253,7 +255,7 @@ class Lookup:
 @codec.hides_values
 @dataclass
 class Tied:
-    """One table that is looked up and multiplied by (a tied input and output embedding): g_j = outer_j + lookup_j.
+    """Gradients g_j = outer_j + lookup_j of a table that is input and output embedding.
 
     ||g_j||^2 = ||outer_j||^2 + ||lookup_j||^2 + 2 sum_{t,s} (in_t . out_s) slope_t[index_s]
     """
@@ -297,7 +299,7 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
         return Outer(torch.cat([p.read() for p in uses], 1), OutputGradients(slopes), first.reshape)
     if len(pieces) == 2:
         lookup, outer = sorted(pieces, key=lambda piece: isinstance(piece, Outer))
-        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is _identity:
+        if isinstance(lookup, Lookup) and isinstance(outer, Outer) and outer.reshape is identity:
             return Tied(outer, lookup)
     total = pieces[0].rows().clone()
     for piece in pieces[1:]:

@@ -3,10 +3,15 @@
 What runs is the graph of the model (`model_graphs`), captured on synthetic records: the user's own forward sees no
 record that is trained on, unless it has no graph and the user vouches for it (`CheckedForward`). Only `model.forward`
 is replaced, and the layers only while it runs: copies and pickles of the model are ordinary.
+
+In half precision the 1 / b of a mean would be rounded to eight bits on its way into the model, another number for every
+b: one record more would change what all the others add, by up to b / 512 clip norms. So the model's output is widened
+to float32, and its gradient multiplied by b there.
 """
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,16 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from sordino.dpsgd.batch_independence import has_records, refuse_mixing, trained_outputs
 from sordino.dpsgd.clipped_sum import CheckedForward, clipped_sum
 from sordino.dpsgd.loader import BatchPiece, InputCheck, PendingBatch
 from sordino.dpsgd.model_graphs import GraphPass, ModelGraphs
-from sordino.dpsgd.own_code import stale_code, untraceable
-from sordino.dpsgd.pieces import UnrecordableError, first_length
-from sordino.dpsgd.reduction import LossCheck, OutputGradient, is_half_precision, widen_outputs
+from sordino.dpsgd.own_code import LossCheck, OutputGradient, stale_code, untraceable
+from sordino.dpsgd.pieces import HALF, UnrecordableError, first_length
+from sordino.dpsgd.settings import Reduction
 from sordino.dpsgd.state_guard import GradientChangeWarning, ModelGuard
 from sordino.errors import DataError, PlanError
 from sordino.graph import TRUSTED, Grade, UntraceableError
@@ -35,6 +40,59 @@ EVIDENCE: dict[Grade, str] = {
     "by construction": "by the operations of the model's graph, whatever the records hold",
     "per record (vmap)": "the model's graph is run for each record by itself",
 }
+
+
+MEAN_ROUNDING = 2.0**-22  # clip norms that a record's clipped gradient may change by, from a mean over b to b + 1
+
+
+def clip_margin(declared: Reduction, expected: float, *, double: bool) -> float:
+    """Return the share of the clip norm C that is left free for rounding, with `expected` records at once.
+
+    A mean hands each record 1 / b, which float32 rounds: with one record more, each of the others adds another number.
+    Measured 1.0e-7 C each, all the same way where records are equal: the sum of 100,000 moved by 1.010 C. The public
+    expected number and eight deviations more, times 2^-22, is left free for that. A sum has no such factor.
+    """
+    if declared == "sum" or double:
+        return 0.0
+    margin = MEAN_ROUNDING * (expected + 8.0 * math.sqrt(expected))
+    if margin > 0.5:
+        found = f"a mean over about {expected:,.0f} records at once, whose gradients float32 rounds by their number"
+        fix = 'reduction = "sum", or max_physical_batch_size = 100_000'
+        raise PlanError("reduction", found, "at most 2,000,000", fix)
+    return margin
+
+
+class _WidenedOutputs(torch.autograd.Function):
+    """Float32 copies of the outputs, whose backward runs the model's own with gradients times `scale`.
+
+    The two autograd graphs are apart, so a loss that reaches into the model past the copies is a second backward pass,
+    which is refused.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, scale: float, inner: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.inner, ctx.scale = inner, scale
+        ctx.set_materialize_grads(False)
+        return tuple(y.detach().float() if y.dtype in HALF else y.detach().clone() for y in inner)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor, None, None]:
+        pairs = [(y, (s * ctx.scale).to(y.dtype)) for y, s in zip(ctx.inner, slopes, strict=True) if s is not None]
+        torch.autograd.backward([y for y, _ in pairs], [s for _, s in pairs], retain_graph=True)
+        return torch.zeros((), device=ctx.inner[0].device), None, None
+
+
+def widen_outputs(output: Any, scale: float) -> Any:
+    """Return the output in float32; its gradients are multiplied by `scale` on their way back."""
+    leaves, form = tree_flatten(output)
+    inner = [y for y in leaves if _live(y)]
+    anchor = torch.zeros((), requires_grad=True, device=inner[0].device)
+    supply = iter(_WidenedOutputs.apply(anchor, scale, inner))  # type: ignore[no-untyped-call]
+    return tree_unflatten([next(supply) if _live(y) else y for y in leaves], form)
+
+
+def _live(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.requires_grad
 
 
 class RecordedForward:
@@ -171,7 +229,7 @@ class Recording:
         live = trained_outputs(output, size, needed=False)
         self.outputs += live
         if self.loss_check is not None:
-            self.gradients += OutputGradient.of(output, live, piece, self.loss_check)
+            self.gradients += OutputGradient.of(output, live, piece.target, size, self.loss_check)
         return output
 
     def _evaluate(self, args: Any, kwargs: Any) -> Any:
@@ -215,7 +273,7 @@ class Recording:
         self.graphs.capture_again()
 
     def _prepare(self, args: Any, kwargs: Any, piece: BatchPiece) -> None:
-        """Find how this pass is run, before it sees its records."""
+        """Choose the graph pass for these arguments, before it sees their records."""
         if self.error is not None:
             raise self.error
         records = self.inputs.records(flat(args, kwargs)[0], piece.tensors, piece.size)
@@ -235,7 +293,7 @@ class Recording:
 
     def _widened(self, output: Any, size: int) -> Any:
         """Widen half precision for the loss, and undo the mean before its gradient is rounded again."""
-        half = is_half_precision(output)
+        half = any(y.dtype in HALF for y in tree_flatten(output)[0] if _live(y))
         if self.mean_undone not in (None, half):
             found = "passes over one batch in half and in full precision"
             raise PlanError("loop", found, "one of them", "keep all passes of a step inside autocast, or none")

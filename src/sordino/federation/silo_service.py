@@ -32,7 +32,7 @@ from sordino.errors import ConfigError, SordinoError, shorten
 from sordino.federation.flower_api import Node, NodeTask, flower
 from sordino.federation.secagg import MARK, SecAggClient
 from sordino.ledger import policy as policies
-from sordino.ledger.charges import SiloCost
+from sordino.ledger.budget import SiloCost
 from sordino.ledger.journal import RESTORES
 from sordino.ledger.ledger import Ledger, Receipt
 from sordino.ledger.policy import Policy

@@ -29,7 +29,7 @@ _LIBRARIES = ("torch", "_operator", "math")
 
 
 class UntraceableError(Exception):
-    """Code that no graph can be captured of, and why."""
+    """No graph can be captured of a piece of code; the message says why."""
 
 
 @codec.hides_values

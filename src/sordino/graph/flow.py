@@ -43,7 +43,7 @@ _SIZED = {
 
 
 class Reason(str):
-    """Why a record may influence another's output; `certain` if an operation reads along the records for sure."""
+    """Text that says why a record may influence another's output; `certain` if an operation does read along records."""
 
     certain: bool
 

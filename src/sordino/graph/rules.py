@@ -103,7 +103,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def pointwise(call: Call) -> Rows:
-    """Operations entry by entry, with broadcasting: all inputs must have the records in the same place."""
+    """Rule of operations entry by entry, with broadcasting: all inputs must hold the records in the same place."""
     width = call.output.dim()
     found = {
         replace(rows, dim=rows.dim + width - value.dim())
@@ -116,12 +116,12 @@ def pointwise(call: Call) -> Rows:
 
 
 def same(call: Call) -> Rows:
-    """Copies of the first argument, and random numbers in its shape."""
+    """Rule of copies of the first argument, and of random numbers in its shape."""
     return call.own(next(iter(call.arguments)))
 
 
 def view(call: Call) -> Rows:
-    """Row-major order stays, so record(e) = (e // stride) mod b keeps its stride in entries."""
+    """Rule of views: row-major order stays, so record(e) = (e // stride) mod b keeps its stride in entries."""
     rows, after = call.own(), call.output.shape
     stride = rows.inner * prod(call.tensor().shape[rows.dim + 1 :])
     for dim in range(len(after)):  # in which the record index lies whole
@@ -138,7 +138,7 @@ def permute(call: Call) -> Rows:
 
 
 def transpose(call: Call) -> Rows:
-    """`transpose` of two named dimensions, and `t` of a matrix."""
+    """Rule of `transpose` of two dimensions, and of `t` of a matrix."""
     rows, width = call.own(), call.tensor().dim()
     if "dim0" not in call.arguments and width != 2:
         return rows
@@ -152,7 +152,7 @@ def unsqueeze(call: Call) -> Rows:
 
 
 def squeeze(call: Call) -> Rows:
-    """Named dimensions only: without a name, a batch of one record would lose its dimension."""
+    """Rule of `squeeze` of named dimensions: without a name, a batch of one record would lose its dimension."""
     rows, shape, dims = call.own(), call.tensor().shape, call.dims()
     if call.arguments.get("dim") is None:
         raise call.mixes("without a dimension, which changes a batch of one record", certain=False)
@@ -162,7 +162,7 @@ def squeeze(call: Call) -> Rows:
 
 
 def select(call: Call) -> Rows:
-    """One entry of a dimension, or all of them as a list (unbind): that dimension is removed."""
+    """Rule of `select` and `unbind`, which remove the dimension that they index."""
     rows, at = call.own(), _place(call.arguments["dim"], call.tensor().dim())
     if at == rows.dim:
         raise call.mixes("of single records of a batch")
@@ -170,7 +170,7 @@ def select(call: Call) -> Rows:
 
 
 def along(call: Call) -> Rows:
-    """Operations along named dimensions, which stay: slices, softmax, cumulative sums, sorting, splitting."""
+    """Rule of operations along dimensions, which stay: slices, softmax, cumulative sums, sorting, splitting."""
     rows, dims = call.own(), call.dims()
     if not dims:
         raise call.mixes("over all entries of a batch")
@@ -180,7 +180,7 @@ def along(call: Call) -> Rows:
 
 
 def slice_(call: Call) -> Rows:
-    """A slice along another dimension than the records', or of all records."""
+    """Rule of slices along another dimension than the records', or of all records."""
     rows, tensor = call.own(), call.tensor()
     whole = call.output.shape[rows.dim] == tensor.shape[rows.dim] if call.output.dim() == tensor.dim() else False
     everything = call.arguments.get("start") in (None, 0) and call.arguments.get("step", 1) == 1 and whole
@@ -191,7 +191,7 @@ def slice_(call: Call) -> Rows:
 
 
 def expand(call: Call) -> Rows:
-    """New leading dimensions, and dimensions of size one repeated."""
+    """Rule of `expand`: new leading dimensions, and dimensions of size one repeated."""
     rows = call.own()
     return replace(rows, dim=rows.dim + call.output.dim() - call.tensor().dim())
 
@@ -205,7 +205,7 @@ def repeat(call: Call) -> Rows:
 
 
 def reduction(call: Call) -> Rows:
-    """Reductions over named dimensions, which are removed unless keepdim."""
+    """Rule of reductions over named dimensions, which are removed unless keepdim."""
     rows, dims = call.own(), call.dims()
     if not dims:
         raise call.mixes("over all entries of a batch")
@@ -217,7 +217,10 @@ def reduction(call: Call) -> Rows:
 
 
 def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0) -> Rows:
-    """[..., n, k] x [..., k, m]: records may lie along n or m, or along the same leading dimension of both."""
+    """Return where records lie in the product [..., n, k] x [..., k, m].
+
+    They may lie along n or m, or along the same leading dimension of both factors.
+    """
     if left is not None and right is not None:
         if left == right and left.dim < batched:
             return left
@@ -230,7 +233,7 @@ def product(left: Rows | None, right: Rows | None, call: Call, batched: int = 0)
 
 
 def added_matrices(call: Call) -> Rows:
-    """beta input + A B, with broadcasting of the input."""
+    """Rule of beta input + A B, with broadcasting of the input."""
     first, second, batched = ("mat1", "mat2", 0) if "mat1" in call.arguments else ("batch1", "batch2", 1)
     if call.of(first) is None and call.of(second) is None:
         raise call.mixes("of public matrices and records")
@@ -270,7 +273,7 @@ def trailing(count: int) -> Rule:
 
 
 def batch_norm(call: Call) -> Rows:
-    """Fixed statistics work entry by entry; those of the batch only where every record has channels of its own."""
+    """Rule of batch norm: by fixed statistics, or by those of the batch where each record has its own channels."""
     rows = call.own("input")
     training = call.arguments.get("training", call.arguments.get("train", True))
     if training and (rows.dim != 1 or call.arguments.get("running_mean") is not None):
@@ -294,7 +297,7 @@ def together(*names: str) -> Rule:
 
 
 def attention(call: Call) -> Rows:
-    """softmax(q k^T) v of [records, heads, tokens, width]."""
+    """Rule of attention, softmax(q k^T) v of [records, heads, tokens, width]."""
     found = {call.of(name) for name in ("query", "key", "value")}
     rows = found.pop() if len(found) == 1 else None
     if rows is None or rows.dim > 1:
@@ -306,7 +309,7 @@ def attention(call: Call) -> Rows:
 
 
 def index(call: Call) -> Rows:
-    """table[i] with a public table and records' indices, or x[:, i] with records' entries and public indices."""
+    """Rule of table[i] with a public table and records' indices, and of x[:, i] with public indices."""
     tensor, indices = call.tensor(), call.arguments["indices"]
     there = [(at, value) for at, value in enumerate(indices) if value is not None]
     places = [at for at, _ in there]
@@ -339,7 +342,7 @@ def index_select(call: Call) -> Rows:
 
 
 def cat(call: Call) -> Rows:
-    """Tensors joined along another dimension than the records'; `stack` joins along a new one."""
+    """Rule of `cat` along another dimension than the records', and of `stack` along a new one."""
     tensors = [value for value in call.arguments["tensors"] if value.dim() > 1 or value.numel()]
     found = {call.rows(value) for value in tensors}
     rows = found.pop() if len(found) == 1 else None
@@ -354,7 +357,7 @@ def cat(call: Call) -> Rows:
 
 
 def unreduced_loss(call: Call) -> Rows:
-    """Losses with reduction='none': entry by entry, or -log p of a class of [records, classes, ...]."""
+    """Rule of losses with reduction='none': entry by entry, or -log p of a class of [records, classes, ...]."""
     if call.arguments.get("reduction", 1) != 0:
         raise call.mixes("with a mean or a sum over the batch (reduction='none' keeps a term for each record)")
     if not call.name.startswith("nll"):

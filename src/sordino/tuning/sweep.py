@@ -127,7 +127,7 @@ class SweepFolder:
         if self.charged and self.configs[0].privacy.ledger is not None:
             each = [admission.ledger_request(config, admission.planned_facts(config)) for config in self.configs]
             whole = replace(each[0], items=tuple(item for one in each for item in one.items), plan="")
-            admission.check_all_affordable(self.configs[0], whole)
+            admission.check_affordable(self.configs[0], whole)
         (self.out / RUNS).mkdir(parents=True)
         durable_files.write(self.out / HEADER, header)
 
