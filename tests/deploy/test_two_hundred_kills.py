@@ -20,7 +20,7 @@ import torch
 from tests.deploy import hospitals
 
 from sordino.config import Config, load_config
-from sordino.engines.jobs import Job
+from sordino.engines.messages import Job
 from sordino.federation.silo_service import SiloService, SiloSpec, model_hash, silo_task
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.totals import JobEntry

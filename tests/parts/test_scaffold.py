@@ -16,9 +16,8 @@ from tests.tiny import SIZES, clients, final, mlp, plan, rounds, task
 from torch import Tensor, nn
 
 from sordino.config import Config, PrivacySpec
-from sordino.engines.client_state import IDS
 from sordino.engines.distributed import Distributed
-from sordino.engines.inprocess import InProcess, InProcessWorker
+from sordino.engines.inprocess import IDS, InProcess, InProcessWorker
 from sordino.errors import ConfigError, EngineError, PlanError
 from sordino.loop import check, run
 from sordino.parts.encoding import Clip, LaplacianSmoothing

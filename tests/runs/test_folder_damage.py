@@ -37,7 +37,7 @@ class Killed(BaseException):
 
 def killed(file: Path, out: Path, after: int) -> Path:
     """A run that dies in the round after `after`: charged, and without its noise."""
-    real, seen = loop.released, []
+    real, seen = loop.advanced, []
 
     def dies(*args: Any, **options: Any) -> Any:
         seen.append(1)
@@ -45,7 +45,7 @@ def killed(file: Path, out: Path, after: int) -> Path:
             raise Killed
         return real(*args, **options)
 
-    with patch("sordino.loop.released", dies), pytest.raises(Killed):
+    with patch("sordino.loop.advanced", dies), pytest.raises(Killed):
         sordino("run", file, "--out", out)
     return out
 

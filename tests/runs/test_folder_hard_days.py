@@ -175,8 +175,8 @@ def test_memory_that_runs_out_is_a_sentence(error: Exception, fed: Path) -> None
 
     from sordino import loop as loop
 
-    real = loop.released
-    with patch("sordino.loop.released", full):
+    real = loop.advanced
+    with patch("sordino.loop.advanced", full):
         said = sordino("run", fed, "--out", fed.parent / "a", "--json").sentence
     assert "no memory left" in said
     assert SAFE in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -13,9 +14,9 @@ import typer
 from sordino.cli.console import Changes, ConfigFile, JsonFlag, Own, Seed, app, bring, changed, listened, say
 from sordino.cli.planning import silo_lines
 from sordino.cli.results import guarantee
-from sordino.engines.rank_environment import is_watched
 from sordino.errors import ConfigError
 from sordino.runs import launch
+from sordino.version import RENDEZVOUS
 
 if TYPE_CHECKING:
     from sordino.config import Config
@@ -58,12 +59,12 @@ def run(
         repeated = {"--with": map(str, own or []), "--track": track or [], "--set": changes}
         words += [word for option, each in repeated.items() for value in each for word in (option, value)]
         raise typer.Exit(launch.launch(["-P", "-m", "sordino", "run", *words], count, threads))
-    if is_watched():
+    if RENDEZVOUS in os.environ:
         launch.follow_watcher()
     if own:
         bring(own)
     from sordino.config import load_config
-    from sordino.engines.registry import engine_named
+    from sordino.engines.base import engine_named
     from sordino.runs.execution import execute
     from sordino.runs.rounds import terminal_bar
 

@@ -17,7 +17,6 @@ from sordino.cli.console import say, working
 from sordino.codec import durable_files
 from sordino.config import Config, load_config, overridden, read_table
 from sordino.errors import ConfigError
-from sordino.outcome import declared_public
 from sordino.tuning.calibrated_file import multipliers
 from sordino.tuning.private_selection import PrivateTuning, tune_private
 from sordino.tuning.private_selection import text as private_text
@@ -63,7 +62,7 @@ def tune_config(
     asked = {"config": codec.dump(config), "epsilons": wanted, "data": source, "seeds": seeds, "sordino": __version__}
     task = config.build()
     log = None if out is None else TrialLog(out, asked, resume)
-    known: dict[str, Any] = {"source": source, "seeds": seeds, "public": declared_public(task), "silos": silos}
+    known: dict[str, Any] = {"source": source, "seeds": seeds, "public": task.declared_public, "silos": silos}
     known |= {"delta": config.delta, "seed": config.run.seed}
     found: list[Tuned] = []
     for epsilon in wanted:

@@ -21,12 +21,12 @@ from sordino.config import Config
 from sordino.data import lineage
 from sordino.data.clients import unwrapped_model
 from sordino.engines.base import Engine
+from sordino.engines.checks import column_scales, released_histograms, scaled
 from sordino.engines.inprocess import InProcess
-from sordino.engines.prepare import known, said, scaled
 from sordino.errors import BudgetError, CertificateError, ConfigError, DataError, StorageError
 from sordino.loop import check
 from sordino.models import InMemoryModel
-from sordino.outcome import declared_public, final_model, model_bytes
+from sordino.outcome import final_model, model_bytes
 from sordino.plan import State
 from sordino.runs import admission, charge_log
 from sordino.runs.charge_log import CHARGES, RECEIPTS, PrefixHash
@@ -91,7 +91,7 @@ def execute(
             start = RunStart(writer)
         try:
             if config.privacy.ledger is not None:
-                prepares = start.state is None or not known(start.state)
+                prepares = start.state is None or not released_histograms(start.state)
                 t = 0 if start.state is None else start.state.t
                 admitted = admission.admit(config, writer.header.run, writer.log, t, prepares=prepares)
                 writer.admission = held.enter_context(admitted)
@@ -161,7 +161,7 @@ def register_lineage(model: nn.Module, task: Task, runs: lineage.Runs) -> None:
 
 def write_preparations(path: Path, task: Task, state: State) -> None:
     """Write the noised histograms of columns, released before round 1; new rows are scaled by them as the model's."""
-    durable_files.write(path / PREPARED, json.dumps(said(task, state), indent=1).encode() + b"\n")
+    durable_files.write(path / PREPARED, json.dumps(column_scales(task, state), indent=1).encode() + b"\n")
 
 
 def with_released_columns(task: Task, folder: Path) -> Task:
@@ -223,7 +223,7 @@ def _check_same(folder: RunFolder, held: Contents, config: Config, task: Task) -
         needed = "one version for a whole run: another may draw or account otherwise"
         raise ConfigError(found, needed, f"install sordino=={header.sordino}, or start anew in another --out")
     changed = folder.fingerprint(header).changed(task)
-    if not changed and declared_public(task) != header.public:
+    if not changed and task.declared_public != header.public:
         changed = ["what is declared public of them, or the weights that are not trained"]
     if changed:
         found = f"other data than {path} was started with: {', '.join(changed)}"

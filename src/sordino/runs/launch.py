@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sordino.engines.rank_environment import MEETING, is_rank, is_watched
 from sordino.errors import ConfigError, RankError, Stopped
+from sordino.version import RANK, RENDEZVOUS
 
 FAILED, LOST = 3, 4  # exit codes of a rank: its own failure, and that of another
 OWN = (0, 1, 2, 130)  # exit codes of rank 0 that are the run's
@@ -35,7 +35,7 @@ def choose_engine(engine: str | None, workers: int | None) -> tuple[str, int]:
 
     --engine and --workers that contradict each other, or torchrun, are refused.
     """
-    rank = is_rank()
+    rank = os.environ.keys() >= RANK
     if rank and workers is not None:
         found = f"--workers {workers} in a process that torchrun started"
         raise ConfigError(found, "one of them", "drop --workers: torchrun's --nproc-per-node says how many")
@@ -58,8 +58,8 @@ def stop_signals() -> Iterator[None]:
 
     A signal that is ignored (nohup) stays ignored. Ranks are left alone: their watcher, or torchrun, ends them.
     """
-    main = threading.current_thread() is threading.main_thread()
-    asked = [one for one in ENDS if main and not is_rank() and signal.getsignal(one) not in (signal.SIG_IGN, None)]
+    alone = threading.current_thread() is threading.main_thread() and not os.environ.keys() >= RANK
+    asked = [one for one in ENDS if alone and signal.getsignal(one) not in (signal.SIG_IGN, None)]
     before = [(one, signal.signal(one, _raise_stopped)) for one in asked]
     try:
         yield
@@ -79,7 +79,7 @@ def launch(command: Sequence[str], workers: int, threads: int = 1) -> int:
     """
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     with stop_signals(), rendezvous_folder() as folder:
-        shared = {"WORLD_SIZE": str(workers), MEETING: f"file://{folder}/meet"}
+        shared = {"WORLD_SIZE": str(workers), RENDEZVOUS: f"file://{folder}/meet"}
         shared |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         shared |= {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
         ranks: list[subprocess.Popen[bytes]] = []
@@ -164,7 +164,7 @@ def _verdict(codes: Sequence[int | None], errors: Sequence[str]) -> int:
 
 def exit_code(error: RankError) -> int:
     """Return the exit code of a rank: 3, or 4 to tell its watcher that another rank failed."""
-    return LOST if error.lost and is_watched() else FAILED
+    return LOST if error.lost and RENDEZVOUS in os.environ else FAILED
 
 
 def follow_watcher() -> None:

@@ -16,7 +16,7 @@ from sordino.certificate.build import check_provable
 from sordino.codec import named_failures
 from sordino.config import Config
 from sordino.engines.base import Engine
-from sordino.engines.prepare import begin, known
+from sordino.engines.checks import prepare_columns, released_histograms
 from sordino.errors import BudgetError, CertificateError, ConfigError
 from sordino.ledger.budget import Filter
 from sordino.loop import Round, Tally, check, run
@@ -98,7 +98,7 @@ def run_rounds(
             if shapes[0] != shapes[1]:
                 raise CertificateError("checkpoint", f"the checkpoint does not hold what this plan's {who} remembers")
         state = found
-    if plan.prepare and not known(state):
+    if plan.prepare and not released_histograms(state):
         state = _prepare(config, task, start.writer, state)
     seen, stop = list(start.history), asked.stop
     over = refused is not None or (stop is not None and stop.ends(seen) is not None)
@@ -125,7 +125,7 @@ def _prepare(config: Config, task: Task, writer: RunWriter | InMemoryRun, state:
     if config.privacy.limited and writer.charged:
         found = "preparations that a kill has lost after they were charged, and a budget that paid for them once"
         raise ConfigError(found, "all of them", "start anew in another --out: what was charged stays spent")
-    state = begin(config.plan, task, config.streams, writer.charge, state)[1]
+    state = prepare_columns(config.plan, task, config.streams, writer.charge, state)[1]
     writer.save(state)
     return state
 

@@ -36,7 +36,7 @@ from sordino.engines.base import Receipt
 from sordino.engines.checks import model_answers, same_answers
 from sordino.errors import BudgetError, CertificateError, ConfigError, StorageError, UserError
 from sordino.loop import RoundReceipts
-from sordino.outcome import declared_public, releasable
+from sordino.outcome import releasable
 from sordino.parts.samplers import Cohort
 from sordino.plan import State
 from sordino.rng import Mode
@@ -368,7 +368,7 @@ def created(
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     data, plan = json.dumps(vars(Fingerprint.of(task)), indent=2).encode() + b"\n", codec.to_toml(config).encode()
     hashes = [hashlib.sha256(one).hexdigest() for one in (plan, data)]
-    origin = (declared_public(task), software(config), earlier)
+    origin = (task.declared_public, software(config), earlier)
     header = Header(run or secrets.token_hex(16), codec.digest(config), hashes[0], hashes[1], *origin)
     text, built = header.to_bytes(), False
     private = {"checkpoint/data.json": data, "checkpoint/charged": b"", HISTORY: b"", ENGINE: b""}

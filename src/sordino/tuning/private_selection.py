@@ -34,7 +34,6 @@ from sordino.certificate.facts import run_cost
 from sordino.codec import durable_files
 from sordino.config import Config
 from sordino.errors import ConfigError, DivergedError
-from sordino.outcome import declared_public
 from sordino.report.text_table import better, choose_metric, value_text
 from sordino.runs import admission
 from sordino.runs.execution import Executed, execute
@@ -177,7 +176,7 @@ def tune_private(tuning: PrivateTuning, out: Path, say: Callable[[str], None]) -
 
 
 def _public_rows(task: Task) -> str:
-    return " and ".join(f"{one.rows} {one.what}" for one in declared_public(task) if "rows" in one.what)
+    return " and ".join(f"{one.rows} {one.what}" for one in task.declared_public if "rows" in one.what)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from sordino.codec import durable_files
 from sordino.data.clients import Clients, Records
 from sordino.errors import ConfigError, DataError, PlanError, UnreachableError
 from sordino.loop import run
-from sordino.outcome import declared_public
 from sordino.parts.schedules import scaled
 from sordino.plan import Plan
 from sordino.recipes.client_level import local_steps
@@ -259,7 +258,7 @@ def tune(
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}", "at least 1")
-    declared = declared_public(task) if public is None else public
+    declared = task.declared_public if public is None else public
     read = " and ".join(f"{one.rows} {one.what} (declared by {one.by})" for one in declared)
     cost = {
         "public": f"nothing beyond what is declared public: {read} were read; they are not protected",
