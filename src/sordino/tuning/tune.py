@@ -124,7 +124,9 @@ class Hyperparameters:
 def hyperparameters(plan: Plan) -> Hyperparameters:
     """Return the plan's hyperparameters: rounds, its local solver's steps or epochs, and the batch of its records."""
     local = plan.local
-    steps, records = getattr(local, "steps", None) or getattr(local, "epochs", None), getattr(local, "records", None)
+    own = getattr(local, "__dataclass_fields__", {})  # a solver's fixed number of steps is no field of it
+    steps = next((getattr(local, name) for name in ("steps", "epochs") if name in own and getattr(local, name)), None)
+    records = getattr(local, "records", None)
     if steps is None and records is None:
         raise PlanError("tuning", f"local solver {local.kind!r}", "one with steps, epochs or records")
     batch = getattr(records, "batch", None)
