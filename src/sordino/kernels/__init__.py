@@ -1,6 +1,6 @@
 """Compiled inner loops (numba, `pip install 'sordino[fast]'`) and memory settings; called by engines/ and dpsgd/.
 
-Each loop computes what a few lines of torch compute, up to rounding, and those run where numba is missing or with
+Each loop equals a few lines of torch up to rounding; the torch lines run where numba is missing or with
 SORDINO_KERNELS=off. The code is compiled on first use (seconds) and cached for the next process; a run's header names
 the loops that were used. No kernel draws noise or computes a privacy cost.
 """
@@ -34,7 +34,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def tune_allocator() -> str:
     """Make glibc keep the memory of large tensors in the process, once; return "tuned" or "system".
 
-    By default glibc hands it back to the kernel at every step: keeping it makes small models 1.5 times as fast.
+    By default glibc returns it to the operating system at every step; keeping it makes small models 1.5x as fast.
     SORDINO_MALLOC=system leaves the allocator alone.
     """
     if os.environ.get("SORDINO_MALLOC") == "system":
