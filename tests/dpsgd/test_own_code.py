@@ -491,7 +491,7 @@ def test_a_number_that_the_loop_sets_in_the_model_is_not_passed_over_in_silence(
     train(parts)
     parts[1].certificate()
     model.scale = 2.0
-    with pytest.raises(PlanError, match="answers synthetic records otherwise"):
+    with pytest.raises(PlanError, match="other outputs for synthetic records"):
         train(parts)
     model = Scheduled()
     trusted = private(model, epochs=2, own_code="trusted")
