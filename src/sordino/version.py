@@ -29,7 +29,7 @@ def local_rank() -> int:
 def tune_allocator() -> str:
     """Make glibc keep the memory of large tensors in the process, once; return "tuned" or "system".
 
-    By default glibc hands it back to the kernel at every step: keeping it makes small models 1.5 times as fast.
+    By default glibc returns it to the operating system at every step; keeping it makes small models 1.5x as fast.
     SORDINO_MALLOC=system leaves the allocator alone.
     """
     if os.environ.get("SORDINO_MALLOC") == "system":

@@ -1,6 +1,6 @@
 """Compiled inner loops (numba, `pip install 'sordino[fast]'`), called by engines/ and dpsgd/.
 
-Each loop computes what a few lines of torch compute, up to rounding, and those run where numba is missing or with
+Each loop equals a few lines of torch up to rounding; the torch lines run where numba is missing or with
 SORDINO_KERNELS=off. The code is compiled on first use (seconds) and cached for the next process; a run's header names
 the loops that were used. No kernel draws noise or computes a privacy cost.
 """
