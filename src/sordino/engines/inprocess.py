@@ -21,7 +21,6 @@ from sordino.engines.batches import Reader
 from sordino.engines.checks import LeakCheck
 from sordino.engines.objectives import ExecutionPath, OneClient, Path, choose_path
 from sordino.errors import PartError, PlanError
-from sordino.kernels import tune_allocator
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
@@ -31,6 +30,7 @@ from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams
 from sordino.task import Task
+from sordino.version import tune_allocator
 
 ROW_BYTES = 1 << 28  # memory for the working rows of a chunk
 CLIENTS = "clients."  # prefix of client states in `State.secret_state`
@@ -71,7 +71,7 @@ class InProcessWorker(Worker):
         self.path, self.chunk, self.device, self.own_noise = way.path, chunk, task.device, own_noise
         self.objective: Objective = way.make(task, plan, streams)
         self.reader = Reader(task.clients, task.device)
-        self.noisy = isinstance(plan.bound, AlreadyPrivate)
+        self.noisy = isinstance(plan.bounds[-1], AlreadyPrivate)
         self.slopes = any(step.needs_slopes for step in plan.encode)
         self.client_states = ClientStates(plan.local)
         shipped = task.program.plain and task.program.plain_loss  # layers of torch, losses of Sordino: no user code
@@ -82,7 +82,8 @@ class InProcessWorker(Worker):
         header: dict[str, str | int] = {"engine": "inprocess", "path": self.path, "chunk": self.chunk}
         header |= {"gradient": type(self.objective).__name__, "device": str(self.device), "malloc": tune_allocator()}
         header["loops"] = "compiled" if getattr(self.objective, "kernel", False) else "torch"
-        return {**header, **self.task.program.of(self.plan.unit).header}
+        proof = self.task.program.of(self.plan.unit)
+        return {**header, "own_code": proof.grade, "own_code_why": proof.why}
 
     def collect(self, job: ClientJob) -> Collected:
         total, norms = self.fold(job)

@@ -122,9 +122,12 @@ class RemoteWorker(Worker):
 
     @property
     def header(self) -> dict[str, str | int]:
-        known = self.task.knows_shapes
-        code = self.task.program.of(self.plan.unit).header if known else {}  # else each silo checks its own code
-        return {"engine": "remote", "transport": self.engine.transport.name, "quorum": self.engine.quorum, **code}
+        own: dict[str, str | int] = {"engine": "remote", "transport": self.engine.transport.name}
+        own["quorum"] = self.engine.quorum
+        if self.task.knows_shapes:  # else each silo checks its own code
+            proof = self.task.program.of(self.plan.unit)
+            own |= {"own_code": proof.grade, "own_code_why": proof.why}
+        return own
 
     def admit(self) -> None:
         """Ask every client whether it accepts the plan; one refusal ends the run before any computation."""
