@@ -24,10 +24,9 @@ from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.paths import choose_path
 from sordino.errors import ConfigError, DataError, EngineError
 from sordino.loop import Tally, run
-from sordino.parts.encoding import Clip
+from sordino.parts.encoding import Clip, LaplacianSmoothing
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.server_optimizers import Adam, Sgd

@@ -20,10 +20,10 @@ import torch
 from sordino.data.clients import Clients, Records
 from sordino.loop import run
 from sordino.models import SvhnCnn, build_seeded
-from sordino.parts.banded import BandedSquareRoot
+from sordino.parts.strategies import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.release_base import Release
+from sordino.parts.releases import Release
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import FixedSize
 from sordino.parts.strategies import BufferedToeplitz

@@ -85,7 +85,9 @@ def silos(population: int, batch: int, size: int) -> Plan:
 
 def federation(model: nn.Module, x: Tensor, outputs: int, clients: int) -> Task:
     offsets = np.arange(clients + 1, dtype=np.int64) * (len(x) // clients)
-    return Task(model, Clients(Records(x, torch.randint(outputs, (len(x),))), np.arange(len(x), dtype=np.int64), offsets))
+    return Task(
+        model, Clients(Records(x, torch.randint(outputs, (len(x),))), np.arange(len(x), dtype=np.int64), offsets)
+    )
 
 
 def mlp(widths: tuple[int, ...]) -> Task:
@@ -124,9 +126,22 @@ def rows(turns: int) -> None:
     for channels, side in (((1, 33, 57), 28), ((3, 33, 57), 32), ((1, 37, 45), 28), ((3, 45, 91), 32)):
         own = cnn(channels, 5, side)
         plain: Make = lambda given: OneClient(given, False)  # noqa: E731
-        cases.append((f"CNN {channels}, 5 x 5, {side}: Winograd, torch", averaging(1, 32), own, OneClient, plain, 1, False, False))
+        cases.append(
+            (
+                f"CNN {channels}, 5 x 5, {side}: Winograd, torch",
+                averaging(1, 32),
+                own,
+                OneClient,
+                plain,
+                1,
+                False,
+                False,
+            )
+        )
     own = cnn((1, 19, 37), 5, 28)
-    cases.append(("CNN silo: one pass, each record alone", silos(1, 32, 96), own, OneClient, each_alone, 1, False, False))
+    cases.append(
+        ("CNN silo: one pass, each record alone", silos(1, 32, 96), own, OneClient, each_alone, 1, False, False)
+    )
     for name, plan, own, fast, slow, clients, batched, other in cases:
         calls = once(plan, own, fast, clients, batched), once(plan, own, slow, clients, other)
         print(f"{name}: {ratio(*calls, turns):.2f}", flush=True)

@@ -15,7 +15,7 @@ from sordino.data.clients import Clients, Records
 from sordino.dpsgd import make_private
 from sordino.loop import run
 from sordino.models import Architecture, CharLstm, DpMnistCnn, EmnistCnn, Linear, Logistic, Mlp, build_seeded
-from sordino.parts.postprocess import smooth_cycle
+from sordino.parts.encoding import smooth_cycle
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize
 from sordino.recipes import dp_fed_avg, noisy_minibatch_sgd

@@ -22,7 +22,7 @@ import numpy as np
 from federated import HERE, spoken
 
 from sordino.accounting.calibration import noisier
-from sordino.parts.banded import Banded
+from sordino.parts.strategies import Banded
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.samplers import RoundRobin
 from sordino.parts.server_optimizers import Sgd

@@ -64,7 +64,7 @@ def server() -> float:
 
     from sordino.engines.inprocess import InProcess
     from sordino.loop import run
-    from sordino.parts.postprocess import LaplacianSmoothing
+    from sordino.parts.encoding import LaplacianSmoothing
 
     torch.set_num_threads(1)
     work = FEDERATIONS["w3"]

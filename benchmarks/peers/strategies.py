@@ -23,7 +23,7 @@ import numpy as np
 from federated import HERE, spoken
 
 from sordino.accounting.matrix.sensitivity import Patterns
-from sordino.parts.banded import Banded, BandedSquareRoot
+from sordino.parts.strategies import Banded, BandedSquareRoot
 from sordino.parts.strategies import BufferedToeplitz, Strategy
 
 SIZES = ((200, 10), (2048, 342))

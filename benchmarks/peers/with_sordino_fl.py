@@ -18,7 +18,7 @@ from sordino import kernels
 from sordino.data.clients import Clients, Records
 from sordino.engines.batches import Batches
 from sordino.loop import run
-from sordino.parts.banded import Banded
+from sordino.parts.strategies import Banded
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, RoundRobin
 from sordino.plan import Plan

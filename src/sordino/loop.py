@@ -24,11 +24,9 @@ from sordino.engines.prepare import BEFORE, begin, check_prepared
 from sordino.errors import ConfigError, DataError, DivergedError, EngineError, QuorumError
 from sordino.layout import Layout
 from sordino.ledger.budget import Filter
-from sordino.parts.encoding import NoiseStd, Public
-from sordino.parts.postprocess import Noised
-from sordino.parts.release_base import on_grid
-from sordino.parts.samplers import Cohort
-from sordino.parts.separation import separation_guard
+from sordino.parts.encoding import Noised, NoiseStd, Public
+from sordino.parts.releases import on_grid
+from sordino.parts.samplers import Cohort, separation_guard
 from sordino.plan import BROADCAST, NOISE, Plan, State
 from sordino.rng import Mode, Seeded, Streams
 from sordino.task import Task

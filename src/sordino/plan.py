@@ -27,11 +27,10 @@ from sordino.accounting.events import has_bound, no_bound
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.codec import check_parts, digest
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.encoding import Clip, Public, Step
+from sordino.parts.encoding import Clip, Noised, Postprocess, Public, Step
 from sordino.parts.local_solvers import LocalSolver
-from sordino.parts.postprocess import Noised, Postprocess
-from sordino.parts.preparation import Preparation
-from sordino.parts.release_base import Release
+from sordino.parts.mechanisms import Preparation
+from sordino.parts.releases import Release
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule, at, finite, positive
 from sordino.parts.server_optimizers import Memory, ServerOptimizer

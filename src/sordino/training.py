@@ -36,7 +36,7 @@ from sordino.engines.registry import engine_named
 from sordino.errors import ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.models import InMemoryModel
-from sordino.models.architecture import NAME, has_written_form
+from sordino.models.nets import NAME, has_written_form
 from sordino.plan import Plan, State
 from sordino.report.text_table import History
 from sordino.rng import Mode

@@ -26,11 +26,9 @@ from sordino.accounting.events import (
 )
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.certificate.build import headline, line_entry
-from sordino.parts.encoding import Clip
+from sordino.parts.encoding import Clip, LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import LaplacianSmoothing
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Adam
 from sordino.plan import Plan

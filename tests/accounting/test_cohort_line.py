@@ -20,16 +20,14 @@ from sordino.accounting.pld.loss_grid import gaussian_epsilon
 from sordino.certificate.build import certificate
 from sordino.certificate.facts import Facts, participation, run_cost
 from sordino.cli.calculator import Question, answer, text
-from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, NoiseShares
-from sordino.parts.samplers import Cohort, FixedSize, Poisson, Sampler
-from sordino.parts.separation import CyclicPoisson
+from sordino.parts.releases import CentralNoise, Forward, NoiseShares, Release
+from sordino.parts.samplers import Cohort, CyclicPoisson, FixedSize, Poisson, Sampler
+from sordino.parts.strategies import BandedSquareRoot
 from sordino.plan import Plan
 
 

@@ -20,17 +20,15 @@ from sordino.audit.trial_rounds import RecordingEngine
 from sordino.engines.inprocess import InProcess
 from sordino.errors import PlanError
 from sordino.loop import run
-from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise
-from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.samplers import CyclicPoisson, Everyone, FixedSize, MinSeparation, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
-from sordino.parts.separation import CyclicPoisson, MinSeparation
 from sordino.parts.server_optimizers import Adam, Sgd
-from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
 from sordino.plan import Plan, State
 from sordino.recipes.best import best, forecasts
 from sordino.rng import Seeded

@@ -15,7 +15,7 @@ from sordino.dpsgd.settings import checked_delta
 from sordino.errors import ConfigError
 from sordino.ledger.policy import load as load_policy
 from sordino.parts.samplers import Everyone
-from sordino.recipes.silos import budgets
+from sordino.recipes.record_level import budgets
 from sordino.task import Task
 from sordino.training import train
 

@@ -22,12 +22,10 @@ from sordino.certificate.facts import Facts
 from sordino.engines.base import Collected
 from sordino.errors import PlanError
 from sordino.loop import noised_mean
-from sordino.parts.encoding import Clip, NoiseStd
+from sordino.parts.encoding import Clip, LaplacianSmoothing, Noised, NoiseStd
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.postprocess import LaplacianSmoothing, Noised
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, ShuffledNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, Poisson, Sampler
 from sordino.rng import Mode, Seeded, streams
 from sordino.task import Task

@@ -34,7 +34,6 @@ from sordino.config import from_recipe
 from sordino.errors import BudgetError, ConfigError, PlanError
 from sordino.ledger.budget import check_affordable, client_filter
 from sordino.outcome import facts_of_charges
-from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_samplers import (
@@ -47,12 +46,12 @@ from sordino.parts.record_samplers import (
     ShuffledRecords,
 )
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from sordino.parts.strategies import BandedSquareRoot
 from sordino.plan import Plan
 from sordino.recipes import dp_ls_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
-from sordino.recipes.silos import budgets
+from sordino.recipes.record_level import budgets
 from sordino.training import train
 
 ROUNDS, N = 6, 30

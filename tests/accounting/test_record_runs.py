@@ -23,7 +23,7 @@ from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.releases import Forward
 from sordino.parts.samplers import Everyone
 from sordino.recipes import silo
-from sordino.recipes.silos import budgets
+from sordino.recipes.record_level import budgets
 from sordino.runs.execution import execute
 from sordino.runs.folder import RunFolder
 from sordino.runs.writer import RunWriter

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Cohort
 from sordino.rng import Seeded
 

@@ -24,13 +24,20 @@ from sordino.config import load_config
 from sordino.engines.base import Receipt
 from sordino.loop import RoundReceipts
 from sordino.outcome import facts_of_charges
-from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, NoiseShares
-from sordino.parts.samplers import NO_COINS, Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from sordino.parts.separation import CyclicPoisson, MinSeparation
-from sordino.parts.strategies import Identity
+from sordino.parts.samplers import (
+    NO_COINS,
+    CyclicPoisson,
+    Everyone,
+    FixedSize,
+    MinSeparation,
+    Poisson,
+    RoundRobin,
+    Sampler,
+)
+from sordino.parts.strategies import BandedSquareRoot, Identity
 from sordino.plan import Plan
 from sordino.runs import admission, execution, rounds
 from sordino.runs.folder import RunFolder

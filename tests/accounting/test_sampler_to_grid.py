@@ -29,18 +29,24 @@ from sordino.errors import PlanError
 from sordino.federation import secagg_messages
 from sordino.loop import noised_sum
 from sordino.parts import record_solvers
-from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip, Public
 from sordino.parts.local_solvers import Coins, Work
-from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism, secure_exponential
-from sordino.parts.preparation import Histogram
+from sordino.parts.mechanisms import Gaussian, Histogram, Laplace, Mechanism, secure_exponential
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.release_base import Release, on_grid, on_grid_rows, own_message
-from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, ShuffledNoise
+from sordino.parts.releases import (
+    CentralNoise,
+    LocalNoise,
+    NoiseShares,
+    Release,
+    ShuffledNoise,
+    on_grid,
+    on_grid_rows,
+    own_message,
+)
 from sordino.parts.samplers import RoundRobin
-from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
 from sordino.plan import Plan
 from sordino.rng import Secure, SecureGenerator, Seeded
 

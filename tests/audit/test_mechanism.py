@@ -19,8 +19,7 @@ from sordino.audit.worst_case import TENSORS, WIDTH, worst_messages
 from sordino.parts.encoding import Adaptive, Clip, Step
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server_optimizers import Sgd

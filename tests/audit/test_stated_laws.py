@@ -34,10 +34,8 @@ from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Distribution, Gaussian, Laplace, Mechanism, laplace_sum_tail
 from sordino.parts.record_samplers import FixedRecords, PoissonRecords, RecordSampler, SamplingLaw, independent_coins
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, ShuffledNoise
-from sordino.parts.samplers import Cohort, Everyone, Poisson, RoundRobin, Sampler
-from sordino.parts.separation import CyclicPoisson
+from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, Release, ShuffledNoise
+from sordino.parts.samplers import Cohort, CyclicPoisson, Everyone, Poisson, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
 

@@ -22,9 +22,8 @@ from sordino.certificate.build import certificate
 from sordino.certificate.certificate_file import compare
 from sordino.certificate.facts import Facts
 from sordino.errors import CertificateError, ConfigError
-from sordino.parts.encoding import Clip
+from sordino.parts.encoding import Clip, LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay

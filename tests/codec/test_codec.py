@@ -23,7 +23,7 @@ from sordino.cli.configure import json_schema
 from sordino.codec import Part
 from sordino.data.metrics import add_metric
 from sordino.errors import ConfigError, PlanError
-from sordino.models.architecture import add_model
+from sordino.models.nets import add_model
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd

@@ -17,17 +17,15 @@ from sordino.audit.mechanism import audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
 from sordino.audit.summary import audit_behaviour
 from sordino.parts import banded
-from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.encoding import Clip
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import RecordsInTurn
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.samplers import Everyone, RoundRobin, Sampler
-from sordino.parts.separation import CyclicPoisson
+from sordino.parts.samplers import CyclicPoisson, Everyone, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd
-from sordino.parts.strategies import BufferedToeplitz, Strategy, Tree
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Strategy, Tree
 from sordino.plan import Plan
 from sordino.runs.checkpoint import Checkpoint
 

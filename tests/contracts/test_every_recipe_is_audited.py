@@ -15,10 +15,9 @@ from sordino.audit.mechanism import audit_mechanism
 from sordino.audit.noise_test import failures, unexamined
 from sordino.audit.summary import audit_behaviour
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import SparsifyMean
 from sordino.parts.releases import NoiseShares
 from sordino.parts.samplers import FixedSize, Poisson, RoundRobin
-from sordino.parts.sparsify import PublicDataMask, SparsifyUpdate
+from sordino.parts.sparsify import PublicDataMask, SparsifyMean, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 

@@ -19,10 +19,9 @@ from tests.tiny import SIZES, final, plan, task
 from torch import Tensor
 
 from sordino.engines.inprocess import InProcess
-from sordino.parts.encoding import Clip
+from sordino.parts.encoding import Clip, LaplacianSmoothing
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd

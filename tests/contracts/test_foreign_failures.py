@@ -33,7 +33,7 @@ from sordino.parts.encoding import Step
 from sordino.parts.gradients import Gradient
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import Postprocess
+from sordino.parts.encoding import Postprocess
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import Poisson
 from sordino.parts.server_optimizers import Sgd

@@ -14,18 +14,27 @@ from torch import Tensor, nn
 from sordino.accounting.bounds import Bound
 from sordino.errors import PlanError
 from sordino.loop import run
-from sordino.parts.encoding import Adaptive, Clip, NoiseStd, Public, Step
+from sordino.parts.encoding import (
+    Adaptive,
+    Clip,
+    JamesStein,
+    LaplacianSmoothing,
+    Noised,
+    NoiseStd,
+    Postprocess,
+    Public,
+    SoftThreshold,
+    Step,
+)
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Noised, Postprocess, SoftThreshold, SparsifyMean
 from sordino.parts.record_samplers import AllRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.schedules import Decay
 from sordino.parts.server_optimizers import Sgd
-from sordino.parts.sparsify import PublicMask, ReleasedMask, SparsifyUpdate
+from sordino.parts.sparsify import PublicMask, ReleasedMask, SparsifyMean, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.rng import Seeded
 from sordino.task import Task

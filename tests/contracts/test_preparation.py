@@ -35,7 +35,7 @@ from sordino.engines.distributed import Distributed
 from sordino.errors import CertificateError, ConfigError, DataError, EngineError
 from sordino.ledger.budget import client_filter
 from sordino.outcome import load_weights
-from sordino.parts.preparation import Histogram, Preparation, Values
+from sordino.parts.mechanisms import Histogram, Preparation, Values
 from sordino.plan import Plan, State
 from sordino.rng import Seeded, Streams
 from sordino.runs import writer

@@ -18,8 +18,7 @@ from sordino.parts.gradients import Ball, Batch
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, ShuffledNoise
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, Release, ShuffledNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan, State

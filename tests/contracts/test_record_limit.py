@@ -13,8 +13,8 @@ from tests.tiny import clients, final, mlp, seeded
 from torch import Tensor, nn
 
 from sordino.engines.inprocess import InProcess
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords
 from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone

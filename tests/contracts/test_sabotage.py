@@ -31,8 +31,7 @@ from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import AllRecords, FixedRecords, PoissonRecords
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, Release
 from sordino.parts.samplers import Cohort, Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan

@@ -29,7 +29,7 @@ from sordino.accounting import accountant
 from sordino.certificate.certificate_file import schema
 from sordino.dpsgd import loop_certificate
 from sordino.errors import CertificateError, DataError
-from sordino.parts.banded import Banded
+from sordino.parts.strategies import Banded
 from sordino.runs.folder import RunFolder
 
 DELTA = 1e-3

@@ -20,11 +20,10 @@ from sordino.cli import app
 from sordino.dpsgd import make_private
 from sordino.dpsgd.loop_state import checksum
 from sordino.errors import BudgetError, ConfigError, PlanError
-from sordino.parts import banded
-from sordino.parts.banded import Banded, BandedSquareRoot
+from sordino.parts import strategies
 from sordino.parts.correlated_noise import CorrelatedNoise
 from sordino.parts.record_samplers import RecordsInTurn
-from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Tree
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Tree
 
 EPOCHS, STEPS, WIDTH = 3, 5, 2000  # per epoch; parameters of the loop that only moves by its noise
 Patch = pytest.MonkeyPatch
@@ -98,7 +97,7 @@ def test_bands_that_are_lost_or_turned_at_a_resume_are_seen(spoil: Callable[[dic
 
 
 def test_independent_noise_that_is_billed_as_correlated_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(banded._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
+    monkeypatch.setattr(strategies._Banded, "step", lambda self, fresh, memory: (fresh(), dict(memory)))
     assert not white(Banded(5), resumed(Banded(5)))
 
 

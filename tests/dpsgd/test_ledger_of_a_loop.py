@@ -16,8 +16,8 @@ from sordino.dpsgd import loop_certificate
 from sordino.errors import BudgetError, ConfigError
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.totals import Limit
-from sordino.parts.banded import Banded
 from sordino.parts.mechanisms import Gaussian
+from sordino.parts.strategies import Banded
 
 EPOCH = 5  # steps
 

@@ -15,7 +15,7 @@ import torch
 from tests.dpsgd.loops import Parts, private, train
 
 from sordino.errors import ConfigError
-from sordino.parts.banded import Banded
+from sordino.parts.strategies import Banded
 
 State = dict[str, Any]
 Where = tuple[Any, ...]

@@ -11,7 +11,7 @@ from tests.dpsgd.loops import QUIET, data, mlp, private, train, weights
 from torch.nn import functional as F  # noqa: N812
 
 from sordino.engines.inprocess import InProcess
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.record_samplers import PoissonRecords
 from sordino.plan import Plan
 from sordino.recipes import RECIPES

@@ -19,8 +19,7 @@ from sordino.errors import PlanError
 from sordino.loop import Round, run
 from sordino.parts.encoding import Clip
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.release_base import Release, own_message
-from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, Release, ShuffledNoise, own_message
 from sordino.plan import Plan
 from sordino.rng import Secure, Seeded, Streams
 

@@ -28,8 +28,7 @@ from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.record_solvers import NoisyLocalSgd
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
+from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise, Release
 from sordino.parts.samplers import Poisson, RoundRobin
 from sordino.parts.sparsify import PublicDataMask, PublicMask
 from sordino.plan import Plan

@@ -19,7 +19,7 @@ import sordino as so
 from sordino.data.named_fields import NamedFieldsModel
 from sordino.engines.checks import check_records
 from sordino.errors import DataError, PlanError
-from sordino.models.architecture import InMemoryModel
+from sordino.models.nets import InMemoryModel
 from sordino.outcome import load_weights, model_bytes
 from sordino.parts.record_solvers import BatchGradient
 from sordino.runs.checkpoint import Fingerprint

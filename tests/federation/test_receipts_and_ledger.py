@@ -21,8 +21,7 @@ from sordino.ledger.policy import Policy
 from sordino.ledger.totals import Item
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise, LocalNoise
-from sordino.parts.samplers import Poisson
-from sordino.parts.separation import CyclicPoisson
+from sordino.parts.samplers import CyclicPoisson, Poisson
 from sordino.plan import Plan
 
 RUN = "0" * 32

@@ -18,8 +18,7 @@ from sordino import codec
 from sordino.errors import ConfigError, UserError
 from sordino.ledger import policy
 from sordino.ledger.policy import Policy
-from sordino.parts.mechanisms import Gaussian
-from sordino.parts.preparation import Histogram
+from sordino.parts.mechanisms import Gaussian, Histogram
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan

@@ -14,18 +14,16 @@ from tests.tiny import plan as client_plan
 from torch import nn
 
 from sordino.errors import DataError, PlanError
-from sordino.parts.accelerated import Accelerated
-from sordino.parts.encoding import Adaptive, Clip
+from sordino.parts.encoding import Adaptive, Clip, LaplacianSmoothing
 from sordino.parts.gradients import Blur, Bounded, Moreau, Plain, Sam
 from sordino.parts.local_solvers import LocalSgd
 from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, subsets
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
 from sordino.parts.releases import CentralNoise, Forward, LocalNoise, NoiseShares, NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
-from sordino.parts.server_optimizers import Adam, Average, Sgd
+from sordino.parts.server_optimizers import Accelerated, Adam, Average, Sgd
 from sordino.parts.sparsify import PublicMask, RandomMask
 from sordino.plan import Plan
 from sordino.task import Task

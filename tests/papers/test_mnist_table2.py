@@ -14,7 +14,7 @@ import pytest
 from sordino.accounting.calibration import calibrate
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan

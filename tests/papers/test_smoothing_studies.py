@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from sordino.data.clients import Clients, Records
 from sordino.models import SmallCnn
-from sordino.parts.postprocess import smooth_cycle
+from sordino.parts.encoding import smooth_cycle
 from sordino.task import Task
 from sordino_papers import (
     paper_000,

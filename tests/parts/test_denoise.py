@@ -19,26 +19,25 @@ from sordino.certificate.facts import Facts
 from sordino.errors import PlanError
 from sordino.layout import Layout
 from sordino.loop import run
-from sordino.parts.banded import BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
-from sordino.parts.encoding import Adaptive, Clip
-from sordino.parts.local_solvers import LocalSgd
-from sordino.parts.mechanisms import Gaussian, Laplace
-from sordino.parts.postprocess import (
+from sordino.parts.encoding import (
+    Adaptive,
+    Clip,
     JamesStein,
     LaplacianSmoothing,
     Noised,
     Postprocess,
     SoftThreshold,
-    SparsifyMean,
     WhenNoisy,
 )
+from sordino.parts.local_solvers import LocalSgd
+from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.releases import CentralNoise, LocalNoise, NoiseShares, NoNoise, ShuffledNoise
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin
 from sordino.parts.schedules import Decay
 from sordino.parts.server_optimizers import Sgd
-from sordino.parts.sparsify import PublicMask
-from sordino.parts.strategies import Identity, Strategy, Tree
+from sordino.parts.sparsify import PublicMask, SparsifyMean
+from sordino.parts.strategies import BandedSquareRoot, Identity, Strategy, Tree
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_ls
 from sordino.rng import Seeded

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sordino.errors import PlanError
 from sordino.layout import Layout
-from sordino.parts.postprocess import LaplacianSmoothing, Noised, smooth_cycle
+from sordino.parts.encoding import LaplacianSmoothing, Noised, smooth_cycle
 
 LENGTHS = (1, 2, 3, 5, 64, 1000)
 STRENGTHS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 3.0, 100.0, 1e4)

@@ -21,10 +21,9 @@ from sordino.engines.distributed import Distributed
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.errors import ConfigError, EngineError, PlanError
 from sordino.loop import check, run
-from sordino.parts.encoding import Clip
+from sordino.parts.encoding import Clip, LaplacianSmoothing
 from sordino.parts.local_solvers import Scaffold
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.releases import CentralNoise, NoNoise
 from sordino.parts.samplers import Everyone, Poisson, RoundRobin, Sampler
 from sordino.parts.sparsify import PublicMask, SparsifyUpdate

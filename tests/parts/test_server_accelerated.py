@@ -13,9 +13,8 @@ from tests.tiny import noise
 from torch import Tensor
 
 from sordino.errors import PlanError
-from sordino.parts.accelerated import Accelerated, Stage, Stages
 from sordino.parts.schedules import Decay
-from sordino.parts.server_optimizers import Adam, Average, Memory, ServerOptimizer, Sgd
+from sordino.parts.server_optimizers import Accelerated, Adam, Average, Memory, ServerOptimizer, Sgd, Stage, Stages
 
 Gradient = Callable[[Tensor], Tensor]
 CURVES = torch.logspace(-3, 0, 20, dtype=torch.float64)  # a quadratic of smoothness 1, modulus 1e-3

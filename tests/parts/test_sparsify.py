@@ -292,7 +292,8 @@ def test_a_run_sparsifies_every_tensor_of_its_model(way: Way) -> None:
 
 
 def test_top_k_of_each_tensor_of_the_mean_is_post_processing() -> None:
-    from sordino.parts.postprocess import Noised, SparsifyMean
+    from sordino.parts.encoding import Noised
+    from sordino.parts.sparsify import SparsifyMean
 
     layout = task().layout
     mean = noise(layout.size, seed=5)

@@ -14,8 +14,7 @@ from sordino.accounting.matrix import optimize, sensitivity, toeplitz
 from sordino.accounting.matrix.optimize import Goal, best_bands, best_buffers
 from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.errors import PlanError
-from sordino.parts.banded import Banded, BandedSquareRoot
-from sordino.parts.strategies import BufferedToeplitz, Identity, Strategy, Toeplitz, Tree
+from sordino.parts.strategies import Banded, BandedSquareRoot, BufferedToeplitz, Identity, Strategy, Toeplitz, Tree
 
 ROUNDS = 24
 ALLOWED = Patterns(ROUNDS, 6, 4)

@@ -21,30 +21,45 @@ from sordino.certificate.build import line_entry
 from sordino.codec import Part
 from sordino.config import from_recipe
 from sordino.errors import ConfigError, PlanError
-from sordino.parts.accelerated import Accelerated
-from sordino.parts.banded import BandedSquareRoot
-from sordino.parts.encoding import Adaptive, Clip, Step
-from sordino.parts.gradients import Blur, Bounded, Gradient, Moreau, Plain, Proximal, Sam
-from sordino.parts.local_solvers import LocalSgd, Scaffold
-from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
-from sordino.parts.postprocess import (
+from sordino.parts.encoding import (
+    Adaptive,
+    Clip,
     JamesStein,
     LaplacianSmoothing,
     Noised,
     Postprocess,
     SoftThreshold,
-    SparsifyMean,
+    Step,
     WhenNoisy,
 )
+from sordino.parts.gradients import Blur, Bounded, Gradient, Moreau, Plain, Proximal, Sam
+from sordino.parts.local_solvers import LocalSgd, Scaffold
+from sordino.parts.mechanisms import Gaussian, Laplace, Mechanism
 from sordino.parts.record_samplers import AllRecords, FixedRecords, OnePass, PoissonRecords, RecordSampler
 from sordino.parts.record_solvers import BatchGradient, NoisyLocalSgd
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, Forward, LocalNoise, MaskedNoise, NoiseShares, NoNoise, ShuffledNoise
+from sordino.parts.releases import (
+    CentralNoise,
+    Forward,
+    LocalNoise,
+    MaskedNoise,
+    NoiseShares,
+    NoNoise,
+    Release,
+    ShuffledNoise,
+)
 from sordino.parts.samplers import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import Decay, Linear, Scaled
-from sordino.parts.server_optimizers import Adam, Average, ServerOptimizer, Sgd, Yogi
-from sordino.parts.sparsify import MaskSource, PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
-from sordino.parts.strategies import Tree
+from sordino.parts.server_optimizers import Accelerated, Adam, Average, ServerOptimizer, Sgd, Yogi
+from sordino.parts.sparsify import (
+    MaskSource,
+    PublicDataMask,
+    PublicMask,
+    RandomMask,
+    ReleasedMask,
+    SparsifyMean,
+    SparsifyUpdate,
+)
+from sordino.parts.strategies import BandedSquareRoot, Tree
 from sordino.plan import Plan
 from sordino.recipes import (
     RECIPES,
@@ -69,7 +84,7 @@ from sordino.recipes import (
 )
 from sordino.recipes.arguments import Federated, Messages, Silos, federated, messages
 from sordino.recipes.arguments import silos as shared_silos
-from sordino.recipes.dp_sgd import Alone, Descent, Moments, alone
+from sordino.recipes.record_level import Alone, Descent, Moments, alone
 from sordino.task import Task
 from sordino.training import train
 

@@ -16,7 +16,7 @@ from sordino.accounting.profiles import ceiling
 from sordino.accounting.trials import Trials
 from sordino.audit.tradeoff import Limit
 from sordino.certificate.build import certificate, headline
-from sordino.parts.preparation import Histogram
+from sordino.parts.mechanisms import Histogram
 from sordino.report.curves import FALSE_ALARMS, cost_of, delta_curve, kinds, over_rounds, trade_off
 from sordino.report.subject import Subject
 

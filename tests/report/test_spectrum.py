@@ -8,7 +8,7 @@ import torch
 from tests.tiny import noise
 
 from sordino.layout import Layout
-from sordino.parts.postprocess import LaplacianSmoothing, Noised, smooth_cycle
+from sordino.parts.encoding import LaplacianSmoothing, Noised, smooth_cycle
 from sordino.plan import State
 from sordino.report.spectrum import _periodogram, _update, gain, spectrum
 from sordino.report.subject import Last, Subject

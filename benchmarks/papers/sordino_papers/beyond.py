@@ -20,7 +20,7 @@ from sordino.data.datasets import load
 from sordino.data.partition import Iid, Natural
 from sordino.data.records import Dataset
 from sordino.models import Logistic, Mlp, build_seeded
-from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Postprocess
+from sordino.parts.encoding import JamesStein, LaplacianSmoothing, Postprocess
 from sordino.parts.server_optimizers import ServerOptimizer
 from sordino.recipes.best import best, bold
 from sordino.rng import Seeded

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sordino.loop import run
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.record_samplers import FixedRecords
 from sordino.parts.samplers import FixedSize
 from sordino.parts.server_optimizers import Sgd

@@ -18,14 +18,13 @@ from typing import Any
 from sordino.accounting.composition import Participation
 from sordino.data.clients import Records
 from sordino.loop import run
-from sordino.parts.banded import Banded, BandedSquareRoot
 from sordino.parts.correlated_noise import CorrelatedNoise
+from sordino.parts.encoding import LaplacianSmoothing, Postprocess
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing, Postprocess
 from sordino.parts.releases import CentralNoise
 from sordino.parts.samplers import RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd
-from sordino.parts.strategies import Identity, Strategy
+from sordino.parts.strategies import Banded, BandedSquareRoot, Identity, Strategy
 from sordino.plan import Plan
 from sordino.recipes.arguments import federated
 from sordino.report.figures import curves

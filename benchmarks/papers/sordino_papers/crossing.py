@@ -23,14 +23,12 @@ from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.records import Dataset
 from sordino.models import Logistic, build_seeded
-from sordino.parts.banded import Banded
 from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.releases import CentralNoise
-from sordino.parts.samplers import Poisson, RoundRobin, Sampler
-from sordino.parts.separation import CyclicPoisson
+from sordino.parts.samplers import CyclicPoisson, Poisson, RoundRobin, Sampler
 from sordino.parts.server_optimizers import Sgd
-from sordino.parts.strategies import Strategy
+from sordino.parts.strategies import Banded, Strategy
 from sordino.plan import Plan
 from sordino.recipes.arguments import federated
 from sordino.report.figures import curves

@@ -18,7 +18,7 @@ from sordino.data.clients import Records
 from sordino.data.partition import Dirichlet, Iid, Natural, Partitioner
 from sordino.errors import DataError
 from sordino.models import CharLstm, EmnistCnn, ResNet18, SvhnCnn
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.record_samplers import PoissonRecords
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay, Piecewise

@@ -18,7 +18,7 @@ from sordino.data.partition import Iid
 from sordino.loop import Round
 from sordino.models import Logistic
 from sordino.outcome import final_model
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan

@@ -10,7 +10,7 @@ from sordino.audit.membership import audit_membership
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
 from sordino.models import Mlp
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import Poisson
 from sordino.plan import Plan
 from sordino.recipes import dp_fed_ls

@@ -7,7 +7,7 @@ from pathlib import Path
 from sordino.data.clients import Records
 from sordino.loop import Round, run
 from sordino.outcome import final_model
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.plan import Plan
 from sordino.report.figures import curves
 from sordino.rng import Seeded

@@ -16,7 +16,7 @@ from sordino.data.datasets import load
 from sordino.data.partition import Natural
 from sordino.data.shakespeare import ALPHABET
 from sordino.models import CharLstm, build_seeded
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan

@@ -9,7 +9,7 @@ from sordino.accounting.delta import largest_delta
 from sordino.config import TaskSpec
 from sordino.data.partition import Natural
 from sordino.models import SmallCnn
-from sordino.parts.postprocess import JamesStein, LaplacianSmoothing, Postprocess, SoftThreshold
+from sordino.parts.encoding import JamesStein, LaplacianSmoothing, Postprocess, SoftThreshold
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
 from sordino.recipes import dp_fed_ls

@@ -18,7 +18,7 @@ from sordino.data.clients import Clients, Records
 from sordino.data.datasets import load
 from sordino.data.partition import Iid
 from sordino.models import SmallCnn, build_seeded
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.samplers import FixedSize, Poisson, Sampler
 from sordino.parts.schedules import Decay
 from sordino.plan import Plan

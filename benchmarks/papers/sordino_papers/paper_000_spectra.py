@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sordino.loop import run
 from sordino.outcome import final_model
-from sordino.parts.postprocess import LaplacianSmoothing, smooth_cycle
+from sordino.parts.encoding import LaplacianSmoothing, smooth_cycle
 from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino_papers.paper_000_small import CLIENTS, Knobs, small_plan, small_task

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sordino.data.clients import Records
 from sordino.loop import run
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino_papers import paper_000_lstm, paper_000_small

@@ -19,7 +19,7 @@ from sordino.parts.record_solvers import NoisyLocalSgd
 from sordino.parts.releases import NoNoise
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.plan import Plan
-from sordino.recipes.silos import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
+from sordino.recipes.record_level import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd
 from sordino.task import Task
 from sordino_papers.grid import run_grid
 from sordino_papers.paper_001_silos import PER_SILO, SILOS, differences, errors, odd_even

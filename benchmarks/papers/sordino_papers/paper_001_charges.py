@@ -20,7 +20,7 @@ from sordino.parts.record_samplers import AllRecords, FixedRecords
 from sordino.parts.samplers import Everyone, FixedSize, Sampler
 from sordino.parts.server_optimizers import Sgd
 from sordino.plan import Plan
-from sordino.recipes.silos import noisy_local_sgd, noisy_minibatch_sgd
+from sordino.recipes.record_level import noisy_local_sgd, noisy_minibatch_sgd
 from sordino.report.figures import curves
 from sordino.task import Task
 from sordino_papers.choosing import only, turned

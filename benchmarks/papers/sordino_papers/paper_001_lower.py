@@ -24,7 +24,7 @@ from sordino.parts.record_samplers import AllRecords
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Average
 from sordino.plan import Plan
-from sordino.recipes.silos import noisy_minibatch_sgd
+from sordino.recipes.record_level import noisy_minibatch_sgd
 from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino.task import Task

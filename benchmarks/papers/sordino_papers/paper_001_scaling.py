@@ -14,12 +14,12 @@ from sordino.accounting import calibration
 from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Line
 from sordino.accounting.events import GaussianNoise
-from sordino.parts.accelerated import Stage, Stages
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import OnePass
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import LocalNoise
 from sordino.parts.samplers import Everyone
+from sordino.parts.server_optimizers import Stage, Stages
 from sordino.plan import Plan
 from sordino.report.figures import curves
 from sordino.task import Task

@@ -18,7 +18,7 @@ from sordino.loop import run
 from sordino.parts.mechanisms import Laplace
 from sordino.parts.releases import NoNoise
 from sordino.plan import Plan
-from sordino.recipes.client_side import client_side_fed_avg
+from sordino.recipes.client_level import client_side_fed_avg
 from sordino.rng import Seeded
 from sordino.task import Task
 from sordino_papers.choosing import judged

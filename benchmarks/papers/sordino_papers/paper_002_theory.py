@@ -17,7 +17,7 @@ from sordino.accounting.calibration import calibrate
 from sordino.parts.mechanisms import Gaussian, Laplace
 from sordino.parts.schedules import InverseTime, PerStep
 from sordino.plan import Plan
-from sordino.recipes.client_side import client_side_fed_avg
+from sordino.recipes.client_level import client_side_fed_avg
 from sordino.report.figures import curves
 from sordino_papers.bounds import Quadratic
 from sordino_papers.grid import run_grid

@@ -21,10 +21,9 @@ from sordino.data.partition import Dirichlet, Iid
 from sordino.loop import Round, run
 from sordino.models import Mlp, build_seeded
 from sordino.outcome import final_model
-from sordino.parts.postprocess import SparsifyMean
 from sordino.parts.samplers import Poisson
 from sordino.parts.schedules import Decay
-from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyUpdate
+from sordino.parts.sparsify import PublicDataMask, PublicMask, RandomMask, ReleasedMask, SparsifyMean, SparsifyUpdate
 from sordino.plan import Plan
 from sordino.recipes import blur, dp_fed_avg, dp_fed_sam, dp_fed_sam_top_k, fed_smp
 from sordino.rng import Seeded

@@ -10,7 +10,7 @@ from sordino.accounting.calibration import calibrate
 from sordino.config import TaskSpec
 from sordino.data.partition import Iid
 from sordino.models import Logistic
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.record_samplers import PoissonRecords
 from sordino.parts.schedules import Linear
 from sordino.plan import Plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sordino.loop import run
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.report.figures import curves
 from sordino.rng import Seeded
 from sordino_papers.cells import Job

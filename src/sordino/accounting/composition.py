@@ -28,9 +28,9 @@ from sordino.errors import PlanError
 
 if TYPE_CHECKING:
     from sordino.parts.local_solvers import LocalSolver
-    from sordino.parts.preparation import Preparation
+    from sordino.parts.mechanisms import Preparation
     from sordino.parts.record_samplers import RecordSampler
-    from sordino.parts.release_base import Release
+    from sordino.parts.releases import Release
     from sordino.parts.samplers import Sampler
 
 Adversary = Literal["models", "cohort", "messages"]

@@ -24,7 +24,7 @@ from sordino.accounting.bounds import AlreadyPrivate
 from sordino.audit.trial_rounds import TrialRound, TrialRounds
 from sordino.audit.worst_case import whitening
 from sordino.parts.mechanisms import Distribution, Mechanism, Normal
-from sordino.parts.release_base import own_message
+from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Seeded

@@ -29,8 +29,7 @@ from sordino.engines.base import Collected
 from sordino.engines.inprocess import InProcess, InProcessWorker
 from sordino.engines.prepare import noised_total
 from sordino.loop import noised_mean
-from sordino.parts.mechanisms import Laplace
-from sordino.parts.preparation import Preparation, Values
+from sordino.parts.mechanisms import Laplace, Preparation, Values
 from sordino.parts.releases import Forward, NoNoise
 from sordino.parts.samplers import Everyone
 from sordino.parts.server_optimizers import Sgd

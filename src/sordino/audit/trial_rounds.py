@@ -26,7 +26,7 @@ from sordino.errors import UserError
 from sordino.loop import Round, run
 from sordino.parts.encoding import Public
 from sordino.parts.local_solvers import LocalSolver
-from sordino.parts.release_base import Release
+from sordino.parts.releases import Release
 from sordino.parts.samplers import Cohort, Sampler
 from sordino.parts.schedules import at
 from sordino.parts.server_optimizers import Sgd

@@ -26,9 +26,8 @@ from sordino.audit.tradeoff import Array, Limit, Rates, at_least_zero, not_finit
 from sordino.engines.base import Collected
 from sordino.loop import noised_mean
 from sordino.parts.encoding import Public
-from sordino.parts.release_base import Release
-from sordino.parts.samplers import Cohort, Sampler
-from sordino.parts.separation import separation_guard
+from sordino.parts.releases import Release
+from sordino.parts.samplers import Cohort, Sampler, separation_guard
 from sordino.plan import Plan
 from sordino.rng import Seeded, Streams
 

@@ -20,7 +20,7 @@ from sordino.rng import Mode
 from sordino.version import __version__
 
 if TYPE_CHECKING:
-    from sordino.parts.preparation import Preparation
+    from sordino.parts.mechanisms import Preparation
     from sordino.plan import Plan
 
 FORMAT = 2  # of the certificate: certificate.schema.json

@@ -28,7 +28,7 @@ from sordino.ledger.budget import Filter, check_affordable, client_filter
 from sordino.loop import check_needs, check_population, check_train_metrics
 from sordino.models import ARCHITECTURES, InMemoryModel, build_seeded
 from sordino.parts.losses import CrossEntropy, Mse, keeps_apart
-from sordino.parts.preparation import Preparation
+from sordino.parts.mechanisms import Preparation
 from sordino.plan import Plan
 from sordino.recipes import RECIPES
 from sordino.rng import Streams, streams

@@ -25,7 +25,7 @@ from sordino.data.program import Trust
 from sordino.errors import ConfigError, DataError
 from sordino.models import Architecture, InMemoryModel, Logistic, build_seeded
 from sordino.parts.losses import CrossEntropy, Loss, Mse
-from sordino.parts.preparation import Preparation
+from sordino.parts.mechanisms import Preparation
 from sordino.rng import Mode, Seeded
 from sordino.task import PublicSource, Task
 

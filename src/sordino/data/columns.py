@@ -26,7 +26,7 @@ from sordino.data.records import Array, to_unit
 from sordino.errors import ConfigError, brief_repr
 
 if TYPE_CHECKING:
-    from sordino.parts.preparation import Histogram
+    from sordino.parts.mechanisms import Histogram
 
 OTHER = "other"  # the category of every value that is not declared
 ZEROS = "zeros"  # missing = "zeros": a missing category is all zeros
@@ -138,7 +138,7 @@ def _check_missing(column: Column, where: str) -> None:
 
 def histogram_release(name: str, column: Column) -> Histogram:
     """The private release that a column needs before the first round."""
-    from sordino.parts.preparation import Histogram
+    from sordino.parts.mechanisms import Histogram
 
     asked = column.histogram
     assert asked is not None

@@ -15,7 +15,7 @@ from sordino.data.tables import TablePreview
 from sordino.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sordino.parts.preparation import Histogram
+    from sordino.parts.mechanisms import Histogram
 
 __all__ = ["Dataset", "add_dataset", "declared_by", "descriptions", "foreign", "load", "names", "names_silos"]
 

@@ -22,7 +22,7 @@ from sordino.data.records import Array, Dataset, to_unit, without_test
 from sordino.errors import ConfigError, DataError, brief_repr
 
 if TYPE_CHECKING:
-    from sordino.parts.preparation import Histogram
+    from sordino.parts.mechanisms import Histogram
 
 Paths = str | Path
 MANY = 100_000  # files

@@ -24,7 +24,7 @@ from sordino import codec
 from sordino.certificate.earlier_runs import EarlierRun
 from sordino.dpsgd.settings import Settings, first_difference
 from sordino.errors import ConfigError, PlanError, brief_repr
-from sordino.parts.release_base import Release
+from sordino.parts.releases import Release
 
 ALL = np.zeros(1, dtype=np.int64)  # the one holder of the data
 

@@ -29,8 +29,8 @@ from sordino.dpsgd.reduction import LossCheck, clip_margin
 from sordino.errors import ConfigError, PlanError
 from sordino.graph import TRUSTED, Grade, weakest
 from sordino.layout import Layout, Slot
-from sordino.parts.postprocess import Noised
-from sordino.parts.release_base import on_grid
+from sordino.parts.encoding import Noised
+from sordino.parts.releases import on_grid
 from sordino.rng import Streams
 
 _LOG = logging.getLogger("sordino")

@@ -18,15 +18,15 @@ from sordino.accounting.delta import check_delta, default_delta, largest_delta
 from sordino.accounting.rounding import atleast
 from sordino.errors import ConfigError, brief_repr
 from sordino.parts.correlated_noise import CorrelatedNoise
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import LaplacianSmoothing
 from sordino.parts.record_samplers import PoissonRecords, RecordsInTurn
 from sordino.parts.record_solvers import BatchGradient
 from sordino.parts.releases import CentralNoise
 from sordino.parts.server_optimizers import TorchOptimizer
 from sordino.parts.strategies import Strategy
 from sordino.plan import Plan
-from sordino.recipes.dp_sgd import alone
+from sordino.recipes.record_level import alone
 from sordino.rng import Mode
 
 Reduction = Literal["mean", "sum"]
@@ -104,7 +104,7 @@ def loop_plan(
     optimizer: Optimizer,
     strategy: Strategy | None = None,
 ) -> Plan:
-    """DP-SGD and its kin (recipes/dp_sgd.py) with noise of noise multiplier 1.
+    """DP-SGD and its kin (recipes/record_level.py) with noise of noise multiplier 1.
 
     The server is an optimizer of PyTorch: it works on what is noised already, so the plan only names it. Bands are
     found for the momentum that it begins with.

@@ -23,7 +23,7 @@ from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
 from sordino.parts.gradients import Objective
 from sordino.parts.local_solvers import Coins, Work
-from sordino.parts.release_base import own_message
+from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan
 from sordino.rng import Streams

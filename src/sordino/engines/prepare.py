@@ -17,8 +17,8 @@ from sordino.accounting.composition import has_curator
 from sordino.data.clients import Records
 from sordino.data.columns import scale_columns
 from sordino.errors import DataError
-from sordino.parts.preparation import Preparation, Values
-from sordino.parts.release_base import on_grid
+from sordino.parts.mechanisms import Preparation, Values
+from sordino.parts.releases import on_grid
 from sordino.plan import PREPARED, Plan, State
 from sordino.rng import Streams
 from sordino.task import Task

@@ -33,7 +33,7 @@ from sordino.loop import Tally, advanced
 from sordino.outcome import facts_of_charges
 from sordino.parts.clipping import row_norms
 from sordino.parts.encoding import Public, finite_rows
-from sordino.parts.release_base import own_message
+from sordino.parts.releases import own_message
 from sordino.parts.samplers import Cohort
 from sordino.plan import Plan, State
 from sordino.rng import Secure, Streams

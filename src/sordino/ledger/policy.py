@@ -27,7 +27,7 @@ from sordino.codec import plugins, toml
 from sordino.errors import ConfigError, brief_repr
 from sordino.graph import GRADES, Grade
 from sordino.ledger.totals import Limit
-from sordino.parts.release_base import Release
+from sordino.parts.releases import Release
 from sordino.rng import Mode
 
 if TYPE_CHECKING:

@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from sordino.accounting.events import Relation as Relation
     from sordino.codec import Part as Part
     from sordino.layout import Layout as Layout
-    from sordino.parts.accelerated import Accelerated as Accelerated
-    from sordino.parts.accelerated import Stage as Stage
-    from sordino.parts.accelerated import Stages as Stages
-    from sordino.parts.banded import Banded as Banded
-    from sordino.parts.banded import BandedSquareRoot as BandedSquareRoot
     from sordino.parts.correlated_noise import CorrelatedNoise as CorrelatedNoise
     from sordino.parts.encoding import Adaptive as Adaptive
     from sordino.parts.encoding import Clip as Clip
+    from sordino.parts.encoding import JamesStein as JamesStein
+    from sordino.parts.encoding import LaplacianSmoothing as LaplacianSmoothing
+    from sordino.parts.encoding import Noised as Noised
     from sordino.parts.encoding import NoiseStd as NoiseStd
+    from sordino.parts.encoding import Postprocess as Postprocess
     from sordino.parts.encoding import Public as Public
+    from sordino.parts.encoding import SoftThreshold as SoftThreshold
     from sordino.parts.encoding import Step as Step
+    from sordino.parts.encoding import WhenNoisy as WhenNoisy
     from sordino.parts.gradients import Anchor as Anchor
     from sordino.parts.gradients import Batch as Batch
     from sordino.parts.gradients import Blur as Blur
@@ -46,17 +47,10 @@ if TYPE_CHECKING:
     from sordino.parts.losses import Quantile as Quantile
     from sordino.parts.mechanisms import Distribution as Distribution
     from sordino.parts.mechanisms import Gaussian as Gaussian
+    from sordino.parts.mechanisms import Histogram as Histogram
     from sordino.parts.mechanisms import Laplace as Laplace
     from sordino.parts.mechanisms import Mechanism as Mechanism
-    from sordino.parts.postprocess import JamesStein as JamesStein
-    from sordino.parts.postprocess import LaplacianSmoothing as LaplacianSmoothing
-    from sordino.parts.postprocess import Noised as Noised
-    from sordino.parts.postprocess import Postprocess as Postprocess
-    from sordino.parts.postprocess import SoftThreshold as SoftThreshold
-    from sordino.parts.postprocess import SparsifyMean as SparsifyMean
-    from sordino.parts.postprocess import WhenNoisy as WhenNoisy
-    from sordino.parts.preparation import Histogram as Histogram
-    from sordino.parts.preparation import Preparation as Preparation
+    from sordino.parts.mechanisms import Preparation as Preparation
     from sordino.parts.record_samplers import AllRecords as AllRecords
     from sordino.parts.record_samplers import FixedRecords as FixedRecords
     from sordino.parts.record_samplers import OnePass as OnePass
@@ -67,15 +61,17 @@ if TYPE_CHECKING:
     from sordino.parts.record_samplers import ShuffledRecords as ShuffledRecords
     from sordino.parts.record_solvers import BatchGradient as BatchGradient
     from sordino.parts.record_solvers import NoisyLocalSgd as NoisyLocalSgd
-    from sordino.parts.release_base import Release as Release
     from sordino.parts.releases import CentralNoise as CentralNoise
     from sordino.parts.releases import Forward as Forward
     from sordino.parts.releases import LocalNoise as LocalNoise
     from sordino.parts.releases import NoiseShares as NoiseShares
     from sordino.parts.releases import NoNoise as NoNoise
+    from sordino.parts.releases import Release as Release
     from sordino.parts.releases import ShuffledNoise as ShuffledNoise
+    from sordino.parts.samplers import CyclicPoisson as CyclicPoisson
     from sordino.parts.samplers import Everyone as Everyone
     from sordino.parts.samplers import FixedSize as FixedSize
+    from sordino.parts.samplers import MinSeparation as MinSeparation
     from sordino.parts.samplers import Poisson as Poisson
     from sordino.parts.samplers import RoundRobin as RoundRobin
     from sordino.parts.samplers import Sampler as Sampler
@@ -88,13 +84,14 @@ if TYPE_CHECKING:
     from sordino.parts.schedules import Scaled as Scaled
     from sordino.parts.schedules import Schedule as Schedule
     from sordino.parts.schedules import Travelled as Travelled
-    from sordino.parts.separation import CyclicPoisson as CyclicPoisson
-    from sordino.parts.separation import MinSeparation as MinSeparation
+    from sordino.parts.server_optimizers import Accelerated as Accelerated
     from sordino.parts.server_optimizers import Adagrad as Adagrad
     from sordino.parts.server_optimizers import Adam as Adam
     from sordino.parts.server_optimizers import Average as Average
     from sordino.parts.server_optimizers import ServerOptimizer as ServerOptimizer
     from sordino.parts.server_optimizers import Sgd as Sgd
+    from sordino.parts.server_optimizers import Stage as Stage
+    from sordino.parts.server_optimizers import Stages as Stages
     from sordino.parts.server_optimizers import TorchOptimizer as TorchOptimizer
     from sordino.parts.server_optimizers import Yogi as Yogi
     from sordino.parts.sparsify import MaskSource as MaskSource
@@ -102,7 +99,10 @@ if TYPE_CHECKING:
     from sordino.parts.sparsify import PublicMask as PublicMask
     from sordino.parts.sparsify import RandomMask as RandomMask
     from sordino.parts.sparsify import ReleasedMask as ReleasedMask
+    from sordino.parts.sparsify import SparsifyMean as SparsifyMean
     from sordino.parts.sparsify import SparsifyUpdate as SparsifyUpdate
+    from sordino.parts.strategies import Banded as Banded
+    from sordino.parts.strategies import BandedSquareRoot as BandedSquareRoot
     from sordino.parts.strategies import BufferedToeplitz as BufferedToeplitz
     from sordino.parts.strategies import Identity as Identity
     from sordino.parts.strategies import Strategy as Strategy

@@ -18,8 +18,7 @@ from sordino.accounting.matrix.sensitivity import Patterns
 from sordino.accounting.matrix.toeplitz import Floats
 from sordino.errors import PlanError
 from sordino.parts.mechanisms import Gaussian, Mechanism
-from sordino.parts.release_base import Release, Sees, need_bound
-from sordino.parts.releases import CentralNoise
+from sordino.parts.releases import CentralNoise, Release, Sees, need_bound
 from sordino.parts.strategies import Identity, Strategy
 from sordino.rng import is_secure
 

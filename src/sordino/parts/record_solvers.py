@@ -19,7 +19,7 @@ from sordino.parts.gradients import Ball, Gradient, Moreau, Plain
 from sordino.parts.local_solvers import Coins, LocalSolver, Work
 from sordino.parts.mechanisms import Gaussian
 from sordino.parts.record_samplers import AllRecords, RecordSampler, batches
-from sordino.parts.release_base import on_grid_rows
+from sordino.parts.releases import on_grid_rows
 from sordino.parts.schedules import MOST, Schedule, at, finite, paces, span_of_steps, travelled
 
 NOISE_BLOCK = 1 << 22  # numbers of noise that are drawn at once

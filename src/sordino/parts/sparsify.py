@@ -15,7 +15,7 @@ from sordino.accounting.bounds import Bound
 from sordino.codec import Part
 from sordino.codec.boundary import returns, tensor
 from sordino.errors import PlanError
-from sordino.parts.encoding import NoiseStd, Public, Step
+from sordino.parts.encoding import Noised, NoiseStd, Postprocess, Public, Step
 from sordino.parts.schedules import share
 from sordino.rng import Seeded
 
@@ -200,3 +200,22 @@ class PublicMask(Step, kind="public_mask"):
         assert public.mask is not None
         each = std if isinstance(std, Tensor) else torch.full((len(public.mask),), std)
         return self.decode(each, public)
+
+
+@dataclass(frozen=True)
+class SparsifyMean(Postprocess, kind="sparsify_mean"):
+    """Keep the largest entries of the noised mean: top-k AFTER the sum, so post-processing (a sound top_k form).
+
+    With per = "tensor" it keeps that share of every tensor of the model by itself.
+    """
+
+    keep: float
+    per: Literal["tensor"] | None = None  # None: one share of the whole mean
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+
+    def apply(self, mean: Tensor, known: Noised) -> Tensor:
+        if self.per is None:
+            return keep_largest(mean[None], mean.abs()[None], self.keep)[0]
+        return keep_largest_of_each(mean, mean.abs(), self.keep, known.layout.sizes)

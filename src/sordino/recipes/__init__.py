@@ -6,13 +6,29 @@ from collections.abc import Callable
 
 from sordino.errors import ConfigError
 from sordino.plan import Plan
-from sordino.recipes.baselines import band_mf, dp_fed_avg, dp_ftrl, scaffold
 from sordino.recipes.best import best
-from sordino.recipes.client_side import client_side_fed_avg
-from sordino.recipes.dp_sgd import dp_adam, dp_ls_adam, dp_ls_sgd, dp_sgd
-from sordino.recipes.fed_ls import dp_fed_ls
-from sordino.recipes.fed_sam import blur, dp_fed_sam, dp_fed_sam_top_k, fed_smp
-from sordino.recipes.silos import accelerated_minibatch_sgd, noisy_local_sgd, noisy_minibatch_sgd, silo
+from sordino.recipes.client_level import (
+    band_mf,
+    blur,
+    client_side_fed_avg,
+    dp_fed_avg,
+    dp_fed_ls,
+    dp_fed_sam,
+    dp_fed_sam_top_k,
+    dp_ftrl,
+    fed_smp,
+    scaffold,
+)
+from sordino.recipes.record_level import (
+    accelerated_minibatch_sgd,
+    dp_adam,
+    dp_ls_adam,
+    dp_ls_sgd,
+    dp_sgd,
+    noisy_local_sgd,
+    noisy_minibatch_sgd,
+    silo,
+)
 
 RECIPES: dict[str, Callable[..., Plan]] = {
     "dp_fed_avg": dp_fed_avg,

@@ -8,15 +8,13 @@ from functools import wraps
 from typing import Any, ParamSpec, Required, TypedDict, Unpack, get_args
 
 from sordino.errors import ConfigError
-from sordino.parts.encoding import Clip, Step
+from sordino.parts.encoding import Clip, Postprocess, Step
 from sordino.parts.gradients import Gradient, Plain
 from sordino.parts.local_solvers import LocalSgd, LocalSolver
 from sordino.parts.mechanisms import Gaussian, Mechanism
-from sordino.parts.postprocess import Postprocess
 from sordino.parts.record_samplers import RecordSampler
 from sordino.parts.record_solvers import BatchGradient
-from sordino.parts.release_base import Release
-from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise
+from sordino.parts.releases import CentralNoise, LocalNoise, NoNoise, Release
 from sordino.parts.samplers import Sampler
 from sordino.parts.schedules import Schedule
 from sordino.parts.server_optimizers import ServerOptimizer, Sgd

@@ -11,16 +11,14 @@ from sordino.accounting.calibration import calibrate
 from sordino.accounting.composition import Line, Participation, client_cost, with_preparations
 from sordino.accounting.delta import default_delta
 from sordino.errors import PlanError, brief_repr
-from sordino.parts.banded import Banded
 from sordino.parts.correlated_noise import CorrelatedNoise, noise_of_models
-from sordino.parts.mechanisms import Gaussian
-from sordino.parts.postprocess import Postprocess
-from sordino.parts.preparation import Preparation
+from sordino.parts.encoding import Postprocess
+from sordino.parts.mechanisms import Gaussian, Preparation
 from sordino.parts.releases import CentralNoise
-from sordino.parts.samplers import Poisson, RoundRobin, Sampler
+from sordino.parts.samplers import CyclicPoisson, Poisson, RoundRobin, Sampler
 from sordino.parts.schedules import TINY, Linear, Schedule, natural
-from sordino.parts.separation import CyclicPoisson
 from sordino.parts.server_optimizers import Average, Sgd
+from sordino.parts.strategies import Banded
 from sordino.plan import LONGEST, Plan
 from sordino.recipes.arguments import federated
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sordino.errors import UserError
 from sordino.loop import mean_std
-from sordino.parts.postprocess import LaplacianSmoothing
+from sordino.parts.encoding import LaplacianSmoothing
 from sordino.plan import State
 from sordino.report.subject import Subject
 

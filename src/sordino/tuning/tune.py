@@ -23,7 +23,7 @@ from sordino.loop import run
 from sordino.outcome import declared_public
 from sordino.parts.schedules import scaled
 from sordino.plan import Plan
-from sordino.recipes.client_side import local_steps
+from sordino.recipes.client_level import local_steps
 from sordino.report.aggregate import Estimate
 from sordino.rng import Seeded
 from sordino.task import Task

@@ -13,8 +13,7 @@ from tests.tiny import mlp, noise, seeded
 from torch import nn
 
 from sordino.errors import ConfigError, SideConditionError
-from sordino.parts.accelerated import Accelerated, Stages
-from sordino.parts.server_optimizers import Average, Sgd
+from sordino.parts.server_optimizers import Accelerated, Average, Sgd, Stages
 from sordino.task import Task
 from sordino_papers import theory
 from sordino_papers.theory import Federation, Prescription, Upload

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sordino.errors import SideConditionError
-from sordino.parts.accelerated import Accelerated
+from sordino.parts.server_optimizers import Accelerated
 from sordino_papers import theory
 from sordino_papers.theory import Federation, Silo, Unequal
 

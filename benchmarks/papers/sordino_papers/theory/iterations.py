@@ -15,7 +15,7 @@ GROWTH = client_side.NOISE_GROWTH
 
 
 def local_steps(total: int, mechanism: Mechanism) -> int:
-    """The rule of `sordino.recipes.client_side.local_steps`, with its arguments checked. Theorems 4 and 5."""
+    """The rule of `sordino.recipes.client_level.local_steps`, with its arguments checked. Theorems 4 and 5."""
     require_count(total=total)
     _require_mechanism(mechanism)
     return client_side.local_steps(total, mechanism)

@@ -7,8 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sordino.parts.accelerated import Accelerated, Stage, Stages
-from sordino.parts.server_optimizers import Average, ServerOptimizer, Sgd
+from sordino.parts.server_optimizers import Accelerated, Average, ServerOptimizer, Sgd, Stage, Stages
 from sordino_papers.theory import local_noise as silo
 from sordino_papers.theory.central_noise import require, require_budget, require_count, require_positive
 

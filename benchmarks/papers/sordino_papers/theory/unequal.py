@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sordino.parts.accelerated import Accelerated
-from sordino.parts.server_optimizers import Average, ServerOptimizer, Sgd
+from sordino.parts.server_optimizers import Accelerated, Average, ServerOptimizer, Sgd
 from sordino_papers.theory import local_noise as silo_noise
 from sordino_papers.theory.central_noise import require, require_budget, require_count, require_positive
 
